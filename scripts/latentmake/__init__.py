@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from latentmake.training.clip_dataset import ClipDataset
     from latentmake.training.collate import collate_fn
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 PLAN_VERSION = 2
 """Raised when the same files and settings would be judged otherwise: which files make an item, how

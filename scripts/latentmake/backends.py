@@ -67,7 +67,7 @@ def of_order(order: Path) -> Backend:
         raise TrainingError(
             "is not an order of a known trainer",
             where=order,
-            hint="give the build's command again, which writes it anew",
+            hint="run the build's command again, which writes it anew",
         ) from None
 
 

@@ -21,12 +21,14 @@ from latentmake.words.compare import compare
 from latentmake.words.doctor import doctor
 from latentmake.words.explain import explain
 from latentmake.words.import_ import import_
+from latentmake.words.init import init
 from latentmake.words.prune import prune
 from latentmake.words.report import report
 from latentmake.words.show import show
 from latentmake.words.status import status
 from latentmake.words.verify import verify
 
+_BEGIN = "Begin (writes a configuration)"
 _LOOK = "Look (builds nothing; safe beside a running build)"
 _KEEP = "Keep house (no build may run meanwhile)"
 _EPILOG = (
@@ -84,6 +86,8 @@ def _main(
     """Ask about the caches, captions and trainings of a project, and keep it tidy."""
 
 
+app.command(rich_help_panel=_BEGIN)(init)
+app.command("import", rich_help_panel=_BEGIN)(import_)
 app.command(rich_help_panel=_LOOK)(status)
 app.command(rich_help_panel=_LOOK)(explain)
 app.command(rich_help_panel=_LOOK)(check)
@@ -95,7 +99,6 @@ app.command(rich_help_panel=_LOOK)(show)
 app.command(rich_help_panel=_LOOK)(doctor)
 app.command(rich_help_panel=_KEEP)(prune)
 app.command(rich_help_panel=_KEEP)(adopt)
-app.command("import", rich_help_panel=_LOOK)(import_)
 
 
 def main() -> None:

@@ -43,7 +43,7 @@ def logged(log: str) -> Iterator[Callable[[str], None]]:
             say(f"error: {known}" if known else traceback.format_exc())
             sys.exit(1)
         except KeyboardInterrupt:
-            say("interrupted: finished work is kept")
+            say("interrupted: finished files are kept")
             sys.exit(130)
         except Exception:
             say(traceback.format_exc())

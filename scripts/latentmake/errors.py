@@ -73,7 +73,7 @@ _STORAGE_FAULTS = {
     errno.EACCES: ("no permission to write", "give your user the right to write there"),
     errno.EPERM: (
         "the system does not permit this change",
-        "remove a write protection (`lsattr`), or look at the options of the mount,",
+        "remove the write protection (`lsattr`) or check the mount options",
     ),
 }
 
@@ -92,7 +92,7 @@ def storage_error(error: Exception, where: str | os.PathLike[str]) -> StorageErr
     if fault is None:
         return None
     what, hint = fault
-    hint = f"{hint} and give the same command again: finished work is kept"
+    hint = f"{hint}, then run the same command; finished files are kept"
     return StorageError(what, where=where, hint=hint)
 
 
@@ -106,7 +106,7 @@ def system_error(error: OSError) -> StorageError | None:
         return known
     if not place or isinstance(error, FileNotFoundError):
         return None
-    hint = "correct this and give the same command again: finished work is kept"
+    hint = "correct this, then run the same command; finished files are kept"
     return StorageError(error.strerror or type(error).__name__, where=place, hint=hint)
 
 

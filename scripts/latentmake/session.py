@@ -40,7 +40,7 @@ from latentmake.plan.targets import (
 )
 from latentmake.reports.evaluation import plan_evaluated, refuse_evaluation
 from latentmake.reports.generated import plan_generated, refuse_clips
-from latentmake.reports.plan_report import report
+from latentmake.reports.plan_report import report, report_built
 from latentmake.training.external.publication import is_uncached, write_items
 
 Inputs = dict[str, list[str] | str]
@@ -221,6 +221,8 @@ class Session:
             self._announced.close()
         if succeeded:
             spool.end(self._held, self._built, self.config.store.keep)
+            if self._built:
+                report_built(self._built)
 
     # -- inputs and resources of rules --------------------------------------------------------
 

@@ -293,7 +293,7 @@ def test_another_program_that_fills_the_device_makes_no_item_faulty() -> None:
     with filled(64 << 20):
         held, total = held_by_others()
         assert held > 0.5 * total
-        with pytest.raises(DeviceError, match="memory does not suffice") as caught:
+        with pytest.raises(DeviceError, match="not enough memory") as caught:
             carry_out(work, Path("receipt.json"), say=silent, threads=2, encoder=encoder)
         assert "\n" not in str(caught.value) and not Path("receipt.json").exists()
     receipt = carry_out(work, Path("receipt.json"), say=silent, threads=2, encoder=encoder)

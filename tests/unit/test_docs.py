@@ -55,7 +55,7 @@ def test_files_and_modules_of_the_project_exist(page: Path) -> None:
 
 @each_page
 def test_whole_configurations_are_accepted(page: Path) -> None:
-    for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
+    for block in re.findall(r"```yaml[^\n]*\n(.*?)```", page.read_text(), re.DOTALL):
         values = yaml.safe_load(block)
         assert "runs" not in values or parse(values)
 

@@ -16,7 +16,7 @@ def test_a_plan_ends_with_one_line_where_the_system_refuses_a_call(tmp_path: Pat
     with pytest.raises(SystemExit) as refused, exit_on_mistake():
         place.read_bytes()
     line = str(refused.value)
-    assert line.startswith(f"error: {place}: Too many levels of symbolic links; correct this and")
+    assert line.startswith(f"error: {place}: Too many levels of symbolic links; correct this,")
     assert "\n" not in line
 
 
@@ -33,7 +33,7 @@ def test_a_job_ends_with_one_line_where_a_file_is_protected(
     finally:
         subprocess.run(["chattr", "-i", place], check=True)
     assert refused.value.code == 1
-    line = f"error: {place}: the system does not permit this change; remove a write protection"
+    line = f"error: {place}: the system does not permit this change; remove the write protection"
     assert log.read_text().startswith(line) and len(log.read_text().splitlines()) == 1
     assert line in capsys.readouterr().err
 

@@ -54,6 +54,20 @@ class Browser:
         self.driver.get("about:blank")  # another address of the same page would not load it anew
         self.driver.get(page.resolve().as_uri() + address)
 
+    def visit(self, address: str) -> None:
+        self.driver.get("about:blank")
+        self.driver.get(address)
+
+    @contextmanager
+    def window(self, width: int, height: int) -> Iterator[None]:
+        """Give the page another size, that of a phone for example, while the context lasts."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        try:
+            yield
+        finally:
+            self.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
     def press(self, *keys: str) -> None:
         for key in keys:
             ActionChains(self.driver).send_keys(key).perform()

@@ -30,8 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("Snakefile", "rules", "scripts", "profiles", "envs")
 
 _COUNTS = re.compile(
-    r"^(latents|text) of (\S+): (\d+) encoded, (\d+) taken from the spool, "
-    r"(\d+) linked to an equal one, (\d+) kept, (\d+) items faulty(?:; device busy .*)?$",
+    r"^(latents|text) of (\S+): (\d+) encoded(?:, (\d+) restored)?(?:, (\d+) linked)?"
+    r"(?:, (\d+) kept)?(?:, (\d+) faulty)?(?:; device busy .*)?$",
     re.MULTILINE,
 )
 _TABLE = re.compile(r"^dataset\s+model\s+kind\s+fresh\s.*$", re.MULTILINE)
@@ -103,7 +103,9 @@ class Result:
         lines = [match.groups() for match in _COUNTS.finditer(self.output)]
         if self.returncode:
             lines = list(dict.fromkeys(lines))  # a failed job's log is shown a second time
-        rows = [map(int, line[2:]) for line in lines if kind in (None, line[0])]
+        rows = [
+            [int(number or 0) for number in line[2:]] for line in lines if kind in (None, line[0])
+        ]
         return Counts(*map(sum, zip(*rows, strict=True))) if rows else Counts()
 
     @property

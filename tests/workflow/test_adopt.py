@@ -231,7 +231,7 @@ def test_what_cannot_be_adopted_or_exported_is_one_line(project: Project) -> Non
     with (project / ".latentmake/building.lock").open("wb") as other:
         fcntl.flock(other, fcntl.LOCK_SH)
         result = project.ask("adopt", "tiny", check=False)
-        assert result.returncode == 2 and "another build runs here" in result.output
+        assert result.returncode == 2 and "another build is running here" in result.output
     project.configure(lambda config: config["runs"]["tiny"].update(resolutions=[16, 32]))
     fails("export_tiny", "export.resolution", "16, 32", "choose one")
 

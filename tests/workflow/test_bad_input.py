@@ -119,7 +119,7 @@ def test_items_without_partner_are_named_and_stop_no_other(built: Project) -> No
     (data / "new.txt").write_text("a new picture")
     result = _fails(built, "data/shapes/ant.png: has no caption file; write data/shapes/ant.txt")
     result.one_line("data/shapes/bee.txt: is a caption without an image; add the image")
-    result.one_line("data/shapes/cat.jpg: shares its stem with cat.png", "rename or remove")
+    result.one_line("data/shapes/cat.jpg: has the same name as cat.png", "rename or remove")
     assert result.encoded() == Counts(encoded=3)
     added = built.latents("new") | built.texts("new")
     assert built.changed(before) == NOTHING._replace(added=added)
@@ -328,7 +328,7 @@ def test_a_full_disk_is_named_and_costs_nothing_once_there_is_space(
     cache = project / "cache"
     page = os.sysconf("SC_PAGE_SIZE") // 1024
     with _small_disk(cache, f"{5 * page}k"):
-        words = ["error: ", "no space left on the disk", "give the same command again"]
+        words = ["error: ", "no space left on the disk", "run the same command again"]
         _fails(project, *words, "cache/shapes/micro/", target="latents_tiny")
         finished = len(project.cache_files())
         assert finished >= 3

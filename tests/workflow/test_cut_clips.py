@@ -267,7 +267,7 @@ def test_held_out_items_are_a_split_of_their_own(built: Project, tmp_path: Path)
     with pytest.raises(UserError, match="has no item of split='train' and resolution='64'; see"):
         CachedClipDataset(manifest, resolution="64")
     manifest.write_text("{}\n")
-    with pytest.raises(UserError, match="line 1 is damaged; give the build's command again"):
+    with pytest.raises(UserError, match="line 1 is damaged; run the build's command again"):
         CachedClipDataset(manifest)
     with pytest.raises(UserError, match="cannot be read; build the run first"):
         CachedClipDataset(project / "runs/other/manifest.jsonl")
@@ -279,8 +279,8 @@ def test_the_loop_of_the_documentation_trains_a_lora(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    text = (ROOT / "docs/video.md").read_text(encoding="utf-8")
-    section = text.partition("## Writing your own loop")[2].partition("\n## ")[0]
+    text = (ROOT / "docs/trainers/wan.md").read_text(encoding="utf-8")
+    section = text.partition("## Train with your own loop")[2].partition("\n## ")[0]
     (code,) = [
         each for each in re.findall(r"```python\n(.*?)```", section, re.S) if "STEPS" in each
     ]
@@ -293,7 +293,7 @@ def test_the_loop_of_the_documentation_trains_a_lora(
     for name, value in {"MODEL": "model", "RUN": str(built / f"runs/{RUN}")}.items():
         code = code.replace(re.search(rf'"{DOCUMENTED[name]}"', code)[0], repr(value))
     code = code.replace("STEPS, SHIFT = 1000", "STEPS, SHIFT = 8").replace("lr=1e-4", "lr=1e-2")
-    exec(compile(code, "docs/video.md", "exec"), {"__name__": "__main__"})
+    exec(compile(code, "docs/trainers/wan.md", "exec"), {"__name__": "__main__"})
     losses = [float(each) for each in re.findall(r"loss (\S+)", capsys.readouterr().out)]
     assert len(losses) == 8 and all(0 < loss < 100 for loss in losses)
     (file,) = (tmp_path / "lora").iterdir()
@@ -332,7 +332,7 @@ def test_what_cannot_fit_the_disk_is_refused_before_any_job(
         values["runs"][RUN]["resolutions"] = sizes
 
     project.configure(enlarge)
-    words = ("TB of latents of wan", "to be written, but", "free; free some space")
+    words = ("TB of latents of wan", "must be written, but only", "is free; free some space")
     result = project.run(f"caches_{RUN}", check=False)
     assert result.returncode != 0 and not result.jobs and not project.cache_files()
     assert result.one_line(*words).startswith("error: cache: ")
@@ -345,4 +345,4 @@ def test_what_cannot_fit_the_disk_is_refused_before_any_job(
     project.configure(lambda values: values["runs"][RUN].update(resolutions=[8192]))
     result = project.run(f"clips_{RUN}", check=False)
     assert result.returncode != 0 and not (project / "clips").exists()
-    result.one_line("error: ", "TB of clips to be written, but")
+    result.one_line("error: ", "TB of clips must be written, but only")

@@ -121,7 +121,7 @@ def test_a_job_interrupted_while_it_imports_says_so_in_one_line(tmp_path: Path) 
         text=True,
         check=False,
     )
-    line = "interrupted: finished work is kept\n"
+    line = "interrupted: finished files are kept\n"
     assert (done.returncode, done.stderr, (tmp_path / "job.log").read_text()) == (130, line, line)
 
 
@@ -197,7 +197,7 @@ def test_beside_a_build_words_that_ask_answer_and_those_that_delete_name_it(buil
         for refused in (("prune", "--yes"), ("verify", "--repair"), ("adopt", "tiny")):
             said = built.ask(*refused, check=False)
             assert said.returncode == 2, refused
-            assert said.one_line("error: a build runs here (caches_tiny, process ")
+            assert said.one_line("error: a build is running here (caches_tiny, process ")
     assert built.run("caches_tiny").idle
 
 

@@ -75,7 +75,7 @@ def test_a_former_target_is_answered_with_the_command_to_type(template: Project,
     target = f"{word}_tiny" if "{run}" in MOVED[word] else word
     said = template.run("-n", target, check=False)
     assert said.returncode == 1
-    said.one_line(f"{target}: is no target of Snakemake", "type `", MOVED[word].split()[0])
+    said.one_line(f"{target}: is no longer a target of Snakemake", "type `", MOVED[word].split()[0])
 
 
 def test_it_is_a_module_too_and_tells_its_version(template: Project) -> None:

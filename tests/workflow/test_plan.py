@@ -40,7 +40,7 @@ def test_a_dry_run_counts_every_reason_and_changes_nothing(mixed: Project) -> No
         "latents 32": [3, 1, 1, 0, 1, 1],
         "text": [0, 1, 0, 5, 0, 1],
     }
-    assert "11 targets to make, in 2 jobs" in result.output
+    assert "11 targets to make (5 latents, 6 texts), in 2 jobs" in result.output
     assert "\nrecipe: dtype float32 -> bfloat16: 5 texts of shapes\n" in result.output
     assert result.tables == 1
     assert result.output.index("11 targets to make") < result.output.index("Job stats:")

@@ -93,7 +93,7 @@ def test_a_model_a_dataset_a_run_and_a_recipe_that_nobody_names_are_listed(
     with (built / ".latentmake/building.lock").open("wb") as other:
         fcntl.flock(other, fcntl.LOCK_SH)
         result = built.ask("prune", "shapes", "--yes", check=False)
-        assert "another build runs here; wait" in result.one_line("error")
+        assert "another build is running here; wait" in result.one_line("error")
         assert result.returncode == 2
     built.ask("prune", "shapes", "--yes")
     assert not (built / "cache/shapes").exists()

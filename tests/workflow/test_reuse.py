@@ -46,7 +46,7 @@ def test_an_item_a_dataset_and_a_model_renamed_are_encoded_nowhere(
     if memo == "without the memo":
         forget(built)
     dry = built.run("-n", "caches_tiny")
-    assert {row["at hand"] for row in dry.table().values()} == {1}
+    assert {row["reusable"] for row in dry.table().values()} == {1}
     result = built.run("caches_tiny")
     assert result.encoded() == Counts(linked=3)
     old = built.latents("cat") | built.texts("cat")

@@ -268,7 +268,7 @@ def test_what_a_training_lacks_is_named_before_anything_is_made(
     sdscripts.with_trainer(project)
     (project / "sd-scripts/train_network.py").unlink()
     result = project.run("train_tiny", check=False)
-    result.one_line("no train_network.py lies in this folder", "sd_scripts.path")
+    result.one_line("there is no train_network.py in this folder", "sd_scripts.path")
 
 
 def test_each_variant_of_a_caption_is_an_image_of_its_own(

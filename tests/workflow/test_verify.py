@@ -30,7 +30,9 @@ def test_what_is_wrong_is_named_deleted_and_encoded_again_alone(written: Project
         fcntl.flock(held, fcntl.LOCK_SH)  # as a build holds it
         asked = written.ask("verify", check=False)
         refused = written.ask("verify", "--repair", check=False)
-    assert refused.returncode == 2 and refused.output.startswith("error: another build runs here")
+    assert refused.returncode == 2 and refused.output.startswith(
+        "error: another build is running here"
+    )
     assert asked.returncode == 1 and "25 wrong (16 damaged, 9 not what" in asked.output
     for path, (verdict, reason) in spoilt.items():
         assert f"{path}: {verdict}: {reason}" in asked.output

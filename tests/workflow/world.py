@@ -65,8 +65,13 @@ def training() -> dict[str, Any]:
     return {"kind": "sd", "rank": 2, "steps": 2, "train_batch_size": 2, "samples": samples}
 
 
-def make_model(folder: Path) -> None:
-    """Save a Stable Diffusion of some thousand random weights, laid out as diffusers does."""
+def make_model(folder: Path, width: int = 16) -> None:
+    """Save a Stable Diffusion of some thousand random weights, laid out as diffusers does.
+
+    Args:
+        folder: where.
+        width: of the text's embeddings: 768 as Stable Diffusion 1.x, for whatever goes by it.
+    """
     import torch
     from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
     from transformers import CLIPTextConfig, CLIPTextModel
@@ -87,9 +92,9 @@ def make_model(folder: Path) -> None:
     CLIPTextModel(
         CLIPTextConfig(
             vocab_size=len(tokenizer),
-            hidden_size=16,
+            hidden_size=width,
             intermediate_size=32,
-            projection_dim=16,
+            projection_dim=width,
             num_hidden_layers=1,
             num_attention_heads=2,
             max_position_embeddings=77,
@@ -106,7 +111,7 @@ def make_model(folder: Path) -> None:
         down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
         up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
         layers_per_block=1,
-        cross_attention_dim=16,
+        cross_attention_dim=width,
         attention_head_dim=4,
         norm_num_groups=4,
     ).save_pretrained(folder / "unet")

@@ -105,16 +105,15 @@ def carry_out(
             words += job.stages.hint
         for line in ready[0].remarks() if ready else []:
             say(line)
-        say(
-            f"{name}: {counts['encoded']} encoded, {counts['spooled']} taken from the spool, "
-            f"{counts['linked']} linked to an equal one, {counts['kept']} kept, "
-            f"{len(job.failed)} items faulty{words and f'; {words}'}"
-        )
+        others = {"restored": counts["spooled"], "linked": counts["linked"]}
+        others |= {"kept": counts["kept"], "faulty": len(job.failed)}
+        further = "".join(f", {number} {word}" for word, number in others.items() if number)
+        say(f"{name}: {counts['encoded']} encoded{further}{words and f'; {words}'}")
         if job.failed and fails:
             raise SourceError(
                 f"{len(job.failed)} of {len(order.items)} items are faulty: "
                 + " | ".join(job.failed.values()),
-                hint="the others are done and kept; fix these and give the same command again",
+                hint="fix these files and run the same command; all other items are finished",
             )
     from latentmake.plan.amounts import order_amount  # not before it encodes
 
@@ -150,8 +149,8 @@ def load_encoder(order: WorkOrder, threads: int, say: Say, alone: bool) -> Loade
         gc.enable()
     if found is None:
         raise DeviceError(
-            f"memory does not suffice for the encoders of {order.kind}: {words}",
+            f"not enough memory to load the encoders of {order.kind}: {words}",
             where=f"models.{order.model}",
-            hint="end other programs and give the same command again",
+            hint="end other programs and run the same command again",
         )
     return found

@@ -131,7 +131,7 @@ def _folder() -> Path:
     stat = folder.lstat()
     if not folder.is_dir() or folder.is_symlink() or stat.st_uid != os.getuid():
         raise StorageError(
-            "is not a folder of yours, but must hold the locks of GPUs",
+            "belongs to another user, but must hold your lock files of GPUs",
             where=folder,
             hint="remove it, or set TMPDIR to a folder of your own",
         )

@@ -161,7 +161,7 @@ def stored_size(item: WorkItem, found: tuple[int, int] | None = None) -> Size:
         raise SourceError(
             "was changed after the build began",
             where=item.source or "",
-            hint="give the command again",
+            hint="run the same command again",
         )
     return size
 

@@ -134,7 +134,7 @@ def refuse_changed(paths: Iterable[str], sources: dict[str, list[Any]]) -> None:
             raise unreadable(error, path) from None
         size, mtime_ns, _, inode, *_ = sources[path]
         if (now.size, now.mtime_ns, now.inode) != (size, mtime_ns, inode):
-            hint = "give the same command again when it is complete"
+            hint = "run the same command again when it is complete"
             raise SourceError("was changed while it was read", where=path, hint=hint)
 
 

@@ -28,7 +28,7 @@ def fault_of(tensors: dict[str, Any], nonzero: Collection[str] | None = None) ->
 
 def wrong_values(fault: str, model: Model) -> tuple[str, str]:
     """Return what is wrong with a target of a fault of `fault_of`, and a hint."""
-    hint = "use dtype: float32, or look at the picture and at the model"
+    hint = "set `dtype: float32` in the model, or check the image and the weights"
     if model.scripted:  # scripts know no `dtype`
         hint = "check its file, and the weights and arguments of the model"
     return f"the encoder returned {fault}", hint
@@ -36,14 +36,14 @@ def wrong_values(fault: str, model: Model) -> tuple[str, str]:
 
 def too_large(sample: Sample, model: Model) -> tuple[str, str]:
     """Return what is wrong with a sample for which memory does not suffice, and a hint."""
-    what = "memory does not suffice to encode it, even alone"
-    hint = "end other programs and give the same command again"
+    what = "not enough memory to encode it, even by itself"
+    hint = "end other programs and run the same command again"
     if not isinstance(sample.content, str):
         what += f" ({' x '.join(map(str, sample.shape[:-1]))} pixels)"
         hint += ", or lower the resolution"
         key = "vae_cache_cpu" if model.spec.video else "vae_tiling"
         if not getattr(model, key):
-            hint += f"; `{key}: true` in the model makes all its latents again, in tiles"
+            hint += f"; `{key}: true` in the model encodes in tiles (and all its latents again)"
     return what, hint
 
 

@@ -1,8 +1,8 @@
 """The configuration: typed, closed against typing errors, each error in one line.
 
 Everything that a user may write in `config/config.yaml` is a field here, with its description;
-`config/schema.json` is generated from these types (`python -m latentmake.config`). Nothing here
-touches a file: whether a path exists is for the planner to find out.
+`config/schema.json` and `docs/reference/` are generated from these types (`python -m reference`).
+Nothing here touches a file: whether a path exists is for the planner to find out.
 """
 
 from __future__ import annotations

@@ -56,118 +56,252 @@ class Bucketing(NamedTuple):
 
 
 class Dataset(Closed):
-    """A folder of images or videos with a caption file beside each, or a list of such files."""
+    """Folders of images or videos with captions, or lists of such files.
+
+    Each entry of `datasets` has a name of yours. The caption of `sub/a.png` is the file
+    `sub/a.txt`.
+
+    ```yaml
+    datasets:
+      cats: {path: data/cats}
+      films: {path: data/films, target_frames: [1, 25, 45], source_fps: auto}
+    ```
+
+    - Images are `.jpg .jpeg .png .webp .bmp .tif .tiff .gif .avif`, videos `.mp4 .webm .avi .mkv
+      .mov .flv .wmv .m4v .mpg .mpeg`. Convert HEIC and JPEG XL images to PNG or JPEG.
+    - Sub-folders are searched too. Names that begin with a dot are ignored.
+    - Two images of one folder that differ only in their ending (`a.png`, `a.jpg`) would share
+      their caches and are refused.
+    - Only the first frame of an animation is used. A TIFF of floating-point values from 0 to 1 is
+      a faulty item, because trainers would see it as black.
+    - Captions are UTF-8, at most 1,000,000 bytes. Space at both ends is dropped. Every line
+      counts, but with `layout: sdscripts` only the first. A file with NUL characters (UTF-16) is a
+      faulty item.
+    - The plan counts files that nothing uses, images that are enlarged, and images that lose more
+      than half of their area. `latentmake check` names 16-bit greyscale images for musubi-tuner
+      and sd-scripts, which turn them nearly white.
+
+    ## Videos
+
+    A dataset with `target_frames` is a dataset of videos. Each clip that is cut from a video is an
+    item; the caption of the video is encoded once. `fit` is `bucket` by default. A Wan model sees
+    images and videos as musubi-tuner does: without EXIF orientation and without the alpha channel,
+    whatever `exif_rotation` and `background` say.
+
+    musubi-tuner's own scripts cannot cut clips with `source_fps: auto`, `display_rotation`,
+    `sample_stride`, `fit: crop` or a list. `encoder: musubi` is then refused, and `publish_{run}`
+    needs `publish.caches: true`. musubi-tuner's training reads the caches all the same.
+
+    ## Lists
+
+    `path` may name a `.jsonl` file (one object a line) or a `.json` file (a list of objects). Each
+    row names a file and its caption. Without `target_frames` the files are images.
+
+    ```json
+    {"video": "films/street.mp4", "prompt": "a street in the rain"}
+    {"video": "films/street.mp4", "prompt": "a tram passes", "first_frame": 240, "frames": 81}
+    {"video": "films/street.mp4", "prompt": "the same street by night", "start": 60.0, "end": 75.5}
+    {"video": "clips/0001.npz", "prompt": "a dog jumps"}
+    ```
+
+    - File: `video`, `video_path`, `image`, `image_path`, `file_name`, `path`, `image_path_0`,
+      `npz`, `file`, `media_path` or `clip`; the first of these columns counts. The path is
+      absolute, or relative to the folder of the list, else to the working directory.
+    - Caption: `prompt`, `caption` or `text`. Without one, the caption file beside the video or
+      image is used. `tags` holds tags for [`captions`](captions.md).
+    - Part of a video: `first_frame` (from 0), `frames` (4 n + 1) and `stride` in frames, where
+      `stride` replaces `sample_stride`; or `start` and `end` in seconds of the file's own
+      timestamps. `start` may be combined with `frames`.
+    - A row with `frames` is exactly that clip. Other rows are cut by `target_frames` and
+      `frame_extraction` within their part of the video. Several rows may name the same video.
+    - Control images are `control_path`, or `control_path_0`, `control_path_1` and so on; layers
+      are `image_path_1`, `image_path_2` and so on.
+    - Other columns are kept as `row` in `manifest.jsonl`.
+    - An `.npz` file is a clip: an array `frames` (or its only array) of uint8 `[frames, height,
+      width, 3]`, taken as 16 frames a second.
+    - An item is named by its path below the folder of the list and by its frames, with `_` for `/`
+      in paths of videos: `films_street.f240-81`.
+    - A row that cannot be used is named by its line number and does not stop the others; see
+      [`on_error`](#on_error).
+    - After you edit a caption, only its text is encoded; after you replace a video, only its
+      clips.
+
+    ## Control images and layers
+
+    These keys have the names and rules of musubi-tuner. `control_directory` holds the control
+    images of `cat.png`: `cat.png`, or `cat_0.png`, `cat_1.png` and so on, in this order. A file
+    belongs to the item with the longest name that fits. An item with fewer or more control images
+    than the architecture takes is faulty. A Wan model takes one control image or video with the
+    same name as the item, and only from `control_directory`.
+
+    With `multiple_target`, an image without a caption is a layer of the image with a caption whose
+    name it extends by `_1`, `_2` and so on. All items have the same number of layers, each with an
+    alpha channel. A list with layers cannot be published; put the files into folders.
+
+    ## Images on S3
+
+    `path: s3://bucket/folder` reads images and captions from an S3 server into memory; they are
+    never written to the disk. Such a dataset has a caption file beside each image and no
+    `captions`, `tags_extension` or `metadata_file`. Models of musubi-tuner and sd-scripts cannot
+    use it. A plan lists the folder once. An object is new if its size, time or ETag changed; only
+    new objects are read, by the job that encodes them. Install boto3 (`pip install -r
+    envs/requirements-s3.lock`). boto3 finds server and credentials in `AWS_ENDPOINT_URL_S3`,
+    `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and `~/.aws`. The variables of Snakemake's plugin
+    (`SNAKEMAKE_STORAGE_S3_ENDPOINT_URL`, `..._ACCESS_KEY`, `..._SECRET_KEY`, `..._TOKEN`,
+    `..._REGION`) come first if they are set. On a cluster, set them on all machines. See the guide
+    [Read images from S3](../guides/s3.md).
+    """
 
     aliases: ClassVar[dict[str, str]] = {"adopt": "adopt_from"}
 
     path: Place = Field(min_length=1, json_schema_extra=MACHINE)
-    """Folder of the images or videos, with sub-folders; s3://bucket/folder for images on an S3
-    server. Or a .jsonl or .json file whose rows name them and their captions."""
+    """Folder of the images or videos; `s3://bucket/folder` for [images on an S3
+    server](#images-on-s3); or a `.jsonl` or `.json` [list](#lists) that names files and
+    captions."""
     flat: bool = Field(False, json_schema_extra=MANIFEST)
-    """As musubi-tuner and sd-scripts read a folder: without its sub-folders; items of a list are
-    named by their files alone."""
+    """Ignore sub-folders, as musubi-tuner and sd-scripts do. In a list, drop folders from item
+    names."""
     caption_extension: Ending = Field(".txt", json_schema_extra=TEXT)
-    """Ending of the caption file that lies beside an image."""
+    """Ending of the caption file beside an image or video."""
     tags_extension: Ending | None = Field(None, json_schema_extra=TEXT)
-    """Ending of a file of tags that lies beside an image, such as .tags."""
+    """Ending of a second file beside an image, with tags, such as `.tags`.
+    [`captions.caption_and_tags`](captions.md#caption_and_tags) says how caption and tags are
+    combined."""
     metadata_file: DiskPath | None = Field(None, min_length=1, json_schema_extra=TEXT)
-    """File with the captions of many images: sd-scripts' .json or .jsonl, or the metadata.csv or
-    metadata.jsonl of an image folder."""
+    """File with the captions of many images: a `.json` or `.jsonl` of sd-scripts, or the
+    `metadata.csv` or `metadata.jsonl` of an image folder."""
     metadata_captions: Literal["override", "join"] | None = Field(None, json_schema_extra=TEXT)
-    """Images with a caption file and an entry in metadata_file: the entry counts, or is appended to
-    the file's text; by default two that differ are an error."""
+    """Caption of an image that has both a caption file and an entry in `metadata_file`. `override`
+    takes the entry; `join` takes the text of the file, then that of the entry. By default two
+    different captions are an error."""
     captions: Captions | None = None
-    """Changes to captions before they are encoded."""
+    """[Processing of captions](captions.md) before they are encoded: prefix, tags, wildcards,
+    dropout, variants."""
     fit: Literal["crop", "bucket"] = Field("crop", json_schema_extra=GEOMETRY)
-    """crop: cover the resolution and cut its centre. bucket: keep the aspect ratio as nearly as a
-    list of sizes of the same area allows."""
+    """Fitting of images to a resolution. `crop` scales an image to cover the resolution and cuts
+    off the rest around the centre. `bucket` picks the size with the nearest aspect ratio from a
+    list of sizes of about the same area, so that little is cut off. An image that is scaled and
+    cut as before keeps its latents. For videos `bucket` is the default, and `crop` gives every
+    clip the size of the resolution and is not possible with `encoder: musubi`."""
     bucket_reso_steps: Number | None = Field(None, ge=8, json_schema_extra=_BUCKETS)
-    """Sides of buckets are multiples of this, in pixels; by default 16, and for sd-scripts 64
-    (SDXL: 32)."""
+    """Step between bucket sides in pixels, with `fit: bucket`. By default 16; for sd-scripts 64,
+    and 32 for SDXL. It must be a multiple of the VAE's factor (8 for Stable Diffusion); for
+    sd-scripts, see [architectures](architectures.md). Leave it out for musubi-tuner, whose steps
+    are fixed. A batch holds items of one size, so larger steps give fewer sizes and fuller
+    batches."""
     min_bucket_reso: Number | None = Field(None, ge=8, json_schema_extra=_SDSCRIPTS_BUCKETS)
-    """No side of a bucket is smaller, in pixels (sd-scripts)."""
+    """Shortest side of a bucket in pixels, rounded down to the steps; by default 256. Every
+    resolution must be at least as large. For sd-scripts."""
     max_bucket_reso: Number | None = Field(None, ge=8, json_schema_extra=_SDSCRIPTS_BUCKETS)
-    """No side of a bucket is larger, in pixels (sd-scripts)."""
+    """Longest side of a bucket in pixels, rounded up to the steps; by default 1024. For
+    sd-scripts."""
     bucket_no_upscale: bool = Field(False, json_schema_extra=_BUCKETS)
-    """Images smaller than the resolution keep their own size, rounded down."""
+    """Do not enlarge images. With `fit: bucket`, an image whose area is not larger than that of
+    the resolution keeps its size, with each side rounded down to the bucket steps. Not for
+    videos."""
     flip_aug: bool = Field(False, json_schema_extra=Shapes("latents", layouts=("sdscripts",)))
-    """Encode each image flipped too; its training picks one (sd-scripts)."""
+    """Encode each image flipped too; the training picks one of the two at random. For
+    sd-scripts."""
     alpha_mask: bool = Field(False, json_schema_extra=Shapes("latents", layouts=("sdscripts",)))
-    """Cache transparency as a mask of the loss (sd-scripts)."""
+    """Cache the alpha channel as a loss mask, which the training uses with `--masked_loss`. Opaque
+    images get a mask of ones. For sd-scripts."""
     exif_rotation: bool = Field(True, json_schema_extra=Shapes("latents", layouts=("plain",)))
-    """Turn an image as its EXIF orientation says before anything else."""
+    """Apply the EXIF orientation of images. Set `false` for a trainer that ignores it. The
+    orientation of TIFF files is always applied."""
     background: Annotated[str, StringConstraints(pattern=COLOUR)] = Field(
         "white", json_schema_extra=Shapes("latents", layouts=("plain",))
     )
-    """Colour that shows through transparent pixels: white, black, gray or #rrggbb."""
+    """Colour behind transparent pixels: `white`, `black`, `gray` or `"#rrggbb"`, in quotes because
+    `#` begins a comment."""
     max_image_pixels: Number = Field(178_956_970, gt=0, json_schema_extra=MACHINE)
-    """An image of more pixels is refused as a decompression bomb."""
+    """Largest image, or frame of an `.npz` clip, in pixels (width times height). A larger one is
+    refused before it is decoded, because a small file can unpack to more than your memory."""
     num_repeats: Number = Field(1, ge=1, le=1_000_000, json_schema_extra=MANIFEST)
-    """Repeats of each item in an epoch."""
+    """Times that each item is seen in an epoch. Use it to balance the datasets of a run."""
     missing_caption: Literal["error", "empty"] = Field("error", json_schema_extra=TEXT)
-    """empty: an image without a caption file gets the empty caption."""
+    """Images without a caption file: `error` makes them faulty items, `empty` gives them the empty
+    caption."""
     class_tokens: str | None = Field(None, min_length=1, json_schema_extra=TEXT)
-    """Caption of every image without a caption file, such as `sks man` (sd-scripts); it counts
-    whatever `missing_caption` says."""
+    """Caption of every image without a caption file, such as `sks man`, as in sd-scripts. It takes
+    precedence over `missing_caption`."""
     empty_caption: Literal["error", "allow"] = Field("error", json_schema_extra=TEXT)
-    """allow: a caption file without text is a caption without text."""
+    """Caption files without text: `error` makes their items faulty, `allow` takes them as the
+    empty caption."""
     on_error: Literal["fail", "skip"] = Field("fail", json_schema_extra=MANIFEST)
-    """Damaged items: fail after all others are done, or skip them, named in manifest and output."""
+    """Effect of faulty items. In both cases Latentmake first finishes all other items and names
+    each bad file with its fault. `fail` then stops; fix the files and run the same command, and
+    finished items are not encoded again. `skip` trains without the faulty items and lists them in
+    `manifest.jsonl` and `dataset.lock`; a file that you fix later is included again. Use `skip`
+    for large collections."""
     adopt_from: Annotated[
         list[DiskPath], BeforeValidator(listed, json_schema_input_type=DiskPath | list[DiskPath])
     ] = Field([], json_schema_extra=Shapes("machine", layouts=("musubi", "sdscripts")))
-    """Folders with caches that musubi-tuner or sd-scripts made of these items, to be adopted."""
+    """Folders with caches that musubi-tuner or sd-scripts made of these items. `latentmake adopt`
+    takes them over in place of encoding; see the guides for
+    [musubi-tuner](../guides/musubi-tuner.md) and [kohya](../guides/kohya.md). Caches of
+    ai-training are named by [`ai_training`](models.md#ai_training) of the model."""
     control_directory: Place | None = Field(None, min_length=1, json_schema_extra=_CONTROLS)
-    """Folder of control images, named as what they control, several with _0, _1 and so on behind
-    that name; of videos the control videos (Wan)."""
+    """Folder of [control images](#control-images-and-layers), named as the items that they
+    control; for videos and a Wan model, of control videos. A changed control image rebuilds
+    latents; embeddings too for Qwen-Image-Edit and HiDream O1."""
     no_resize_control: bool = Field(False, json_schema_extra=_CONTROLS)
-    """Control images keep their size, cut to multiples of the bucket steps."""
+    """Keep the size of control images, with each side rounded down to a multiple of the
+    architecture's bucket step. By default control images get the size of the image that they
+    control."""
     control_resolution: ResolutionField | None = Field(None, json_schema_extra=_CONTROLS)
-    """Control images are brought to this size's area and keep their shape; with no_resize_control
-    only larger ones. By default they are brought to the size of what they control."""
+    """Target area of control images, which keep their aspect ratio. With `no_resize_control`, only
+    larger images are scaled down. Smaller ones keep their size, which must be a multiple of the
+    patch size."""
     multiple_target: bool = Field(False, json_schema_extra=_LAYERS)
-    """Images without a caption, named as one that has it with _1, _2 and so on behind, are its
-    layers (Qwen-Image-Layered)."""
+    """Images without a caption are [layers](#control-images-and-layers) of other images. For
+    Qwen-Image-Layered."""
     fp_latent_window_size: Number = Field(9, ge=1, json_schema_extra=_FRAMEPACK)
-    """Latent frames of a section (FramePack)."""
+    """Latent frames of a section. For FramePack."""
     fp_1f_clean_indices: Annotated[
         list[Annotated[Number, Field(ge=0)]] | None,
         BeforeValidator(listed, json_schema_input_type=int | list[int] | None),
     ] = Field(None, min_length=1, json_schema_extra=_FRAMEPACK)
-    """Index of each control image in time (FramePack, one frame)."""
+    """Time index of each control image; an item has as many control images as there are indices.
+    For FramePack with `task: one_frame`."""
     fp_1f_target_index: Number | None = Field(None, ge=0, json_schema_extra=_FRAMEPACK)
-    """Index in time of the frame that is trained (FramePack, one frame)."""
+    """Time index of the image that is trained; required for FramePack with `task: one_frame`."""
     fp_1f_no_post: bool = Field(False, json_schema_extra=_FRAMEPACK)
-    """No empty frame is added behind the control images (FramePack, one frame)."""
+    """Do not add an empty frame behind the control images. For FramePack with `task: one_frame`."""
     target_frames: Annotated[
         list[Annotated[Number, Field(ge=1)]] | None,
         BeforeValidator(listed, json_schema_input_type=int | list[int] | None),
     ] = Field(None, json_schema_extra=_CLIPS)
-    """Makes this a dataset of videos: lengths of its clips in frames, 4 n + 1 each."""
+    """Lengths of the clips in frames, each 4 n + 1, such as `[1, 25, 45]`. This key makes the
+    dataset one of [videos](#videos)."""
     frame_extraction: Literal["head", "chunk", "slide", "uniform", "full"] = Field(
         "head", json_schema_extra=_CLIPS
     )
-    """Clips of a video: its beginning; one after the other; one every frame_stride frames;
-    frame_sample of them; or one of all frames."""
+    """Clips to cut from a video. `head`: one at its beginning. `chunk`: one after the other.
+    `slide`: one every `frame_stride` frames. `uniform`: `frame_sample` clips, evenly spread.
+    `full`: one clip of all frames, up to `max_frames`."""
     frame_stride: Number = Field(1, ge=1, json_schema_extra=_CLIPS)
-    """slide: frames from the beginning of a clip to that of the next."""
+    """Frames from the beginning of one clip to that of the next, with `frame_extraction: slide`."""
     frame_sample: Number = Field(1, ge=1, json_schema_extra=_CLIPS)
-    """uniform: clips of a video."""
+    """Number of clips of each length, with `frame_extraction: uniform`."""
     max_frames: Number = Field(129, ge=1, json_schema_extra=_CLIPS)
-    """full: frames kept of a video."""
+    """Largest number of frames, with `frame_extraction: full`."""
     sample_stride: Number = Field(1, ge=1, json_schema_extra=_CLIPS)
-    """Every n-th frame of a video is used, after the conversion by source_fps."""
+    """Use every n-th frame of a video, after the conversion by `source_fps`. With `2`, a clip
+    shows twice the time."""
     source_fps: Annotated[
         Annotated[Real, Field(gt=0)] | Literal["auto"] | None,
         worded("should be a number of frames a second above 0, or auto"),
     ] = Field(None, json_schema_extra=Shapes("latents", layouts=("musubi",)))
-    """Frame rate of the videos: frames are dropped to get 16 a second, for HunyuanVideo and
-    Kandinsky 5 24, for FramePack 30. auto: as each file's own timestamps say. By default each frame
-    is kept."""
+    """Frame rate of the videos. Frames are dropped to get the rate that the model was trained
+    with: 16 for Wan, 24 for HunyuanVideo and Kandinsky 5, 30 for FramePack. `auto` reads the
+    timestamps of each file, so variable rates come out right, and repeats a frame that is shown
+    longer. By default every frame is used."""
     display_rotation: bool = Field(False, json_schema_extra=_CLIPS)
-    """Turn the frames of a video as its rotation metadata says."""
+    """Apply the rotation metadata of videos before anything else. Without it, videos of phones
+    often lie on their side."""
     short_videos: Literal["skip", "error"] = Field("skip", json_schema_extra=MANIFEST)
-    """Videos too short for any clip: skip leaves them out with a line, error makes them faulty."""
+    """Videos that are too short for every length of `target_frames`. `skip` leaves them out with a
+    note, as musubi-tuner does; `error` makes them faulty items, see `on_error`."""
 
     @property
     def remote(self) -> bool:

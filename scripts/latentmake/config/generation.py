@@ -40,7 +40,24 @@ def whole_latents(frames: int) -> int:
 
 
 class Generation(Closed):
-    """Clips that a run's trained network draws: prompts, size, sampling."""
+    """Clips that `generate_{run}` draws with the trained network.
+
+    `snakemake generate_{run}` trains the run if needed, then draws clips into
+    `runs/{run}/generated/`: an MP4 (H.264) for each prompt and seed, with the LoRA and without it,
+    from the same noise. `index.html` plays them side by side, `contact_sheet.png` shows frames of
+    all clips, and `index.json` says what each clip was made from.
+
+    ```yaml
+    generate:
+      prompts: [a tram in the rain, the harbour by night]
+      negative_prompt: blurred
+      videos: 2
+    ```
+
+    Clips with the same weights, prompt, seed and settings are not drawn again. Clips of a prompt
+    or setting that you removed are deleted. For the trainer `wan`; see the guide [Wan from
+    films](../guides/wan.md).
+    """
 
     shapes: ClassVar[Shapes] = CLIPS
     aliases: ClassVar[dict[str, str]] = {
@@ -62,32 +79,34 @@ class Generation(Closed):
     ] = Field([])
     """Prompts; by default the captions of the run's first four items."""
     prompt_file: DiskPath | None = Field(None, min_length=1)
-    """A text file with a prompt a line, in place of `prompts`."""
+    """Text file with one prompt a line, instead of `prompts`. Its lines count, not its name."""
     negative_prompt: str = ""
-    """Negative prompt of all clips."""
+    """Negative prompt of all clips. It has no effect with `guidance_scale: 1`."""
     videos: Number = Field(1, ge=1)
-    """Clips of each prompt, with one seed after another."""
+    """Clips of each prompt: the first with `seed`, the next with `seed + 1`, and so on."""
     frames: Annotated[Number, AfterValidator(whole_latents)] | None = Field(None, ge=1)
     """Frames of a clip, 4 n + 1; by default those of the longest clips that the run trains on, or
     81."""
     resolution: ResolutionField | None = None
-    """Size of the clips; by default the run's first resolution."""
+    """Size of the clips, written like an entry of `resolutions`, with sides that are multiples of
+    16; by default the first resolution of the run."""
     num_inference_steps: Number = Field(50, ge=1)
     """Denoising steps of a clip."""
     guidance_scale: Real = Field(5.0, ge=1)
-    """Classifier-free guidance; 1 is none."""
+    """Classifier-free guidance. `1` is no guidance, which takes half the time."""
     flow_shift: Real | None = Field(None, gt=0)
-    """Shift of the timesteps; by default that of the training."""
+    """Shift of the timesteps, larger for larger clips; by default that of the training."""
     scheduler: Literal["unipc", "euler"] = "unipc"
-    """Solver: diffusers' UniPCMultistepScheduler, as in Wan's pipelines, or Euler steps."""
+    """Solver: `unipc` as in Wan's pipelines in diffusers, or `euler`."""
     seed: Number = Field(0, ge=0)
-    """Seed of the first clip of each prompt."""
+    """Seed of the first clip of each prompt. The noise depends only on the seed and the size."""
     fps: Number = Field(16, ge=1, le=240)
-    """Frames a second of the files."""
+    """Frames per second of the files. Wan was trained with 16."""
     image: DiskPath | None = Field(None, min_length=1)
-    """First frame of all clips, for image-to-video models."""
+    """First frame of all clips, which image-to-video models need. It is scaled to cover the clip
+    and cut around its centre. Its content counts, not its name."""
     base: bool = True
-    """Make each clip by the network without the adapter too, from the same noise."""
+    """Also draw each clip without the LoRA, from the same noise."""
 
     @model_validator(mode="before")
     @classmethod

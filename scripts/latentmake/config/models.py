@@ -44,7 +44,90 @@ def _no_place(text: object) -> bool:
 
 
 class Model(ModelKeys):
-    """Encoders whose caches a trainer reads, and the network to train."""
+    """Encoders whose caches a trainer reads, and the network to train.
+
+    Each entry of `models` is a model with a name of yours. Its VAE makes the latents, its text
+    encoders make the embeddings of captions, and its network is trained. The caches lie in
+    `cache/{dataset}/{model}/`.
+
+    ```yaml
+    models:
+      sd15:
+        vae: models/sd15/vae
+        text: [models/sd15/text_encoder]
+        unet: models/sd15/unet
+    ```
+
+    The trainer decides which keys a model needs:
+
+    - **`sd`**, the trainer for Stable Diffusion 1.x and 2.x: `vae`, `text` and `unet`.
+    - **sd-scripts**: `architecture`, `layout: sdscripts`, `vae`, `text` and `checkpoint`. The
+      architectures `lumina`, `hunyuan_image` and `anima` set the layout themselves. See
+      [sd-scripts](../trainers/sdscripts.md).
+    - **Wan**, by the trainer `wan` or by musubi-tuner: `task`, `vae`, `text` and `dit`, and no
+      `architecture`. See [Wan](../trainers/wan.md).
+    - **Other architectures of musubi-tuner**: `architecture`, `vae`, `text` and `dit`, and `task`
+      where there are several. See [musubi-tuner](../trainers/musubi.md).
+
+    [Architectures](architectures.md) lists the weights, tasks and training defaults of each
+    architecture.
+
+    If the content of a weight file, its `config.json` or a tokenizer changes, everything that was
+    made from it is made again. Paths do not matter: a moved model rebuilds nothing.
+
+    ## Layers of the text encoders
+
+    `architecture` decides which layers and vectors are cached:
+
+    - without `architecture`: the last layer of each text encoder.
+    - `sd1`, `sd2`: the last layer of CLIP, normalised, or the layer of `clip_skip`; and the vector
+      of the caption.
+    - `sdxl`: the last layer but one of both CLIPs, not normalised; and the projected vector of the
+      second CLIP at the first end-of-text token.
+    - `sd3`: the same layer of both CLIPs and their projected vectors; and the last layer of T5.
+    - `flux`: the last layer of CLIP and its vector, not projected; and the last layer of T5.
+
+    With an `architecture` the cache also holds the `attention_mask` of each encoder (1 for tokens,
+    0 for padding). T5 embeddings keep the length of their caption. In the layout `sdscripts` they
+    are padded to `max_length`.
+
+    ## Layout of sd-scripts
+
+    With `layout: sdscripts` the caches have the names and arrays of sd-scripts' own caches. For
+    SDXL these are `{stem}_{W}x{H}_sdxl.npz`, where W x H is the size of the image, and
+    `{stem}_te_outputs.npz`; [architectures](architectures.md#architectures-of-sd-scripts) lists
+    the others. Differences from `layout: plain`:
+
+    - Captions of `sd1` and `sd2` are not cached. sd-scripts encodes them while it trains.
+    - Latents are stored in float32, as sd-scripts expects. `dtype` is the precision of the
+      computation.
+    - `fit: bucket` uses the buckets of sd-scripts. EXIF orientation and `background` are not
+      applied.
+    - The key of the cache file is stored in the comment of the npz archive. A file that sd-scripts
+      wrote over has no such comment, so Latentmake makes it again.
+
+    For `lumina`, `hunyuan_image` and `anima`, sd-scripts' own classes encode the stale items, one
+    at a time, in the environment of sd-scripts. Their `dtype` is `bfloat16`, as in a training with
+    `mixed_precision: bf16`; HunyuanImage uses the precisions that sd-scripts fixes. Lumina and
+    HunyuanImage cache a random sample of the VAE's posterior; its seed is made from
+    `posterior_seed` and the content of the image.
+
+    ## Files of Wan
+
+    - `vae`: a diffusers folder, or the original `Wan2.1_VAE.pth` or `.safetensors`.
+    - `text`: one umT5-XXL, as a transformers folder or the original
+      `models_t5_umt5-xxl-enc-bf16.pth`. The original file needs a `tokenizer`: a folder with the
+      `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json` and `spiece.model` of
+      google/umt5-xxl.
+    - `clip`: a transformers folder, or the original
+      `models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth`.
+
+    Sides of resolutions are multiples of 16. `cache/{dataset}/{model}/{resolution}/` is a
+    `cache_directory` of musubi-tuner and has no sub-folders, so two items of a dataset may not
+    have the same file name. After an OOM the encoder halves its batch; at batch size 1 it keeps
+    features in the CPU's memory, which does not change the result.
+    [Faults](../how-it-works/faults.md) says when an item that still does not fit is faulty.
+    """
 
     @model_validator(mode="before")
     @classmethod

@@ -33,29 +33,33 @@ class Config(Closed):
     """The root of `config.yaml`."""
 
     datasets: dict[Name, Dataset] = Field(min_length=1)
-    """Folders of captioned images."""
+    """[Datasets](datasets.md): folders of captioned images or videos, by their names."""
     models: dict[Name, Model] = Field(min_length=1)
-    """Encoders, and the network to train."""
+    """[Models](models.md): encoders and the network to train, by their names."""
     runs: dict[Name, Run] = Field(min_length=1)
-    """Trainings: datasets, model, resolutions, trainer."""
+    """[Runs](runs.md): datasets, a model, resolutions and a trainer, by their names."""
     batch: Batch = Batch()
-    """Size of encoding jobs."""
+    """[Size of encoding jobs](batch.md)."""
     cluster: Cluster = Cluster()
-    """SLURM resource requests; ignored for local runs."""
+    """[Resources of SLURM jobs](cluster.md); ignored without a profile for a cluster."""
     musubi_tuner: MusubiTuner | None = None
-    """musubi-tuner, which trains Wan and other models."""
+    """[Installation of musubi-tuner](musubi_tuner.md), which encodes and trains Wan and other
+    models."""
     sd_scripts: ExternalProgram | None = None
-    """sd-scripts, which trains models of `layout: sdscripts`."""
+    """[Installation of sd-scripts](sd_scripts.md), which trains models with `layout: sdscripts`."""
     publish: Publish = Publish()
-    """Contents and place of publish_{run}."""
+    """[Content and place](publish.md) of the folders that `publish_{run}` makes."""
     export: Export = Export()
-    """Place of the caches that export_{run} writes."""
+    """[Place](export.md) of the caches that `export_{run}` writes for ai-training."""
     store: Store = Store()
-    """Limit of the store of replaced and removed cache files."""
+    """[Size limit](store.md) for replaced and removed cache files that are kept."""
     prompt: Annotated[Prompt | None, BeforeValidator(prompt_of_command)] = Field(
         None, json_schema_extra=CLIPS
     )
-    """A prompt for generate_{run} in place of its own: `--config prompt="..."`."""
+    """A prompt for `generate_{run}`, meant for the command line: `snakemake generate_cats --config
+    prompt="a boat on a lake"` draws clips of this prompt instead of those of
+    [`generate`](generate.md). Clips of other prompts stay in the folder and on its page, if their
+    weights and settings are still the same."""
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:

@@ -13,41 +13,86 @@ from latentmake.config.trainers import MusubiTrainer, SdScriptsTrainer, SdTraine
 
 
 class Validation(Closed):
-    """Items that do not train, by which trained weights are judged."""
+    """Items held out of the training.
+
+    `evaluate_{run}` compares the trained network with its base on these items. See
+    [Wan](../trainers/wan.md).
+
+    ```yaml
+    validation: {items: 16}
+    ```
+
+    - A source is a video with all its clips, or an image, at all resolutions and with all texts.
+      Files with the same content are on the same side, in all datasets of the run. Clips that you
+      cut from one video into several files count as several sources.
+    - Held-out sources are chosen by a hash of their content, so the choice does not depend on
+      names or order. If you add or remove a file, at most one other source changes sides.
+    - Latents and embeddings of held-out items are encoded. Their rows in `manifest.jsonl` have
+      `"validation": true`. Editing the caption of a held-out item does not train again.
+    - Only the trainer `wan` evaluates held-out items; all others refuse this section.
+    """
 
     shapes: ClassVar[Shapes] = Shapes("manifest", "weights")
 
     items: Number = Field(ge=1)
-    """Sources held out of training, each with all its clips; at most half of them."""
+    """Number of sources (images or videos) to hold out, at most half of those of the run."""
     clips: Number = Field(8, ge=0, json_schema_extra=CLIPS)
-    """Held-out items of which evaluate_{run} makes clips, videos first."""
+    """Number of held-out items for which `evaluate_{run}` draws clips: videos first, then images,
+    in the order of datasets and names. With `0` it only computes losses."""
 
 
 class Run(Closed):
-    """Datasets x resolutions x model x trainer settings; its target is `train_{run}`."""
+    """Datasets, a model, resolutions and a trainer.
+
+    Each entry of `runs` has a name of yours. `snakemake train_{run}` brings the caches of the run
+    up to date and trains; `caches_{run}` stops before the training. Results lie in `runs/{run}/`.
+
+    ```yaml
+    datasets:
+      cats: {path: data/cats}
+    models:
+      sd15: {vae: models/sd15/vae, text: [models/sd15/text_encoder], unet: models/sd15/unet}
+    runs:
+      cats:
+        datasets: [cats]
+        model: sd15
+        resolutions: [512]
+        trainer: {kind: sd, steps: 2000}
+    ```
+
+    A resolution, dataset or item that no longer belongs to a run keeps its caches, in case it
+    comes back. Caches of an item whose image is gone are removed.
+    """
 
     datasets: Annotated[
         list[str],
         BeforeValidator(listed, json_schema_input_type=str | list[str]),
         Field(min_length=1, json_schema_extra=MANIFEST),
     ]
-    """Datasets to train on."""
+    """Names of `datasets` to train on."""
     model: str = Field(json_schema_extra=Shapes("latents", "text", "weights"))
-    """Model: its encoders, and the network to train."""
+    """Name of the model in `models`. After a change, only latents and embeddings that the other
+    model lacks are made."""
     resolutions: Annotated[
         list[ResolutionField],
         BeforeValidator(listed, json_schema_input_type=ResolutionField | list[ResolutionField]),
         Field(min_length=1, json_schema_extra=Shapes("latents", "manifest")),
     ]
-    """A side in pixels, or [width, height], each."""
+    """Sizes at which every item is encoded: `512` for a square, `[512, 768]` or `512x768` for
+    width and height, at most 8192 a side. With `fit: bucket` a size stands for its area. Sides are
+    multiples of the VAE's factor (8 for Stable Diffusion, 16 for Wan; see
+    [architectures](architectures.md)). Latents lie in `cache/{dataset}/{model}/512/` or
+    `.../512x768/`."""
     trainer: (
         Annotated[
             SdTrainer | MusubiTrainer | SdScriptsTrainer | WanTrainer, Field(discriminator="kind")
         ]
         | None
     ) = None
-    """Trainer and its settings; without it the run is its caches alone."""
+    """Trainer and its settings. `kind` is [`sd`](trainer-sd.md), [`wan`](trainer-wan.md),
+    [`musubi`](trainer-musubi.md) or [`sdscripts`](trainer-sdscripts.md). Without a trainer, the
+    run consists of its caches, `manifest.jsonl` and `dataset.lock`, for a trainer of your own."""
     generate: Generation | None = None
-    """Clips that generate_{run} makes."""
+    """[Clips](generate.md) that `generate_{run}` draws, with the trainer `wan`."""
     validation: Validation | None = None
-    """Sources held out of training, for evaluate_{run}."""
+    """[Items held out](validation.md) of the training, with the trainer `wan`."""

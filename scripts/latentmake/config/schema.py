@@ -1,6 +1,7 @@
-"""JSON schema of the configuration, with the docstrings of keys as descriptions.
+"""JSON schema of the configuration, with the docstrings of sections and keys as descriptions.
 
-They are read from the source here, since reading them in each process would take it 40 ms.
+Docstrings of keys are Markdown, as the reference shows it; the schema has them without links. They
+are read from the source here, since reading them in each process would take it 40 ms.
 """
 
 from __future__ import annotations
@@ -28,18 +29,28 @@ def json_schema() -> str:
     """Return the JSON schema of the configuration, as `config/schema.json` holds it."""
     schema = Config.model_json_schema()
     for model in {section.model for section in sections(Config)}:
-        properties = (schema if model is Config else schema["$defs"][model.__name__])["properties"]
-        for key, text in _docstrings(model):
-            described = {**properties[key], "description": text}
-            properties[key] = dict(sorted(described.items()))
+        section = schema if model is Config else schema["$defs"][model.__name__]
+        section["description"] = _plain(inspect.cleandoc(model.__doc__ or "").partition("\n")[0])
+        for key, text in descriptions(model).items():
+            described = {**section["properties"][key], "description": _plain(text)}
+            section["properties"][key] = dict(sorted(described.items()))
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "latentmake configuration"
     text = json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
     return re.sub(r'"(ge|gt|le|lt)": ', lambda limit: f'"{_LIMITS[limit[1]]}": ', text)
 
 
+def descriptions(model: type[BaseModel]) -> dict[str, str]:
+    """Return the keys of a section, inherited ones first, with the strings that follow them."""
+    return dict(_docstrings(model))
+
+
+def _plain(text: str) -> str:
+    """Return Markdown without links."""
+    return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text)
+
+
 def _docstrings(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
-    """Yield the keys of a section, inherited ones first, with the strings that follow them."""
     for part in reversed(model.__mro__[: model.__mro__.index(BaseModel)]):
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(part))).body
         assert isinstance(tree, ast.ClassDef)

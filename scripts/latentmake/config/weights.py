@@ -23,19 +23,25 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class Location(Closed):
-    """Place of a part of a model: a local path, or a hub id with its revision."""
+    """Place of a tokenizer: a local path, or a hub id with its revision."""
 
     path: DiskPath | None = Field(None, min_length=1)
-    """Folder or single file of weights, or the folder of a pipeline that has them in a folder of
-    their own."""
+    """Folder or file: a diffusers or transformers folder (`config.json` beside weights as
+    `.safetensors`, in one file or in shards, or as `.bin`), a single `.safetensors` file, or the
+    folder of a pipeline, which stands for the sub-folder of this part: `vae: models/sd15` means
+    `models/sd15/vae`. Set either `path` or `hub`."""
     hub: str | None = Field(None, min_length=1)
-    """Repository id on the hub."""
+    """Repository id on the Hugging Face hub, such as `stabilityai/sd-vae-ft-mse`. Planning never
+    contacts the hub; the first job that needs the model downloads it."""
     revision: str | None = None
-    """Commit of the hub repository, 40 hexadecimal digits; required there."""
+    """Commit of the hub repository, 40 hexadecimal digits; required with `hub`.
+    `huggingface.co/OWNER/NAME/commits/main` lists them. A branch name is refused, because a branch
+    can change unnoticed."""
     subfolder: str | None = None
-    """Folder inside the hub repository, or inside the folder `path`."""
+    """Folder inside the hub repository or inside the folder `path`, such as `vae`."""
     file: str | None = Field(None, min_length=1)
-    """One file of the hub repository, read from the local hub cache."""
+    """One file of the hub repository, read from the local hub cache. If it is not there, the
+    message has the `hf download` line that fetches it."""
 
     @property
     def is_set(self) -> bool:
@@ -71,10 +77,25 @@ class Location(Closed):
 
 
 class Weights(Location):
-    """Place of the weights of one network."""
+    """Place of the weights of one network: a path, or a section with these keys.
+
+    ```yaml
+    vae: {path: models/vae-ft-mse.safetensors, config: models/sd15/vae}
+    ```
+
+    ```yaml
+    vae: {hub: stabilityai/sd-vae-ft-mse, revision: 31f26fdeee1355a5c34592e401dd41e45d25a493}
+    ```
+
+    A single VAE file with the tensor names of the original Stable Diffusion is read too, and so is
+    a complete checkpoint that contains one.
+    """
 
     config: DiskPath | None = None
-    """Folder or config.json that describes a single .safetensors file."""
+    """For a single file: its `config.json`, or the folder of it. By default `config.json` beside
+    the file. A text encoder needs one. A VAE without one is recognised by the shapes of its
+    weights, but its scaling factor is then taken to be that of Stable Diffusion 1.x (0.18215); set
+    `config` for any other VAE."""
 
 
 NO_WEIGHTS = Weights.model_construct(path=None, hub=None)
@@ -95,19 +116,30 @@ else:  # a path, which a hub id has in the local hub cache
 
 
 class TextWeights(Weights):
-    """Place of a text encoder and its tokenizer."""
+    """Place of a text encoder, with further keys for its tokenizer.
+
+    ```yaml
+    text: [{path: models/sd15/text_encoder, max_length: 77}]
+    ```
+    """
 
     tokenizer: _LocationPlace | None = None
-    """Folder of the tokenizer (sub-folder for a hub id), or its own `hub`, `revision` and
-    `subfolder`; by default `tokenizer` beside `text_encoder`, `tokenizer_2` beside
-    `text_encoder_2`, else the encoder's folder."""
+    """Folder of the tokenizer; for a text encoder with `hub`, a sub-folder of the repository. By
+    default `tokenizer` beside `text_encoder`, `tokenizer_2` beside `text_encoder_2` and so on,
+    else the folder of the encoder. A tokenizer of another hub repository is a section with `hub`,
+    `revision` and `subfolder`: `{hub: Wan-AI/Wan2.1-T2V-14B, revision: COMMIT, subfolder:
+    google/umt5-xxl}`."""
     max_length: Number | None = Field(None, gt=1)
-    """Tokens kept of a caption; by default 77 for CLIP, 512 for T5."""
+    """Tokens of a caption to keep, including those that mark begin and end; by default 77 for CLIP
+    and 512 for T5. CLIP reads at most 77; use `max_token_length` of the model for longer captions.
+    Captions that are cut are named in the log of the job."""
     projection: DiskPath | None = Field(None, min_length=1)
-    """A linear layer that the embeddings go through before they are cached: its folder, file, or
-    the folder of a pipeline that has one."""
+    """A linear layer that gives the embeddings the width of the UNet before they are cached. The
+    value is its folder, its `.safetensors` file, or the folder of a diffusers pipeline with a
+    sub-folder such as `t5_projection`."""
     trust_remote_code: bool = False
-    """Run the Python code in the pipeline folder that `projection` names."""
+    """Load a projection that is a class of its own with the Python files in the folder of the
+    pipeline. These files run on your machine, so read them first."""
 
     @model_validator(mode="after")
     def _code_of_a_projection(self) -> Self:
@@ -121,15 +153,39 @@ _CacheEnding = Annotated[Ending, StringConstraints(max_length=20)]
 
 
 class Adopt(Closed):
-    """Endings of the caches that ai-training's scripts keep beside images."""
+    """File endings of caches that ai-training's scripts keep beside the images.
+
+    ```yaml
+    ai_training: {latents: .img_sdxl, text: [.txt_t5cache]}
+    ```
+
+    The caches of `sub/a.jpg` are `sub/a.img_sdxl` and `sub/a.txt_t5cache`. Such a file does not
+    say which encoder made it, so these keys say so. `latentmake adopt RUN` takes over the files of
+    stale targets of the run, in place of encoding:
+
+    - A file is taken if it holds one tensor of the right shape, with finite values that are not
+      all zero. The shape of latents must be the size that `fit` gives the image at one of the
+      resolutions. Other files are named with their fault, and the next build encodes these items.
+    - Adoption cannot check that the image or caption is unchanged since the file was made. Make
+      sure of it before you adopt. Later edits are noticed as usual.
+    - `cache/{dataset}/{model}/adopted.tsv` lists the adopted files. A file is not adopted a second
+      time for other content; it is reported as outdated.
+    - The files hold the last layer only. A model with an `architecture` can adopt latents, but no
+      text.
+    - ai-training scales images with a bicubic filter, Latentmake with Lanczos, so adopted latents
+      differ slightly at edges.
+    - Weights with a `hub` id and datasets on S3 cannot be used.
+    """
 
     latents: _CacheEnding | None = None
-    """Ending of latents: .img_sdvae, .img_sdxl or another."""
+    """Ending of the latents: `.img_sdvae`, `.img_sdxl`, or the ending that you gave to the
+    scripts."""
     text: Annotated[
         list[_CacheEnding] | None,
         BeforeValidator(listed, json_schema_input_type=_CacheEnding | list[_CacheEnding] | None),
     ] = None
-    """Endings of embeddings, one a text encoder in their order: .txt_t5cache, .txt_clipl."""
+    """Endings of the embeddings, one for each text encoder in their order: `.txt_t5cache`,
+    `.txt_clipl`."""
 
     @model_validator(mode="after")
     def _endings(self) -> Self:

@@ -54,9 +54,9 @@ def shortages(needs: Iterable[Need]) -> Iterator[StorageError]:
         if total > there:
             what = ", ".join(f"{human(need.size)} of {need.what}" for need in together)
             yield StorageError(
-                f"{what} to be written, but {human(there)} free",
+                f"{what} must be written, but only {human(there)} is free",
                 where=together[0].folder,
-                hint="free some space, or make it a link to a folder on a larger disk",
+                hint="free some space, or replace this folder by a link to a larger disk",
             )
 
 

@@ -107,7 +107,7 @@ def opened_image(file: BinaryIO, path: str, max_pixels: int | None) -> Iterator[
     except UnidentifiedImageError:
         file.seek(0)
         what = "is not an image that can be read (JPEG, PNG, WebP, BMP, TIFF, GIF or AVIF)"
-        hint = "save it anew as PNG or JPEG, or remove it"
+        hint = "save it again as PNG or JPEG, or remove it"
         begin = file.read(12)
         for kind, pattern in _UNREAD.items():
             if pattern.match(begin):
@@ -227,7 +227,7 @@ def probe_video(path: str) -> Media:
         with _file(path) as file, opened_video(file, path) as (container, stream):
             counted = _count_frames(container, stream)
     if counted is None:
-        raise SourceError("holds not one frame", where=path, hint="replace or remove it")
+        raise SourceError("holds no frame", where=path, hint="replace or remove it")
     return counted
 
 

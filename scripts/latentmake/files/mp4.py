@@ -100,5 +100,5 @@ def spread_frames(path: Path, count: int) -> list[NDArray[np.uint8]]:
         raise StorageError(
             f"this clip cannot be read ({error})",
             where=path,
-            hint="delete it and give the same command again, which draws it anew",
+            hint="delete it and run the same command again, which draws it anew",
         ) from None

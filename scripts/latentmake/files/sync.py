@@ -95,7 +95,7 @@ def sync(
         raise storage_error(error, where) or StorageError(
             f"cannot be written ({error.strerror})",
             where=where,
-            hint="correct `publish.path`, or mount it for writing, and give the same command again",
+            hint="correct `publish.path`, or mount it for writing, and run the same command again",
         ) from None
     finally:
         if work.record:
@@ -209,7 +209,7 @@ def _reading(source: Path) -> Iterator[None]:
         raise SourceError(
             f"cannot be read ({error.strerror})",
             where=source,
-            hint="give the same command again, which looks at everything anew",
+            hint="run the same command again, which looks at everything anew",
         ) from None
 
 

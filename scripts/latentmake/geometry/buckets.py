@@ -170,5 +170,5 @@ def refuse_narrow(image: Size, placement: Placement, limit: int, path: str) -> N
             f"is too narrow ({image.width} x {image.height}): covering {target.width} x "
             f"{target.height} takes {resized} pixels",
             where=path,
-            hint="cut it to a shape nearer to the resolution's, or remove it",
+            hint="crop it to a shape closer to the resolution, or remove it",
         )

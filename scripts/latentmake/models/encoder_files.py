@@ -7,7 +7,7 @@ and names that are not known pass. The names are those that musubi-tuner's loade
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from latentmake.config import Model, Weights, hub
@@ -20,9 +20,10 @@ from latentmake.models.scripted import script_of, scripted_files
 from latentmake.models.wan_files import ModelFile
 from latentmake.models.weight_kinds import PICKLES, content_of
 
-_LORA = "LoRA"
+LORA = "LoRA"
+"""Kind of a LoRA's file."""
 _KINDS: Mapping[str, str] = {
-    _LORA: r"lora_(down|up)|lora_[AB]\.|\.lora_",
+    LORA: r"lora_(down|up)|lora_[AB]\.|\.lora_",
     "VAE": r"^(vae\.|first_stage_model\.)?(encoder|decoder)\.(conv_in|conv1|down|up|mid)",
     "T5": r"(^|\.)encoder\.block\.|\.SelfAttention\.|^(token_embedding|shared)\.|\.ffn\.gate\.",
     "CLIP text encoder": r"(^|\.)text_model\.|^(embeddings\.token_embedding|text_projection)\b",
@@ -82,10 +83,10 @@ def _inspected(file: File, weights: Weights) -> ModelFile:
         file.key, weights.path, known="is there" if number == 1 else f"{number} files"
     )
     if place.is_dir() and file.form == "file":
-        fault = f"is a folder, and the script reads one file of {_one(file.kind)}"
+        fault = f"is a folder, and the script reads one file of {one(file.kind)}"
         return found._replace(fault=fault)
     if place.is_file() and file.form == "folder":
-        fault = f"is a file, and the script reads the folder of {_one(file.kind)}"
+        fault = f"is a file, and the script reads the folder of {one(file.kind)}"
         return found._replace(fault=fault)
     first = _first(place)
     if first is None:
@@ -94,7 +95,7 @@ def _inspected(file: File, weights: Weights) -> ModelFile:
         content = content_of(first)
     except (ValueError, OSError) as error:
         return found._replace(fault=str(error))
-    fault = _fault(file, content.tensors) or ""
+    fault = fault_of(file, content.tensors) or ""
     return found._replace(content=content, fault=fault, known=file.kind or found.known)
 
 
@@ -104,21 +105,25 @@ def _first(place: Path) -> Path | None:
     return next((each for each in files if each.suffix in (".safetensors", *PICKLES)), None)
 
 
-def _fault(file: File, tensors: Mapping[str, Tensor]) -> str | None:
-    """Return why tensors are not those that a script takes; None where they may be."""
+def kinds_in(tensors: Iterable[str]) -> list[str]:
+    """Return the kinds of network that tensors of these names belong to, the likeliest first."""
     names = "\n".join(tensors)
     kinds = [kind for kind, marks in _KINDS.items() if re.search(marks, names, re.MULTILINE)]
-    if _LORA in kinds:
-        kinds = [_LORA]
+    return [LORA] if LORA in kinds else kinds
+
+
+def fault_of(file: File, tensors: Mapping[str, Tensor]) -> str | None:
+    """Return why tensors are not those that a script takes; None where they may be."""
+    kinds = kinds_in(tensors)
     if kinds and file.kind and file.kind not in kinds:
-        return f"is {_one(kinds[0])}, not {_one(file.kind)}"
-    found = _vae(tensors)
+        return f"is {one(kinds[0])}, not {one(file.kind)}"
+    found = vae_of(tensors)
     if file.vae is None or found is None or found == file.vae or found not in _known():
         return None
     return f"is a VAE {_words(found)}, and not one {_words(file.vae)}"
 
 
-def _vae(tensors: Mapping[str, Tensor]) -> Vae | None:
+def vae_of(tensors: Mapping[str, Tensor]) -> Vae | None:
     """Return the sizes of a VAE; None where its names or shapes are not known."""
     first = next((each.shape for name, each in tensors.items() if _FIRST.search(name)), ())
     last = next((each.shape for name, each in tensors.items() if _LAST.search(name)), ())
@@ -134,7 +139,8 @@ def _known() -> set[Vae]:
     return {file.vae for file in files if file.vae is not None} | {Vae(2, 4), Vae(3, 48, 12)}
 
 
-def _one(kind: str) -> str:
+def one(kind: str) -> str:
+    """Return a kind with its article: `a VAE`, `an image encoder`."""
     return f"{'an' if kind[:1] == 'i' else 'a'} {kind or 'network'}"
 
 

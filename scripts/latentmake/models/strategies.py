@@ -72,7 +72,7 @@ def _refuse_another(model: Model, network: Network) -> None:
     path = Path((model.weights(network.key) or NO_WEIGHTS).path or "")
     if not path.is_file():
         return  # a folder, or said by who digests it
-    hint = "name the file that docs/sd-scripts.md does"
+    hint = "name the file that docs/trainers/sdscripts.md does"
     try:
         found = content_of(path)
     except ValueError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from latentmake.files import atomic
 from latentmake.files.cachefile import Picture
 from latentmake.index.memo import Memo, SourceStat, TargetStat
 from latentmake.index.rates import Work
-from latentmake.plan.orders import FOLDER, RUNS
+from latentmake.plan.orders import FOLDER, RUNS, WorkOrder
 
 GONE = "this cache file is gone"
 
@@ -79,6 +80,15 @@ def read_receipt(path: Path) -> Receipt:
         return Receipt(**json.loads(path.read_bytes()))
     except TypeError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def encoded(orders: Iterable[WorkOrder]) -> Counter[str]:
+    """Return how many targets of each kind the jobs of some orders encoded, by their receipts."""
+    counts = Counter[str]()
+    for order in orders:
+        with contextlib.suppress(OSError, ValueError):
+            counts[order.kind] += read_receipt(order.receipt).counts["encoded"]
+    return counts
 
 
 def receipts() -> Iterator[Path]:

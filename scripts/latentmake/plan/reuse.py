@@ -54,7 +54,7 @@ def mark(memo: Memo, evaluations: Sequence[Evaluation]) -> None:
     for state, number, each in wanted:
         if paths := [path for key in each for path in found.get(key, ())]:
             stale = state.stale[number]
-            state.stale[number] = stale._replace(reason="at hand", at_hand=tuple(paths[:_MOST]))
+            state.stale[number] = stale._replace(reason="reusable", at_hand=tuple(paths[:_MOST]))
 
 
 def _files(keys: set[str], memo: Memo, kept: set[str]) -> dict[str, list[str]]:

@@ -79,8 +79,8 @@ def announce(
         same = {*made} & {*other["orders"]} or {*trained} & {*other["trained"]}
         if same:
             asked = " ".join(other["targets"]) or "all"
-            what = f"another build makes some of this ({asked}, process {other['process']})"
-            raise StorageError(what, where=str(path), hint="wait for its end")
+            what = f"another build makes some of these files ({asked}, process {other['process']})"
+            raise StorageError(what, where=str(path), hint="wait until it ends")
     about = {"process": os.getpid(), "targets": [*targets], "began": time.time()}
     path = BUILDS / f"{time.time_ns()}.{os.getpid()}.json"
     with contextlib.suppress(OSError):

@@ -53,7 +53,9 @@ def begin(orders: Sequence[WorkOrder], *, alone: bool = False) -> BinaryIO | Non
             forget_old({order.name for order in orders})
         except BlockingIOError:
             if alone:
-                raise StorageError("another build runs here", hint="wait for its end") from None
+                raise StorageError(
+                    "another build is running here", hint="wait until it ends"
+                ) from None
         if not alone:
             fcntl.flock(held, fcntl.LOCK_SH)
     keep_replaced(orders)

@@ -28,7 +28,7 @@ from latentmake.plan.keys import UNKNOWN, Keys, Source
 from latentmake.plan.listing import Listing
 from latentmake.sources import s3
 
-REASONS = ("at hand", "new", "edited", "changed recipe", "damaged")
+REASONS = ("reusable", "new", "edited", "changed recipe", "damaged")
 
 _PLAIN = layouts.of("plain")
 

@@ -152,7 +152,7 @@ def refuse_moved(targets: Sequence[str], configfiles: Iterable[Path]) -> None:
             if command.startswith("latentmake") and word != "import":  # which reads none
                 command += "".join(f" -c {shlex.quote(os.path.relpath(x))}" for x in configfiles)
             hint = f"type `{command}`"
-            raise ConfigError("is no target of Snakemake any more", where=target, hint=hint)
+            raise ConfigError("is no longer a target of Snakemake", where=target, hint=hint)
 
 
 def _unknown(target: str, names: Iterable[str], runs: Iterable[str]) -> ConfigError:

@@ -87,7 +87,7 @@ def write_page(metrics_path: Path, path: Path, say: Callable[[str], object]) -> 
         raise CacheError(
             "the results are missing or damaged",
             where=metrics_path,
-            hint="give the same command again, which computes them anew",
+            hint="run the same command again, which computes them anew",
         )
     folder = metrics_path.parent
     try:
@@ -97,7 +97,7 @@ def write_page(metrics_path: Path, path: Path, say: Callable[[str], object]) -> 
         raise CacheError(
             f"this clip cannot be read ({error.strerror})",
             where=error.filename or folder,
-            hint="give the same command again, which makes it anew",
+            hint="run the same command again, which makes it anew",
         ) from None
     state = page_state(metrics_path) or ""
     text = page("gallery", f"Evaluation of {metrics.run}", data, state).encode()

@@ -29,7 +29,7 @@ def _lines(each: Explanation) -> Iterator[str]:
     reason = f" ({each.reason})" if each.reason else ""
     yield f"{each.path}: {each.state}{reason}"
     rows = [("differs", str(difference)) for difference in each.differences]
-    rows += [("at hand", f"{path} has its key") for path in each.at_hand[:1]]
+    rows += [("reusable", f"{path} has its key") for path in each.at_hand[:1]]
     rows += [("source", source) for source in each.source]
     if each.header is not None:
         caption = "" if each.caption is None else f"{quoted(each.caption)}, "

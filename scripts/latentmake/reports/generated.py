@@ -67,7 +67,7 @@ def write_pages(folder: Path, say: Callable[[str], object]) -> int:
     """Write page and contact sheet of the clips in a folder; return the number of clips."""
     index = GenerationIndex.read(folder / INDEX)
     if index is None:
-        hint = "give the same command again, which writes it anew"
+        hint = "run the same command again, which writes it anew"
         raise StorageError("the index of the clips is gone", where=folder / INDEX, hint=hint)
     if not is_shown(folder):
         atomic.write(folder / SHEET, _sheet(folder, index))

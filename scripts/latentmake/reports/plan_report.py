@@ -8,10 +8,12 @@ from collections.abc import Collection, Sequence
 from latentmake.files.disk import Need, human, shortages
 from latentmake.plan.estimates import Estimates, built_orders
 from latentmake.plan.facts import Facts
+from latentmake.plan.orders import WorkOrder
 from latentmake.plan.parts import Plan
+from latentmake.plan.receipts import encoded
 from latentmake.plan.targets import is_training_asked
 from latentmake.reports.fitting import fitting_lines
-from latentmake.reports.plan_table import plan_table
+from latentmake.reports.plan_table import counted, plan_table
 from latentmake.reports.recipe_changes import recipe_changes
 
 
@@ -53,3 +55,9 @@ def report(
         if not dry:
             raise shortage
         sys.stderr.write(f"warning: {shortage}\n")
+
+
+def report_built(orders: Sequence[WorkOrder]) -> None:
+    """Print how many targets a build encoded: `1 text encoded, 0 latents`."""
+    counts = encoded(orders)
+    sys.stderr.write(f"{counted(counts['text'], 'text')} encoded, {counts['latents']} latents\n")

@@ -40,13 +40,23 @@ def plan_table(plan: Plan, estimates: Iterable[str] = ()) -> str:
     for found in faults.values():
         by_place = sorted(found, key=lambda fault: _in_numbers(fault.path))
         lines += [f"faulty: {fault.line}" for fault in by_place]
-    total = sum(len(item.targets) for order in plan.orders for item in order.items)
-    if total:
-        at_hand = sum(len(order.paths) for order in plan.orders if order.reuses)
-        beside = f", {at_hand} of them at hand" * bool(at_hand)
-        lines.append(f"{total} targets to make{beside}, in {len(plan.jobs)} jobs")
+    made = Counter[str]()
+    for order in plan.orders:
+        made[order.kind] += sum(len(item.targets) for item in order.items)
+    if total := made.total():
+        reused = sum(len(order.paths) for order in plan.orders if order.reuses)
+        linked = f", {reused} of them by linking" * bool(reused)
+        lines.append(
+            f"{counted(total, 'target')} to make ({made['latents']} latents, "
+            f"{counted(made['text'], 'text')}){linked}, in {counted(len(plan.jobs), 'job')}"
+        )
     lines += estimates
     return "\n".join([*lines, ""])
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 target`, `2 targets`."""
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _in_numbers(name: str) -> list[tuple[int, str]]:

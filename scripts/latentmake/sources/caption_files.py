@@ -274,7 +274,7 @@ class _Sources:
                 listed = (
                     f", or an entry in {settings.metadata_file}" if settings.metadata_file else ""
                 )
-                hint = f"write {names}{listed}, or set class_tokens, a caption for all such images"
+                hint = f"write {names}{listed}, or set `class_tokens` to a caption for all of them"
                 raise SourceError("has no caption", where=item.image, hint=hint)
         elif settings.empty_caption == "error":
             inside = not (item.caption or item.tags)
@@ -299,9 +299,9 @@ class _Sources:
             tail = listed.replace("\n", separator)
             return "\n".join(f"{line}{separator}{tail}" for line in own.split("\n"))
         raise SourceError(
-            f"says something else than {self._settings.metadata_file}",
+            f"differs from the entry in {self._settings.metadata_file}",
             where=path or self._item.image,
-            hint="set metadata_captions: override or join, or leave one of them out",
+            hint="set `metadata_captions` to override or join, or remove one of the two",
         )
 
 

@@ -337,7 +337,7 @@ def _fault(
     where = files[0][0]
     if len(files) > 1:
         others = ", ".join(path[len(root) + 1 :] for path, _ in files[1:])
-        what = f"shares its stem with {others}, so their caches would overwrite each other"
+        what = f"has the same name as {others}, so their cache files would overwrite each other"
         return Fault(where, stem, what, "rename or remove one of them")
     for path, stat in (files[0], *texts.values(), *layers):
         if path is not None and stat is not None and stat.size < 0:
@@ -351,7 +351,7 @@ def _fault(
     ending = dataset.caption_extension
     demanded = dataset.missing_caption == "error" and dataset.class_tokens is None
     if texts[ending][0] is None and demanded and not dataset.composed:
-        hint = f"write {root}/{stem}{ending}, or set class_tokens, a caption for all such images"
+        hint = f"write {root}/{stem}{ending}, or set `class_tokens` to a caption for all of them"
         return Fault(where, stem, "has no caption file", hint)
     return None
 

@@ -16,8 +16,8 @@ from latentmake.errors import CacheError, DatasetError
 from latentmake.files.verified import corruption_of
 
 SPLITS = ("train", "validation", "all")
-_DELETE = "delete it and give the build's command again, which encodes it anew"
-_HINT = "give the build's command again, which makes it anew"
+_DELETE = "delete it and run the build's command again, which encodes it anew"
+_HINT = "run the build's command again, which makes it anew"
 
 
 class _Pair(NamedTuple):

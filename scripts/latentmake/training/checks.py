@@ -57,7 +57,7 @@ def refuse_failed(findings: Iterable[Finding]) -> None:
     """Refuse if a finding has failed; the TrainingError names all that have."""
     lines = [f"{each.what}: {each.note}" for each in findings if each.verdict == "failed"]
     if lines:
-        raise TrainingError(f"{len(lines)} of the checklist failed: {' | '.join(lines)}")
+        raise TrainingError(f"{len(lines)} failed in the checklist: {' | '.join(lines)}")
 
 
 def of_faults(what: str, faults: Iterable[str], sound: str) -> Finding:

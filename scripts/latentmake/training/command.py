@@ -18,7 +18,7 @@ def exit_status(work: Callable[[], object]) -> int:
         say_error(error)
         return 1
     except torch.OutOfMemoryError:
-        say_error(TrainingError("the device has too little memory", hint="end other programs"))
+        say_error(TrainingError("the device is out of memory", hint="end other programs"))
         return 1
     except KeyboardInterrupt:
         return 130

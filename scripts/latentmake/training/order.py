@@ -46,7 +46,7 @@ def read_order(path: Path, kind: type[_Order]) -> _Order:
     Raises:
         TrainingError: it is missing, or not an order.
     """
-    hint = "give the build's command again, which writes it anew"
+    hint = "run the build's command again, which writes it anew"
     try:
         return kind.model_validate_json(path.read_bytes())
     except OSError as error:
@@ -89,7 +89,7 @@ def _lock(path: str) -> dict[str, Any]:
         raise TrainingError(
             "the lock of the run's caches is missing or damaged",
             where=path,
-            hint="delete it, and give the build's command again",
+            hint="delete it, and run the build's command again",
         )
     return lock
 
@@ -114,7 +114,7 @@ def rows_of(manifest: Path, kind: Callable[..., _Row]) -> Iterator[_Row]:
         raise TrainingError(
             f"the manifest cannot be read ({error})",
             where=manifest,
-            hint="give the build's command again, which writes it anew",
+            hint="run the build's command again, which writes it anew",
         ) from None
 
 
@@ -126,6 +126,6 @@ def caption_in(path: str) -> str:
         raise CacheError(
             f"this cache file cannot be read ({error})",
             where=path,
-            hint="delete it and give the build's command again, which encodes it anew",
+            hint="delete it and run the build's command again, which encodes it anew",
         ) from None
     return (metadata.get("caption") or metadata.get("caption1") or "").strip()

@@ -22,9 +22,9 @@ def run_lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
         free = True
     if not free:
         raise TrainingError(
-            f"another training of this run is at work: {lock.holder()}",
+            f"another training of this run is running: {lock.holder()}",
             where=folder,
-            hint="wait for its end, or end it",
+            hint="wait until it ends, or stop it",
         )
     with lock.released():
         yield

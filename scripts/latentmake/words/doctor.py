@@ -16,12 +16,11 @@ import latentmake
 from latentmake.config import ExternalProgram
 from latentmake.errors import UserError
 from latentmake.files.disk import free, human
+from latentmake.training.external import commit
 from latentmake.words.project import ConfigFiles, Directory, Json, opened
 from latentmake.words.shown import show_values
 
 _PACKAGES = ("snakemake", "torch", "diffusers", "transformers", "accelerate", "safetensors")
-_PROVEN = {"musubi_tuner": "30c658c", "sd_scripts": "48d368f"}
-"""Section of the configuration -> commit of the program with which all our tests passed."""
 _LINES = 12  # of a log
 _ERROR = re.compile(r"(^|\s)error\b|^Traceback|^\w*(Error|Exception)\b", re.IGNORECASE)
 
@@ -80,13 +79,8 @@ def _gpu() -> dict[str, object]:
 
 def _trainer(section: str, program: ExternalProgram) -> str:
     """Return the commit of a trainer, and whether it is the one that is proven."""
-    folder, proven = Path(program.path).expanduser(), _PROVEN[section]
-    if not (folder / ".git").exists():
-        return f"{folder}: no git repository, so its commit is unknown; {proven} is proven"
-    commit = _said("git", "-C", str(folder), "rev-parse", "HEAD")
-    edited = " with local changes" * bool(_said("git", "-C", str(folder), "diff", "--stat", "HEAD"))
-    word = "proven" if commit.startswith(proven) else f"not proven; {proven} is"
-    return f"{folder}: commit {commit[:12] or 'unknown'}{edited} ({word})"
+    folder = Path(program.path).expanduser()
+    return f"{folder}: {commit.installed(section, folder).note}"
 
 
 def _said(*command: str) -> str:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
-import statistics
 import unicodedata
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from latentmake.errors import DatasetError, SourceError
 from latentmake.files.media import VIDEO_EXTENSIONS, opened_video, probe_image, probe_video
@@ -18,8 +15,9 @@ from latentmake.sources.items import IMAGE_EXTENSIONS
 _CAPTIONS = (".txt", ".caption")
 _LISTS = ("metadata.jsonl", "metadata.csv")
 _REPEATS = re.compile(r"([1-9]\d{0,5})_(.*\S)")
-_PROBED_IMAGES, _PROBED_VIDEOS = 200, 5
-_MOST_FRAMES = 33  # of a clip: two seconds of Wan
+_PROBED_IMAGES, _PROBED_VIDEOS = 500, 50
+_BLANK = 64  # bytes: a caption file that may hold no text
+_LONGEST = 33  # frames of a clip: two seconds of Wan
 
 
 class Found(NamedTuple):
@@ -29,13 +27,12 @@ class Found(NamedTuple):
         name: for the configuration.
         path: the folder.
         items: number of images, or of videos.
-        captioned: number of those with a caption file, or an entry of `listed`.
+        captioned: number of those with a caption file, or with an entry of `listed`.
+        blank: number of caption files without text.
         ending: of the caption files.
         listed: name of its metadata file, if any.
-        side: median of the square roots of the areas of its images or frames, in pixels.
-        small: length of the shorter side of the smallest, in pixels.
-        frames: fewest frames of its videos; 0 for images.
-        fps: frames a second of its videos; None where they differ.
+        sizes: width and height of those that were probed, in pixels.
+        clips: likewise frames, and frames a second; empty for images.
         repeats: of kohya's `10_sks man`.
     """
 
@@ -43,35 +40,79 @@ class Found(NamedTuple):
     path: Path
     items: int
     captioned: int
+    blank: int = 0
     ending: str = ".txt"
     listed: str | None = None
-    side: int = 0
-    small: int = 0
-    frames: int = 0
-    fps: float | None = None
+    sizes: tuple[tuple[int, int], ...] = ()
+    clips: tuple[tuple[int, float], ...] = ()
     repeats: int = 1
+
+    @property
+    def video(self) -> bool:
+        """Whether it holds videos."""
+        return bool(self.clips)
 
     @property
     def words(self) -> str:
         """The folder's name as a caption: `10_sks man` and `sks_man` are `sks man`."""
-        return (_kohya(self.path) or (1, self.path.name))[1].replace("_", " ")
+        return (_kohya(self.path) or (1, self.path.absolute().name))[1].replace("_", " ")
 
     @property
-    def line(self) -> str:
-        """One line for people: `data/cats: 30 images, 28 captions`."""
-        kind = "video" if self.frames else "image"
-        captions = f"{self.captioned} caption{'s' * (self.captioned != 1)}"
-        return f"{self.path}: {self.items} {kind}{'s' * (self.items != 1)}, {captions}"
+    def counted(self) -> str:
+        """Its items for people: `30 images`."""
+        return numbered(self.items, "video" if self.video else "image")
 
-    def target_frames(self) -> int:
-        """Return the length of a clip that each of its videos has, in frames: 4 n + 1."""
-        return (min(self.frames, _MOST_FRAMES) - 1) // 4 * 4 + 1
+    @property
+    def sides(self) -> list[float]:
+        """Sides of squares of the same areas, in pixels, the smallest first."""
+        return sorted((width * height) ** 0.5 for width, height in self.sizes)
+
+    @property
+    def described(self) -> str:
+        """One line for people: `30 images, 28 captions, 640 x 480 to 1920 x 1080 pixels`."""
+        areas = sorted(self.sizes, key=lambda size: size[0] * size[1])
+        ends = dict.fromkeys(f"{w} x {h}" for w, h in (*areas[:1], *areas[-1:]))
+        sizes = f", {' to '.join(ends)} pixels" if ends else ""
+        return f"{self.counted}, {numbered(self.captioned, 'caption')}{sizes}"
+
+    def smaller(self, side: float) -> int:
+        """Return how many of its items are smaller than a resolution, about."""
+        small = sum(each < 0.99 * side for each in self.sides)
+        return round(small * self.items / max(1, len(self.sizes)))
+
+    @property
+    def fps(self) -> float | None:
+        """Frames a second of its videos; None where they differ, or are not known."""
+        rates = {rate for _, rate in self.clips}
+        return next(iter(rates)) or None if len(rates) == 1 else None
+
+    def target_frames(self, fps: float) -> int:
+        """Return the length of a clip, 4 n + 1 frames, that nine of ten videos have.
+
+        Args:
+            fps: frames a second that the model knows.
+        """
+        lengths = self._lengths(fps) or [1]
+        return max(1, (min(lengths[len(lengths) // 10], _LONGEST) - 1) // 4 * 4 + 1)
+
+    def _lengths(self, fps: float) -> list[int]:
+        return sorted(int(n * min(1.0, fps / rate) if rate else n) for n, rate in self.clips)
+
+    def shorter(self, fps: float, frames: int) -> int:
+        """Return how many videos have fewer frames than a clip, about."""
+        short = sum(length < frames for length in self._lengths(fps))
+        return round(short * self.items / max(1, len(self.clips)))
+
+
+def numbered(count: int, word: str) -> str:
+    """Return a number of things: `1 image`, `2 images`."""
+    return f"{count} {word}{'s' * (count != 1)}"
 
 
 def slug(name: str) -> str:
     """Return a name for the configuration: `Michael Gove` becomes `michael_gove`."""
-    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
-    return re.sub(r"[^a-z0-9]+", "_", plain.lower()).strip("_") or "dataset"
+    plain = unicodedata.normalize("NFKD", name.replace("ß", "ss")).encode("ascii", "ignore")
+    return re.sub(r"[^a-z0-9]+", "_", plain.decode().lower()).strip("_") or "dataset"
 
 
 def _kohya(folder: Path) -> tuple[int, str] | None:
@@ -89,11 +130,13 @@ def found_in(folder: Path) -> list[Found]:
     Raises:
         DatasetError: there is no such folder, or it holds neither images nor videos.
     """
-    if folder.suffix.lower() == ".toml":
-        hint = f"run `latentmake import {folder}` for a dataset file of another trainer"
-        raise DatasetError("is a file and no folder", where=folder, hint=hint)
+    if folder.is_file():
+        hint = "name the folder of the images or videos"
+        if folder.suffix.lower() in (".toml", ".json"):
+            hint = f"for a dataset file of another trainer run `latentmake import {folder}`"
+        raise DatasetError("is a file, not a folder", where=folder, hint=hint)
     if not folder.is_dir():
-        raise DatasetError("there is no such folder", where=folder, hint="correct the path")
+        raise DatasetError("this folder does not exist", where=folder, hint="correct the path")
     inside = [each for each in sorted(folder.iterdir()) if each.is_dir() and _kohya(each)]
     found = [one for each in inside for one in _found(each)] or list(_found(folder))
     if not found:
@@ -105,70 +148,54 @@ def found_in(folder: Path) -> list[Found]:
 
 def _found(folder: Path) -> Iterator[Found]:
     """Yield the dataset of images, then that of videos, of a folder with its sub-folders."""
-    files = [each for each in sorted(folder.rglob("*")) if each.is_file()]
-    files = [each for each in files if not any(part[0] == "." for part in each.parts[-2:])]
+    below = [each.relative_to(folder) for each in sorted(folder.rglob("*")) if each.is_file()]
+    files = [folder / each for each in below if not any(x.startswith(".") for x in each.parts)]
     images = [each for each in files if each.suffix.lower() in IMAGE_EXTENSIONS]
     videos = [each for each in files if each.suffix.lower() in VIDEO_EXTENSIONS]
-    named, repeats = slug((_kohya(folder) or (1, folder.name))[1]), (_kohya(folder) or (1, ""))[0]
-    for kind, of_kind in (("images", images), ("videos", videos)):
-        if not of_kind:
-            continue
-        name = f"{named}_{kind}" if images and videos else named
-        found = Found(name, folder, len(of_kind), *_captions(folder, of_kind), repeats=repeats)
-        yield found._replace(**(_of_images(images) if of_kind is images else _of_videos(videos)))
+    repeats, words = _kohya(folder) or (1, folder.absolute().name)
+    kinds = [("images", images), ("videos", videos)]
+    for kind, items in kinds:
+        if items:
+            name = f"{slug(words)}_{kind}" if images and videos else slug(words)
+            found = _captions(Found(name, folder, len(items), 0, repeats=repeats), items)
+            yield (_of_images if items is images else _of_videos)(found, items)
 
 
-def _captions(folder: Path, items: list[Path]) -> tuple[int, str, str | None]:
-    """Return how many items have a caption, the ending of their files, and the metadata file."""
-    counts = {
-        ending: sum(each.with_suffix(ending).is_file() for each in items) for ending in _CAPTIONS
-    }
-    ending, count = max(counts.items(), key=lambda each: each[1])
-    listed = next((name for name in _LISTS if (folder / name).is_file()), None)
-    if count == 0 and listed is not None:
-        with (folder / listed).open("rb") as file:
+def _captions(found: Found, items: list[Path]) -> Found:
+    """Add the captions, from files beside the items or from a metadata file."""
+    files = {ending: [each.with_suffix(ending) for each in items] for ending in _CAPTIONS}
+    there = {ending: [x for x in paths if x.is_file()] for ending, paths in files.items()}
+    ending, captions = max(there.items(), key=lambda each: len(each[1]))
+    listed = next((name for name in _LISTS if (found.path / name).is_file()), None)
+    if not captions and listed is not None:
+        with (found.path / listed).open("rb") as file:
             rows = sum(1 for line in file if line.strip()) - listed.endswith(".csv")
-        return min(rows, len(items)), ".txt", listed
-    return count, ending if count else ".txt", None
+        return found._replace(captioned=min(rows, len(items)), listed=listed)
+    blank = sum(x.stat().st_size < _BLANK and not x.read_bytes().strip() for x in captions)
+    ending = ending if captions else ".txt"
+    return found._replace(captioned=len(captions), blank=blank, ending=ending)
 
 
-def _of_images(images: list[Path]) -> dict[str, Any]:
+def _of_images(found: Found, images: list[Path]) -> Found:
     sizes = []
-    for each in images[:: max(1, len(images) // _PROBED_IMAGES)]:
+    for each in images[:: -(-len(images) // _PROBED_IMAGES)]:
         try:
             media = probe_image(str(each))
         except SourceError:
             continue  # its job names it
         sizes.append((media.width, media.height))
-    return _sides(sizes)
+    return found._replace(sizes=tuple(sizes))
 
 
-def _of_videos(videos: list[Path]) -> dict[str, Any]:
-    sizes, rates, frames = [], Counter[float](), []
-    for each in videos[:: max(1, len(videos) // _PROBED_VIDEOS)]:
+def _of_videos(found: Found, videos: list[Path]) -> Found:
+    sizes, clips = [], []
+    for each in videos[:: -(-len(videos) // _PROBED_VIDEOS)]:
         try:
             media = probe_video(str(each))
             with each.open("rb") as file, opened_video(file, str(each)) as (_, stream):
-                rates[round(float(stream.average_rate or 0), 3)] += 1
+                rate = round(float(stream.average_rate or 0), 3)
         except SourceError:
             continue
         sizes.append((media.width, media.height))
-        frames.append(media.frames)
-    fps = next(iter(rates)) if len(rates) == 1 else None
-    return {**_sides(sizes), "frames": min(frames, default=1), "fps": fps or None}
-
-
-def _sides(sizes: list[tuple[int, int]]) -> dict[str, int]:
-    if not sizes:
-        return {}
-    side = statistics.median((width * height) ** 0.5 for width, height in sizes)
-    return {"side": round(side), "small": min(map(min, sizes))}
-
-
-def json_of(path: Path) -> dict[str, Any]:
-    """Return a JSON object in a file; {} where there is none."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        clips.append((media.frames, rate))
+    return found._replace(sizes=tuple(sizes), clips=tuple(clips) or ((1, 0.0),))

@@ -21,9 +21,10 @@ def import_(
         str | None, typer.Option(metavar="RUN", help="Name of the run.", show_default="the file's")
     ] = None,
     architecture: Annotated[
-        str | None, typer.Option(help="Of the model.", show_default="as the caches say")
+        str | None,
+        typer.Option(help="Architecture of the model.", show_default="as the caches say"),
     ] = None,
-    task: Annotated[str | None, typer.Option(help="Of the model, such as t2v-14B.")] = None,
+    task: Annotated[str | None, typer.Option(help="Task of the model, such as t2v-14B.")] = None,
     output: Annotated[
         Path | None, typer.Option(help="File to write.", show_default="print it")
     ] = None,

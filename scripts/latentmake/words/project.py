@@ -100,8 +100,8 @@ def alone() -> Iterator[None]:
     """
     for build in running_builds():
         asked = " ".join(build.targets) or "all"
-        what = f"a build runs here ({asked}, process {build.process})"
-        raise StorageError(what, hint="wait for its end, and run the same command again")
+        what = f"a build is running here ({asked}, process {build.process})"
+        raise StorageError(what, hint="wait until it ends, then run the same command")
     held = spool.begin([], alone=True)
     try:
         yield

@@ -269,7 +269,7 @@ def test_one_that_does_not_fit_alone_is_named_and_stops_no_other(batch_size: int
     with pytest.raises(SourceError) as caught:
         carry(latents(cats(5), "01"), again, batch_size=batch_size)
     line = str(caught.value)
-    assert line.startswith("1 of 5 items are faulty: data/01.png: memory does not suffice")
+    assert line.startswith("1 of 5 items are faulty: data/01.png: not enough memory")
     assert "32 x 32 pixels" in line and "lower the resolution" in line and "\n" not in line
     assert "CUDA out of memory" in line  # the library's words
     assert "vae_cache_cpu" not in line  # which is about Wan
@@ -292,7 +292,7 @@ def test_a_device_that_runs_out_of_memory_stops_the_job_and_no_item_is_faulty(
     with pytest.raises(DeviceError) as caught:
         carry(work, Short(lambda each: each.item.stem >= "04", error))
     line = str(caught.value)
-    assert line.startswith("data/04.png: memory does not suffice")
+    assert line.startswith("data/04.png: not enough memory")
     assert "one as large was encoded before" in line and "\n" not in line
     assert (error[1] or "MemoryError") in line  # the library's words
     assert not Path("receipt.json").exists()
@@ -462,6 +462,6 @@ def test_encoders_that_do_not_fit_are_named_in_one_line(monkeypatch: pytest.Monk
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(torch.nn.Module, "to", full)
-    with pytest.raises(DeviceError, match=r"^models.tiny: memory does not suffice") as caught:
+    with pytest.raises(DeviceError, match=r"^models.tiny: not enough memory") as caught:
         carry_out(order("latents", cats(1)), Path("receipt.json"), say=silent)
     assert "\n" not in str(caught.value)

@@ -18,7 +18,6 @@ from pydantic import BaseModel
 from test_config import MISTAKES, configurations
 
 FOLDER = Path(__file__).parents[3] / "config"
-README = (FOLDER / "README.md").read_text(encoding="utf-8")
 FILES = sorted([FOLDER / "config.yaml", *(FOLDER / "examples").glob("*.yaml")])
 VALIDATOR = jsonschema.Draft202012Validator(json.loads(json_schema()))
 
@@ -51,11 +50,6 @@ def sections(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 SECTIONS = {section.__name__: section for section in sections(Config)}
-
-
-def test_the_schema_on_disk_is_that_of_the_program() -> None:
-    # `PYTHONPATH=scripts python -m latentmake.config > config/schema.json`
-    assert (FOLDER / "schema.json").read_text(encoding="utf-8") == json_schema()
 
 
 def test_the_schema_is_one() -> None:
@@ -107,50 +101,3 @@ def test_every_key_has_a_description(name: str) -> None:
     section = schema if name == "Config" else schema["$defs"][name]
     described = {key for key, value in section["properties"].items() if value.get("description")}
     assert described == {*SECTIONS[name].model_fields}
-
-
-@pytest.mark.parametrize("name", SECTIONS)
-def test_the_readme_describes_every_key(name: str) -> None:
-    for key in SECTIONS[name].model_fields:
-        if name == "Config":
-            assert f"\n## `{key}`" in README, key
-        else:
-            assert f"\n| `{key}` |" in README, key
-
-
-def test_the_readme_describes_no_key_that_is_not_there() -> None:
-    known = {key for section in SECTIONS.values() for key in section.model_fields}
-    assert set(re.findall(r"^\| `([a-z0-9_]+)` \|", README, flags=re.MULTILINE)) <= known
-
-
-def test_the_defaults_in_the_readme_are_the_programs() -> None:
-    told: dict[str, list[Any]] = {}
-    for key, text in re.findall(r"^\| `([a-z0-9_]+)` \| `([^`]+)` \|", README, flags=re.MULTILINE):
-        default = yaml.load(text, Loader=Reader)
-        told.setdefault(key, []).append("no" if default is False and text == "no" else default)
-    compared = 0
-    for section in SECTIONS.values():
-        for key, field in section.model_fields.items():
-            if key in told and field.default not in (None, "") and not field.is_required():
-                assert field.default in told[key], (section, key)
-                compared += 1
-    assert compared > 40
-
-
-def test_the_configurations_in_the_readme_are_accepted() -> None:
-    blocks = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
-    assert len(blocks) == 1
-    assert parse(yaml.safe_load(blocks[0]))
-    lines = [line.strip() for line in README.splitlines() if re.match(r"    (vae|text):.*{", line)]
-    maps = [line.strip() for line in README.splitlines() if line.startswith("    path_maps:")]
-    adopt = [line.strip() for line in README.splitlines() if line.startswith("    ai_training:")]
-    assert len(adopt) == 1
-    assert parse(
-        changed("models", "tiny", "ai_training", value=yaml.safe_load(adopt[0])["ai_training"])
-    )
-    assert len(maps) == 1 and parse({**smallest(), "publish": yaml.safe_load(maps[0])})
-    assert len(lines) == 3
-    for line in lines:
-        assert parse({**smallest(), "models": {"tiny": {
-            "vae": "v", "text": ["t"], "unet": "u", **yaml.safe_load(line)
-        }}})  # fmt: skip

@@ -174,18 +174,18 @@ def test_a_write_that_fails_half_way_leaves_the_old_file_and_nothing_else(path: 
 @pytest.mark.parametrize(
     ("fault", "line"),
     [
-        (errno.ENOSPC, "cache/x: no space left on the disk; free some space and give"),
-        (errno.EDQUOT, "cache/x: your disk quota is used up; free some space and give"),
-        (errno.EROFS, "cache/x: the file system is read-only; mount it for writing and give"),
+        (errno.ENOSPC, "cache/x: no space left on the disk; free some space, then"),
+        (errno.EDQUOT, "cache/x: your disk quota is used up; free some space, then"),
+        (errno.EROFS, "cache/x: the file system is read-only; mount it for writing, then"),
         (errno.EACCES, "cache/x: no permission to write; give your user the right to write"),
-        (errno.EPERM, "cache/x: the system does not permit this change; remove a write protection"),
+        (errno.EPERM, "cache/x: the system does not permit this change; remove the write"),
     ],
 )
 def test_a_fault_of_the_disk_says_that_finished_work_is_kept(fault: int, line: str) -> None:
     error = storage_error(OSError(fault, os.strerror(fault)), "cache/x")
     assert isinstance(error, StorageError)
     assert str(error).startswith(line)
-    assert str(error).endswith("finished work is kept")
+    assert str(error).endswith("finished files are kept")
     assert storage_error(OSError(errno.EIO, "other"), "cache/x") is None
 
 

@@ -158,7 +158,7 @@ def test_what_has_no_room_is_one_line_a_disk(tmp_path: Path) -> None:
         refuse(both)
     line = str(caught.value)
     assert line.startswith(f"{tmp_path}/cache: {human(half.size)} of latents of wan, ")
-    assert "of clips to be written, but" in line and "; free some space" in line
+    assert "of clips must be written, but only" in line and "; free some space" in line
     assert not (tmp_path / "not").exists()
     assert not list(shortages([Need("nothing", "cache", 0)]))
 

@@ -105,7 +105,7 @@ def test_files_under_each_others_names_are_not_encoded_again(caches: Caches) -> 
     assert set(found.values()) == {(UNEXPECTED, "moved to the store")}
     kept = [store.stored(each.key).read_bytes() for each in caches.files[:2]]
     assert kept == before
-    assert caches.stale() == dict.fromkeys(map(str, (caches[0], caches[1])), "at hand")
+    assert caches.stale() == dict.fromkeys(map(str, (caches[0], caches[1])), "reusable")
 
 
 def test_a_foreign_file_in_a_targets_place_is_left_to_the_build(caches: Caches) -> None:
@@ -144,7 +144,7 @@ def test_an_edited_source_is_named_and_the_undone_edit_finds_its_file(caches: Ca
     assert finding.path == text.path and finding.done == "moved to the store"
     assert finding.reason == f"it was not made of {text.source} as it is"
     Path(text.source).write_text(f"caption {int(text.stem[-4:])}")
-    assert caches.stale() == {text.path: "at hand"}
+    assert caches.stale() == {text.path: "reusable"}
 
 
 def test_another_recipe_is_named_with_old_and_new(caches: Caches) -> None:

@@ -115,7 +115,7 @@ def test_a_file_and_metadata_that_differ_are_a_fault(folder: Path) -> None:
     found, faults = made(folder, {"c.png": {"caption": "new"}, "a": {"caption": "a cat\nsecond"}})
     assert set(found.found) == {"a", "sub/b"}
     (line,) = faults
-    assert line.startswith(f"{folder}/c.caption: says something else than")
+    assert line.startswith(f"{folder}/c.caption: differs from the entry in")
     assert "override or join" in line
 
 

@@ -94,7 +94,7 @@ def test_the_order_is_that_of_stems_whatever_the_endings(tmp_path: Path) -> None
 def test_a_missing_caption_is_a_fault_or_the_empty_caption(tmp_path: Path) -> None:
     put(tmp_path, "a.png")
     assert "a.png: has no caption file; write" in fault(tmp_path)
-    assert "set class_tokens, a caption for all such images" in fault(tmp_path)
+    assert "set `class_tokens` to a caption for all of them" in fault(tmp_path)
     found, faults = find(tmp_path, missing_caption="empty")
     assert faults == []
     assert (found[0].caption, found[0].caption_stat) == (None, None)
@@ -121,7 +121,7 @@ def test_an_image_of_a_format_that_is_not_read_is_named_and_not_its_caption(tmp_
 def test_two_images_of_one_stem_are_one_fault_that_names_both(tmp_path: Path) -> None:
     put(tmp_path, "a.png", "a.jpg", "a.txt", "b.png", "b.txt")
     line = fault(tmp_path)
-    assert "a.jpg: shares its stem with a.png" in line
+    assert "a.jpg: has the same name as a.png" in line
     assert [item.stem for item in find(tmp_path)[0]] == ["b"]
 
 
@@ -315,7 +315,7 @@ def test_each_image_is_an_item_or_in_a_fault_and_never_both(names: set[str], mis
     for name in images:
         shown = name.encode("utf-8", "backslashreplace").decode().replace("\n", "\\n")
         in_fault = f"root/{shown}:" in told or any(
-            "shares its stem" in each.what and name in each.what for each in faults
+            "has the same name as" in each.what and name in each.what for each in faults
         )
         assert (name in made) != in_fault, name
     assert made <= images

@@ -46,7 +46,7 @@ def test_a_second_training_is_refused_until_all_of_the_first_has_ended(tmp_path:
     assert job.stderr is not None and job.stderr.readline() == b"trains\n"
     holder = f"process {job.pid} on {socket.gethostname()} (training in {tmp_path})"
     second = (
-        f"{run}: another training of this run is at work: {holder}; wait for its end, or end it"
+        f"{run}: another training of this run is running: {holder}; wait until it ends, or stop it"
     )
     assert _refused(run) == second
     job.send_signal(signal.SIGKILL)

@@ -12,7 +12,7 @@ import torch
 from latentmake.caches.gpu import visible
 from latentmake.errors import DeviceError, first_line, is_device_fault, is_out_of_memory
 
-_AGAIN = "look at it with nvidia-smi, and give the same command again: finished work is kept"
+_AGAIN = "check it with nvidia-smi, then run the same command; finished files are kept"
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")

@@ -166,7 +166,7 @@ def _places(order: WorkOrder, wanted: Clips) -> list[_Place]:
         clip = Clip(*(target.clip or (0, 1))[:2])
         if clip.start + clip.frames > len(kept):
             what = f"has {len(kept)} frames to use, but its clips need {clip.start + clip.frames}"
-            raise SourceError(what, where=item.place, hint="give the command again")
+            raise SourceError(what, where=item.place, hint="run the same command again")
         place = found.setdefault(clip, _Place(item, digest, kept, clip, []))
         place.targets.append((target, key))
     return list(found.values())

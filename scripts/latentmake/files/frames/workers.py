@@ -112,7 +112,7 @@ class _Worker:
             what, hint = f"ended the process that reads it (exit status {status})", _REPLACE
         elif -status == signal.SIGKILL:
             what = "was being read when the reading process was killed (SIGKILL)"
-            hint = "end other programs if memory is short, and give the same command again"
+            hint = "end other programs if memory is short, and run the same command again"
         else:
             what, hint = f"made FFmpeg crash ({signal.Signals(-status).name})", _REPLACE
         return SourceError(what, where=path, hint=hint)
@@ -197,7 +197,7 @@ class Workers:
         with self._lock:
             if self._is_closed:
                 what = "was no longer read: the job ended before"
-                raise SourceError(what, where=path, hint="give the same command again")
+                raise SourceError(what, where=path, hint="run the same command again")
             if self._idle:
                 return self._idle.pop(), False
         worker = _Worker(self._timeout)

@@ -14,6 +14,7 @@ from pathlib import Path
 from latentmake.errors import TrainingError
 from latentmake.files.paths import System, is_windows
 from latentmake.training.checks import Finding, Verdict, of_faults
+from latentmake.training.external import commit
 from latentmake.training.external.arguments import missing_files
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.launch_scripts import Commands
@@ -63,6 +64,14 @@ def environment(installation: Installation, packages: Iterable[str] = ()) -> Fin
         note = f"{python} has no accelerate: the script is run without it"
         return Finding("environment", "warning", note)
     return Finding("environment", "ok", f"{python} has all that its script imports")
+
+
+def proven_commit(installation: Installation) -> Iterator[Finding]:
+    """Compare the program's commit with the one that is proven, where one is."""
+    section = installation.program.section
+    if section in commit.PROVEN:
+        found = commit.installed(section, installation.folder)
+        yield Finding("commit", "ok" if found.proven else "warning", found.note)
 
 
 def publication_findings(

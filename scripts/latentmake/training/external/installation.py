@@ -103,7 +103,7 @@ class Installation:
         folder = Path(os.path.abspath(Path(path).expanduser()))  # noqa: PTH100
         if not folder.is_dir():
             raise TrainingError(
-                f"this folder of {name} does not exist",
+                f"the folder of {name} does not exist",
                 where=path,
                 hint=f"correct `{section}.path`",
             )
@@ -114,7 +114,7 @@ class Installation:
         within = f" or in its {package}" if package else ""
         old = "update it, or " if package and (folder / package).is_dir() else ""
         raise TrainingError(
-            f"no {script} lies in this folder{within}",
+            f"there is no {script} in this folder{within}",
             where=path,
             hint=f"{old}set `{section}.path` to the folder of {knows}",
         )

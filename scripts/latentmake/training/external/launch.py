@@ -190,7 +190,7 @@ def _accept(
         hint = last.strip() if hint.startswith("it ended with status") else hint
         raise TrainingError(
             f"run {run}: the trainer ended without an error, but wrote no {result} "
-            f"({files.trained} {fault}); what it said last: {hint[:300]}",
+            f"({files.trained} {fault}); its last line: {hint[:300]}",
             hint=f"all output: {log}",
         )
     atomic.open_to_group(files.work, f"{glob.escape(run)}*.safetensors")
@@ -213,12 +213,12 @@ def _failure(
         flags = " ".join(each for each in unknown[1].split() if each.startswith("--"))
         return TrainingError(
             f"run {run}: this {trainer.name} is too old for {flags or unknown[1]}",
-            hint=f"update it, or leave that out; all output: {log}",
+            hint=f"update it, or remove the setting; all output: {log}",
         )
     reason = usage[-1].strip() if usage else process.last_error(output, status)
     hints = [f"all output: {log}"]
     if "OutOfMemory" in reason or "out of memory" in reason:
         hints.insert(0, trainer.memory_hint)
     if resume.state is not None:
-        hints.insert(0, f"where the state {resume.state} is to blame, delete it")
+        hints.insert(0, f"if the state {resume.state} is damaged, delete it")
     return TrainingError(f"run {run}: {reason}", hint="; ".join(hints))

@@ -129,7 +129,7 @@ class Trainer(ABC, Generic[Order]):
             order: the run.
             memory: keeps what is found out about the program; None asks anew.
             models: the model's files, where they have been looked at already.
-            quick: see `program_findings`.
+            quick: see `program_findings`; the program's commit is not looked at either.
         """
         if models is None:
             models = self.models(order, quick=quick)
@@ -138,6 +138,8 @@ class Trainer(ABC, Generic[Order]):
             program = self.find(order, memory)
             note = program.note or str(program.script(program.program.script))
             yield Finding(self.name, "warning" if program.note else "ok", note)
+            if not quick:
+                yield from checks.proven_commit(program)
             yield checks.environment(program, self.packages(order, program))
         except TrainingError as error:
             yield Finding(self.name, "failed", str(error))

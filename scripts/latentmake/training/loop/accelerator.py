@@ -71,7 +71,7 @@ def make_accelerator(settings: LoopTrainer, kind: str, *, several: bool = False)
         )
     except ValueError as error:
         raise TrainingError(
-            f"this machine does not compute in {settings.mixed_precision} ({error})",
+            f"this machine cannot compute in {settings.mixed_precision} ({error})",
             where="trainer.mixed_precision",
             hint=f"set it to `{'fp16' if settings.mixed_precision == 'bf16' else 'no'}`",
         ) from None

@@ -40,7 +40,7 @@ def carry_out(
         say_error(error)
         return 1
     except torch.OutOfMemoryError:
-        say_error(TrainingError("the device has too little memory", hint=hint))
+        say_error(TrainingError("the device is out of memory", hint=hint))
         return 1
     except KeyboardInterrupt:
         return 130

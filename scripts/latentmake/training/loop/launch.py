@@ -76,7 +76,7 @@ def train(
             raise TrainingError(
                 "the trainer ended without an error, but its weights are not there",
                 where=files.weights,
-                hint=f"see {log}, and give the same command again",
+                hint=f"see {log}, and run the same command again",
             )
     if not files.is_complete():
         command = [sys.executable, "-m", order.completes, str(order_path)]
@@ -88,8 +88,8 @@ def train(
     _say(f"{order.run}: weights in {files.weights}{pictures}")
     if is_first:
         _say(
-            "next: edit a caption and run the same command again; Latentmake encodes that caption "
-            "alone, and trains again"
+            "next: edit a caption and run the same command again; Latentmake encodes only that "
+            "caption, and trains again"
         )
     Receipt(
         run=order.run,

@@ -159,9 +159,9 @@ class Learner:
                 scaler.load_state_dict(rest["scaler"])
         except (ValueError, KeyError, RuntimeError, TypeError) as error:
             raise TrainingError(
-                f"this checkpoint is of another network or optimizer ({error})",
+                f"this checkpoint belongs to another network or optimizer ({error})",
                 where=where,
-                hint="train with the settings it was made with, or leave it out",
+                hint="use the settings that it was trained with, or do not resume from it",
             ) from None
         # Checkpoints of the first release do not say it.
         if self._alpha is not None and (alpha := rest.get("alpha")) not in (None, self._alpha):

@@ -163,9 +163,9 @@ class Training:
                     f"this checkpoint is of step {self.step}, and the training ends at step "
                     f"{self.steps}",
                     where=found.folder,
-                    hint="raise `steps`, `epochs` or `max_steps`, which count from its beginning"
+                    hint="raise `steps`, `epochs` or `max_steps`, which include its earlier steps"
                     if self.settings.step_limit
-                    else "raise `steps` or `epochs`, which count from its beginning",
+                    else "raise `steps` or `epochs`, which include its earlier steps",
                 )
             _say(f"beginning at step {self.step} of {found.folder}")
         return False

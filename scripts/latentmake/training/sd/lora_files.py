@@ -222,7 +222,7 @@ def unreadable(error: Exception, file: Path) -> TrainingError:
     return TrainingError(
         f"these trained weights cannot be read ({first_line(error)})",
         where=file,
-        hint="delete them and give the same command again, which trains them anew",
+        hint="delete them and run the same command again, which trains them anew",
     )
 
 

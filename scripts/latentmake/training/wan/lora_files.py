@@ -128,5 +128,5 @@ def _unreadable(fault: str, file: Path) -> TrainingError:
     return TrainingError(
         f"this LoRA cannot be read ({fault})",
         where=file,
-        hint="delete it and give the same command again, which trains it anew",
+        hint="delete it and run the same command again, which trains it anew",
     )

@@ -362,7 +362,7 @@ def test_a_publication_that_fails_keeps_what_is_done_and_knows_its_files() -> No
     )
     assert child.returncode == 1
     (line,) = [each for each in child.stderr.splitlines() if "larger than" in each]
-    assert "c.png" in line and "finished work is kept" in line
+    assert "c.png" in line and "finished files are kept" in line
     folder = Path("published/gove-1.0")
     assert (folder / "gove_256/a.png").read_text() == "picture a"
     assert not list(folder.rglob("*-partial")) and not (folder / "gove_256/c.png").exists()

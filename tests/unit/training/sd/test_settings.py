@@ -533,7 +533,7 @@ def test_a_checkpoint_of_another_configuration_is_refused(
     make_training(first).run()
     (kept,) = checkpoint.find(RunFiles(first).checkpoints, wanted(first))
     other = make_order(tmp_path, output="other", resume_from_checkpoint=str(kept.folder), **changes)
-    with pytest.raises(TrainingError, match="of another network or optimizer") as error:
+    with pytest.raises(TrainingError, match="to another network or optimizer") as error:
         make_training(other).run()
     assert str(kept.folder) in str(error.value)
     assert "\n" not in str(error.value)

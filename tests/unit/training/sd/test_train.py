@@ -298,7 +298,7 @@ def test_a_cache_file_whose_header_contradicts_its_values_is_named_with_its_repa
         make_training(order).run()
     said = str(error.value)
     assert str(bad) in said and "\n" not in said
-    assert "delete it and give the build's command again, which encodes it anew" in said
+    assert "delete it and run the build's command again, which encodes it anew" in said
 
 
 @pytest.mark.parametrize("kind", ["16", "text"])
@@ -311,7 +311,7 @@ def test_a_cache_file_with_nan_is_named_before_the_first_step(tmp_path: Path, ki
     for each in tensors.values():
         each.view(-1)[3] = float("nan")
     save_file(tensors, bad, metadata)
-    with pytest.raises(CacheError, match="NaN or infinite values; delete it and give") as error:
+    with pytest.raises(CacheError, match="NaN or infinite values; delete it and run") as error:
         make_training(order).run()
     assert error.value.where == str(bad)
     assert not RunFiles(order).checkpoints.exists()

@@ -61,7 +61,7 @@ def deployed(order: MusubiOrder, rows: Iterable[ManifestRow]) -> dict[str, Path]
                         hint="rename one of them",
                     )
                 if not path.is_file():
-                    raise CacheError("is not there", where=path, hint="give the same command again")
+                    raise CacheError("is not there", where=path, hint="run the same command again")
                 files[place] = path
     return files
 

@@ -193,7 +193,7 @@ class _Attempts:
             self.wanted += sorted(large, key=lambda each: math.prod(sizes[id(each)]))
         elif self.fitted or died.reading.item.stem in self.job.known_faults:
             for each in large:
-                self._refuse(each, f"memory does not suffice to encode it, even alone: {error}")
+                self._refuse(each, f"not enough memory to encode it, even by itself: {error}")
         else:
             raise self._fault_of_device(error)
 
@@ -274,7 +274,8 @@ class _Attempts:
 
     def _fault_of_device(self, error: str) -> DeviceError:
         hint = (
-            f"look at the GPU with nvidia-smi and run again: finished caches are kept; {self._hint}"
+            "check the GPU with nvidia-smi, then run the same command; finished files are kept; "
+            f"{self._hint}"
         )
         return DeviceError(error, where=f"models.{self.job.order.model}", hint=hint)
 

@@ -259,7 +259,7 @@ class MusubiPublication(Publication[MusubiOrder]):
         for path in {path for path in files.values() if isinstance(path, Path)}:
             if not path.is_file():
                 kind = CacheError if path.suffix == ".safetensors" else SourceError
-                raise kind("is not there", where=path, hint="give the same command again")
+                raise kind("is not there", where=path, hint="run the same command again")
         return files
 
     def _latents_settings(self, dataset: str, resolution: tuple[int, int]) -> list[Any]:

@@ -101,7 +101,7 @@ def _texts(row: ManifestRow, settings: Dataset) -> list[str]:
             raise SourceError(
                 f"cannot be read ({error.strerror})",
                 where=row.caption or "",
-                hint="give the same command again",
+                hint="run the same command again",
             ) from None
         texts = [caption_of(data, item, settings)]
     return [" ".join(text.splitlines()) for text in texts]
@@ -125,7 +125,7 @@ def _add(files: Files, name: str, source: str) -> None:
         )
     path = Path(source)
     if not path.is_file():
-        raise CacheError("is not there", where=path, hint="give the same command again")
+        raise CacheError("is not there", where=path, hint="run the same command again")
     files[name] = path
 
 

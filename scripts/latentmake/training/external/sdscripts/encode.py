@@ -221,8 +221,8 @@ def _device_failure(order: WorkOrder, what: str) -> DeviceError:
     return DeviceError(
         f"sd-scripts' encoder of {order.kind} failed: {what}",
         where=f"models.{order.model}",
-        hint="look at the GPU with nvidia-smi and run again: finished caches are kept; all output: "
-        f"{Path(order.log).absolute()}",
+        hint="check the GPU with nvidia-smi, then run the same command; finished files are kept; "
+        f"all output: {Path(order.log).absolute()}",
     )
 
 

@@ -109,7 +109,7 @@ def read_items(manifest: Path, *, held_out: bool = False) -> list[Item]:
     Raises:
         TrainingError: the manifest is missing, damaged or has none of these.
     """
-    hint = "give the build's command again, which writes it anew"
+    hint = "run the build's command again, which writes it anew"
     try:
         lines = manifest.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):

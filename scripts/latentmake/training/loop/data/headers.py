@@ -16,7 +16,7 @@ from latentmake.errors import CacheError
 from latentmake.files.safetensors import read_head
 from latentmake.files.verified import corruption_of
 
-HINT = "delete it and give the build's command again, which encodes it anew"
+HINT = "delete it and run the build's command again, which encodes it anew"
 
 _DTYPES = {
     "F64": torch.float64,
@@ -103,7 +103,7 @@ class Stored(NamedTuple):
             raise CacheError(
                 "has another shape or scale than when the training began",
                 where=self.path,
-                hint="give the build's command again",
+                hint="run the build's command again",
             )
         try:
             if not _read(now, place):
@@ -139,7 +139,7 @@ def _damaged(path: str, error: object) -> CacheError:
         return CacheError(
             "this cache file is missing",
             where=path,
-            hint="give the build's command again, which encodes it anew",
+            hint="run the build's command again, which encodes it anew",
         )
     return CacheError(f"this cache file cannot be read ({error})", where=path, hint=HINT)
 

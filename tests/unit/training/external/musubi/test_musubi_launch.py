@@ -205,7 +205,7 @@ def test_a_flag_found_unknown_only_when_it_runs_is_named(root: Path, tmp_path: P
 def test_the_checklist_comes_first(root: Path, tuner: Path) -> None:
     order = make_run(root, tuner=tuner)
     Path("models/dit.safetensors").unlink()
-    refused(order, r"1 of the checklist failed: model: dit: .*does not exist")
+    refused(order, r"1 failed in the checklist: model: dit: .*does not exist")
     assert not (tuner / "called.json").exists()
     assert "failed" in Path("logs/train.log").read_text()
 

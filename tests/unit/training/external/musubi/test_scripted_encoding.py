@@ -261,7 +261,7 @@ def test_items_larger_than_all_that_fit_are_named(lengths: tuple[int, ...]) -> N
     tuner = scripts_world.install(TUNER, room=50)
     order = scripts_world.order("text", tuner, captions=of_lengths(*lengths))
     line = faults(order)
-    assert "2 of 6 items are faulty" in line and "memory does not suffice" in line
+    assert "2 of 6 items are faulty" in line and "not enough memory to encode it" in line
     assert "torch.OutOfMemoryError: CUDA out of memory" in line
     assert {*made(order)} == {stem for stem, x in zip(STEMS, lengths, strict=True) if x < 50}
     assert len(calls(TUNER)) <= 4

@@ -277,7 +277,7 @@ def test_an_sd_scripts_that_does_not_know_the_architecture_is_named_while_planni
     ):
         plan(values)
     (SCRIPTS / "lumina_train_network.py").unlink()
-    with pytest.raises(TrainingError, match=r"no lumina_train_network.py lies in this folder"):
+    with pytest.raises(TrainingError, match=r"there is no lumina_train_network.py in this folder"):
         plan(values)
 
 

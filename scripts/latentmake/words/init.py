@@ -1,0 +1,243 @@
+"""`latentmake init`: a first configuration, from folders of pictures and a model on the disk."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+import yaml
+
+from latentmake.config import hub, parse
+from latentmake.config.architectures import ARCHITECTURES
+from latentmake.errors import DatasetError, ModelError, StorageError, UserError
+from latentmake.files import atomic
+from latentmake.models import recipe
+from latentmake.models.checks import schedule_of
+from latentmake.words.found_folders import Found, found_in, slug
+from latentmake.words.found_model import Model, found_model
+from latentmake.words.hub_files import PIPELINE, downloads
+from latentmake.words.model_section import Section, refuse_trainer, section_of, trainers_of
+from latentmake.words.new_config import Run, clip_frames, config_text, controls_of, shown, size_of
+from latentmake.words.project import HOME
+
+Kind = Literal["sd", "wan", "musubi", "sdscripts"]
+_HUB = re.compile(r"[\w.-]+/[\w.-]+")
+_PROGRAMS = {  # trainer -> section, folder's name, a script of it
+    "musubi": ("musubi_tuner", "musubi-tuner", "wan_train_network.py"),
+    "sdscripts": ("sd_scripts", "sd-scripts", "sdxl_train_network.py"),
+}
+_FIRST = Path("models/stable-diffusion-v1-5")
+_TINY = HOME / "data/tiny-sd"
+
+
+def init(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER...", help="Folders of images or videos.")
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help="Model to train: a file or folder of weights, or the id of a model in the local "
+            "hub cache.",
+            show_default="Stable Diffusion 1.5, with the command that downloads it",
+        ),
+    ] = None,
+    trainer: Annotated[
+        Kind | None, typer.Option(help="Trainer.", show_default="one that can train the model")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File to write.", show_default="FOLDER.yaml, here"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Write a first configuration for your images and model, with a comment at each setting.
+
+    Prints what was found, what is missing with the command that gets it, and what to run next.
+    Exit status: 0 ready to build, 1 something is missing, 2 nothing was written.
+    """
+    datasets = _named([one for folder in folders for one in found_in(folder)])
+    name = slug(datasets[0].words)
+    file = output or Path(f"{name}.yaml")
+    if file.exists() and not force:
+        hint = "name another file by --output, or replace this one by --force"
+        raise StorageError("exists already", where=file, hint=hint)
+    found, place = _model(model)
+    datasets, notes = _taken(datasets, found)
+    programs = {kind: _program(kind, folders) for kind in _PROGRAMS}
+    kinds = trainers_of(found, musubi=programs["musubi"] is not None)
+    kind = trainer or kinds[0]
+    refuse_trainer(kind, found, kinds)
+    section = section_of(Section(found, kind, _downloads(found, place), place))
+    run = Run(name, datasets, section, size_of(found, datasets), *_installed(kind, programs), file)
+    text = config_text(run)
+    notes += [*_notes(run)]
+    missing = [*_missing(run), *(() if section.missing else _faults(text))]
+    try:
+        atomic.write(file, text.encode())
+    except UnicodeEncodeError:
+        what, hint = "has a name that is not UTF-8, which YAML cannot hold", "rename the folder"
+        raise DatasetError(what, where=folders[0], hint=hint) from None
+    for each in datasets:
+        _say("found", f"{each.path}: {each.described}")
+    if found.networks:
+        _say("found", f"{found.root}: {found.title}")
+    _say("wrote", f"{file}: trains a LoRA by `kind: {kind}`, at {shown(run.size.value)} pixels")
+    for line in notes:
+        _say("note", line)
+    for line in missing:
+        _say("missing", line)
+    here = "" if Path("Snakefile").is_file() else f" --snakefile {HOME / 'Snakefile'}"
+    _say("next", f"snakemake -n {run.command}{here}")
+    _say("next", f"latentmake check {name} -c {shown(str(file))}")
+    if missing:
+        raise typer.Exit(1)
+
+
+def _say(label: str, line: str) -> None:
+    typer.echo(f"{label:<9}{line}")
+
+
+def _named(datasets: list[Found]) -> list[Found]:
+    """Give datasets of the same name a number."""
+    names = [each.name for each in datasets]
+    numbers = [f"_{names[:at].count(name) + 1}" * (names.count(name) > 1)
+               for at, name in enumerate(names)]  # fmt: skip
+    return [each._replace(name=each.name + number)
+            for each, number in zip(datasets, numbers, strict=True)]  # fmt: skip
+
+
+def _model(given: str | None) -> tuple[Model, Callable[[Path], Any]]:
+    """Return the model, and how the configuration writes a path of it.
+
+    Raises:
+        ModelError: there is none, here or in the hub's local cache.
+    """
+    if given is None:
+        if _FIRST.is_dir():
+            return found_model(_FIRST), str
+        return Model(ARCHITECTURES["sd1"], None, [], [], _FIRST), str
+    if Path(given).exists() or not _HUB.fullmatch(given):
+        return found_model(Path(given)), str
+    commit = hub.known_commit(given)
+    if commit is None:
+        hint = f"correct the path, or run `hf download {given}` for a model of the hub"
+        raise ModelError("this model does not exist here", where=given, hint=hint)
+    snapshot = hub.place_of(given, commit)
+
+    def place(path: Path) -> dict[str, str]:
+        below = {"subfolder" if path.is_dir() else "file": str(path.relative_to(snapshot))}
+        return {"hub": given, "revision": commit, **({} if path == snapshot else below)}
+
+    return found_model(snapshot, given), place
+
+
+def _taken(datasets: list[Found], model: Model) -> tuple[list[Found], list[str]]:
+    """Leave out datasets of images or videos that a model does not take, with a line for each."""
+    scripts = model.architecture.scripts
+    version = scripts.versions[model.task or ""] if scripts else None
+    videos, images = (version.videos, version.images) if version else (False, True)
+    taken = [each for each in datasets if (videos if each.video else images)]
+    takes = " and ".join(["images"] * images + ["videos"] * videos)
+    lines = [
+        f"{each.path}: its {each.counted} are left out: {model.title} takes {takes}"
+        for each in datasets
+        if each not in taken
+    ]
+    if not taken:
+        what = f"holds {datasets[0].counted}, and {model.title} takes {takes}"
+        hint = "name another folder, or another --model"
+        raise DatasetError(what, where=datasets[0].path, hint=hint)
+    return taken, lines
+
+
+def _program(kind: str, folders: list[Path]) -> str | None:
+    """Return the folder of another trainer, from the usual places; None where there is none."""
+    _, name, script = _PROGRAMS[kind]
+    near = [Path(name), Path("..") / name, *(each.parent / name for each in folders)]
+    for place in (*near, Path.home() / name, Path.home() / "kohya_ss" / name):
+        if (place / script).is_file() or (place / "src/musubi_tuner" / script).is_file():
+            return str(place)
+    return None
+
+
+def _installed(kind: str, programs: dict[str, str | None]) -> tuple[tuple[str, str] | None, str]:
+    """Return section and folder of a trainer, and the command that fetches it if need be."""
+    if kind not in _PROGRAMS:
+        return None, ""
+    section, name, _ = _PROGRAMS[kind]
+    clone = f"git clone https://github.com/kohya-ss/{name} ../{name}"
+    found = programs[kind]
+    return (section, found or f"../{name}"), "" if found else clone
+
+
+def _notes(run: Run) -> Iterator[str]:
+    """Yield what was decided about captions, sizes and lengths, a line each."""
+    size, model = run.size, run.section.model
+    for each in run.datasets:
+        if lacking := each.items - each.captioned:
+            of = f"{lacking} of {each.counted}" if each.captioned else f"all {each.counted}"
+            words = f"`class_tokens: {shown(each.words)}` stands for it"
+            yield f"{each.path}: {of} lack a caption: {words}, but captions of their own are better"
+        if small := each.smaller(size.side):
+            yield f"{each.path}: {small} of {each.counted} are enlarged to the resolution"
+        scripts = model.architecture.scripts
+        short = each.shorter(scripts.fps, clip_frames(each, scripts)) if scripts else 0
+        if each.video and 0 < short < each.items:
+            yield f"{each.path}: {short} of {each.counted} are shorter than a clip, and left out"
+    if not size.full:
+        own = f"the {size.own} pixels that {model.title} was made for"
+        yield f"most are smaller than {own}: `resolutions: [{shown(size.value)}]`"
+
+
+def _missing(run: Run) -> Iterator[str]:
+    """Yield what is missing, and how to get it, a line each."""
+    section, model = run.section, run.section.model
+    if not model.networks:
+        yield f"a model: {PIPELINE} --local-dir {section.folder}, or name your own by --model"
+        if _TINY.is_dir():
+            tiny = _TINY.relative_to(Path.cwd()) if _TINY.is_relative_to(Path.cwd()) else _TINY
+            yield f"to try it without a download: --model {tiny}, which only shows how it works"
+    elif section.missing:
+        known = {key: file for key, file in section.missing.items() if file is not None}
+        for keys, command in downloads(known, section.folder):
+            yield f"{', '.join(f'`{key}`' for key in keys)} of the model: {command}"
+        for key in section.missing.keys() - known.keys():
+            yield f"`{key}` of the model: set it in {run.file}"
+    if run.clone:
+        hint = "then set it up as docs/guides/install-trainers.md says"
+        yield f"the trainer `{section.kind}`: {run.clone}, {hint}"
+    scripts = model.architecture.scripts
+    version = scripts.versions[model.task or ""] if scripts else None
+    for each in run.datasets:
+        if version and version.controls[0] and not Path(controls_of(each)).is_dir():
+            yield f"control images of {each.path}: put them into {controls_of(each)}"
+        if each.video and scripts:
+            frames = clip_frames(each, scripts)
+            if each.shorter(scripts.fps, frames) == each.items:
+                yield f"{each.path}: all videos are shorter than a clip of {frames} frames"
+
+
+def _downloads(model: Model, place: Callable[[Path], Any]) -> Path:
+    """Return the folder for files that are missing: beside the model's, or below `models`."""
+    return model.root if place is str else Path("models") / model.architecture.name
+
+
+def _faults(text: str) -> Iterator[str]:
+    """Yield why the configuration could not be planned; files are looked at, not read."""
+    try:
+        config = parse(yaml.safe_load(text))
+        model = next(iter(config.models.values()))
+        for dataset in config.datasets.values():
+            recipe.make("latents", dataset, model, lambda _: "")
+        recipe.make("text", None, model, lambda _: "")
+        if model.unet is not None:
+            recipe.training_digest(
+                model.unet, schedule_of(model.unet, model.scheduler), lambda _: ""
+            )
+    except UserError as error:
+        yield str(error)

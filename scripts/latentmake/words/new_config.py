@@ -1,0 +1,285 @@
+"""The text of a new configuration, as `latentmake init` writes it: keys, with comments why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from latentmake.config.architectures import WAN
+from latentmake.config.scripts import Scripts
+from latentmake.models.wan_files import number_format
+from latentmake.models.weight_kinds import Content
+from latentmake.words.found_folders import Found, numbered
+from latentmake.words.found_model import Model, json_of
+from latentmake.words.model_section import Section
+
+_COLUMN = 34  # of comments, if a line is no longer
+_SIDES = {"sd1": 512, "sd2": 768, "hunyuan_image": 2048, "qwen_image_layered": 640}
+_CLIPS = {  # width and height of clips, in pixels
+    "hunyuan_video": (960, 544),
+    "hunyuan_video_1_5": (832, 480),
+    "framepack": (640, 640),
+    "kandinsky5": (768, 512),
+    "wan": (832, 480),
+}
+# Trainer -> times that an item is seen, and fewest and most items that a training sees.
+_SEEN = {"sd": (100, 2000, 12000), "sdscripts": (60, 1000, 3000)}
+_SEEN |= {"musubi": (50, 800, 2000), "wan": (50, 800, 2000)}
+_TIMES = 200  # that an item is seen at most
+_SECTION = 37  # frames: FramePack's first, and the 36 of a section
+_BATCH = 4  # the trainer sd's default
+_WHY = {
+    **dict.fromkeys(("unet", "checkpoint", "dit"), "the network to train"),
+    "task": "which version of the model it is",
+}
+
+
+class Size(NamedTuple):
+    """A resolution that was chosen.
+
+    Attributes:
+        value: as the configuration has it.
+        side: of a square of its area, in pixels.
+        full: whether the model was made for it.
+        own: the size that the model was made for.
+    """
+
+    value: int | list[int]
+    side: float
+    full: bool
+    own: str
+
+
+def size_of(model: Model, found: Sequence[Found]) -> Size:
+    """Choose a resolution: the model's own, or a smaller one where most items are smaller."""
+    name = model.architecture.name
+    clip = _CLIPS.get(name) if any(each.video for each in found) or name == "wan" else None
+    own = (clip[0] * clip[1]) ** 0.5 if clip else float(_own_side(model))
+    sides = sorted(side for each in found for side in each.sides)
+    middle = sides[len(sides) // 2] if sides else own
+    words = f"{clip[0]} x {clip[1]}" if clip else str(round(own))
+    if middle >= 0.9 * own:
+        return Size([*clip] if clip else round(own), own, True, words)
+    step = 64 if own >= 256 else model.architecture.side
+    side = max(middle // step * step, own // 2 // step * step)
+    return Size(int(side), side, False, words)
+
+
+def _own_side(model: Model) -> int:
+    """Return the side of the pictures that a model was made for, in pixels."""
+    if model.networks and model.networks[0].path.is_dir():
+        latents = json_of(model.networks[0].path / "config.json").get("sample_size")
+        if isinstance(latents, int) and model.architecture.name in ("sd1", "sd2", "sdxl"):
+            return 8 * latents
+    return _SIDES.get(model.architecture.name, 1024)
+
+
+class Run(NamedTuple):
+    """All that a new configuration says.
+
+    Attributes:
+        name: of the run.
+        datasets: of the run.
+        section: of the model.
+        size: its resolution.
+        program: folder of the trainer that is another program, in `musubi_tuner` or `sd_scripts`.
+        clone: command that fetches it where it was not found.
+        file: of the configuration.
+    """
+
+    name: str
+    datasets: list[Found]
+    section: Section
+    size: Size
+    program: tuple[str, str] | None
+    clone: str
+    file: Path
+
+    @property
+    def command(self) -> str:
+        """The command that trains, without its first word."""
+        return f"train_{self.name} --configfile {shown(str(self.file))}"
+
+
+def shown(value: Any) -> str:
+    """Return a value as YAML has it, on one line."""
+    if isinstance(value, float):
+        return f"{value:.0e}".replace("e-0", "e-") if 0 < value < 0.01 else f"{value:g}"
+    options: dict[str, Any] = {"default_flow_style": True, "sort_keys": False, "width": 10**6}
+    return str(yaml.safe_dump([value], allow_unicode=True, **options)).strip()[1:-1]
+
+
+def _line(depth: int, key: str, value: Any = None, why: str = "") -> str:
+    """Return a key with its value; the comment stands before a long line, behind a short one."""
+    indent = "  " * depth
+    text = f"{indent}{key}:" if value is None else f"{indent}{key}: {shown(value)}"
+    if why and len(text) > _COLUMN + 12:
+        return f"{indent}# {why}\n{text}"
+    return f"{text:<{_COLUMN}} # {why}" if why else text
+
+
+def config_text(run: Run) -> str:
+    """Return the text of the configuration."""
+    section, trained = run.section, sum(each.items * each.repeats for each in run.datasets)
+    kinds = {kind: sum(x.items for x in run.datasets if x.video == kind) for kind in (False, True)}
+    words = ((kinds[False], "image"), (kinds[True], "video"))
+    what = " and ".join(numbered(count, word) for count, word in words if count)
+    lines = [
+        f"# A LoRA of {section.model.title} on {what}. `latentmake init` wrote this file; edit it.",
+        f"#   snakemake -n {run.command}            # show the plan",
+        f"#   snakemake --cores all {run.command}   # build the caches, and train",
+        "# All keys are described in docs/reference/.",
+        "",
+        "datasets:",
+        *(line for each in run.datasets for line in _dataset(each, run)),
+        "",
+        "models:",
+        *_model(section),
+        "",
+        "runs:",
+        _line(1, run.name),
+        _line(2, "datasets", [each.name for each in run.datasets]),
+        _line(2, "model", section.name),
+        _line(2, "resolutions", [run.size.value], _why_size(run)),
+        _line(2, "trainer"),
+        *_trainer(run, trained),
+    ]
+    if run.program is not None:
+        name, folder = run.program
+        lines += ["", f"{name}: {{path: {shown(folder)}}}"]
+        lines += [f"# {run.clone}"] * bool(run.clone)
+    return "\n".join(lines) + "\n"
+
+
+def _why_size(run: Run) -> str:
+    if run.size.full:
+        return "pixels; the size that the model was made for"
+    return f"pixels; most are smaller than the model's {run.size.own}"
+
+
+def _dataset(found: Found, run: Run) -> Iterator[str]:
+    row, version = run.section.model.architecture, run.section.model.task or ""
+    yield _line(1, found.name)
+    why, first = found.counted, "a.mp4" if found.video else "a.jpg"
+    if found.captioned and not found.listed:
+        why += f"; {first} has its caption in a{found.ending}"
+    yield _line(2, "path", str(found.path), why)
+    yield _line(2, "fit", "bucket", "keep the shape of each; `crop` cuts off the sides")
+    if found.repeats > 1:
+        yield _line(2, "num_repeats", found.repeats, "in an epoch; the number in the folder's name")
+    if found.ending != ".txt":
+        yield _line(2, "caption_extension", found.ending)
+    if found.listed:
+        yield _line(2, "metadata_file", str(found.path / found.listed), "has the captions")
+    if found.captioned < found.items:
+        lacking = found.items - found.captioned
+        yield _line(2, "class_tokens", found.words, f"caption of the {lacking} without one")
+    if found.blank:
+        blank = numbered(found.blank, "caption file")
+        yield _line(2, "empty_caption", "allow", f"{blank} without text")
+    scripts = row.scripts
+    if found.video and scripts is not None:
+        yield from _clips(found, scripts)
+    if scripts is not None and scripts.versions.get(version) is not None:
+        if scripts.versions[version].controls[0]:
+            why = "an image of the same name for each"
+            yield _line(2, "control_directory", controls_of(found), why)
+        if scripts.layers:
+            yield _line(2, "multiple_target", True, "a_1.png, a_2.png are layers of a.png")
+    if run.section.kind == "sdscripts" and run.size.side > 1024:
+        yield _line(2, "max_bucket_reso", 2 * int(run.size.side), "at least the resolution")
+
+
+def controls_of(found: Found) -> str:
+    """Return the folder where the control images of a dataset are expected."""
+    return str(found.path.with_name(f"control_{found.name}"))
+
+
+def clip_frames(found: Found, scripts: Scripts) -> int:
+    """Return the length of the clips of a dataset of videos, in frames."""
+    return _SECTION if scripts.sections else found.target_frames(scripts.fps)
+
+
+def _clips(found: Found, scripts: Scripts) -> Iterator[str]:
+    frames = clip_frames(found, scripts)
+    seconds = f"{frames / scripts.fps:.1f} seconds"
+    yield _line(2, "target_frames", [frames], f"{seconds} a clip; 4 n + 1 frames")
+    if scripts.sections:
+        yield _line(2, "frame_extraction", "full", "all of a video, in sections of 36 frames")
+    else:
+        yield _line(2, "frame_extraction", "head", "its beginning; `chunk` cuts all of it up")
+    why = f"frames a second; brought to the {scripts.fps:g} of {scripts.title}"
+    yield _line(2, "source_fps", found.fps or "auto", why)
+
+
+def _model(section: Section) -> Iterator[str]:
+    yield _line(1, section.name)
+    absent = {each.partition(".")[0] for each in section.missing}
+    for key, value in section.keys.items():
+        why = "not there yet" if key in absent else _WHY.get(key, "")
+        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
+            value = value[0]
+        if isinstance(value, list):
+            yield _line(2, key, None, why)
+            yield from (f"      - {shown(each)}" for each in value)
+        else:
+            yield _line(2, key, value, why)
+    if section.kind == "sd":
+        yield _line(2, "dtype", "float16", "of the caches; takes half of float32")
+    elif section.keys.get("layout") == "sdscripts":
+        yield _line(2, "dtype", "bfloat16", "of the encoders; takes half of float32")
+
+
+def _trainer(run: Run, items: int) -> Iterator[str]:
+    """Yield the trainer's settings; `items` are those of an epoch."""
+    kind = run.section.kind
+    times, least, most = _SEEN[kind]
+    seen = min(max(times * items, least), most, _TIMES * items)
+    yield _line(3, "kind", kind)
+    if kind in ("sd", "wan"):
+        yield from _loop(kind, seen, items)
+    else:
+        yield from _launched(run.section, max(1, round(seen / items)), items)
+
+
+def _loop(kind: str, seen: int, items: int) -> Iterator[str]:
+    """Yield the settings of our own trainers."""
+    batch, rank = (_BATCH, 16) if kind == "sd" else (1, 32)
+    steps = max(50, round(seen / batch / 50) * 50)
+    every = max(50, round(steps / 250) * 50)
+    times = numbered(max(1, round(steps * batch / items)), "time")
+    yield _line(3, "rank", rank, "size of the LoRA; a larger one can learn more")
+    yield _line(3, "learning_rate", 1e-4, "lower it if the pictures become worse")
+    yield _line(3, "steps", steps, f"each is seen about {times}, {batch} a step")
+    yield _line(3, "save_every_n_steps", every, "copies, since the last is not always the best")
+    if kind == "sd":
+        yield _line(3, "samples", {"every": every}, "steps between pictures that it draws")
+
+
+def _launched(section: Section, epochs: int, items: int) -> Iterator[str]:
+    """Yield the settings of another trainer, those of its guide."""
+    row, network = section.model.architecture, section.network
+    scripts = row.scripts if section.kind == "musubi" else None
+    known = scripts or row.strategies
+    assert known is not None
+    guide, title = known.settings, "musubi-tuner" if scripts else "sd-scripts"
+    why = f"rank of the LoRA, as in the guide of {title}"
+    yield _line(3, "network_dim", guide["network_dim"], why)
+    alpha = guide["network_alpha"] or guide["network_dim"]
+    yield _line(3, "network_alpha", alpha, "as in the guide")
+    yield _line(3, "learning_rate", guide["learning_rate"], "as in the guide")
+    yield _line(3, "max_train_epochs", epochs, f"{epochs * items} steps of one item each")
+    every = max(1, epochs // 5)
+    yield _line(3, "save_every_n_epochs", every, "copies, since the last is not always the best")
+    if row is WAN and network and number_format(Content(None, network.tensors)) == "fp16":
+        yield _line(3, "mixed_precision", "fp16", "that of the network's file")
+    if scripts is None:
+        yield _line(3, "# optimizer_type", "AdamW8bit", "less memory; it needs bitsandbytes")
+        return
+    for key in scripts.fp8[-1] if scripts.fp8 else ():
+        why = "needs fp8_base" if key == "fp8_scaled" else "the network in 8 bits: less memory"
+        yield _line(3, f"# {key}", True, why)
+    yield _line(3, "# arguments", ["--blocks_to_swap", "16"], "less memory for more time")

@@ -1,0 +1,33 @@
+"""Generated files of the project: the reference in docs/, the schema, the index of the examples.
+
+`PYTHONPATH=scripts python -m reference` writes all of them. They follow from the schema of the
+configuration, its docstrings, the rows of architectures and the help of `latentmake`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from latentmake.config import json_schema
+
+from reference import architectures, commands, examples, index, pages
+
+__all__ = ["ROOT", "files"]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def files() -> Mapping[str, str]:
+    """Return path below the project -> content of each generated file."""
+    written = {
+        "README.md": index.page(),
+        "architectures.md": architectures.page(),
+        "commands.md": commands.page(),
+        **{page.file: pages.text(page) for page in pages.PAGES},
+    }
+    return {
+        "config/schema.json": json_schema(),
+        "config/examples/README.md": examples.page(ROOT / "config/examples"),
+        **{f"docs/reference/{name}": text for name, text in written.items()},
+    }

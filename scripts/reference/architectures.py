@@ -1,0 +1,205 @@
+"""The page on architectures: what the rows of musubi-tuner and sd-scripts say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
+from latentmake.config.scripts import File, Scripts, Setting
+from latentmake.config.strategies import Encoder, Strategies
+
+from reference.tables import table
+from reference.types import short
+
+__all__ = ["page"]
+
+_MUSUBI = [(each, each.scripts) for each in (WAN, *ARCHITECTURES.values()) if each.scripts]
+_SD_SCRIPTS = [(each, each.strategies) for each in ARCHITECTURES.values() if each.strategies]
+_SHOWN = 4  # tasks of one architecture
+_SAID = {"learning_rate", "network_dim", "network_alpha", "gradient_checkpointing", "seed"}
+_TEXT = """# Architectures
+
+Facts about the architectures that musubi-tuner and sd-scripts train: weights, tasks, sizes and
+training defaults. Set the first column as `architecture` of a [model](models.md#architecture).
+Stable Diffusion 1.x and 2.x for the trainer `sd` need no architecture.
+
+## Architectures of musubi-tuner
+
+A Wan model has a `task` and no `architecture`. [The page on musubi-tuner](../trainers/musubi.md)
+says where the weights come from.
+
+{musubi}
+
+- `weights`: keys of the model. Some tasks need those in brackets, in addition to the
+  [network](models.md#dit) to train.
+- `sides`: sides of resolutions and buckets are multiples of this, in pixels.
+- `suffix`: end of the names of cache files, `{{stem}}_{{W}}x{{H}}_{{suffix}}.safetensors` and
+  `{{stem}}_{{suffix}}_te.safetensors`.
+
+## Training defaults of musubi-tuner
+
+The trainer [`musubi`](trainer-musubi.md) uses the settings that musubi-tuner's guide recommends
+for the architecture, with `gradient_checkpointing: true` and `seed: 42`. Optimizers that need
+another package, settings that depend on the GPU's memory, and the number of epochs are left to
+you.
+
+{musubi_defaults}
+
+- A key of `trainer` takes precedence, and so does a flag in `arguments`. `seed` or
+  `gradient_checkpointing` together with its own flag is refused.
+- Most guides name no alpha; the scripts then use 1. For `krea2` and `kandinsky5` the alpha is
+  your `network_dim`.
+- The guide of Ideogram 4 names no rate, rank or seed; those of HunyuanVideo are used.
+- The plan names the defaults that a training uses. A release with other defaults does not train
+  again.
+
+## Architectures of sd-scripts
+
+[The page on sd-scripts](../trainers/sdscripts.md) says where the weights come from. `lumina`,
+`hunyuan_image` and `anima` set `layout: sdscripts` themselves; add it for the others.
+
+{sd_scripts}
+
+- `text`: text encoders in the order of the key `text`; where sd-scripts encodes, the flags to
+  which it passes them.
+- `sides`: sides of resolutions are multiples of this, in pixels.
+- `bucket steps`: default of [`bucket_reso_steps`](datasets.md#bucket_reso_steps), in pixels; in
+  brackets, the number that it must be a multiple of for a training.
+- `caches`: ends of the names of cache files. Captions of `sd1` and `sd2` are not cached.
+
+| architecture | `latents_arguments` | `text_arguments` |
+|---|---|---|
+{options}
+
+## Training defaults of sd-scripts
+
+The trainer [`sdscripts`](trainer-sdscripts.md) uses the settings that sd-scripts' guide
+recommends for the architecture, with `gradient_checkpointing: true`; the seed is 0.
+
+{sd_scripts_defaults}
+
+- A key of `trainer` takes precedence, and so does a flag in `arguments`.
+- With a `network_dim` of yours, the alpha is half of it for `sdxl`, all of it for `lumina`, and 1
+  for the others.
+- `fine_tune` and `sdxl_train` train the complete network with a learning rate of 1e-5 and without
+  gradient checkpointing.
+"""
+
+
+def page() -> str:
+    """Return the Markdown of the page."""
+    return _TEXT.format(
+        musubi=table(
+            (
+                "architecture",
+                "name",
+                "`task`",
+                "weights",
+                "items",
+                "sides",
+                "suffix",
+                "training script",
+            ),
+            map(_musubi_row, _MUSUBI),
+        ),
+        musubi_defaults=_defaults((a.name, scripts.settings) for a, scripts in _MUSUBI),
+        sd_scripts=table(
+            ("architecture", "name", "text", "sides", "bucket steps", "caches", "training scripts"),
+            map(_sd_scripts_row, _SD_SCRIPTS),
+        ),
+        options="\n".join(
+            f"| `{a.name}` | {_flags(row.latents)} | {_flags(row.text)} |"
+            for a, row in _SD_SCRIPTS
+            if row.latents
+        ),
+        sd_scripts_defaults=_defaults((a.name, row.settings) for a, row in _SD_SCRIPTS),
+    )
+
+
+def _musubi_row(row: tuple[Architecture, Scripts]) -> list[str]:
+    architecture, scripts = row
+    return [
+        "none" if architecture is WAN else f"`{architecture.name}`",
+        scripts.title,
+        _tasks(scripts),
+        ", ".join(_weights((*scripts.latents.files, *scripts.text.files))) or "none",
+        ", ".join(_items(scripts)),
+        str(architecture.side),
+        f"`{scripts.suffix}`",
+        f"`{scripts.training.name}`",
+    ]
+
+
+def _sd_scripts_row(row: tuple[Architecture, Strategies]) -> list[str]:
+    architecture, strategies = row
+    encoders = [file for file in strategies.files if file.key.startswith("text")]
+    flags = [f"`{file.flag}`" for file in sorted(encoders, key=lambda file: file.key)]
+    endings = filter(None, (strategies.latents_ending, strategies.text_ending))
+    return [
+        f"`{architecture.name}`",
+        strategies.title,
+        ", ".join(architecture.text_encoders or flags),
+        str(architecture.side),
+        f"{architecture.bucket_steps} ({strategies.divisor or architecture.bucket_divisor})",
+        ", ".join(f"`{ending}`" for ending in endings),
+        ", ".join(f"`{name}`" for name in strategies.scripts),
+    ]
+
+
+def _tasks(scripts: Scripts) -> str:
+    names = [f"`{name}`" for name in scripts.versions if name]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN + 1 else ""
+    return ", ".join(names[:_SHOWN] if more else names) + more or "none"
+
+
+def _weights(files: Iterable[File]) -> Iterator[str]:
+    keys: dict[str, bool] = {}
+    for file in files:
+        keys[file.key] = file.required or keys.get(file.key, False)
+    texts = [key for key in keys if key.startswith("text")]
+    for key, required in keys.items():
+        if key != "text" and key in texts:
+            continue
+        word = f"{len(texts)} of `text`" if key == "text" and len(texts) > 1 else f"`{key}`"
+        yield word if required else f"({word})"
+
+
+def _items(scripts: Scripts) -> Iterator[str]:
+    versions = scripts.versions.values()
+    if any(each.images for each in versions):
+        yield "images"
+    if any(each.videos for each in versions):
+        yield "videos"
+    least = min(each.controls[0] for each in versions)
+    most = [each.controls[1] for each in versions]
+    if None in most:
+        yield "(control images)" if least == 0 else "1 control image or more"
+    elif max(filter(None, most), default=0):
+        yield "1 control image" if least else "(1 control image)"
+    if scripts.layers:
+        yield "layers"
+
+
+def _flags(encoder: Encoder | None) -> str:
+    return ", ".join(f"`{flag}`" for flag in encoder.options) if encoder else ""
+
+
+def _defaults(rows: Iterable[tuple[str, Mapping[str, Setting]]]) -> str:
+    return table(
+        ("architecture", "learning rate", "rank", "alpha", "further"),
+        ([f"`{name}`", *_default_row(settings)] for name, settings in rows),
+    )
+
+
+def _default_row(settings: Mapping[str, Setting]) -> list[str]:
+    rank, alpha = settings["network_dim"], settings.get("network_alpha")
+    further = [
+        f"`{key}: {value}`" if key[0] != "-" else f"`{key} {_value(value)}`"
+        for key, value in settings.items()
+        if key not in _SAID and value is not None
+    ]
+    return [short(settings["learning_rate"]), str(rank), f"{alpha or rank:g}", ", ".join(further)]
+
+
+def _value(value: Setting) -> str:
+    return " ".join(value) if isinstance(value, list) else str(value)

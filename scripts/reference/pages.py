@@ -1,0 +1,198 @@
+"""Pages of the configuration: one for each section and trainer, with an entry for each key."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from latentmake.config import (
+    Adopt,
+    Batch,
+    Captions,
+    Cluster,
+    ClusterJob,
+    Dataset,
+    Export,
+    ExternalProgram,
+    Generation,
+    Model,
+    MusubiTrainer,
+    MusubiTuner,
+    PathMap,
+    Publish,
+    Run,
+    Samples,
+    SdScriptsTrainer,
+    SdTrainer,
+    TextWeights,
+    TrainingJob,
+    WanTrainer,
+    Weights,
+)
+from latentmake.config.machines import Store
+from latentmake.config.runs import Validation
+from latentmake.config.schema import descriptions
+from latentmake.config.shapes import MACHINE, Kind, Shapes, declared
+from latentmake.config.trainers import Trainer, WanSamples
+from pydantic import BaseModel
+
+from reference.types import alternatives, default_words, type_words
+
+__all__ = ["PAGES", "Page", "entry", "rebuilds", "summary", "text"]
+
+_REBUILT: dict[Kind, str] = {
+    "latents": "latents",
+    "text": "embeddings",
+    "manifest": "training",
+    "weights": "training",
+    "pictures": "pictures",
+    "clips": "clips",
+    "publication": "publication",
+    "machine": "nothing",
+}
+
+
+class Part(NamedTuple):
+    """A section further down on a page.
+
+    Attributes:
+        heading: above it.
+        section: its class.
+        form: heading of an entry, for keys that stand on the page twice.
+        inherited: whether it shows the keys of the class that its own is made of.
+        held: what the key that holds the section says about it.
+    """
+
+    heading: str
+    section: type[BaseModel]
+    form: str = "`{}`"
+    inherited: bool = True
+    held: Shapes | None = None
+
+
+class Page(NamedTuple):
+    """A page of the reference.
+
+    Attributes:
+        name: of its file, without the ending.
+        section: whose keys it has.
+        place: of the section in the configuration.
+        parts: further sections.
+    """
+
+    name: str
+    section: type[BaseModel]
+    place: str
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def file(self) -> str:
+        """Name of its file."""
+        return f"{self.name}.md"
+
+    @property
+    def title(self) -> str:
+        """Its heading, which names the key or the kind of the trainer."""
+        return self.name.replace("trainer-", "Trainer ")
+
+
+_WEIGHTS = (
+    Part("Place of weights", Weights),
+    Part("Text encoders", TextWeights, inherited=False),
+    Part("Caches of ai-training", Adopt, "`ai_training.{}`", held=MACHINE),
+)
+_JOBS = (
+    Part("Encoding jobs", ClusterJob, "`encode.{}`"),
+    Part("Trainings", TrainingJob, "`train.{}`"),
+)
+PAGES = (
+    Page("datasets", Dataset, "datasets.NAME"),
+    Page("captions", Captions, "datasets.NAME.captions"),
+    Page("models", Model, "models.NAME", _WEIGHTS),
+    Page("runs", Run, "runs.NAME"),
+    Page("trainer-sd", SdTrainer, "runs.NAME.trainer"),
+    Page("trainer-wan", WanTrainer, "runs.NAME.trainer"),
+    Page("trainer-musubi", MusubiTrainer, "runs.NAME.trainer"),
+    Page("trainer-sdscripts", SdScriptsTrainer, "runs.NAME.trainer"),
+    Page(
+        "samples",
+        Samples,
+        "runs.NAME.trainer.samples",
+        (Part("Keys of the trainer wan", WanSamples, "`{}` (wan)", inherited=False),),
+    ),
+    Page("validation", Validation, "runs.NAME.validation"),
+    Page("generate", Generation, "runs.NAME.generate"),
+    Page("batch", Batch, "batch"),
+    Page("cluster", Cluster, "cluster", _JOBS),
+    Page("musubi_tuner", MusubiTuner, "musubi_tuner"),
+    Page("sd_scripts", ExternalProgram, "sd_scripts"),
+    Page("publish", Publish, "publish", (Part("Names of a folder", PathMap, "`path_maps.{}`"),)),
+    Page("export", Export, "export"),
+    Page("store", Store, "store"),
+)
+
+
+def text(page: Page) -> str:
+    """Return the Markdown of a page."""
+    first, _, rest = _unwrapped(inspect.cleandoc(page.section.__doc__ or "")).partition("\n\n")
+    jumps = " · ".join(f"[`{key}`](#{key})" for key in _keys(page.section))
+    blocks = [f"# {page.title}", f"{first} Place in the configuration: `{page.place}`.", rest]
+    blocks += ["## Keys", jumps, *_entries(Part("", page.section))]
+    for part in page.parts:
+        blocks += [f"## {part.heading}", _unwrapped(inspect.cleandoc(part.section.__doc__ or ""))]
+        blocks += _entries(part)
+    return "\n\n".join(filter(None, blocks)) + "\n"
+
+
+def entry(
+    section: type[BaseModel], key: str, form: str = "`{}`", held: Shapes | None = None
+) -> str:
+    """Return the entry of a key: heading, type, default, what it rebuilds, description."""
+    field, description = section.model_fields[key], _unwrapped(descriptions(section)[key])
+    facts = [type_words(field), default_words(field, description)]
+    facts += [f"rebuilds {found}" for found in [rebuilds(section, key, held)] if found]
+    return f"### {form.format(key)}\n\n*{' · '.join(facts)}*\n\n{description}"
+
+
+def rebuilds(section: type[BaseModel], key: str, held: Shapes | None = None) -> str:
+    """Return what a changed value makes again; nothing for a section whose keys say it."""
+    try:
+        shapes = declared(section, key, held)
+    except TypeError:
+        return "the same as the key that holds it" if issubclass(section, Weights) else ""
+    found = ", ".join(dict.fromkeys(_REBUILT[kind] for kind in shapes.kinds))
+    if shapes.when is None:
+        return found
+    key, values = shapes.when
+    if len(values) == 1:
+        return f"{found} (with `{key}: {values[0]}`)"
+    return f"{found} (with `{key}` {alternatives([f'`{value}`' for value in values])})"
+
+
+def summary(section: type[BaseModel]) -> str:
+    """Return the first line of a section's docstring."""
+    return inspect.cleandoc(section.__doc__ or "").partition("\n")[0]
+
+
+def _entries(part: Part) -> Iterator[str]:
+    own = inspect.get_annotations(part.section)
+    for key in _keys(part.section):
+        if part.inherited or key in own:
+            yield entry(part.section, key, part.form, part.held)
+
+
+def _keys(section: type[BaseModel]) -> list[str]:
+    """Return the keys of a section; those that only this trainer has stand first."""
+    keys, own = list(descriptions(section)), inspect.get_annotations(section)
+    return sorted(keys, key=lambda key: key not in own) if issubclass(section, Trainer) else keys
+
+
+def _unwrapped(text: str) -> str:
+    """Return Markdown with one line for each paragraph and item; code stays as it is."""
+    parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
+    return "".join(
+        part if part.startswith("```") else re.sub(r"(?<=\S)\n(?!\n|- |#)[ ]*(?=\S)", " ", part)
+        for part in parts
+    )

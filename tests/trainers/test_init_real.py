@@ -1,0 +1,27 @@
+"""`latentmake init` knows the networks that the trainers themselves make."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from latentmake.words.found_model import found_model
+
+pytestmark = pytest.mark.real_trainer
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("z_image", "flux_kontext", "flux_2_klein_4b", "krea2", "ideogram4", "kandinsky5"),
+        *("qwen_image", "qwen_image_edit", "qwen_image_layered"),
+    ],
+)
+def test_a_network_is_known_by_its_tensors(
+    tiny_weights: Callable[[str], Path], tmp_path: Path, family: str
+) -> None:
+    (weights,) = tiny_weights(f"{family}_dit").glob("*.safetensors")
+    named = shutil.copy(weights, tmp_path / f"{family}.safetensors")
+    assert found_model(Path(named)).architecture.name == family

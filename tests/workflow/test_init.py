@@ -1,0 +1,328 @@
+"""`latentmake init` on folders and models made for it: Snakemake plans what it writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import named_weights
+import pytest
+import yaml
+from latentmake.config.musubi import MUSUBI
+from latentmake.config.sdscripts import SDSCRIPTS
+from named_weights import MODELS
+from PIL import Image
+from project import ROOT, Project
+from real_models import video
+
+TOKENIZER = ROOT / "data/tiny-sd/tokenizer"
+
+
+def install(folder: Path) -> None:
+    """Write stand-ins for musubi-tuner and sd-scripts, as far as a plan looks at them."""
+    scripts: dict[str, set[str]] = {"musubi-tuner": set(), "sd-scripts": set()}
+    for row in MUSUBI.values():
+        scripts["musubi-tuner"] |= {row.latents.name, row.text.name, row.training.name}
+    for each in SDSCRIPTS.values():
+        scripts["sd-scripts"] |= {f"{name}.py" for name in each.scripts}
+        encoders = filter(None, (each.latents, each.text))
+        modules = {module for encoder in encoders for module in encoder.modules}
+        scripts["sd-scripts"] |= {f"{module.replace('.', '/')}.py" for module in modules}
+    known = [x for row in MUSUBI.values() for each in row.versions.values() for x in each.latents]
+    for name, files in scripts.items():
+        for file in files:
+            (folder / name / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name / file).write_text(f"KNOWN = {known}\n")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A project without a configuration, beside the two other trainers."""
+    install(tmp_path)
+    made = Project.make(tmp_path / "project", {})
+    (made / "config/config.yaml").unlink()
+    return made
+
+
+def pictures(
+    folder: Path, count: int = 4, size: tuple[int, int] = (600, 560), captions: int = 4
+) -> Path:
+    folder.mkdir(parents=True)
+    for number in range(count):
+        Image.new("RGB", size, (9 * number, 50, 90)).save(folder / f"cat {number}.png")
+        if number < captions:
+            (folder / f"cat {number}.txt").write_text(f"a cat, number {number}")
+    return folder
+
+
+def videos(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for number in range(2):
+        video(folder / f"wave {number}.mp4", number, (96, 64))  # 20 frames, 24 a second
+        (folder / f"wave {number}.txt").write_text("waves")
+    return folder
+
+
+# Complete single files: `checkpoint` in place of `vae` and `text`.
+COMPLETE = ("sd15_file", "sdxl_file")
+
+
+def model(project: Project, name: str) -> str:
+    return os.fspath(MODELS[name](project / "models" / name, TOKENIZER).relative_to(project.folder))
+
+
+def written(project: Project, name: str) -> dict[str, Any]:
+    text = (project / name).read_text(encoding="utf-8")
+    assert 20 <= len(text.splitlines()) <= 46, text
+    return yaml.safe_load(text)
+
+
+def planned(project: Project, *files: str) -> None:
+    """Let Snakemake plan configurations at once; runs and models are named as the files."""
+    together: dict[str, Any] = {"datasets": {}, "models": {}, "runs": {}}
+    for file in files:
+        name, values = Path(file).stem, written(project, file)
+        ((_, own),) = values.pop("models").items()
+        ((_, run),) = values.pop("runs").items()
+        together["models"][name] = own
+        together["runs"][name] = run | {"model": name, "datasets": []}
+        for dataset, settings in values.pop("datasets").items():
+            together["datasets"][f"{name}_{dataset}"] = settings
+            together["runs"][name]["datasets"].append(f"{name}_{dataset}")
+        together |= values
+    project.config = together
+    project.run("-n", *(f"train_{Path(file).stem}" for file in files))
+
+
+def test_each_model_is_recognised_and_its_run_planned(project: Project) -> None:
+    pictures(project / "pictures/ginger")
+    names = [name for name in MODELS if name not in COMPLETE]
+    for name in names:
+        said = project.ask(
+            *("init", "pictures/ginger", "--model", model(project, name)),
+            *("--output", f"{name}.yaml"),
+        )
+        assert "missing" not in said.output, said.output
+    planned(project, *(f"{name}.yaml" for name in names))
+
+
+@pytest.mark.parametrize("name", COMPLETE)
+def test_a_complete_file_is_all_that_a_model_needs(project: Project, name: str) -> None:
+    pictures(project / "cats")
+    said = project.ask("init", "cats", "--model", model(project, name), check=False)
+    own = next(iter(written(project, "cats.yaml")["models"].values()))
+    assert own["checkpoint"].endswith(".safetensors") and not own.keys() & {"vae", "text"}
+    if said.returncode:
+        pytest.skip("the configuration does not take such a file yet")
+    planned(project, "cats.yaml")
+
+
+def test_a_file_is_planned_as_it_is_written(project: Project) -> None:
+    """Its own words about the next step are right."""
+    pictures(project / "Ürlaub äm Sée/Michael Gove", captions=3)
+    said = project.ask("init", "Ürlaub äm Sée/Michael Gove", "--model", model(project, "sd15"))
+    assert "1 of 4 images lack a caption" in said.output
+    line = said.one_line("next", "snakemake -n").split()
+    assert line[2:] == ["-n", "train_michael_gove", "--configfile", "michael_gove.yaml"]
+    project.run(*line[2:])
+    values = written(project, "michael_gove.yaml")
+    dataset = values["datasets"]["michael_gove"]
+    assert dataset["class_tokens"] == "Michael Gove"
+    assert dataset["path"] == "Ürlaub äm Sée/Michael Gove"
+    assert values["runs"]["michael_gove"]["resolutions"] == [512]
+    again = project.ask("init", "Ürlaub äm Sée/Michael Gove", check=False)
+    assert again.returncode == 2
+    assert again.one_line("michael_gove.yaml: exists already", "--force")
+
+
+def test_kohyas_folders_keep_repeats_and_words(project: Project) -> None:
+    pictures(project / "img/10_sks man", captions=0)
+    pictures(project / "img/2_a dog")
+    project.ask("init", "img", "--model", model(project, "sd15"))
+    datasets = written(project, "sks_man.yaml")["datasets"]
+    assert datasets["sks_man"]["num_repeats"] == 10
+    assert datasets["sks_man"]["class_tokens"] == "sks man"
+    assert datasets["a_dog"]["num_repeats"] == 2
+    assert "class_tokens" not in datasets["a_dog"]
+    planned(project, "sks_man.yaml")
+
+
+def test_captions_of_a_metadata_file_are_found(project: Project) -> None:
+    folder = pictures(project / "cats", captions=0)
+    rows = [{"file_name": each.name, "text": "a cat"} for each in sorted(folder.iterdir())]
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = project.ask("init", "cats", "--model", model(project, "sd15"))
+    assert "4 images, 4 captions" in said.output
+    assert written(project, "cats.yaml")["datasets"]["cats"]["metadata_file"] == (
+        "cats/metadata.jsonl"
+    )
+    planned(project, "cats.yaml")
+
+
+def test_small_images_get_a_smaller_resolution(project: Project) -> None:
+    pictures(project / "cats", size=(300, 260))
+    said = project.ask("init", "cats", "--model", model(project, "sd15"))
+    assert written(project, "cats.yaml")["runs"]["cats"]["resolutions"] == [256]
+    assert said.one_line("smaller than the 512 pixels")
+    shutil.rmtree(project / "cats")
+    pictures(project / "cats", size=(90, 90))
+    said = project.ask("init", "cats", "--model", "models/sd15", "--force")
+    assert said.one_line("4 of 4 images are enlarged")
+
+
+def test_images_and_videos_are_two_datasets(project: Project) -> None:
+    videos(project / "waves")
+    pictures(project / "more")
+    for each in (project / "more").iterdir():
+        each.rename(project / "waves" / each.name)
+    project.ask("init", "waves", "--model", model(project, "wan_original"))
+    values = written(project, "waves.yaml")
+    clips = values["datasets"]["waves_videos"]
+    assert clips["target_frames"] == [13]  # of 20 frames, at 16 of 24 a second
+    assert clips["source_fps"] == 24
+    assert values["runs"]["waves"]["datasets"] == ["waves_images", "waves_videos"]
+    planned(project, "waves.yaml")
+    said = project.ask("init", "waves", "--model", model(project, "sd15"), "--force")
+    assert said.one_line("waves: its 2 videos are left out", "takes images")
+    assert list(written(project, "waves.yaml")["datasets"]) == ["waves_images"]
+
+
+def test_a_wan_pipeline_is_trained_here(project: Project) -> None:
+    shutil.copytree(ROOT / "data/tiny-wan", project / "models/tiny-wan")
+    videos(project / "waves")
+    project.ask("init", "waves", "--model", "models/tiny-wan")
+    values = written(project, "waves.yaml")
+    assert values["runs"]["waves"]["trainer"]["kind"] == "wan"
+    planned(project, "waves.yaml")
+    said = project.ask(
+        *("init", "waves", "--model", "models/tiny-wan", "--trainer", "musubi", "--force"),
+        check=False,
+    )
+    assert said.returncode == 2
+    assert said.one_line("cannot train Wan", "--trainer wan")
+
+
+def test_a_missing_text_encoder_has_its_download(project: Project) -> None:
+    pictures(project / "cats")
+    place = model(project, "sd15")
+    shutil.rmtree(project / place / "text_encoder")
+    said = project.ask("init", "cats", "--model", place, check=False)
+    assert said.returncode == 1
+    assert said.one_line("missing", "hf download", "text_encoder/model.safetensors", place)
+    assert written(project, "cats.yaml")["models"]["sd1"]["text"] == f"{place}/text_encoder"
+    named_weights.sd15(project / "other", TOKENIZER)
+    shutil.copytree(project / "other/text_encoder", project / place / "text_encoder")
+    planned(project, "cats.yaml")
+
+
+def test_a_network_of_its_own_has_downloads_for_all_the_rest(project: Project) -> None:
+    pictures(project / "cats")
+    network = named_weights.NETWORKS["flux"]
+    named_weights.write(project / "flux/flux1-dev.safetensors", network)
+    shutil.rmtree(project.folder.parent / "sd-scripts")
+    place = "flux/flux1-dev.safetensors"
+    said = project.ask("init", "cats", "--model", place, check=False)
+    assert said.returncode == 1
+    assert said.one_line("hf download black-forest-labs/FLUX.1-dev ae.safetensors", "flux")
+    texts = (
+        "hf download comfyanonymous/flux_text_encoders clip_l.safetensors t5xxl_fp16.safetensors"
+    )
+    assert said.one_line("`text`, `text.1` of the model", texts)
+    assert said.one_line("`config`, `tokenizer`", "hf download", '--include "tokenizer*/*"')
+    assert said.one_line("git clone https://github.com/kohya-ss/sd-scripts ../sd-scripts")
+    MODELS["flux"](project / "flux", TOKENIZER)  # as these commands do
+    install(project.folder.parent)
+    planned(project, "cats.yaml")
+
+
+def test_without_a_model_the_download_of_one_is_printed(project: Project) -> None:
+    pictures(project / "cats")
+    said = project.ask("init", "cats", check=False)
+    assert said.returncode == 1
+    assert said.one_line("hf download stable-diffusion-v1-5/stable-diffusion-v1-5")
+    assert said.one_line("--model", "data/tiny-sd")
+    named_weights.sd15(project / "models/stable-diffusion-v1-5", TOKENIZER)
+    planned(project, "cats.yaml")
+    assert project.ask("init", "cats", "--force").returncode == 0
+
+
+def test_a_model_of_the_hub_is_pinned(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", os.fspath(project / "hub"))
+    pictures(project / "cats")
+    commit = "0123456789" * 4
+    repository = project / "hub/models--somebody--sd15"
+    named_weights.sd15(repository / "snapshots" / commit, TOKENIZER)
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text(commit)
+    project.ask("init", "cats", "--model", "somebody/sd15")
+    own = written(project, "cats.yaml")["models"]["sd1"]
+    assert own["vae"] == {"hub": "somebody/sd15", "revision": commit, "subfolder": "vae"}
+    planned(project, "cats.yaml")
+
+
+def test_control_images_have_a_folder_of_their_own(project: Project) -> None:
+    pictures(project / "cats")
+    place = "kontext/flux1-kontext-dev.safetensors"
+    MODELS["flux"](project / "kontext", TOKENIZER).rename(project / place)
+    said = project.ask("init", "cats", "--model", place, check=False)
+    assert said.returncode == 1
+    assert said.one_line("missing", "control images of cats", "control_cats")
+    shutil.copytree(project / "cats", project / "control_cats")
+    assert project.ask("init", "cats", "--model", place, "--force").returncode == 0
+    planned(project, "cats.yaml")
+
+
+def test_an_image_to_video_model_of_wan_needs_its_image_encoder(project: Project) -> None:
+    videos(project / "waves")
+    place = MODELS["wan_original"](project / "wan", TOKENIZER)
+    named_weights.write(place / "diffusion_pytorch_model.safetensors", named_weights.WAN_I2V)
+    said = project.ask("init", "waves", "--model", "wan", "--trainer", "musubi", check=False)
+    clip = "models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth"
+    assert said.one_line("`clip` of the model: hf download", clip)
+    named_weights.write_torch(project / "wan" / clip, ["visual.transformer.0.attn.to_qkv.weight"])
+    assert project.ask("init", "waves", "--model", "wan", "--force").returncode == 0
+    assert written(project, "waves.yaml")["models"]["wan"]["task"] == "i2v-14B"
+    planned(project, "waves.yaml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("nowhere",), ("nowhere: this folder does not exist", "correct the path")),
+        (("empty",), ("empty: holds neither images nor videos", ".png")),
+        (("data.toml",), ("data.toml: is a file", "latentmake import data.toml")),
+        (("cats", "--model", "lora.safetensors"), ("lora.safetensors: is a LoRA",)),
+        (("cats", "--model", "vae.safetensors"), ("vae.safetensors: is a VAE",)),
+        (("cats", "--model", "nowhere.safetensors"), ("nowhere.safetensors", "does not exist")),
+        (("cats", "--model", "empty"), ("empty: holds no model", "Flux")),
+        (("cats", "--model", "some/model"), ("some/model", "`hf download some/model`")),
+        (("cats", "--model", "sdxl", "--trainer", "musubi"), ("XL", "--trainer sdscripts")),
+        (("waves", "--model", "sdxl"), ("waves: holds 2 videos", "takes images")),
+        (("cats", "--model", "."), ("holds several models", "name the file or folder")),
+    ],
+)
+def test_a_mistake_is_one_line_and_writes_nothing(
+    project: Project,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    words: tuple[str, ...],
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", os.fspath(project / "hub"))
+    pictures(project / "cats")
+    videos(project / "waves")
+    (project / "empty").mkdir()
+    (project / "data.toml").write_text("[general]\n")
+    named_weights.write(project / "lora.safetensors", named_weights.LORA)
+    named_weights.sdxl(project / "sdxl", TOKENIZER)
+    named_weights.sd15_file(project.folder, TOKENIZER)
+    shutil.copy(
+        project / "sdxl/vae/diffusion_pytorch_model.safetensors", project / "vae.safetensors"
+    )
+    said = project.ask("init", *arguments, check=False)
+    assert said.returncode == 2
+    assert len(said.output.splitlines()) == 1
+    assert said.one_line("error: ", *words)
+    assert not list(project.folder.glob("*.yaml"))

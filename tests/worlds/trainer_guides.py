@@ -1,0 +1,218 @@
+"""What the guides of other trainers assume to be there: pictures, films, caches, trainers, weights.
+
+Trainers lie beside the folder of a guide, as users have them; they are stand-ins that read a
+dataset and train nothing. A hub's function writes a repository's files, tiny.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dit_world
+import musubi_world
+import numpy as np
+import sdscripts_world
+import text_world
+import torch
+import wan_world
+import world
+import yaml
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from video_world import write_video
+
+if TYPE_CHECKING:
+    from guide_world import Here
+
+CAPTIONS = ("a red circle", "a blue square on a table", "a green circle", "a yellow square")
+SIZES = ((120, 90), (90, 120), (100, 100), (140, 80))
+SHORT_CLIPS = {
+    "target_frames: 81": "target_frames: 17",
+    '"frames": 81': '"frames": 17',
+    "[[832, 480]]": "[[96, 64]]",
+    "81 x 480 x 832": "17 x 64 x 96",
+    "epochs: 20}": "epochs: 1}",
+    "prompts: [a harbour at night]}": "prompts: [a harbour at night], num_inference_steps: 2}",
+}
+"""Text of the guide about films -> short clips in its place."""
+MUSUBI, SD_SCRIPTS = "../musubi-tuner", "../sd-scripts"
+
+
+def pictures(folder: Path, name: str, count: int = 12, scale: int = 8) -> None:
+    """Draw pictures of several shapes, with a caption each: `name_01.png`, `name_01.txt`."""
+    for number in range(1, count + 1):
+        width, height = SIZES[number % len(SIZES)]
+        stem = folder / f"{name}_{number:02}"
+        world.draw(stem.with_suffix(".png"), number, (scale * width, scale * height))
+        stem.with_suffix(".txt").write_text(f"{name}, {CAPTIONS[number % len(CAPTIONS)]}\n")
+
+
+def videos(folder: Path) -> None:
+    """Write four films of two seconds and more, with a caption each."""
+    folder.mkdir()
+    for number, name in enumerate(("harbour", "market", "station", "street")):
+        write_video(folder / f"{name}.mp4", "libx264", 60 + number, size=(192, 112))
+        (folder / f"{name}.txt").write_text(f"a {name} in the rain\n", encoding="utf-8")
+
+
+# -- weights --------------------------------------------------------------------------------------
+
+
+def sdxl(folder: Path) -> None:
+    """Write a small Stable Diffusion XL: VAE, both text encoders, and one file of its network."""
+    sdscripts_world.tiny_vae().save_pretrained(folder / "vae")
+    text_world.make_texts(folder / "texts")
+    for kind, ending in (("clip", ""), ("big", "_2")):
+        for part in ("text_encoder", "tokenizer"):
+            (folder / f"texts/{kind}/{part}").rename(folder / f"{part}{ending}")
+        (folder / f"tokenizer{ending}/merges.txt").write_text("#version: 0.2\n")
+    shutil.rmtree(folder / "texts")
+    network = {"model.diffusion_model.input_blocks.0.0.weight": torch.ones(2, 2)}
+    save_file(network, folder / "sd_xl_base_1.0.safetensors")
+
+
+def wan21(folder: Path) -> None:
+    """Write the files of Wan 2.1's repository of its text-to-video network of 1.3B weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    wan_world.write_wan_vae(folder / "made")
+    wan_world.write_umt5(folder / "made")
+    for name in ("Wan2.1_VAE.pth", "models_t5_umt5-xxl-enc-bf16.pth"):
+        (folder / "made" / name).rename(folder / name)
+    (folder / "google").mkdir()
+    (folder / "made/tokenizer").rename(folder / "google/umt5-xxl")
+    shutil.rmtree(folder / "made")
+
+
+def wan21_dit(folder: Path) -> None:
+    """Write the file of that network, in its original names, with heads of the real width."""
+    place = folder / "split_files/diffusion_models"
+    network = dit_world.tiny_dit(head=128, num_layers=1)
+    tensors = dit_world.original_dit(network.bfloat16().state_dict())
+    dit_world.write_file(tensors, place / "wan2.1_t2v_1.3B_bf16.safetensors")
+
+
+# -- trainers -------------------------------------------------------------------------------------
+
+
+def mark(folder: Path, commit: str) -> None:
+    """Let git say that a folder is a clone at a commit."""
+    for name in ("objects", "refs"):
+        (folder / ".git" / name).mkdir(parents=True)
+    (folder / ".git/HEAD").write_text(f"{commit:0<40}\n")
+
+
+def installed(folder: Path, commit: str) -> None:
+    """Give a stand-in a commit, and an environment that has what its scripts import."""
+    mark(folder, commit)
+    (folder / "venv").symlink_to(sys.prefix)
+
+
+def sd_scripts(folder: Path) -> None:
+    """Put a stand-in for sd-scripts beside a guide's folder."""
+    place = sdscripts_world.stand_in(folder / SD_SCRIPTS, own_venv=False)
+    installed(place, "48d368f")
+
+
+def musubi_tuner(folder: Path) -> None:
+    """Put a stand-in for musubi-tuner beside a guide's folder."""
+    place = musubi_world.stand_in(folder / MUSUBI, own_venv=False)
+    installed(place, "30c658c")
+
+
+# -- caches of other programs ---------------------------------------------------------------------
+
+
+def built(folder: Path, config: dict[str, Any], run: str) -> Path:
+    """Build the caches of a configuration in a copy of a guide's folder; return the copy."""
+    other = folder.with_name(f"{folder.name}-theirs")
+    shutil.copytree(folder, other, symlinks=True)
+    (other / "theirs.yaml").write_text(yaml.safe_dump(config))
+    names = ("SNAKEMAKE", "PYTEST", "PYTHON")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(names)}
+    command = [sys.executable, "-m", "snakemake", "--cores", "1", f"caches_{run}"]
+    done = subprocess.run(
+        [*command, "--configfile", "theirs.yaml"],
+        cwd=other,
+        env={**environment, "SLURM_CONF": os.devnull},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return other / "cache"
+
+
+def as_sdscripts(path: Path, place: Path) -> None:
+    """Write a cache file as sd-scripts does: the same arrays, and nothing of ours."""
+    with np.load(path) as found:
+        np.savez(place, **{name: found[name] for name in found.files})
+
+
+def as_musubi(path: Path, place: Path) -> None:
+    """Write a cache file as musubi-tuner does: the same tensors, and nothing of ours."""
+    with safe_open(path, framework="pt") as file:
+        metadata = {k: v for k, v in file.metadata().items() if not k.startswith("latentmake.")}
+    place.parent.mkdir(parents=True, exist_ok=True)
+    save_file(load_file(path), place, metadata)
+
+
+# -- guides ---------------------------------------------------------------------------------------
+
+
+def kohya(here: Here) -> None:
+    """A user of sd-scripts: pictures with its caches beside them."""
+    folder = here.project.folder
+    sd_scripts(folder)
+    place = folder / "train/10_sks man"
+    pictures(place, "sks")
+    sdxl(folder / "models/sdxl")
+    dataset = {"path": str(place), "fit": "bucket", "bucket_reso_steps": 64}
+    model = {
+        "architecture": "sdxl",
+        "layout": "sdscripts",
+        "vae": "models/sdxl/vae",
+        "text": ["models/sdxl/text_encoder", "models/sdxl/text_encoder_2"],
+    }
+    run = {"datasets": ["sks"], "model": "sdxl", "resolutions": [1024]}
+    config = {"datasets": {"sks": dataset}, "models": {"sdxl": model}, "runs": {"sks": run}}
+    for path in built(folder, config, "sks").rglob("*.npz"):
+        as_sdscripts(path, place / path.name)
+    shutil.rmtree(folder / "models")
+
+
+def wan(here: Here) -> None:
+    """Films, and a musubi-tuner."""
+    videos(here.project / "films")
+    musubi_tuner(here.project.folder)
+
+
+def installed_trainers(here: Here) -> None:
+    """Pictures and weights; a clone of a trainer gets the commit that is checked out."""
+    folder = here.project.folder
+    pictures(folder / "pictures/ginger", "ginger")
+    sdxl(folder / "models/sdxl")
+    for write in (wan21, wan21_dit):
+        write(folder / "models/wan")
+
+    def checkout(words: list[str]) -> None:
+        _, _, place, _, commit = words
+        mark(folder / place, commit)
+
+    here.handlers["git -C"] = checkout
+
+
+SMALL_JOBS = {
+    "partition: gpu ": "partition: test ",
+    "resolutions: [512]": "resolutions: [64]",
+    "latents 512": "latents 64",
+    "steps: 2000}": "steps: 2, samples: {num_inference_steps: 1, guidance_scale: 1}}",
+    "cpus: 8, mem_mb: 24000": "cpus: 1, mem_mb: 1500",
+    "cpus: 16, mem_mb: 48000, runtime: 720": "cpus: 2, mem_mb: 4000, runtime: 60",
+}
+"""Text of the guide about SLURM -> jobs that a small node has room for."""
