@@ -86,18 +86,32 @@ def _below(prefix: str, shapes: Shapes) -> Shapes:
 
 def _checkpoint(*, xl: bool) -> Shapes:
     """Names of the single files of Stability AI, which Civitai's have too."""
+    width = 2048 if xl else 768
     unet = {
         "input_blocks.0.0.weight": (320, 4, 3, 3),
-        "input_blocks.1.1.transformer_blocks.0.attn2.to_k.weight": (320, 2048 if xl else 768),
+        "input_blocks.1.0.out_layers.3.weight": (320, 320, 3, 3),
+        "input_blocks.1.1.proj_in.weight": (320, 320),
+        "input_blocks.1.1.transformer_blocks.0.attn2.to_k.weight": (320, width),
+        "middle_block.1.proj_in.weight": (320, 320),
+        "middle_block.1.transformer_blocks.0.attn2.to_k.weight": (320, width),
+        "out.2.weight": (4, 320, 3, 3),
     }
-    clip = _below("cond_stage_model.transformer.", _clip(768))
+    text = _clip(768) | {"text_model.encoder.layers.0.mlp.fc1.weight": (3072, 768)}
+    clip = _below("cond_stage_model.transformer.", text)
     if xl:
         unet["label_emb.0.0.weight"] = (1280, 2816)
-        clip = _below("conditioner.embedders.0.transformer.", _clip(768))
-        clip["conditioner.embedders.1.model.token_embedding.weight"] = (49408, 1280)
+        second = {
+            "token_embedding.weight": (49408, 1280),
+            "positional_embedding": (77, 1280),
+            "transformer.resblocks.0.mlp.c_fc.weight": (5120, 1280),
+        }
+        clip = _below("conditioner.embedders.0.transformer.", text)
+        clip |= _below("conditioner.embedders.1.model.", second)
+    blocks = {f"encoder.down.{x}.block.0.conv2.weight": (128, 128, 3, 3) for x in range(4)}
+    vae = {**_original_vae(4), **blocks, "encoder.conv_out.weight": (8, 512, 3, 3)}
     return {
         **_below("model.diffusion_model.", unet),
-        **_below("first_stage_model.", _original_vae(4)),
+        **_below("first_stage_model.", vae),
         **clip,
     }
 

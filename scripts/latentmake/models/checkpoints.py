@@ -35,10 +35,11 @@ _TITLES = {"sd1": "Stable Diffusion 1.x", "sd2": "Stable Diffusion 2.x", "sdxl":
 _UNUSED_BLOCK = "transformer.resblocks.23."  # of SD 2.x's OpenCLIP, as diffusers leaves it out
 _TOKENIZER = "openai/clip-vit-large-patch14"
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
-_DOWNLOAD = (
-    f"hf download {_TOKENIZER} tokenizer.json tokenizer_config.json special_tokens_map.json "
-    "vocab.json merges.txt"
+TOKENIZER_HINT = (
+    f"run `hf download {_TOKENIZER} tokenizer.json tokenizer_config.json special_tokens_map.json "
+    "vocab.json merges.txt`, or name CLIP's tokenizer as `text: {tokenizer: FOLDER}`"
 )
+"""How a checkpoint's text encoders get the tokenizer that they lack."""
 _HEAD = 64  # width of a head in CLIP, and in the UNets of SD 2.x and SDXL
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -293,13 +294,6 @@ def tokenizer_of(weights: Weights) -> Path:
     folders = [hub.place_of(_TOKENIZER, known)] if known else hub.snapshots(_TOKENIZER)
     fit = (x for x in folders if any((x / name).is_file() for name in _TOKENIZER_FILES))
     return next(fit, beside)
-
-
-def tokenizer_hint(weights: Weights) -> str:
-    """Return how a checkpoint's text encoder gets the tokenizer that it lacks."""
-    several = kind_of(shapes_in(Path(weights.path or ""))) == "sdxl"
-    entries = "[{tokenizer: FOLDER}, {tokenizer: FOLDER}]" if several else "{tokenizer: FOLDER}"
-    return f"run `{_DOWNLOAD}`, or name CLIP's tokenizer as `text: {entries}`"
 
 
 def pads_with_zero(weights: Weights) -> bool:
