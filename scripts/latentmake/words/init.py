@@ -204,7 +204,7 @@ def _missing(run: Run) -> Iterator[str]:
     """Yield what is missing, and how to get it, a line each."""
     section, model = run.section, run.section.model
     if not model.networks:
-        yield f"a model: {PIPELINE} --local-dir {section.folder}, or name your own by --model"
+        yield f"a model; name yours by --model, or run {PIPELINE} --local-dir {section.folder}"
         if _TINY.is_dir():
             tiny = _TINY.relative_to(Path.cwd()) if _TINY.is_relative_to(Path.cwd()) else _TINY
             yield f"to try it without a download: --model {tiny}, which only shows how it works"
