@@ -8,9 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from guide_world import HUB, Here, follow, guides_that_need, make_pictures, make_sd15
+from guide_world import HUB, Here, follow, guides_that_need
 from project import Project
 from s3_server import Bucket, Server
+from style_guides import make_pictures, make_repository
 
 NAME = "vision"
 
@@ -26,7 +27,7 @@ def test_a_guide_does_what_it_says(
     here = Here(project, HUB, environment=server.environment())
     make_pictures(tmp_path / "drawn")
     bucket.upload(tmp_path / "drawn", "ginger")
-    make_sd15(project / "models/sd15")
+    make_repository(project / "models/sd15")
 
     def copy(words: list[str]) -> None:
         source, target = (word.removeprefix(f"s3://{NAME}/") for word in words[3:])

@@ -93,15 +93,6 @@ def sample(here: Here) -> None:
         subprocess.run(["cp", "-r", ROOT / part, here.project.folder], check=True)
 
 
-def slurm(here: Here) -> None:
-    """Pictures, weights, and shorter waits than the profile's: a node's files are seen at once."""
-    profile = here.project / "profiles/slurm/config.yaml"
-    text = profile.read_text().replace("latency-wait: 60", "latency-wait: 10")
-    profile.write_text(text.replace("status-checks: 10", "status-checks: 2"))
-    style_guides.pictures(here)
-    style_guides.make_repository(here.project / "models/sd15")
-
-
 # -- tiny weights ---------------------------------------------------------------------------------
 
 
@@ -120,7 +111,9 @@ HUB: dict[str, Callable[[Path], None]] = {
 }
 """Repository -> function that writes its files, tiny, into a folder."""
 
-TRAINERS_HUB: dict[str, Callable[..., None]] = {}
+TRAINERS_HUB: dict[str, Callable[..., None]] = {
+    "Tongyi-MAI/Z-Image": trainer_guides.z_image,
+}
 """The same for weights that trainers' code writes: the function is also given `tiny`, which returns
 the folder of a family's weights (`WEIGHTS` in tests/trainers/tiny).
 """
@@ -136,9 +129,10 @@ GUIDES: dict[str, Guide] = {
     "guides/kohya.md": Guide(trainer_guides.kohya),
     "guides/machine.md": Guide(style_guides.carried, shrink=style_guides.SMALL),
     "guides/model.md": Guide(style_guides.built),
+    "guides/musubi-tuner.md": Guide(trainer_guides.musubi, "trainers", trainer_guides.SMALL),
     "guides/results.md": Guide(style_guides.trained, shrink=style_guides.SHORT),
     "guides/s3.md": Guide(lambda here: None, "s3", {"[512]": "[128]"}),
-    "guides/slurm.md": Guide(slurm, "slurm", trainer_guides.SMALL_JOBS),
+    "guides/slurm.md": Guide(trainer_guides.slurm, "slurm", trainer_guides.SMALL_JOBS),
     "guides/style.md": Guide(style_guides.pictures, shrink=style_guides.SHORT_STYLE),
     "guides/verify.md": Guide(style_guides.built),
     "guides/wan.md": Guide(trainer_guides.wan, shrink=trainer_guides.SHORT_CLIPS),

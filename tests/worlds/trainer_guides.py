@@ -1,7 +1,7 @@
 """What the guides of other trainers assume to be there: pictures, films, caches, trainers, weights.
 
-Trainers lie beside the folder of a guide, as users have them; they are stand-ins that read a
-dataset and train nothing. A hub's function writes a repository's files, tiny.
+Trainers lie beside the folder of a guide, as users have them; stand-ins for them read a dataset and
+train nothing. A function of a hub writes a repository's files, tiny.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ import dit_world
 import musubi_world
 import numpy as np
 import sdscripts_world
+import style_guides
 import text_world
 import torch
 import wan_world
@@ -40,6 +42,8 @@ SHORT_CLIPS = {
     "prompts: [a harbour at night]}": "prompts: [a harbour at night], num_inference_steps: 2}",
 }
 """Text of the guide about films -> short clips in its place."""
+SMALL = {"1024": "128", "max_train_epochs: 16": "max_train_epochs: 1"}
+"""Text of the guide about musubi-tuner -> small pictures and one epoch."""
 MUSUBI, SD_SCRIPTS = "../musubi-tuner", "../sd-scripts"
 
 
@@ -216,3 +220,43 @@ SMALL_JOBS = {
     "cpus: 16, mem_mb: 48000, runtime: 720": "cpus: 2, mem_mb: 4000, runtime: 60",
 }
 """Text of the guide about SLURM -> jobs that a small node has room for."""
+
+
+def musubi(here: Here) -> None:
+    """A user of musubi-tuner: its clone beside the folder, and pictures."""
+    here.handlers["git clone"](
+        ["git", "clone", f"https://github.com/kohya-ss/{MUSUBI[3:]}", MUSUBI]
+    )
+    here.handlers["python3 -m venv"](["python3", "-m", "venv", f"{MUSUBI}/venv"])
+    pictures(here.project / "pictures/ginger", "ginger")
+
+
+def z_image(folder: Path, tiny: Callable[[str], Path]) -> None:
+    """Write the files of Z-Image's repository, of which two networks are in several files."""
+    vae, text, network = (
+        tiny("z_image") / "vae.safetensors",
+        tiny("z_image") / "text.safetensors",
+        tiny("z_image_dit") / "dit.safetensors",
+    )
+    (folder / "vae").mkdir(parents=True)
+    shutil.copyfile(vae, folder / "vae/diffusion_pytorch_model.safetensors")
+    shards(text, folder / "text_encoder/model", 3)
+    shards(network, folder / "transformer/diffusion_pytorch_model", 2)
+
+
+def shards(path: Path, stem: Path, count: int) -> None:
+    """Write the tensors of a file as several, with the names of a release."""
+    stem.parent.mkdir(parents=True)
+    tensors = load_file(path)
+    for number in range(count):
+        part = {name: tensors[name] for name in sorted(tensors)[number::count]}
+        save_file(part, stem.with_name(f"{stem.name}-{number + 1:05}-of-{count:05}.safetensors"))
+
+
+def slurm(here: Here) -> None:
+    """Pictures, weights, and shorter waits than the profile's: a node's files are seen at once."""
+    profile = here.project / "profiles/slurm/config.yaml"
+    text = profile.read_text().replace("latency-wait: 60", "latency-wait: 10")
+    profile.write_text(text.replace("status-checks: 10", "status-checks: 2"))
+    style_guides.pictures(here)
+    style_guides.make_repository(here.project / "models/sd15")
