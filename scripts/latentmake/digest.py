@@ -8,8 +8,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from latentmake.regular import open_regular
 
@@ -36,12 +38,38 @@ def of_lines(lines: Iterable[str]) -> str:
     return of_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
 
 
-def of_file(path: Path, *, quiet: bool = False) -> str:
+class Section(NamedTuple):
+    """A part of a file, which has a digest of its own.
+
+    Attributes:
+        path: of the file.
+        name: of the part.
+        described: plain value that counts besides the bytes, such as names and shapes.
+        ranges: of the bytes: first, and one after the last.
+    """
+
+    path: Path
+    name: str
+    described: object
+    ranges: tuple[tuple[int, int], ...]
+
+    def __str__(self) -> str:
+        """Return its name in the memo."""
+        return f"{self.path}#{self.name}"
+
+    def stat(self) -> os.stat_result:
+        """Return the stat of the file."""
+        return self.path.stat()
+
+
+def of_file(path: Path | Section, *, quiet: bool = False) -> str:
     """Return the SHA-256 of a file's content; a large one gets a progress bar unless `quiet`.
 
     Raises:
         OSError: it cannot be read, or is a folder, a pipe, a socket or a device.
     """
+    if isinstance(path, Section):
+        return _of_section(path)
     try:
         file, size = open_regular(path)
     except ValueError as error:
@@ -58,3 +86,17 @@ def of_file(path: Path, *, quiet: bool = False) -> str:
                 found.update(data)
                 progress.update(len(data))
         return found.hexdigest()
+
+
+def _of_section(section: Section) -> str:
+    found = hashlib.sha256(canonical(section.described).encode())
+    with section.path.open("rb") as file:
+        for start, end in section.ranges:
+            file.seek(start)
+            while start < end:
+                data = file.read(min(end - start, 1 << 24))
+                if not data:
+                    raise OSError(errno.EIO, "is cut short", str(section.path))
+                found.update(data)
+                start += len(data)
+    return found.hexdigest()

@@ -11,6 +11,7 @@ from typing import Any
 import named_weights
 import pytest
 import yaml
+from latentmake.config import Weights
 from latentmake.config.musubi import MUSUBI
 from latentmake.config.sdscripts import SDSCRIPTS
 from named_weights import MODELS
@@ -66,10 +67,6 @@ def videos(folder: Path) -> Path:
     return folder
 
 
-# Complete single files: `checkpoint` in place of `vae` and `text`.
-COMPLETE = ("sd15_file", "sdxl_file")
-
-
 def model(project: Project, name: str) -> str:
     return os.fspath(MODELS[name](project / "models" / name, TOKENIZER).relative_to(project.folder))
 
@@ -99,24 +96,32 @@ def planned(project: Project, *files: str) -> None:
 
 def test_each_model_is_recognised_and_its_run_planned(project: Project) -> None:
     pictures(project / "pictures/ginger")
-    names = [name for name in MODELS if name not in COMPLETE]
-    for name in names:
+    for name in MODELS:
         said = project.ask(
             *("init", "pictures/ginger", "--model", model(project, name)),
             *("--output", f"{name}.yaml"),
         )
         assert "missing" not in said.output, said.output
-    planned(project, *(f"{name}.yaml" for name in names))
+    planned(project, *(f"{name}.yaml" for name in MODELS))
 
 
-@pytest.mark.parametrize("name", COMPLETE)
-def test_a_complete_file_is_all_that_a_model_needs(project: Project, name: str) -> None:
+@pytest.mark.parametrize("kind", ["sd1", "sdxl"])
+def test_a_file_from_civitai_is_all_that_a_model_needs(
+    project: Project, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    (project / "models").mkdir()
+    world = pytest.importorskip("checkpoint_world")
+    monkeypatch.setenv("HF_HUB_CACHE", os.fspath(project / "hub"))
     pictures(project / "cats")
-    said = project.ask("init", "cats", "--model", model(project, name), check=False)
-    own = next(iter(written(project, "cats.yaml")["models"].values()))
-    assert own["checkpoint"].endswith(".safetensors") and not own.keys() & {"vae", "text"}
-    if said.returncode:
-        pytest.skip("the configuration does not take such a file yet")
+    place = "models/dream shaper.safetensors"
+    world.write(project / "pipeline", project / place, TOKENIZER, kind)
+    said = project.ask("init", "cats", "--model", place, check=False)
+    assert said.one_line("missing", "hf download openai/clip-vit-large-patch14", "vocab.json")
+    snapshots = project / "hub/models--openai--clip-vit-large-patch14/snapshots"
+    shutil.copytree(TOKENIZER, snapshots / ("0" * 40))
+    project.ask("init", "cats", "--model", place, "--force")
+    (own,) = written(project, "cats.yaml")["models"].values()
+    assert own["checkpoint"] == place and not own.keys() & {"vae", "text", "unet"}
     planned(project, "cats.yaml")
 
 
@@ -205,6 +210,36 @@ def test_a_wan_pipeline_is_trained_here(project: Project) -> None:
     assert said.one_line("cannot train Wan", "--trainer wan")
 
 
+def test_the_shipped_model_shows_how_it_works(project: Project) -> None:
+    shutil.copytree(ROOT / "data/tiny-sd", project / "data/tiny-sd")
+    pictures(project / "cats")
+    project.ask("init", "cats", "--model", "data/tiny-sd")
+    assert written(project, "cats.yaml")["runs"]["cats"]["resolutions"] == [64]
+    planned(project, "cats.yaml")
+
+
+def test_any_file_of_a_pipeline_stands_for_it(project: Project) -> None:
+    pictures(project / "cats")
+    place = model(project, "sd15")
+    for below in ("", "/unet", "/unet/diffusion_pytorch_model.safetensors"):
+        project.ask("init", "cats", "--model", place + below, "--force")
+        own = written(project, "cats.yaml")["models"]["sd1"]
+        assert own["unet"] == f"{place}/unet" and own["vae"] == f"{place}/vae"
+
+
+def test_one_of_two_networks_asks_for_the_other(project: Project) -> None:
+    pictures(project / "cats")
+    place = Path(model(project, "wan_pair"))
+    low = project / place
+    low.unlink()
+    high = str(place).replace("low", "high")
+    said = project.ask("init", "cats", "--model", high, check=False)
+    name = f"split_files/diffusion_models/{place.name}"
+    assert said.one_line("`dit` of the model: hf download", name)
+    own = written(project, "cats.yaml")["models"]["wan"]
+    assert (own["dit"], own["dit_high_noise"]) == (f"{place.parent}/{name}", high)
+
+
 def test_a_missing_text_encoder_has_its_download(project: Project) -> None:
     pictures(project / "cats")
     place = model(project, "sd15")
@@ -249,17 +284,23 @@ def test_without_a_model_the_download_of_one_is_printed(project: Project) -> Non
     assert project.ask("init", "cats", "--force").returncode == 0
 
 
-def test_a_model_of_the_hub_is_pinned(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["sd15", "sdxl", "wan_original", "z_image"])
+def test_a_model_of_the_hub_is_pinned(
+    project: Project, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    if name != "sd15" and "file" not in Weights.model_fields:
+        pytest.skip("the configuration names no file of the hub yet")
     monkeypatch.setenv("HF_HUB_CACHE", os.fspath(project / "hub"))
     pictures(project / "cats")
     commit = "0123456789" * 4
-    repository = project / "hub/models--somebody--sd15"
-    named_weights.sd15(repository / "snapshots" / commit, TOKENIZER)
+    repository = project / f"hub/models--somebody--{name}"
+    MODELS[name](repository / "snapshots" / commit, TOKENIZER)
     (repository / "refs").mkdir()
     (repository / "refs/main").write_text(commit)
-    project.ask("init", "cats", "--model", "somebody/sd15")
-    own = written(project, "cats.yaml")["models"]["sd1"]
-    assert own["vae"] == {"hub": "somebody/sd15", "revision": commit, "subfolder": "vae"}
+    project.ask("init", "cats", "--model", f"somebody/{name}")
+    (own,) = written(project, "cats.yaml")["models"].values()
+    assert own["vae"].pop("subfolder" if name.startswith("sd") else "file")
+    assert own["vae"] == {"hub": f"somebody/{name}", "revision": commit}
     planned(project, "cats.yaml")
 
 
@@ -317,7 +358,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     (project / "data.toml").write_text("[general]\n")
     named_weights.write(project / "lora.safetensors", named_weights.LORA)
     named_weights.sdxl(project / "sdxl", TOKENIZER)
-    named_weights.sd15_file(project.folder, TOKENIZER)
+    named_weights.write(project / "dream shaper.safetensors", named_weights.CHECKPOINT)
     shutil.copy(
         project / "sdxl/vae/diffusion_pytorch_model.safetensors", project / "vae.safetensors"
     )

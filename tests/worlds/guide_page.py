@@ -112,4 +112,5 @@ def difference(expected: Sequence[str], printed: str) -> str | None:
 
 
 def _plain(line: str) -> str:
-    return " ".join(line.split())
+    """Return a line whose spaces and rules are as long as any others."""
+    return re.sub(r"-{3,}|─{3,}", "---", " ".join(line.split()))

@@ -84,24 +84,12 @@ def _below(prefix: str, shapes: Shapes) -> Shapes:
     return {f"{prefix}{name}": shape for name, shape in shapes.items()}
 
 
-def _checkpoint(*, xl: bool) -> Shapes:
-    """Names of the single files of Stability AI, which Civitai's have too."""
-    unet = {
-        "input_blocks.0.0.weight": (320, 4, 3, 3),
-        "input_blocks.1.1.transformer_blocks.0.attn2.to_k.weight": (320, 2048 if xl else 768),
-    }
-    clip = _below("cond_stage_model.transformer.", _clip(768))
-    if xl:
-        unet["label_emb.0.0.weight"] = (1280, 2816)
-        clip = _below("conditioner.embedders.0.transformer.", _clip(768))
-        clip["conditioner.embedders.1.model.token_embedding.weight"] = (49408, 1280)
-    return {
-        **_below("model.diffusion_model.", unet),
-        **_below("first_stage_model.", _original_vae(4)),
-        **clip,
-    }
-
-
+CHECKPOINT: Shapes = {
+    "model.diffusion_model.input_blocks.0.0.weight": (320, 4, 3, 3),
+    **_below("first_stage_model.", _original_vae(4)),
+    **_below("cond_stage_model.transformer.", _clip(768)),
+}
+"""Some of a file of Stable Diffusion 1.5 as on Civitai; see `checkpoint_world` for all of one."""
 WAN_VAE = ("encoder.conv1.weight", "encoder.downsamples.0.residual.0.gamma", "decoder.conv1.weight")
 UMT5 = ("token_embedding.weight", "blocks.0.attn.q.weight", "blocks.0.ffn.gate.0.weight")
 WAN_I2V = _wan(5120, 36, clip=True)
@@ -218,16 +206,6 @@ def sdxl(folder: Path, tokenizer: Path) -> Path:
     return folder
 
 
-def sd15_file(folder: Path, _: Path) -> Path:
-    """A file of Stable Diffusion 1.5 as on Civitai."""
-    return write(folder / "dream shaper.safetensors", _checkpoint(xl=False), "F16")
-
-
-def sdxl_file(folder: Path, _: Path) -> Path:
-    """A file of SDXL as on Civitai."""
-    return write(folder / "juggernaut.safetensors", _checkpoint(xl=True), "F16")
-
-
 def _text_configs(folder: Path, tokenizer: Path, number: int) -> None:
     for each in range(number):
         suffix = f"_{each + 1}" if each else ""
@@ -323,7 +301,7 @@ def anima(folder: Path, _: Path) -> Path:
 MODELS: dict[str, Callable[[Path, Path], Path]] = {
     each.__name__: each
     for each in (
-        *(sd15, sdxl, sd15_file, sdxl_file, sd3, flux, wan_original, wan_pair, qwen_image),
+        *(sd15, sdxl, sd3, flux, wan_original, wan_pair, qwen_image),
         *(z_image, klein, lumina, anima),
     )
 }

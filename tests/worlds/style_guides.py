@@ -7,44 +7,52 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import world
-import yaml
 from PIL import Image, ImageDraw
 from project import Project
 
 if TYPE_CHECKING:
     from guide_world import Here
 
-SMALL = {"[512]": "[64]", "latents 512": "latents 64", "sd1/512": "sd1/64", "512 x 512": "64 x 64"}
+SMALL = {
+    "512\\]": "64\\]",
+    "latents 512": "latents 64",
+    "sd1/512": "sd1/64",
+    "needs 512": "needs 64",
+}
 """Trainings of tests see small pictures."""
+SHORT = {
+    **{"[512]": "[64]", "steps: 750": "steps: 4"},
+    "every: 150, num_inference_steps: 25": "every: 2, num_inference_steps: 1",
+}
+SHORT_STYLE = {
+    **{"[512]": "[64]", "latents 512": "latents 64", "steps: 750": "steps: 4"},
+    **{"n_steps: 150": "n_steps: 2", "every: 150": "every: 2, num_inference_steps: 1"},
+}
 
-
-def config(size: int) -> dict[str, Any]:
-    """Return the configuration that `latentmake init` writes for the pictures; fewer steps."""
-    parts = {name: f"models/sd15/{name}" for name in ("vae", "unet")}
-    samples = {"every": 2, "num_inference_steps": 2}
-    return {
-        "datasets": {"ginger": {"path": "pictures/ginger", "fit": "bucket"}},
-        "models": {
-            "sd1": {**parts, "text": "models/sd15/text_encoder", "dtype": "float16"},
-        },
-        "runs": {
-            "ginger": {
-                "datasets": ["ginger"],
-                "model": "sd1",
-                "resolutions": [size],
-                "trainer": {
-                    "kind": "sd",
-                    "rank": 16,
-                    "learning_rate": 1e-4,
-                    "steps": 4,
-                    "samples": samples,
-                },
-            }
-        },
-    }
+_CONFIG = """
+datasets:
+  ginger: {{path: pictures/ginger, fit: bucket}}
+models:
+  sd1:
+    vae: models/sd15/vae
+    text: models/sd15/text_encoder
+    unet: models/sd15/unet
+    dtype: float16
+runs:
+  ginger:
+    datasets: [ginger]
+    model: sd1
+    resolutions: [{size}]
+    trainer:
+      kind: sd
+      rank: 16
+      learning_rate: 1e-4
+      steps: 4
+      samples: {{every: 2, num_inference_steps: 2}}
+"""  # as `latentmake init` writes it, for fewer steps
 
 
 def pictures(here: Here) -> None:
@@ -88,7 +96,7 @@ def _make(size: int, target: str, folder: Path) -> None:
     project = Project.make(folder, {})
     make_pictures(project / "pictures/ginger")
     make_model(project / "models/sd15")
-    (project / "ginger.yaml").write_text(yaml.safe_dump(config(size), sort_keys=False))
+    (project / "ginger.yaml").write_text(_CONFIG.format(size=size), encoding="utf-8")
     project.run(target, "--configfile", "ginger.yaml")
 
 
@@ -141,3 +149,17 @@ def make_repository(folder: Path) -> None:
     ):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"not for a guide")
+
+
+def make_other_vae(folder: Path) -> None:
+    """Write a VAE of the same shapes and other weights."""
+    from safetensors.torch import load_file, save_file
+
+    model = folder.with_name("for-other-vae")
+    make_model(model)
+    name = "diffusion_pytorch_model.safetensors"
+    weights = load_file(model / "vae" / name)
+    changed = {each: value * 1.01 for each, value in weights.items()}
+    save_file(changed, folder / name, metadata={"format": "pt"})
+    shutil.copyfile(model / "vae/config.json", folder / "config.json")
+    (folder / "diffusion_pytorch_model.bin").write_bytes(b"not for a guide")

@@ -53,8 +53,8 @@ class ModelKeys(Closed):
     Each is a path or [section](#text-encoders). The folder of a pipeline stands for all of its text
     encoders. Every model needs them except HiDream O1."""
     unet: WeightsPlace | None = Field(None, json_schema_extra=WEIGHTS)
-    """The UNet to train: a path or [section](#place-of-weights). A run with the trainer `sd` needs
-    it."""
+    """The UNet to train: a path or [section](#place-of-weights); by default that of `checkpoint`. A
+    run with the trainer `sd` needs it."""
     text_projection: DiskPath | None = Field(None, min_length=1, json_schema_extra=WEIGHTS)
     """A linear layer between the text embeddings and the UNet, trained together with the UNet:
     `new`, or the folder or file of a trained one to start from. It connects T5 (width 4096) to the

@@ -160,8 +160,8 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
             for table in self._tables:
                 table.new.clear()
 
-    def digest_of_file(self, path: Path) -> str:
-        """Return a file's digest, reading it only if its stat is new."""
+    def digest_of_file(self, path: Path | digest.Section) -> str:
+        """Return the digest of a file or of a part of one, reading it only if its stat is new."""
         name, stat = str(path), source_stat(path.stat())
         if known := self.sources.get(name, stat):
             return known

@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from latentmake import digest
 from latentmake.config import Weights, hub
 from latentmake.errors import ModelError
 from latentmake.files.safetensors import read_head
@@ -34,10 +35,11 @@ _TITLES = {"sd1": "Stable Diffusion 1.x", "sd2": "Stable Diffusion 2.x", "sdxl":
 _UNUSED_BLOCK = "transformer.resblocks.23."  # of SD 2.x's OpenCLIP, as diffusers leaves it out
 _TOKENIZER = "openai/clip-vit-large-patch14"
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
-_DOWNLOAD = (
-    f"hf download {_TOKENIZER} tokenizer.json tokenizer_config.json special_tokens_map.json "
-    "vocab.json merges.txt"
+TOKENIZER_HINT = (
+    f"run `hf download {_TOKENIZER} tokenizer.json tokenizer_config.json special_tokens_map.json "
+    "vocab.json merges.txt`, or name CLIP's tokenizer as `text: {tokenizer: FOLDER}`"
 )
+"""How a checkpoint's text encoders get the tokenizer that they lack."""
 _HEAD = 64  # width of a head in CLIP, and in the UNets of SD 2.x and SDXL
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -69,6 +71,31 @@ def shapes_in(path: Path) -> Shapes:
 @lru_cache(8)
 def _shapes(path: Path, _size: int, _time: int) -> Shapes:
     return {name: each.shape for name, each in read_head(path).tensors.items()}
+
+
+def section_of(weights: Weights) -> digest.Section | None:
+    """Return the tensors of a part of a complete checkpoint, for their digest.
+
+    Returns:
+        None where weights are no such part.
+
+    Raises:
+        ModelError: the file is damaged, or does not hold the part.
+    """
+    part = part_of(weights)
+    if part is None:
+        return None
+    path = Path(weights.path or "")
+    prefix = prefix_of(part, shapes_in(path))
+    if prefix is None:
+        what = f"holds no {_WORDS.get(part, 'second text encoder')}"
+        raise ModelError(what, where=path, hint="name another checkpoint")
+    head = read_head(path)
+    own = sorted(x for x in head.tensors.items() if x[0].startswith(prefix))
+    described = [[name, each.dtype, [*each.shape]] for name, each in own]
+    start = len(head.data)
+    ranges = tuple((start + each.start, start + each.end) for _, each in own)
+    return digest.Section(path, part, described, ranges)
 
 
 def kind_of(shapes: Shapes) -> str | None:
@@ -267,13 +294,6 @@ def tokenizer_of(weights: Weights) -> Path:
     folders = [hub.place_of(_TOKENIZER, known)] if known else hub.snapshots(_TOKENIZER)
     fit = (x for x in folders if any((x / name).is_file() for name in _TOKENIZER_FILES))
     return next(fit, beside)
-
-
-def tokenizer_hint(weights: Weights) -> str:
-    """Return how a checkpoint's text encoder gets the tokenizer that it lacks."""
-    several = kind_of(shapes_in(Path(weights.path or ""))) == "sdxl"
-    entries = "[{tokenizer: FOLDER}, {tokenizer: FOLDER}]" if several else "{tokenizer: FOLDER}"
-    return f"run `{_DOWNLOAD}`, or name CLIP's tokenizer as `text: {entries}`"
 
 
 def pads_with_zero(weights: Weights) -> bool:

@@ -259,7 +259,7 @@ def tokenizer_files(weights: TextWeights, *, umt5: bool = False) -> list[Path]:
     if not files:
         usual = "name its folder as `tokenizer` beside the text encoder's `path`"
         if checkpoints.part_of(weights):
-            usual = checkpoints.tokenizer_hint(weights)
+            usual = checkpoints.TOKENIZER_HINT
         raise ModelError(
             "there is no tokenizer here", where=folder, hint=_UMT5_TOKENIZER if umt5 else usual
         )

@@ -6,7 +6,7 @@ changed one rebuilds what depends on it. Nothing here loads a network.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from latentmake import digest, layouts
 from latentmake.config import Dataset, Model, TextWeights, Weights
 from latentmake.config.shapes import shaping
 from latentmake.errors import ModelError
+from latentmake.models import checkpoints
 from latentmake.models.files import (
     encoder_files,
     projection_file,
@@ -33,7 +34,7 @@ plain 4: large JPEGs decoded to a fraction, and all convolutions by oneDNN on a 
 NEW = "new"
 """In place of a projection's path: it begins with random weights."""
 
-FileDigest = Callable[[Path], str]
+FileDigest = Callable[[Path | digest.Section], str]
 _DTYPES = ("dtype", "vae_dtype", "text_dtype")  # one of which counts for each kind
 
 
@@ -44,15 +45,19 @@ def weights_digest(
 ) -> str:
     """Return the digest of a network: its files' content, or a hub id at its revision.
 
+    Of a complete checkpoint the tensors of the part count: another one with the same VAE makes the
+    same latents.
+
     Raises:
         ModelError: files are missing or cannot be read.
     """
     if weights.hub is not None:
         return digest.of_value(["hub", weights.hub, weights.revision, weights.subfolder])
-    return _files_digest(files(weights), file_digest)
+    own = checkpoints.section_of(weights)
+    return _files_digest(files(weights) if own is None else [own], file_digest)
 
 
-def _files_digest(files: list[Path], file_digest: FileDigest) -> str:
+def _files_digest(files: Sequence[Path | digest.Section], file_digest: FileDigest) -> str:
     try:
         return digest.of_value([file_digest(file) for file in files])
     except OSError as error:

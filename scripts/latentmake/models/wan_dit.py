@@ -7,7 +7,7 @@ release, or one .safetensors file in either one's names. Headers alone are read.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -17,7 +17,7 @@ from latentmake.errors import ModelError, TrainingError
 from latentmake.files.safetensors import Tensor, read_head
 from latentmake.models.files import config_file, network_config, refuse_missing, weights_files
 from latentmake.models.places import part_of
-from latentmake.models.recipe import weights_digest
+from latentmake.models.recipe import FileDigest, weights_digest
 from latentmake.models.wan_files import DIT, ModelFile, other_task
 from latentmake.models.wan_names import to_diffusers
 from latentmake.models.wan_shapes import IN_BLOCK, DitShapes, shapes_of, tensor_faults
@@ -256,7 +256,7 @@ def check_networks(model: _Networks, model_name: str, targets: Iterable[str], wh
         check_targets(targets, shapes, where)
 
 
-def dit_digest(model: _Networks, file_digest: Callable[[Path], str] = digest.of_file) -> str:
+def dit_digest(model: _Networks, file_digest: FileDigest = digest.of_file) -> str:
     """Return the digest of the networks that are trained; planning passes its memo's function.
 
     Raises:

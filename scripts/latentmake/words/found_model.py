@@ -144,6 +144,8 @@ def found_model(place: Path, label: str = "") -> Model:
     """
     if not place.exists():
         raise ModelError("this model does not exist", where=place, hint="correct its path")
+    if _LIBRARY.match(place.name) and (place.parent / "config.json").is_file():
+        place = place.parent  # a file of a folder stands for all of it
     if place.is_dir() and place.name in _PAIRS:  # a pipeline, or Wan's original release
         place = place.parent
     root = place if place.is_dir() else place.parent
@@ -165,7 +167,7 @@ def found_model(place: Path, label: str = "") -> Model:
         raise ModelError(f"holds several models ({files})", where=place, hint=hint)
     if not networks:
         kinds = [kind for each in named for kind in each.kinds]
-        what = f"is {one(kinds[0])}, not a model" if kinds and own else "holds no model"
+        what = f"is {one(kinds[0])}, not a model" if kinds and len(named) == 1 else "holds no model"
         raise ModelError(what, where=place, hint=f"name the file or folder of one: {_KNOWN}")
     ((name, found),) = networks.items()
     if name == WAN.name:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 
 import yaml
@@ -59,8 +60,7 @@ def downloads(missing: Mapping[str, HubFile], folder: Path) -> Iterator[tuple[li
         call[1].extend(names)
     for (repo, local, several), (keys, names) in calls.items():
         words = [f'--include "{x}"' if several else x for x in names if x != "*"]
-        place = f'"{local}"' if " " in str(local) else str(local)
-        yield keys, " ".join(["hf download", repo, *words, "--local-dir", place])
+        yield keys, " ".join(["hf download", repo, *words, "--local-dir", quote(str(local))])
 
 
 PIPELINE = (

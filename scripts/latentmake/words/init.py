@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, Literal
 
 import typer
@@ -91,9 +92,9 @@ def init(
         _say("note", line)
     for line in missing:
         _say("missing", line)
-    here = "" if Path("Snakefile").is_file() else f" --snakefile {HOME / 'Snakefile'}"
+    here = "" if Path("Snakefile").is_file() else f" --snakefile {quote(str(HOME / 'Snakefile'))}"
     _say("next", f"snakemake -n {run.command}{here}")
-    _say("next", f"latentmake check {name} -c {shown(str(file))}")
+    _say("next", f"latentmake check {name} -c {quote(str(file))}")
     if missing:
         raise typer.Exit(1)
 

@@ -28,6 +28,13 @@ _LANGUAGE = {  # the same of the language models that encode captions
     **{"z_image": 2560, "flux_2_dev": 5120, "flux_2_klein_4b": 2560, "flux_2_klein_9b": 4096},
     **{"krea2": 2560, "ideogram4": 4096, "anima": 1024, "lumina": 2304},
 }
+_LOW_NOISE = {
+    family: (
+        "Comfy-Org/Wan_2.2_ComfyUI_Repackaged",
+        f"split_files/diffusion_models/wan2.2_{family}_low_noise_14B_fp16.safetensors",
+    )
+    for family in ("t2v", "i2v")
+}
 _RENAMED = r"\bdouble_stream_modulation_img\.linear\."  # FLUX.2 as diffusers has it
 _TOKENIZERS = ("google/umt5-xxl", "umt5-xxl", "tokenizer", ".")
 
@@ -181,12 +188,11 @@ def _vaes(model: Model, channels: int, *, original: bool) -> Iterator[Path]:
     """Yield VAEs of pictures; `original`: files in the names of Flux's own release."""
     for each in model.parts:
         vae = vae_of(each.tensors) if "VAE" in each.kinds else None
-        if vae is None or (vae.axes, vae.channels) != (2, channels):
-            continue
-        if not original:
-            yield each.path
-        elif each.has(r"^encoder\.down\.0\."):
+        fits = vae is not None and (vae.axes, vae.channels) == (2, channels)
+        if original and fits and each.has(r"^encoder\.down\.0\."):
             yield each.file
+        elif not original and (fits or each.path == model.root / "vae"):
+            yield each.path
 
 
 def _text(section: Section, name: str, number: int, *, single: bool) -> None:
@@ -279,6 +285,9 @@ def _wan(section: Section, networks: list[Part]) -> None:
     section.network = (low or high)[0]
     if low or musubi:
         section.put("dit", (low[0].file if musubi else low[0].path) if low else None)
+    if "dit" in section.missing:
+        network = section.missing["dit"] = HubFile(*_LOW_NOISE[str(model.task)[:3]])
+        section.keys["dit"] = str(network.future(section.folder))
     if high:
         section.put("dit_high_noise", high[0].file if musubi else high[0].path)
 

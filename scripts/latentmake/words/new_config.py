@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 import yaml
@@ -101,7 +102,7 @@ class Run(NamedTuple):
     @property
     def command(self) -> str:
         """The command that trains, without its first word."""
-        return f"train_{self.name} --configfile {shown(str(self.file))}"
+        return f"train_{self.name} --configfile {quote(str(self.file))}"
 
 
 def shown(value: Any) -> str:
@@ -195,7 +196,7 @@ def _dataset(found: Found, run: Run) -> Iterator[str]:
 
 def controls_of(found: Found) -> str:
     """Return the folder where the control images of a dataset are expected."""
-    return str(found.path.with_name(f"control_{found.name}"))
+    return str(found.path.parent / f"control_{found.name}")
 
 
 def clip_frames(found: Found, scripts: Scripts) -> int:

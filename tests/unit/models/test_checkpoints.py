@@ -23,6 +23,7 @@ from latentmake.models.places import resolved
 from latentmake.models.recipe import make, weights_digest
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
+from safetensors.torch import save_file
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 _LEVELS = {
@@ -230,6 +231,27 @@ def test_recipes_of_what_was_named_before_are_the_same(place: Path) -> None:
     for kind in ("latents", "text"):
         old = make(kind, dataset, Model.model_validate(names | sd1))
         assert make(kind, dataset, Model.model_validate(names | sd1 | FILE)) == old
+
+
+def test_another_checkpoint_rebuilds_what_its_other_parts_shape(place: Path) -> None:
+    state = checkpoint_world.checkpoint(Path("pipe"), "sd1")
+    other = {k: v + 1 if k.startswith("cond_stage") else v for k, v in state.items()}
+    other = {f"model_ema.{k}": v.clone() for k, v in state.items() if "time_embed" in k} | other
+    save_file({k: v.contiguous() for k, v in other.items()}, "models/other.safetensors")
+    memo = Memo(None)
+
+    def digests(path: str) -> dict[str, str]:
+        parts = ("vae", "text_encoder", "unet")
+        places = {part: Weights(path=path, subfolder=part) for part in parts}
+        found = {part: weights_digest(x, memo.digest_of_file) for part, x in places.items()}
+        assert found == {part: weights_digest(x) for part, x in places.items()}
+        return found
+
+    old, new = digests(FILE["checkpoint"]), digests("models/other.safetensors")
+    assert {part for part in old if old[part] != new[part]} == {"text_encoder"}
+    assert len({*old.values()}) == 3
+    shutil.copy("models/other.safetensors", FILE["checkpoint"])
+    assert digests(FILE["checkpoint"]) == new
 
 
 # -- what is wrong --------------------------------------------------------------------------------

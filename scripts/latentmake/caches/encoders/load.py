@@ -14,7 +14,8 @@ from latentmake.caches.encoders.device import pick_device
 from latentmake.caches.encoders.imports import encoding_only
 from latentmake.caches.encoders.measured import batch_sizes, measured
 from latentmake.caches.encoders.memory import keep_memory
-from latentmake.config import Model
+from latentmake.config import Model, Weights
+from latentmake.models.checkpoints import section_of
 from latentmake.models.files import encoder_files
 from latentmake.plan.orders import WorkOrder
 
@@ -99,8 +100,7 @@ def _too_little_memory(model: Model, kind: str, device: torch.device) -> str | N
     if device.type != "cuda":
         return None
     places = model.text if kind == "text" else [model.vae, *filter(None, [model.clip])]
-    local = [place for place in places if place.path is not None]
-    size = sum(file.stat().st_size for place in local for file in encoder_files(model, place))
+    size = sum(_size(model, place) for place in places if place.path is not None)
     free, total = torch.cuda.mem_get_info(device)
     if free >= size + _OVERHEAD:
         return None
@@ -108,3 +108,10 @@ def _too_little_memory(model: Model, kind: str, device: torch.device) -> str | N
         f"the GPU has {free / 1e9:.1f} of {total / 1e9:.1f} GB free, and the weights alone take "
         f"about {size / 1e9:.1f}: end other programs on it if memory runs out"
     )
+
+
+def _size(model: Model, weights: Weights) -> int:
+    """Return the size of some local weights in bytes."""
+    if own := section_of(weights):
+        return sum(end - start for start, end in own.ranges)
+    return sum(file.stat().st_size for file in encoder_files(model, weights))

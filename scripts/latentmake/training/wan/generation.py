@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from latentmake.config import Config, Model, Run, WanTrainer
 from latentmake.errors import ConfigError, ModelError
 from latentmake.files import atomic
 from latentmake.models.files import encoder_files
-from latentmake.models.recipe import make, weights_digest
+from latentmake.models.recipe import FileDigest, make, weights_digest
 from latentmake.models.wan_dit import dit_digest
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import run_order
@@ -156,7 +155,7 @@ def _weights(facts: Facts, name: str) -> str:
         raise ModelError(what, where=f"models.{name}", hint=error.hint) from None
 
 
-def made_of(model: Model, file_digest: Callable[[Path], str] = digest.of_file) -> str:
+def made_of(model: Model, file_digest: FileDigest = digest.of_file) -> str:
     """Return the digest of networks and encoders; raises ModelError."""
     encoders = [
         weights_digest(each, file_digest, partial(encoder_files, model))

@@ -117,7 +117,7 @@ class MusubiPublication(Publication[MusubiOrder]):
             raise ConfigError(
                 f"{weights.hub} lies on the hub, and a published script needs a file",
                 where=where,
-                hint="download the original weights, and set `path` to their file",
+                hint="name the original file as `file` beside `hub`, or set `path` to it",
             )
         if not self.order.model.spec.encodes or not Path(weights.path).is_dir():
             return weights.path
