@@ -126,7 +126,7 @@ GUIDES: dict[str, Guide] = {
     "guides/disk.md": Guide(style_guides.trained, shrink=style_guides.SMALL),
     "guides/gpus.md": Guide(style_guides.built),
     "guides/install-trainers.md": Guide(trainer_guides.installed_trainers, "trainers"),
-    "guides/kohya.md": Guide(trainer_guides.kohya),
+    "guides/kohya.md": Guide(trainer_guides.kohya, shrink=trainer_guides.SMALL_FILES),
     "guides/machine.md": Guide(style_guides.carried, shrink=style_guides.SMALL),
     "guides/model.md": Guide(style_guides.built),
     "guides/musubi-tuner.md": Guide(trainer_guides.musubi, "trainers", trainer_guides.SMALL),
