@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import named_weights
 import preloaded
 import pytest
 import style_guides
@@ -93,6 +94,18 @@ def sample(here: Here) -> None:
         subprocess.run(["cp", "-r", ROOT / part, here.project.folder], check=True)
 
 
+def front(here: Here) -> None:
+    """The sample, trained for a few steps; beside it 30 pictures and a Stable Diffusion 1.5."""
+    sample(here)
+    file = here.project / "config/config.yaml"
+    text = file.read_text(encoding="utf-8")
+    assert "steps: 300" in text
+    file.write_text(text.replace("steps: 300", "steps: 4"), encoding="utf-8")
+    here.project.run("train_michael_gove", "--cores", "1")
+    style_guides.pictures(here)
+    style_guides.make_repository(here.project / "models/sd15")
+
+
 # -- tiny weights ---------------------------------------------------------------------------------
 
 
@@ -101,10 +114,17 @@ def make_wan(folder: Path) -> None:
     subprocess.run(["cp", "-r", f"{ROOT / 'data/tiny-wan'}/.", folder], check=True)
 
 
+def make_flux(folder: Path) -> None:
+    """Write the files of FLUX.1 dev and of its text encoders by their names, without weights."""
+    named_weights.flux(folder, ROOT / "data/tiny-sd/tokenizer")
+
+
 HUB: dict[str, Callable[[Path], None]] = {
     "stable-diffusion-v1-5/stable-diffusion-v1-5": style_guides.make_repository,
     "stabilityai/sd-vae-ft-mse": style_guides.make_other_vae,
     "stabilityai/stable-diffusion-xl-base-1.0": trainer_guides.sdxl,
+    "black-forest-labs/FLUX.1-dev": make_flux,
+    "comfyanonymous/flux_text_encoders": make_flux,
     "Wan-AI/Wan2.1-T2V-1.3B": trainer_guides.wan21,
     "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": make_wan,
     "Comfy-Org/Wan_2.1_ComfyUI_repackaged": trainer_guides.wan21_dit,
@@ -122,6 +142,7 @@ the folder of a family's weights (`WEIGHTS` in tests/trainers/tiny).
 # -- the table ------------------------------------------------------------------------------------
 
 GUIDES: dict[str, Guide] = {
+    "../README.md": Guide(front),
     "guides/captions.md": Guide(style_guides.built),
     "guides/disk.md": Guide(style_guides.trained, shrink=style_guides.SMALL),
     "guides/gpus.md": Guide(style_guides.built),

@@ -60,4 +60,5 @@ def report(
 def report_built(orders: Sequence[WorkOrder]) -> None:
     """Print how many targets a build encoded: `1 text encoded, 0 latents`."""
     counts = encoded(orders)
-    sys.stderr.write(f"{counted(counts['text'], 'text')} encoded, {counts['latents']} latents\n")
+    latents = counted(counts["latents"], "latent")
+    sys.stderr.write(f"{counted(counts['text'], 'text')} encoded, {latents}\n")

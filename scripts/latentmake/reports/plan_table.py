@@ -47,7 +47,7 @@ def plan_table(plan: Plan, estimates: Iterable[str] = ()) -> str:
         reused = sum(len(order.paths) for order in plan.orders if order.reuses)
         linked = f", {reused} of them by linking" * bool(reused)
         lines.append(
-            f"{counted(total, 'target')} to make ({made['latents']} latents, "
+            f"{counted(total, 'target')} to make ({counted(made['latents'], 'latent')}, "
             f"{counted(made['text'], 'text')}){linked}, in {counted(len(plan.jobs), 'job')}"
         )
     lines += estimates
