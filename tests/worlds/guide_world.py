@@ -28,9 +28,9 @@ from project import ROOT, Project
 from video_world import write_video
 
 _SHOWN_ONLY = (
-    *("aws", "cd", "curl", "export", "git", "hf", "mkdir", "module", "nvidia-smi", "pip"),
-    *("python3", "rsync", "scp", "source", "ssh", "tensorboard", "tmux", "uv", "watch", "wget"),
-    *(".venv/bin/pip", "apt-get", "deactivate", "sudo"),
+    *("aws", "cd", "curl", "echo", "export", "git", "hf", "mkdir", "module", "nvidia-smi", "pip"),
+    *("python3", "rsync", "scp", "snakemake", "source", "ssh", "tensorboard", "tmux", "uv"),
+    *("watch", "wget", ".venv/bin/pip", "apt-get", "deactivate", "sudo"),
 )
 """First words of commands in bash blocks, which are shown and not run."""
 
@@ -126,8 +126,8 @@ GUIDES: dict[str, Guide] = {
     "guides/disk.md": Guide(style_guides.trained, shrink=style_guides.SMALL),
     "guides/gpus.md": Guide(style_guides.built),
     "guides/install-trainers.md": Guide(trainer_guides.installed_trainers, "trainers"),
-    "guides/kohya.md": Guide(trainer_guides.kohya),
-    "guides/machine.md": Guide(style_guides.carried),
+    "guides/kohya.md": Guide(trainer_guides.kohya, shrink=trainer_guides.SMALL_FILES),
+    "guides/machine.md": Guide(style_guides.carried, shrink=style_guides.SMALL),
     "guides/model.md": Guide(style_guides.built),
     "guides/musubi-tuner.md": Guide(trainer_guides.musubi, "trainers", trainer_guides.SMALL),
     "guides/results.md": Guide(style_guides.trained, shrink=style_guides.SHORT),

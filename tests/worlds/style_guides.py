@@ -16,12 +16,7 @@ from project import Project
 if TYPE_CHECKING:
     from guide_world import Here
 
-SMALL = {
-    "512\\]": "64\\]",
-    "latents 512": "latents 64",
-    "sd1/512": "sd1/64",
-    "needs 512": "needs 64",
-}
+SMALL = {"latents 512": "latents 64"}
 """Trainings of tests see small pictures."""
 SHORT = {
     **{"[512]": "[64]", "steps: 750": "steps: 4"},

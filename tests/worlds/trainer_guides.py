@@ -14,16 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import checkpoint_world
 import dit_world
 import musubi_world
 import numpy as np
 import sdscripts_world
 import style_guides
-import text_world
-import torch
 import wan_world
 import world
 import yaml
+from project import ROOT
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from video_world import write_video
@@ -38,12 +38,16 @@ SHORT_CLIPS = {
     '"frames": 81': '"frames": 17',
     "[[832, 480]]": "[[96, 64]]",
     "81 x 480 x 832": "17 x 64 x 96",
+    "832x480": "96x64",
     "epochs: 20}": "epochs: 1}",
     "prompts: [a harbour at night]}": "prompts: [a harbour at night], num_inference_steps: 2}",
 }
 """Text of the guide about films -> short clips in its place."""
+SMALL_FILES = {"1024": "256"}
+"""Text of the guide about sd-scripts -> small pictures."""
 SMALL = {"1024": "128", "max_train_epochs: 16": "max_train_epochs: 1"}
-"""Text of the guide about musubi-tuner -> small pictures and one epoch."""
+"""Text of the guides about other trainers -> small pictures and one epoch."""
+TOKENIZER = ROOT / "data/tiny-sd/tokenizer"
 MUSUBI, SD_SCRIPTS = "../musubi-tuner", "../sd-scripts"
 
 
@@ -68,16 +72,9 @@ def videos(folder: Path) -> None:
 
 
 def sdxl(folder: Path) -> None:
-    """Write a small Stable Diffusion XL: VAE, both text encoders, and one file of its network."""
-    sdscripts_world.tiny_vae().save_pretrained(folder / "vae")
-    text_world.make_texts(folder / "texts")
-    for kind, ending in (("clip", ""), ("big", "_2")):
-        for part in ("text_encoder", "tokenizer"):
-            (folder / f"texts/{kind}/{part}").rename(folder / f"{part}{ending}")
-        (folder / f"tokenizer{ending}/merges.txt").write_text("#version: 0.2\n")
-    shutil.rmtree(folder / "texts")
-    network = {"model.diffusion_model.input_blocks.0.0.weight": torch.ones(2, 2)}
-    save_file(network, folder / "sd_xl_base_1.0.safetensors")
+    """Write a small Stable Diffusion XL: the folder of its pipeline, and its one file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint_world.write(folder, folder / "sd_xl_base_1.0.safetensors", TOKENIZER, "sdxl")
 
 
 def wan21(folder: Path) -> None:
@@ -177,13 +174,9 @@ def kohya(here: Here) -> None:
     pictures(place, "sks")
     sdxl(folder / "models/sdxl")
     dataset = {"path": str(place), "fit": "bucket", "bucket_reso_steps": 64}
-    model = {
-        "architecture": "sdxl",
-        "layout": "sdscripts",
-        "vae": "models/sdxl/vae",
-        "text": ["models/sdxl/text_encoder", "models/sdxl/text_encoder_2"],
-    }
-    run = {"datasets": ["sks"], "model": "sdxl", "resolutions": [1024]}
+    checkpoint = "models/sdxl/sd_xl_base_1.0.safetensors"
+    model = {"architecture": "sdxl", "layout": "sdscripts", "checkpoint": checkpoint}
+    run = {"datasets": ["sks"], "model": "sdxl", "resolutions": [256]}
     config = {"datasets": {"sks": dataset}, "models": {"sdxl": model}, "runs": {"sks": run}}
     for path in built(folder, config, "sks").rglob("*.npz"):
         as_sdscripts(path, place / path.name)

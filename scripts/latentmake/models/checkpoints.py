@@ -86,13 +86,15 @@ def section_of(weights: Weights) -> digest.Section | None:
     if part is None:
         return None
     path = Path(weights.path or "")
-    prefix = prefix_of(part, shapes_in(path))
+    shapes = shapes_in(path)
+    prefix = prefix_of(part, shapes)
     if prefix is None:
         what = f"holds no {_WORDS.get(part, 'second text encoder')}"
         raise ModelError(what, where=path, hint="name another checkpoint")
     head = read_head(path)
     own = sorted(x for x in head.tensors.items() if x[0].startswith(prefix))
-    described = [[name, each.dtype, [*each.shape]] for name, each in own]
+    # The kind decides what no shape says, see `config_of`.
+    described = [kind_of(shapes), [[name, each.dtype, [*each.shape]] for name, each in own]]
     start = len(head.data)
     ranges = tuple((start + each.start, start + each.end) for _, each in own)
     return digest.Section(path, part, described, ranges)

@@ -72,7 +72,7 @@ def encoder_files(model: Model, kind: str) -> Iterator[ModelFile]:
 
 
 def _inspected(file: File, weights: Weights) -> ModelFile:
-    assert weights.path is not None  # the configuration refuses a hub
+    assert weights.path is not None  # `models.places` knows that of a hub
     place = Path(weights.path)
     try:
         number = len(scripted_files(weights))

@@ -136,11 +136,7 @@ def weights_digests(model: Model, keys: Iterable[str], file_digest: FileDigest) 
         weights = model.weights(key)
         if weights is None:
             continue
-        if weights.hub is not None:
-            place = ["hub", weights.hub, weights.revision, weights.subfolder]
-            found[key] = digest.of_value(place)
-            continue
-        root, files = Path(weights.path or ""), scripted_files(weights)
+        root, files = Path(weights.local), scripted_files(Weights(path=weights.local))
         try:
             named = [
                 [str(each.relative_to(root)) if root.is_dir() else "", file_digest(each)]

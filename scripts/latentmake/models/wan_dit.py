@@ -1,7 +1,7 @@
 """Wan's DiT on a disk, as the trainer `wan` reads it: its files, sizes and faults.
 
-It may be a folder of diffusers (of the network or of the pipeline), a folder of the original
-release, or one .safetensors file in either one's names. Headers alone are read.
+It may be a folder of diffusers, a folder of the original release, or one .safetensors file in
+either one's names. `models.places` finds it in the folder of a pipeline. Headers alone are read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from latentmake.config import Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.files.safetensors import Tensor, read_head
 from latentmake.models.files import config_file, network_config, refuse_missing, weights_files
-from latentmake.models.places import part_of
 from latentmake.models.recipe import FileDigest, weights_digest
 from latentmake.models.wan_files import DIT, ModelFile, other_task
 from latentmake.models.wan_names import to_diffusers
@@ -76,14 +75,13 @@ class _Networks(Protocol):
         """Whether the CLIP image encoder's output is an input."""
 
 
-def read_dit(path: str, *, high_noise: bool = False) -> Dit:
+def read_dit(path: str) -> Dit:
     """Read what headers tell of a Wan DiT.
 
     Raises:
         ModelError: it is missing, damaged, incomplete, or no DiT that can be trained.
     """
-    weights = Weights(path=part_of("dit_high_noise" if high_noise else "dit", path))
-    place = Path(weights.path or "")
+    weights, place = Weights(path=path), Path(path)
     files = _files(weights)
     tensors: dict[str, Tensor] = {}
     for file in files:
@@ -205,7 +203,7 @@ def trained_networks(model: _Networks) -> Iterator[ModelFile]:
         yield ModelFile("dit", "", fault="is not set: there is no network to train")
     for key, path in _networks(model):
         try:
-            dit = read_dit(path, high_noise=key != "dit")
+            dit = read_dit(path)
         except ModelError as error:
             yield ModelFile(key, error.where or path, fault=error.what)
             continue
@@ -264,6 +262,5 @@ def dit_digest(model: _Networks, file_digest: FileDigest = digest.of_file) -> st
     """
     found = []
     for key, path in _networks(model):
-        weights = Weights(path=part_of(key, path))
-        found.append([key, weights_digest(weights, file_digest, _files)])
+        found.append([key, weights_digest(Weights(path=path), file_digest, _files)])
     return digest.of_value(found)

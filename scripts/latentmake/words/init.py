@@ -17,6 +17,7 @@ from latentmake.errors import DatasetError, ModelError, StorageError, UserError
 from latentmake.files import atomic
 from latentmake.models import recipe
 from latentmake.models.checks import schedule_of
+from latentmake.models.places import resolved
 from latentmake.words.found_folders import Found, found_in, slug
 from latentmake.words.found_model import Model, found_model
 from latentmake.words.hub_files import PIPELINE, downloads
@@ -29,6 +30,10 @@ _HUB = re.compile(r"[\w.-]+/[\w.-]+")
 _PROGRAMS = {  # trainer -> section, folder's name, a script of it
     "musubi": ("musubi_tuner", "musubi-tuner", "wan_train_network.py"),
     "sdscripts": ("sd_scripts", "sd-scripts", "sdxl_train_network.py"),
+}
+_NAMES = {  # of parts, where they are not the model's keys
+    **{"text.1": "the second `text`", "text.2": "the third `text`"},
+    **{"config": "`config` of `text`", "tokenizer": "`tokenizer` of `text`"},
 }
 _FIRST = Path("models/stable-diffusion-v1-5")
 _TINY = HOME / "data/tiny-sd"
@@ -199,14 +204,15 @@ def _missing(run: Run) -> Iterator[str]:
     """Yield what is missing, and how to get it, a line each."""
     section, model = run.section, run.section.model
     if not model.networks:
-        yield f"a model: {PIPELINE} --local-dir {section.folder}, or name your own by --model"
+        yield f"a model; name yours by --model, or run {PIPELINE} --local-dir {section.folder}"
         if _TINY.is_dir():
             tiny = _TINY.relative_to(Path.cwd()) if _TINY.is_relative_to(Path.cwd()) else _TINY
             yield f"to try it without a download: --model {tiny}, which only shows how it works"
     elif section.missing:
         known = {key: file for key, file in section.missing.items() if file is not None}
         for keys, command in downloads(known, section.folder):
-            yield f"{', '.join(f'`{key}`' for key in keys)} of the model: {command}"
+            names = ", ".join(_NAMES.get(key, f"`{key}`") for key in keys)
+            yield f"{names} of the model: {command}"
         for key in section.missing.keys() - known.keys():
             yield f"`{key}` of the model: set it in {run.file}"
     if run.clone:
@@ -231,7 +237,7 @@ def _downloads(model: Model, place: Callable[[Path], Any]) -> Path:
 def _faults(text: str) -> Iterator[str]:
     """Yield why the configuration could not be planned; files are looked at, not read."""
     try:
-        config = parse(yaml.safe_load(text))
+        config = resolved(parse(yaml.safe_load(text)))
         model = next(iter(config.models.values()))
         for dataset in config.datasets.values():
             recipe.make("latents", dataset, model, lambda _: "")

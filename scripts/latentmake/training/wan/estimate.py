@@ -70,7 +70,7 @@ def _networks(model: Model) -> Iterator[Dit]:
     if model.dit is not None:
         yield read_dit(model.dit)
     if model.dit_high_noise is not None:
-        yield read_dit(model.dit_high_noise, high_noise=True)
+        yield read_dit(model.dit_high_noise)
 
 
 def _memory(

@@ -164,7 +164,7 @@ def _load(
         if path is None:
             continue
         key = "dit_high_noise" if high else "dit"
-        network = load_transformer(path, dtype=dtype, high_noise=high, where=f"models.*.{key}")
+        network = load_transformer(path, dtype=dtype, where=f"models.*.{key}")
         if lora:
             read_lora(network, trained, high_noise=high)
         found[high] = network.eval().requires_grad_(False)

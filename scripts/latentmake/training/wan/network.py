@@ -24,7 +24,6 @@ def load_transformer(
     path: str,
     *,
     dtype: torch.dtype = torch.bfloat16,
-    high_noise: bool = False,
     where: str = "",
 ) -> Transformer:
     """Load Wan's network on the CPU, frozen.
@@ -36,15 +35,13 @@ def load_transformer(
         path: a diffusers folder, of the network or its pipeline; a folder of the original release;
             or a .safetensors file in diffusers' or the original names.
         dtype: of the other weights.
-        high_noise: of Wan 2.2's two networks in a pipeline's folder, whether it is that for high
-            noise.
         where: key of the path in the configuration, for messages.
 
     Raises:
         ModelError: it is missing, damaged, incomplete, or no DiT that can be trained.
     """
     try:
-        return _load(path, dtype, high_noise)
+        return _load(path, dtype)
     except ModelError as error:
         if not where:
             raise
@@ -52,8 +49,8 @@ def load_transformer(
         raise ModelError(what, where=where, hint=error.hint) from None
 
 
-def _load(path: str, dtype: torch.dtype, high_noise: bool) -> Transformer:
-    dit = read_dit(path, high_noise=high_noise)
+def _load(path: str, dtype: torch.dtype) -> Transformer:
+    dit = read_dit(path)
     weights = Weights(path=str(dit.place))
     with refusing(weights, "Wan's DiT", HINT):
         state = {

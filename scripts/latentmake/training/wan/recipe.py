@@ -63,11 +63,11 @@ class WanRecipe(Recipe):
         order, settings = self.order, self.order.trainer
         torch.manual_seed(seed_of(settings.seed, "network"))
         made: list[Transformer | None] = []
-        for path, high_noise in ((order.dit, False), (order.dit_high_noise, True)):
+        for path in (order.dit, order.dit_high_noise):
             if path is None:
                 made.append(None)
                 continue
-            transformer = load_transformer(path, dtype=dtype, high_noise=high_noise)
+            transformer = load_transformer(path, dtype=dtype)
             _check(transformer, channels, text_width, path)
             add_lora(
                 transformer,

@@ -22,6 +22,7 @@ from dit_world import (
     write_shards,
 )
 from latentmake.errors import ModelError, TrainingError
+from latentmake.models.places import part_of
 from latentmake.models.wan_names import original_layer, to_diffusers
 from latentmake.training.wan.network import add_lora, load_transformer
 from wan_world import write_wan_vae
@@ -108,8 +109,8 @@ def test_of_a_folder_with_two_networks_the_right_one_is_taken(
     high, low = tiny_dit(), tiny_dit(ffn_dim=48)
     high.save_pretrained(tmp_path / first)
     low.save_pretrained(tmp_path / second)
-    assert load_transformer(str(tmp_path)).config.ffn_dim == 48
-    assert load_transformer(str(tmp_path), high_noise=True).config.ffn_dim == 40
+    for key, width in (("dit", 48), ("dit_high_noise", 40)):
+        assert load_transformer(part_of(key, str(tmp_path))).config.ffn_dim == width
 
 
 def test_weights_of_another_kind_or_number_format_are_refused(tmp_path: Path) -> None:
