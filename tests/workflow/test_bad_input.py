@@ -138,7 +138,7 @@ FAULTS = {
     "bomb": ["data/shapes/bomb.png: has 100000 x 100000 pixels", "max_image_pixels"],
     "cut": ["data/shapes/cut.jpg: is damaged or cut short", "replace or remove it"],
     "large": ["data/shapes/large.png: has 80 x 60 pixels", "max_image_pixels"],
-    "letter": ["data/shapes/letter.jpg: is not an image", "save it anew"],
+    "letter": ["data/shapes/letter.jpg: is not an image", "save it again"],
     "nothing": ["data/shapes/nothing.png: is an empty file", "replace or remove it"],
 }
 CAPTION_FAULTS = {
@@ -328,7 +328,7 @@ def test_a_full_disk_is_named_and_costs_nothing_once_there_is_space(
     cache = project / "cache"
     page = os.sysconf("SC_PAGE_SIZE") // 1024
     with _small_disk(cache, f"{5 * page}k"):
-        words = ["error: ", "no space left on the disk", "run the same command again"]
+        words = ["error: ", "no space left on the disk", "run the same command"]
         _fails(project, *words, "cache/shapes/micro/", target="latents_tiny")
         finished = len(project.cache_files())
         assert finished >= 3
