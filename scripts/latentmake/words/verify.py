@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated
@@ -44,7 +45,8 @@ def verify(
         for line in (*map(_line, found.findings), *_summary(found)):
             typer.echo(line)
     if not repair and any(each.is_ours for each in found.findings):
-        command = " ".join(["latentmake verify", *(runs or ()), "--repair"])
+        files = [word for file in configfile or () for word in ("-c", str(file))]
+        command = shlex.join(["latentmake", "verify", *(runs or ()), *files, "--repair"])
         typer.echo(f"`{command}` deletes these files, and the next build makes them", err=True)
     if len(found.findings) > found.repaired:
         raise typer.Exit(1)

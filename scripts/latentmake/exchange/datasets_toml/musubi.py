@@ -92,8 +92,8 @@ def _block(document: Document, block: Table, key: str, where: str) -> Block:
         if not video:
             values["on_error"] = "skip"
             document.note(
-                f"{where}: on_error is skip: {TITLE} leaves out images without a caption; take "
-                "it out to be told of them"
+                f"{where}: on_error is skip: {TITLE} leaves out images without a caption; "
+                "remove this to get an error for each"
             )
     if block.get("num_repeats", 1) != 1:
         values["num_repeats"] = block["num_repeats"]

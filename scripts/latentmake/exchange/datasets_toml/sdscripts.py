@@ -112,8 +112,8 @@ def _values(document: Document, subset: Table, where: str) -> dict[str, Any]:
             "on_error": "skip",
         }
         document.note(
-            f"{where}: on_error is skip: {TITLE} takes the images of {file} alone, and no caption "
-            "files; take it out to be told of the others"
+            f"{where}: on_error is skip: {TITLE} takes only the images of {file}, and no caption "
+            "files; remove this to get an error for each of the others"
         )
     else:
         assert folder is not None
