@@ -177,6 +177,16 @@ def test_small_images_get_a_smaller_resolution(project: Project) -> None:
     assert said.one_line("4 of 4 images are enlarged")
 
 
+def test_a_tiny_sdxl_gets_buckets_of_its_size(project: Project) -> None:
+    pictures(project / "cats")
+    file = project / model(project, "sdxl") / "unet/config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"sample_size": 16}))
+    project.ask("init", "cats", "--model", "models/sdxl")
+    (dataset,) = written(project, "cats.yaml")["datasets"].values()
+    assert dataset["min_bucket_reso"] == 128
+    planned(project, "cats.yaml")
+
+
 def test_images_and_videos_are_two_datasets(project: Project) -> None:
     videos(project / "waves")
     pictures(project / "more")

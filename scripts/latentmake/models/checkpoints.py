@@ -60,6 +60,9 @@ def shapes_in(path: Path) -> Shapes:
     Raises:
         ModelError: it is no complete .safetensors file.
     """
+    if path.suffix != ".safetensors":
+        hint = "convert it to safetensors, or name the folder of its pipeline"
+        raise ModelError("is not a .safetensors file", where=path, hint=hint)
     try:
         stat = path.stat()
         return _shapes(path, stat.st_size, stat.st_mtime_ns)

@@ -192,6 +192,8 @@ def _dataset(found: Found, run: Run) -> Iterator[str]:
             yield _line(2, "multiple_target", True, "a_1.png, a_2.png are layers of a.png")
     if run.section.kind == "sdscripts" and run.size.side > 1024:
         yield _line(2, "max_bucket_reso", 2 * int(run.size.side), "at least the resolution")
+    if run.section.kind == "sdscripts" and run.size.side < 256:
+        yield _line(2, "min_bucket_reso", int(run.size.side), "at most the resolution")
 
 
 def controls_of(found: Found) -> str:

@@ -307,3 +307,10 @@ def test_open_clip_pads_with_the_token_0(place: Path) -> None:
     for part, pads in (("text_encoder", False), ("text_encoder_2", True)):
         text = TextWeights(path="models/xl.safetensors", subfolder=part, tokenizer="clip")  # type: ignore[arg-type]
         assert (load(text).pad_token_id == 0) == pads
+
+
+def test_a_pickle_is_to_be_converted(tmp_path: Path) -> None:
+    file = tmp_path / "old.ckpt"
+    torch.save({}, file)
+    with pytest.raises(ModelError, match="is not a .safetensors file; convert it"):
+        checkpoints.shapes_in(file)
