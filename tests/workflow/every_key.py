@@ -112,6 +112,8 @@ def section(values: dict[str, Any], key: Key, model: str) -> Any:
     for part, name in enumerate(key[:-1]):
         if isinstance(found, list):
             found = found[0]
+        if isinstance(found.get(name), str):
+            found[name] = {"path": found[name]}  # a path stands for its section
         found = found.setdefault(name, [{}] if name == "path_maps" else {})
         if part == 0 and name in {**NAMED, "models": model}:
             found = found.setdefault({**NAMED, "models": model}[name], {})
@@ -531,8 +533,8 @@ CONTROLS: dict[Key, Change] = {
     ("datasets", "fp_1f_no_post"): refused(True, "fp_1f_no_post"),
 }
 WAN: dict[Key, Change] = {
-    ("models", "dit"): refused("models/x.safetensors", ABOUT_WAN),
-    ("models", "dit_high_noise"): refused("models/x.safetensors", ABOUT_WAN),
+    ("models", "dit", "path"): refused("models/x.safetensors", ABOUT_WAN),
+    ("models", "dit_high_noise", "path"): refused("models/x.safetensors", ABOUT_WAN),
     ("models", "clip", "path"): refused("models/x.safetensors", ABOUT_WAN),
     ("models", "fp8_t5"): refused(True, ABOUT_WAN),
     ("models", "vae_cache_cpu"): refused(True, ABOUT_WAN),

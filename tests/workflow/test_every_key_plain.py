@@ -132,7 +132,7 @@ CHANGES: dict[Key, Change] = {
     ("models", "text", "max_length"): Change(20),
     ("models", "unet", "path"): Change("models/others/unet"),
     ("models", "text_projection"): Change("new"),
-    ("models", "scheduler"): Change("models/others/scheduler"),
+    ("models", "scheduler", "path"): Change("models/others/scheduler"),
     ("models", "architecture"): Change(
         "sd1", makes=frozenset({"text"}), why="our latents are the same for all of them"
     ),
@@ -144,7 +144,7 @@ CHANGES: dict[Key, Change] = {
     ("models", "apply_lg_attn_mask"): refused(True, "apply_lg_attn_mask"),
     ("models", "apply_t5_attn_mask"): refused(True, "apply_t5_attn_mask"),
     ("models", "task"): refused("t2v-1.3B", "Wan"),
-    ("models", "checkpoint"): refused("models/x.safetensors", "layout: sdscripts"),
+    ("models", "checkpoint", "path"): nothing("models/x.safetensors", "all parts are named"),
     ("models", "dtype"): Change("bfloat16"),
     ("models", "vae_dtype"): Change("float16"),
     ("models", "text_dtype"): Change("float16"),
@@ -216,6 +216,7 @@ NOT_HERE = {
     "hub": "reaches a network",
     "revision": "reaches a network",
     "subfolder": "reaches a network",
+    "file": "of a hub: tests/unit/models/test_places.py",
     "venv": "of an installation that this run does not need",
     "config": "of a single file: tests/unit/models/test_weight_files.py",
     "projection": "of a text encoder: tests/workflow/test_examples.py",

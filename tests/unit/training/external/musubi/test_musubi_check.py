@@ -61,7 +61,7 @@ def fails(order: MusubiOrder, what: str) -> str:
     """Return the note of the one line that has failed."""
     findings = check(order)
     assert [each.what for each in findings if each.verdict == "failed"] == [what]
-    with pytest.raises(TrainingError, match="1 of the checklist failed"):
+    with pytest.raises(TrainingError, match="1 failed in the checklist"):
         refuse_failed(findings)
     return of(findings, what).note
 
