@@ -89,18 +89,18 @@ def videos(here: Here) -> None:
 
 
 def sample(here: Here) -> None:
-    """The data and the configuration of the sample."""
+    """The data and the configuration of the sample, with a training of a few steps."""
     for part in ("data", "config"):
         subprocess.run(["cp", "-r", ROOT / part, here.project.folder], check=True)
-
-
-def front(here: Here) -> None:
-    """The sample, trained for a few steps; beside it 30 pictures and a Stable Diffusion 1.5."""
-    sample(here)
     file = here.project / "config/config.yaml"
     text = file.read_text(encoding="utf-8")
     assert "steps: 300" in text
     file.write_text(text.replace("steps: 300", "steps: 4"), encoding="utf-8")
+
+
+def front(here: Here) -> None:
+    """The short sample, trained; beside it 30 pictures and a Stable Diffusion 1.5."""
+    sample(here)
     here.project.run("train_michael_gove", "--cores", "1")
     style_guides.pictures(here)
     style_guides.make_repository(here.project / "models/sd15")
@@ -157,7 +157,10 @@ GUIDES: dict[str, Guide] = {
     "guides/style.md": Guide(style_guides.pictures, shrink=style_guides.SHORT_STYLE),
     "guides/verify.md": Guide(style_guides.built),
     "guides/wan.md": Guide(trainer_guides.wan, shrink=trainer_guides.SHORT_CLIPS),
-    "sample.md": Guide(sample, shrink={"snakemake --cores 2": "snakemake -n --cores 2"}),
+    "sample.md": Guide(
+        sample,
+        shrink={"snakemake --cores 2": "snakemake -n --cores 2", "end: 0.1...,": "end: ...,"},
+    ),
     "trainers/sd.md": Guide(
         style_guides.pictures,
         shrink={"resolutions: [512]": "resolutions: [64]", "steps: 2000": "steps: 4"},
