@@ -69,6 +69,6 @@ start() {
 
 case ${1:-} in
   up) install_packages; configure; start ;;
-  down) stop ;;
+  down) stop; rm -f /etc/slurm/slurm.conf ;; # without a controller each Snakemake would wait for it
   *) echo "usage: $0 up | down" >&2; exit 2 ;;
 esac
