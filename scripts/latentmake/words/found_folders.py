@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from latentmake.errors import DatasetError, SourceError
 from latentmake.files.media import VIDEO_EXTENSIONS, opened_video, probe_image, probe_video
+from latentmake.reports.plan_table import counted
 from latentmake.sources.items import IMAGE_EXTENSIONS
 
 _CAPTIONS = (".txt", ".caption")
@@ -60,7 +61,7 @@ class Found(NamedTuple):
     @property
     def counted(self) -> str:
         """Its items for people: `30 images`."""
-        return numbered(self.items, "video" if self.video else "image")
+        return counted(self.items, "video" if self.video else "image")
 
     @property
     def sides(self) -> list[float]:
@@ -73,7 +74,7 @@ class Found(NamedTuple):
         areas = sorted(self.sizes, key=lambda size: size[0] * size[1])
         ends = dict.fromkeys(f"{w} x {h}" for w, h in (*areas[:1], *areas[-1:]))
         sizes = f", {' to '.join(ends)} pixels" if ends else ""
-        return f"{self.counted}, {numbered(self.captioned, 'caption')}{sizes}"
+        return f"{self.counted}, {counted(self.captioned, 'caption')}{sizes}"
 
     def smaller(self, side: float) -> int:
         """Return how many of its items are smaller than a resolution, about."""
@@ -102,11 +103,6 @@ class Found(NamedTuple):
         """Return how many videos have fewer frames than a clip, about."""
         short = sum(length < frames for length in self._lengths(fps))
         return round(short * self.items / max(1, len(self.clips)))
-
-
-def numbered(count: int, word: str) -> str:
-    """Return a number of things: `1 image`, `2 images`."""
-    return f"{count} {word}{'s' * (count != 1)}"
 
 
 def slug(name: str) -> str:

@@ -13,7 +13,8 @@ from latentmake.config.architectures import WAN
 from latentmake.config.scripts import Scripts
 from latentmake.models.wan_files import number_format
 from latentmake.models.weight_kinds import Content
-from latentmake.words.found_folders import Found, numbered
+from latentmake.reports.plan_table import counted
+from latentmake.words.found_folders import Found
 from latentmake.words.found_model import Model, json_of
 from latentmake.words.model_section import Section
 
@@ -127,7 +128,7 @@ def config_text(run: Run) -> str:
     section, trained = run.section, sum(each.items * each.repeats for each in run.datasets)
     kinds = {kind: sum(x.items for x in run.datasets if x.video == kind) for kind in (False, True)}
     words = ((kinds[False], "image"), (kinds[True], "video"))
-    what = " and ".join(numbered(count, word) for count, word in words if count)
+    what = " and ".join(counted(count, word) for count, word in words if count)
     lines = [
         f"# A LoRA of {section.model.title} on {what}. `latentmake init` wrote this file; edit it.",
         f"#   snakemake -n {run.command}            # show the plan",
@@ -179,7 +180,7 @@ def _dataset(found: Found, run: Run) -> Iterator[str]:
         lacking = found.items - found.captioned
         yield _line(2, "class_tokens", found.words, f"caption of the {lacking} without one")
     if found.blank:
-        blank = numbered(found.blank, "caption file")
+        blank = counted(found.blank, "caption file")
         yield _line(2, "empty_caption", "allow", f"{blank} without text")
     scripts = row.scripts
     if found.video and scripts is not None:
@@ -253,7 +254,7 @@ def _loop(kind: str, seen: int, items: int) -> Iterator[str]:
     batch, rank = (_BATCH, 16) if kind == "sd" else (1, 32)
     steps = max(50, round(seen / batch / 50) * 50)
     every = max(50, round(steps / 250) * 50)
-    times = numbered(max(1, round(steps * batch / items)), "time")
+    times = counted(max(1, round(steps * batch / items)), "time")
     yield _line(3, "rank", rank, "size of the LoRA; a larger one can learn more")
     yield _line(3, "learning_rate", 1e-4, "lower it if the pictures become worse")
     yield _line(3, "steps", steps, f"each is seen about {times}, {batch} a step")
