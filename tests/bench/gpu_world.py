@@ -26,10 +26,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/worlds"), str(ROOT / "tests/workflow")]
 
 from demo.text import clip_tokenizer, t5_tokenizer  # noqa: E402
+from item_world import work_of
 from latentmake import layouts  # noqa: E402
 from latentmake.config import Dataset, Model  # noqa: E402
 from latentmake.files.media import Media  # noqa: E402
-from latentmake.plan.orders import Target, WorkItem, WorkOrder  # noqa: E402
+from latentmake.plan.orders import Target, WorkOrder  # noqa: E402
 
 SENTENCE = "a quiet old house stands under the blue sky beside a red stone bridge"
 WORDS = SENTENCE.split()
@@ -166,7 +167,7 @@ def order_of(kind: str, model: Model, sources: list[Path] | list[str], part: str
         model_settings=model,
         recipe={"made": "for a measurement", "dtype": model.dtype},
         items=tuple(
-            WorkItem(
+            work_of(
                 f"{number:06}",
                 str(source) if isinstance(source, Path) else None,
                 source if isinstance(source, str) else None,

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from item_world import work_of
 from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded
 from latentmake.caches.inputs import Sample
@@ -23,7 +24,7 @@ from latentmake.config import Dataset, Model
 from latentmake.geometry.buckets import Size
 from latentmake.layouts import plain
 from latentmake.models import recipe
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import Target, WorkOrder
 from PIL import Image
 
 HERE = Path(__file__).parent
@@ -88,7 +89,7 @@ def write_caches(folder: Path) -> None:
                     dataset_settings=DATASET,
                     model_settings=MODEL,
                     recipe=values[kind],
-                    items=(WorkItem("a", source, None, (target,)),),
+                    items=(work_of("a", source, None, (target,)),),
                 )
                 carry_out(
                     order, Path("receipt.json"), say=lambda line: None, encoder=Loaded(encode, 1)

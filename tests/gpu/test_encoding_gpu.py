@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import AutoencoderKL
+from item_world import inputs_of
 from latentmake.caches.batch_sizes import BatchSizes
 from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded, load
@@ -25,7 +26,7 @@ from latentmake.caches.encoders.transfer import download, stacked, upload
 from latentmake.caches.inputs import Sample
 from latentmake.config import Model
 from latentmake.errors import DeviceError
-from latentmake.plan.orders import WorkItem, WorkOrder
+from latentmake.plan.orders import WorkOrder
 from order_world import order, silent
 from PIL import Image
 from wan_world import write_wan_vae
@@ -71,7 +72,7 @@ def pictures(count: int, side: int, frames: int = 0) -> list[Sample]:
         Sample(
             f"{number:064x}",
             "source",
-            WorkItem(f"{number:02}", None, None, ()),
+            inputs_of(f"{number:02}", None, None),
             np.random.default_rng(number).integers(0, 256, shape, dtype=np.uint8),
             (side, side),
             clip=frames > 1,

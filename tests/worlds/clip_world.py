@@ -10,6 +10,7 @@ from typing import Any
 import av
 import numpy as np
 import torch
+from item_world import work_of
 from latentmake import digest
 from latentmake.caches.inputs import Sample
 from latentmake.config import Dataset, Model
@@ -17,7 +18,7 @@ from latentmake.files.frames import Workers
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Span, clips, kept_indices
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import Target, Work, WorkOrder
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
@@ -34,7 +35,7 @@ def item_of(
     control: Path | None = None,
     media: Media | None = None,
     **ways: Any,
-) -> WorkItem:
+) -> Work:
     """Return an item with a target for each clip and size."""
     if media is None:
         with Workers() as workers:
@@ -53,12 +54,12 @@ def item_of(
         for size in sizes
         for clip in found
     )
-    return WorkItem(
+    return work_of(
         stem, str(path), None, targets, (str(control),) if control else (), media=media, span=span
     )
 
 
-def order_of(*items: WorkItem, **dataset: Any) -> WorkOrder:
+def order_of(*items: Work, **dataset: Any) -> WorkOrder:
     """Return an order for clips, cropped to exactly the size of their targets."""
     settings = Dataset(**{"path": "data", "target_frames": [5], "fit": "crop", **dataset})
     return WorkOrder(
@@ -108,7 +109,7 @@ def whole(path: Path) -> list[NDArray[np.uint8]]:
 
 
 def check_caches(
-    item: WorkItem,
+    item: Work,
     frames: list[NDArray[np.uint8]],
     scaled: Callable[[NDArray[np.uint8], Size], NDArray[np.uint8]],
 ) -> int:
@@ -124,6 +125,6 @@ def check_caches(
     return len(item.targets)
 
 
-def key_of(item: WorkItem) -> str:
+def key_of(item: Work) -> str:
     """Return the digest of an item's source."""
     return digest.of_file(Path(item.source or ""))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from item_world import work_of
 from latentmake import digest, layouts
 from latentmake.caches.inputs import Sample
 from latentmake.config import Dataset, Model
@@ -16,7 +17,7 @@ from latentmake.files.media import probe_image
 from latentmake.geometry.buckets import Size
 from latentmake.layouts import plain, size_of
 from latentmake.models import recipe
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import Target, WorkOrder
 from PIL import Image
 
 Encoded = list[tuple[dict[str, Any], dict[str, str]]]
@@ -65,7 +66,7 @@ def order(
         model_settings=MODEL,
         recipe=values,
         items=tuple(
-            WorkItem(
+            work_of(
                 stem,
                 str(source) if isinstance(source, Path) else None,
                 source if isinstance(source, str) else None,

@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from item_world import work_of
 from latentmake import layouts
 from latentmake.config import Dataset, Model, MusubiTuner
 from latentmake.files.media import Media
 from latentmake.layouts import size_of
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import Target, WorkOrder
 from PIL import Image
 
 STEMS = ("ant", "bee", "cat", "dog", "eel", "fox")
@@ -227,9 +228,9 @@ def order(
         )
         text = (captions or {}).get(stem, f"a {stem}")
         items.append(
-            WorkItem(stem, str(source), None, targets, media=media)
+            work_of(stem, str(source), None, targets, media=media)
             if kind == "latents"
-            else WorkItem(stem, None, text, targets)
+            else work_of(stem, None, text, targets)
         )
     return WorkOrder(
         kind=kind,

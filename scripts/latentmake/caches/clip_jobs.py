@@ -13,16 +13,16 @@ from latentmake.caches.inputs import Clips, FramesAt, Maker, clip_maker
 from latentmake.caches.reading import Reading, refuse_changed
 from latentmake.errors import SourceError
 from latentmake.files.frames import Workers
-from latentmake.plan.orders import WorkItem, WorkOrder
+from latentmake.plan.orders import Work, WorkOrder
 
 
 def make_clips(
     order: WorkOrder,
-    items: Sequence[WorkItem],
+    items: Sequence[Work],
     batches: Batches,
     threads: int,
     *,
-    read_item: Callable[[WorkItem, dict[str, list[Any]] | None], Reading],
+    read_item: Callable[[Work, dict[str, list[Any]] | None], Reading],
     count: Callable[[Reading], object],
     fail: Callable[[Reading, int, str], object],
 ) -> None:
@@ -42,14 +42,14 @@ def make_clips(
     """
     claimed: set[str] = set()
     lock = threading.Lock()
-    files: dict[tuple[str | None, tuple[str, ...]], list[WorkItem]] = {}
-    for item in items:
-        files.setdefault((item.source, item.controls), []).append(item)
+    files: dict[tuple[str | None, tuple[str, ...]], list[Work]] = {}
+    for work in items:
+        files.setdefault((work.item.source, work.item.controls), []).append(work)
 
-    def read(group: list[WorkItem]) -> tuple[list[Reading], Maker | None]:
+    def read(group: list[Work]) -> tuple[list[Reading], Maker | None]:
         readings: list[Reading] = []
-        for item in group:
-            readings.append(read_item(item, readings[-1].sources if readings else None))
+        for work in group:
+            readings.append(read_item(work, readings[-1].sources if readings else None))
         with lock:
             for reading in readings:
                 new = {key: each for each, key in reading.missing.items() if key not in claimed}

@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from latentmake.caches.inputs import Maker, Sample
 from latentmake.errors import SourceError
-from latentmake.plan.orders import WorkItem
+from latentmake.sources.item import Item
 
 Group = TypeVar("Group")
 Read = TypeVar("Read")
@@ -29,7 +29,7 @@ class Made(NamedTuple):
 class Broken(NamedTuple):
     """Items of a file that cannot be read on, and its fault in a line."""
 
-    items: list[WorkItem]
+    items: list[Item]
     fault: str
 
 

@@ -60,5 +60,6 @@ def _keys(order: WorkOrder, recipe: str, reading: Reading, data: bytes) -> dict[
         return layout.variant(target.size, size, settings, target.clip, item.span, turned, sizes)
 
     return {
-        each: cachefile.target_key(reading.content, recipe, variant(each)) for each in item.targets
+        each: cachefile.target_key(reading.content, recipe, variant(each))
+        for each in reading.work.targets
     }

@@ -13,8 +13,9 @@ from latentmake.config import Dataset
 from latentmake.errors import SourceError
 from latentmake.files.media import check_image, probe_image
 from latentmake.geometry.buckets import Size
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import Target, WorkOrder
 from latentmake.sources.caption_pipeline import decode_caption
+from latentmake.sources.item import BUCKET, Item
 
 FramesAt = Callable[[str, Sequence[int]], Iterator[tuple[int, NDArray[np.uint8]]]]
 """Yields (index, [H, W, 3]) of frames of a file by ascending indices."""
@@ -23,7 +24,7 @@ FramesAt = Callable[[str, Sequence[int]], Iterator[tuple[int, NDArray[np.uint8]]
 class SourceBytes(NamedTuple):
     """Bytes of an item's source, of its controls and layers, and the digest of all."""
 
-    item: WorkItem
+    item: Item
     data: bytes
     digest: str
     controls: tuple[bytes, ...] = ()
@@ -33,7 +34,7 @@ class SourceBytes(NamedTuple):
 class Clips(NamedTuple):
     """Clips of one item to be made: its targets with their keys, and the digest of its source."""
 
-    item: WorkItem
+    item: Item
     digest: str
     missing: Mapping[Target, str]
 
@@ -55,7 +56,7 @@ class Sample(NamedTuple):
 
     key: str
     source: str
-    item: WorkItem
+    item: Item
     content: NDArray[np.uint8] | str
     original: tuple[int, int]
     control: NDArray[np.uint8] | None = None
@@ -85,7 +86,7 @@ class Maker(Protocol):
         """Whether a clip besides the one made last is in memory."""
 
     @property
-    def left(self) -> list[WorkItem]:
+    def left(self) -> list[Item]:
         """Items with clips yet to be made."""
 
     def make(self) -> list[Sample]:
@@ -104,9 +105,9 @@ def samples_of(
     """
     if order.kind == "text":
         item, data, digest = source[:3]
-        if item.image is not None:
-            _check_pictures(order, source, item.image)
-        text = order.layout.caption(caption_of(data, item, order.dataset_settings))
+        if (image := item.file(BUCKET)) is not None:
+            _check_pictures(order, source, image.path)
+        text = order.layout.caption(caption_of(data, item.source, order.dataset_settings))
         return [Sample(key, digest, item, text, (0, 0)) for key in dict.fromkeys(missing.values())]
     module = import_module(f"latentmake.caches.pixels.{order.layout.encoding}")
     if order.is_external:
@@ -121,7 +122,7 @@ def _check_pictures(order: WorkOrder, source: SourceBytes, image: str) -> None:
     for path, data in zip(source.item.controls, source.controls, strict=True):
         check_image(data, path, order.dataset_settings.max_image_pixels)
     media = probe_image(image)
-    stored_size(source.item._replace(source=image), (media.width, media.height))
+    stored_size(source.item, (media.width, media.height))
 
 
 def clip_maker(
@@ -143,14 +144,14 @@ def clip_maker(
 
 
 def check_clips(
-    order: WorkOrder, item: WorkItem, missing: Iterable[Target], frames_at: FramesAt
+    order: WorkOrder, item: Item, missing: Iterable[Target], frames_at: FramesAt
 ) -> None:
     """Open a video that another program encodes; a SourceError says why it cannot be encoded."""
     module = import_module(f"latentmake.caches.pixels.{order.layout.encoding}_clips")
     module.check(order, item, missing, frames_at)
 
 
-def stored_size(item: WorkItem, found: tuple[int, int] | None = None) -> Size:
+def stored_size(item: Item, found: tuple[int, int] | None = None) -> Size:
     """Return the size that an item's image or video had while planning.
 
     Raises:
@@ -160,23 +161,23 @@ def stored_size(item: WorkItem, found: tuple[int, int] | None = None) -> Size:
     if size is None or (found is not None and found != size):
         raise SourceError(
             "was changed after the build began",
-            where=item.source or "",
+            where=item.image,
             hint="run the same command again",
         )
     return size
 
 
-def caption_of(data: bytes, item: WorkItem, settings: Dataset) -> str:
-    """Decode the caption of an item.
+def caption_of(data: bytes, path: str | None, settings: Dataset) -> str:
+    """Decode a caption; `path` is its file, None where it lies in none.
 
     Raises:
         SourceError: it is not UTF-8, or empty where that is not allowed.
     """
-    caption = decode_caption(data, item.place)
-    if not caption and item.source is not None and settings.empty_caption != "allow":
+    caption = decode_caption(data, path or "")
+    if not caption and path is not None and settings.empty_caption != "allow":
         raise SourceError(
             "is an empty caption",
-            where=item.place,
+            where=path,
             hint="describe the image, or set empty_caption: allow",
         )
     return caption

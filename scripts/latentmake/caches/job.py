@@ -33,12 +33,13 @@ from latentmake.files import atomic, cachefile
 from latentmake.files.frames import Workers
 from latentmake.index.memo import target_stat
 from latentmake.plan import spool, store
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import Target, Work, WorkOrder
 from latentmake.progress import Progress
 from latentmake.sources import s3
+from latentmake.sources.item import Item
 
 Say = Callable[[str], None]
-ExternalEncoder = Callable[["Job", Sequence[WorkItem], int, Progress], None]
+ExternalEncoder = Callable[["Job", Sequence[Work], int, Progress], None]
 """Makes the missing targets of some items, by another program and n threads."""
 
 
@@ -73,7 +74,7 @@ class Job:
     fresh: dict[str, list[Any]] = field(default_factory=dict)
     places: dict[str, Path] = field(default_factory=dict)
     paths: dict[str, str] = field(default_factory=dict)
-    wanted: dict[str, tuple[WorkItem, str]] = field(default_factory=dict)
+    wanted: dict[str, tuple[Work, str]] = field(default_factory=dict)
     sources: dict[str, list[Any]] = field(default_factory=dict)
     faults: list[dict[str, str]] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
@@ -104,7 +105,7 @@ class Job:
         return self.order.kind == "latents" and self.order.dataset_settings.video
 
     def readings(
-        self, items: Sequence[WorkItem], threads: int, progress: Progress
+        self, items: Sequence[Work], threads: int, progress: Progress
     ) -> Iterator[Reading]:
         """Read items, a few of them ahead, and count their targets that need no encoding.
 
@@ -125,29 +126,29 @@ class Job:
 
         `making` are the keys of all targets that this job has met, to which these are added.
         """
-        progress.update(len(reading.item.targets) - len(reading.missing))
+        progress.update(len(reading.work.targets) - len(reading.missing))
         making |= set(reading.missing.values())
         self.paths |= {key: target.path for target, key in reading.missing.items()}
         with self._lock:
             self._take_in(reading, making)
         making |= set(reading.keys.values())
 
-    def _read_ahead(self, items: Sequence[WorkItem], threads: int) -> Iterator[Reading]:
-        if any(s3.is_remote(item.source or "") for item in items):
+    def _read_ahead(self, items: Sequence[Work], threads: int) -> Iterator[Reading]:
+        if any(s3.is_remote(each.item.source or "") for each in items):
             threads = max(threads, s3.SIDE_BY_SIDE // 2)  # they mostly wait
-        elif self.order.kind == "text" and not any(item.controls for item in items):
+        elif self.order.kind == "text" and not any(each.item.controls for each in items):
             # One takes less time than a thread to wake up, on a disk of this machine.
             yield from read_ahead(items, self.read, threads, at_once=16)
             return
         with Workers() as workers:
-            yield from read_ahead(items, lambda item: self._checked(item, workers), threads)
+            yield from read_ahead(items, lambda work: self._checked(work, workers), threads)
 
-    def _checked(self, item: WorkItem, workers: Workers) -> Reading:
+    def _checked(self, work: Work, workers: Workers) -> Reading:
         """Read an item; open its video, if it has one."""
-        reading = self.read(item)
+        reading = self.read(work)
         if self.cuts_clips and reading.missing:
             try:
-                check_clips(self.order, item, reading.missing, workers.frames_at)
+                check_clips(self.order, work.item, reading.missing, workers.frames_at)
             except SourceError as error:
                 reading.fault = str(error)
                 reading.keys, reading.missing = {}, {}
@@ -157,7 +158,7 @@ class Job:
         """Note the result of a reading; `making` holds the keys of its missing targets, too."""
         item, uncounted = reading.item, set(reading.missing.values())
         self.sources |= reading.sources
-        if item.content is not None and reading.content not in ("", item.content):
+        if reading.work.content is not None and reading.content not in ("", reading.work.content):
             self.say(
                 f"{item.source}: was edited after this build was planned; its caches are made of "
                 "what it holds now"
@@ -166,25 +167,25 @@ class Job:
             self.fail(item, reading.content, reading.fault)
         self.counts["kept"] += reading.kept
         for target, key in reading.keys.items():
-            self.wanted[target.path] = (item, key)
+            self.wanted[target.path] = (reading.work, key)
             if key in uncounted:
                 uncounted.remove(key)  # counted when it is encoded
                 continue
             is_spooled = self.places.get(key) == spool.spooled(key) and key not in making
             self.counts["spooled" if is_spooled else "linked"] += 1
 
-    def read(self, item: WorkItem, known: dict[str, list[Any]] | None = None) -> Reading:
+    def read(self, work: Work, known: dict[str, list[Any]] | None = None) -> Reading:
         """Read an item's source, and decode an image or a caption unless all its targets exist.
 
         `known` are the stat and digest of files read just now.
         """
-        reading = Reading(item, sources=dict(known or {}))
+        reading = Reading(work, sources=dict(known or {}))
         try:
             self._read(reading)
         except SourceError as error:
             reading.fault = str(error)
         except OSError as error:
-            reading.fault = str(unreadable(error, item.place))
+            reading.fault = str(unreadable(error, work.item.name))
         if reading.fault is not None:
             reading.keys, reading.missing = {}, {}
         return reading
@@ -217,7 +218,7 @@ class Job:
 
     def make(
         self,
-        items: Sequence[WorkItem],
+        items: Sequence[Work],
         load: Callable[[], Loaded],
         threads: int,
         progress: Progress,
@@ -245,7 +246,7 @@ class Job:
         self.refuse_equal()
 
     def _make_clips(
-        self, items: Sequence[WorkItem], batches: Batches, threads: int, progress: Progress
+        self, items: Sequence[Work], batches: Batches, threads: int, progress: Progress
     ) -> None:
         making: set[str] = set()
 
@@ -293,7 +294,7 @@ class Job:
         what, hint = too_large(sample, self.order.model_settings)
         if verdict.stop:
             what = f"{what}, {verdict.stop}: {words}"
-            raise DeviceError(what, where=sample.item.place, hint=hint)
+            raise DeviceError(what, where=sample.item.name, hint=hint)
         if verdict.refuse:
             self.refuse(sample.item, sample.key, "", f"{what}: {words}", hint)
         return verdict.refuse
@@ -308,7 +309,7 @@ class Job:
 
     def store(
         self,
-        item: WorkItem,
+        item: Item,
         key: str,
         source: str,
         tensors: dict[str, Any],
@@ -351,7 +352,7 @@ class Job:
         """Stems of the items that earlier builds skipped."""
         return skipped_before(self.order, self.recipe_digest)
 
-    def fail(self, item: WorkItem, content: str, line: str) -> None:
+    def fail(self, item: Item, content: str, line: str) -> None:
         """Note a faulty item; the job goes on with the others."""
         order, beside = self.order, {"controls": item.controls, "layers": item.layers}
         fault = {"dataset": order.dataset, "model": order.model, "kind": order.kind}
@@ -362,20 +363,20 @@ class Job:
             self.failed[item.stem] = line
             self.faults.append({**fault, "digest": content, "line": line})
 
-    def refuse(self, item: WorkItem, key: str, source: str, what: str, hint: str) -> None:
+    def refuse(self, item: Item, key: str, source: str, what: str, hint: str) -> None:
         """Refuse the content of an item's target, named by its key; see `refused`."""
         self.refused[key] = (source, what, hint)
-        self.fail(item, source, str(SourceError(what, where=item.place, hint=hint)))
+        self.fail(item, source, str(SourceError(what, where=item.name, hint=hint)))
 
     def refuse_equal(self) -> None:
         """Refuse the items whose content equals that of a refused one."""
-        for item, key in self.wanted.values():
-            if key in self.refused and item.stem not in self.failed:
-                self.refuse(item, key, *self.refused[key])
+        for work, key in self.wanted.values():
+            if key in self.refused and work.item.stem not in self.failed:
+                self.refuse(work.item, key, *self.refused[key])
 
     # -- linking ------------------------------------------------------------------------------
 
-    def deliver(self) -> list[WorkItem]:
+    def deliver(self) -> list[Work]:
         """Link what was found elsewhere or made for other targets to the names of its targets.
 
         Returns:
@@ -383,9 +384,9 @@ class Job:
             they must be made again.
         """
         linked: dict[str, Path] = {}
-        lost: dict[tuple[str, str | None], WorkItem] = {}
-        for path, (item, key) in list(self.wanted.items()):
-            if item.stem in self.failed:
+        lost: dict[tuple[str, str | None], Work] = {}
+        for path, (work, key) in list(self.wanted.items()):
+            if work.item.stem in self.failed:
                 continue
             for place in (self.places.get(key), linked.get(key)):
                 if place is not None and link_of_key(place, Path(path), key):
@@ -395,8 +396,8 @@ class Job:
                     break
             else:
                 self.places.pop(key, None)
-                lost[item.stem, item.text] = item
+                lost[work.item.stem, work.item.text] = work
         return [each._replace(targets=self._unmade(each)) for each in lost.values()]
 
-    def _unmade(self, item: WorkItem) -> tuple[Target, ...]:
-        return tuple(each for each in item.targets if each.path in self.wanted)
+    def _unmade(self, work: Work) -> tuple[Target, ...]:
+        return tuple(each for each in work.targets if each.path in self.wanted)

@@ -15,8 +15,9 @@ from latentmake import digest
 from latentmake.caches.inputs import Sample
 from latentmake.errors import SourceError
 from latentmake.index.memo import source_stat
-from latentmake.plan.orders import Target, WorkItem
+from latentmake.plan.orders import Target, Work
 from latentmake.sources import s3
+from latentmake.sources.item import Item
 
 
 @dataclass
@@ -24,7 +25,7 @@ class Reading:
     """Result of reading one item.
 
     Attributes:
-        item: the item.
+        work: the item and its targets.
         content: digest of its source; "" until it is read.
         keys: of its targets that are not fresh.
         missing: targets still to encode, with their keys.
@@ -34,7 +35,7 @@ class Reading:
         sources: path -> stat and digest of each file that was read.
     """
 
-    item: WorkItem
+    work: Work
     content: str = ""
     keys: dict[Target, str] = field(default_factory=dict)
     missing: dict[Target, str] = field(default_factory=dict)
@@ -43,10 +44,15 @@ class Reading:
     fault: str | None = None
     sources: dict[str, list[Any]] = field(default_factory=dict)
 
+    @property
+    def item(self) -> Item:
+        """The item."""
+        return self.work.item
+
 
 def read_ahead(
-    items: Sequence[WorkItem],
-    read: Callable[[WorkItem], Reading],
+    items: Sequence[Work],
+    read: Callable[[Work], Reading],
     threads: int,
     *,
     at_once: int = 1,

@@ -25,11 +25,12 @@ from latentmake.exchange.record import Record
 from latentmake.files import atomic, cachefile
 from latentmake.index.memo import target_stat
 from latentmake.plan import owners, spool
-from latentmake.plan.orders import FOLDER, Target, WorkItem, WorkOrder
+from latentmake.plan.orders import FOLDER, Target, Work, WorkOrder
 from latentmake.plan.parts import PROMPTS, RunPlan
 from latentmake.plan.receipts import Receipt
 from latentmake.plan.store import put_away
 from latentmake.progress import Progress
+from latentmake.sources.item import Item
 
 STATES = ("adopted", "fresh already", "without a foreign file", "unfit", "out of date")
 ADOPTED, FRESH, WITHOUT, UNFIT, OUTDATED = STATES
@@ -62,9 +63,7 @@ class Format(Protocol):
     def takes(self, work: WorkOrder) -> bool:
         """Whether targets of an order can be adopted."""
 
-    def candidates(
-        self, work: WorkOrder, item: WorkItem, target: Target
-    ) -> Iterator[tuple[Path, ...]]:
+    def candidates(self, work: WorkOrder, item: Item, target: Target) -> Iterator[tuple[Path, ...]]:
         """Yield files that together may be a target."""
 
     def name(self, work: WorkOrder, path: Path) -> str:
@@ -172,23 +171,24 @@ class _Batch:
         self._made: dict[tuple[str, str], Path] = {}
         self._lock = threading.Lock()
 
-    def item(self, item: WorkItem) -> tuple[Counter[str], list[str]]:
+    def item(self, wanted: Work) -> tuple[Counter[str], list[str]]:
         """Adopt an item's targets; return their number by state, and why files do not fit."""
+        item, number = wanted.item, len(wanted.targets)
         candidates = {
-            target: [*self._form.candidates(self._work, item, target)] for target in item.targets
+            target: [*self._form.candidates(self._work, item, target)] for target in wanted.targets
         }
         if not any(candidates.values()):
-            return Counter({WITHOUT: len(item.targets)}), []
-        reading = Reading(item)
+            return Counter({WITHOUT: number}), []
+        reading = Reading(wanted)
         try:
             keys, source = identified(self._work, self._recipe, reading)
-            if item.content not in (None, reading.content):
-                raise OutdatedError("was edited just now", where=item.place)
+            if wanted.content not in (None, reading.content):
+                raise OutdatedError("was edited just now", where=item.name)
         except (CacheError, SourceError) as error:
-            return Counter({_state_of(error): len(item.targets)}), [str(error)]
+            return Counter({_state_of(error): number}), [str(error)]
         except OSError as error:
-            line = f"{error.filename or item.place}: cannot be read ({error.strerror})"
-            return Counter({UNFIT: len(item.targets)}), [line]
+            line = f"{error.filename or item.name}: cannot be read ({error.strerror})"
+            return Counter({UNFIT: number}), [line]
         self.sources |= reading.sources
         counts: Counter[str] = Counter()
         lines: dict[str, None] = {}
@@ -247,7 +247,7 @@ class _Batch:
         adopted = " ".join(file.digest for file in files)
         if not sure:
             edited = existing is not None and existing.source != source.digest
-            place = source.item.place
+            place = source.item.name
             if (edited and existing is not None and existing.adopted == adopted) or any(
                 self._record.is_of_other(name, file.digest, source.digest)
                 for name, file in zip(names, files, strict=True)

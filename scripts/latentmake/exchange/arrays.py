@@ -19,7 +19,8 @@ from latentmake.geometry.buckets import Size
 from latentmake.geometry.sdscripts_buckets import crop_ltrb, placement
 from latentmake.layouts.sdscripts import array_name
 from latentmake.models.shapes import latents_shape, text_width
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import Target, WorkOrder
+from latentmake.sources.item import Item
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,7 +33,7 @@ _KEPT = ("caption_separator", "caption_and_tags", "seed")  # which its captions 
 _CHUNK = 75
 
 
-def names(work: WorkOrder, item: WorkItem, target: Target) -> Iterator[str]:
+def names(work: WorkOrder, item: Item, target: Target) -> Iterator[str]:
     """Yield the names that sd-scripts gives a target's file, below the folder of the images."""
     layout, architecture = work.layout, work.model_settings.spec
     if work.kind == "text":
@@ -75,7 +76,7 @@ def _demand(wanted: set[str], found: Mapping[str, object]) -> None:
 
 
 def _check_latents(
-    work: WorkOrder, item: WorkItem, target: Target, found: Mapping[str, NDArray[Any]]
+    work: WorkOrder, item: Item, target: Target, found: Mapping[str, NDArray[Any]]
 ) -> None:
     import numpy as np
 

@@ -17,13 +17,14 @@ from latentmake.files.cachefile import CAPTION, head_of
 from latentmake.files.safetensors import Head, Tensor, holds_numbers, parse_head
 from latentmake.layouts.layout import SIZED
 from latentmake.models.scripted import frames_and_sides
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import Target, WorkOrder
+from latentmake.sources.item import Item
 
 _CONTROL = "latents_control"
 _DTYPE = re.compile(r"_(float32|float16|bfloat16)$")
 
 
-def names(work: WorkOrder, item: WorkItem, target: Target) -> Iterator[str]:
+def names(work: WorkOrder, item: Item, target: Target) -> Iterator[str]:
     """Yield the names that musubi-tuner gives a target's file."""
     layout = work.layout
     if work.kind == "text":
@@ -76,17 +77,19 @@ def _check_text(
         if key.startswith(scripts.tensors[0]) and not (tensor.shape and all(tensor.shape)):
             raise CacheError(f"holds {key} of the shape {list(tensor.shape)}")
     try:
-        text = work.layout.caption(caption_of(source.data, source.item, work.dataset_settings))
+        text = work.layout.caption(
+            caption_of(source.data, source.item.source, work.dataset_settings)
+        )
     except SourceError as error:
         raise CacheError(f"is of a caption that {error.what}") from None
     if (caption := head.metadata.get("caption1")) != text:
-        what = f"is of the caption {str(caption)[:60]!r}, and {source.item.place} is another"
+        what = f"is of the caption {str(caption)[:60]!r}, and {source.item.name} is another"
         raise OutdatedError(what)
 
 
 def _check_latents(
     work: WorkOrder,
-    item: WorkItem,
+    item: Item,
     target: Target,
     scripts: Scripts,
     head: Head,

@@ -13,7 +13,8 @@ from latentmake.config import Config, Run
 from latentmake.errors import CacheError, ConfigError
 from latentmake.exchange import arrays, tensors
 from latentmake.exchange.adoption import File
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import Target, WorkOrder
+from latentmake.sources.item import Item
 
 
 class TrainerCaches:
@@ -50,9 +51,7 @@ class TrainerCaches:
         """Whether a dataset names folders."""
         return work.dataset in self._folders
 
-    def candidates(
-        self, work: WorkOrder, item: WorkItem, target: Target
-    ) -> Iterator[tuple[Path, ...]]:
+    def candidates(self, work: WorkOrder, item: Item, target: Target) -> Iterator[tuple[Path, ...]]:
         """Yield the files of the folders that may be a target."""
         names = arrays.names if work.layout.npz else tensors.names
         for folder in self._folders[work.dataset]:

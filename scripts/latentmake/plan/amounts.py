@@ -10,7 +10,7 @@ from latentmake import layouts
 from latentmake.config import Dataset, Model
 from latentmake.errors import ModelError
 from latentmake.models.shapes import T5_LENGTH, text_tokens
-from latentmake.plan.orders import WorkItem, WorkOrder
+from latentmake.plan.orders import Work, WorkOrder
 
 BYTES_A_TOKEN = 4  # of English, about
 _SAMPLED = 256  # captions that stand for all of a job
@@ -24,7 +24,7 @@ def order_amount(order: WorkOrder) -> float:
     return amount_of(order.kind, order.dataset_settings, order.model_settings, order.items)
 
 
-def amount_of(kind: str, dataset: Dataset, model: Model, items: Sequence[WorkItem]) -> float:
+def amount_of(kind: str, dataset: Dataset, model: Model, items: Sequence[Work]) -> float:
     """Return pixels x frames of the images or clips of all targets, or tokens of their captions.
 
     Images count as large as their resolution, or as they are where they are not scaled up.
@@ -35,8 +35,8 @@ def amount_of(kind: str, dataset: Dataset, model: Model, items: Sequence[WorkIte
     total = 0
     for item in items:
         most = None
-        if dataset.bucket_no_upscale and item.media is not None:
-            most = item.media.width * item.media.height
+        if dataset.bucket_no_upscale and item.item.media is not None:
+            most = item.item.media.width * item.item.media.height
         for target in item.targets:
             if target.size is None:
                 continue
@@ -58,16 +58,16 @@ def caption_tokens(model: Model, length: float) -> list[int]:
     return counts
 
 
-def caption_bytes(items: Sequence[WorkItem]) -> float:
+def caption_bytes(items: Sequence[Work]) -> float:
     """Return the mean length of captions, from some of them."""
     sample = items[:: -(-len(items) // _SAMPLED)]
     total = 0
     for item in sample:
-        if item.text is not None:
-            total += len(item.text.encode())
-        elif item.source is not None:
+        if item.item.text is not None:
+            total += len(item.item.text.encode())
+        elif item.item.source is not None:
             try:
-                total += Path(item.source).stat().st_size
+                total += Path(item.item.source).stat().st_size
             except OSError:
                 continue  # on S3, or gone
     return total / len(sample)

@@ -9,9 +9,9 @@ from latentmake.index.memo import Memo
 from latentmake.layouts import beside, kind_of, size_of
 from latentmake.plan.amounts import amount_of, order_amount
 from latentmake.plan.facts import Facts
-from latentmake.plan.keys import Source
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import Target, Work, WorkOrder
 from latentmake.plan.staleness import Evaluation
+from latentmake.sources.item import BUCKET, Item
 
 _Name = tuple[str, str | None]
 """Stem and text of a source: the sources of one kind with the same are equal."""
@@ -47,7 +47,7 @@ def batches(
     Yields:
         Work orders, each with the runs that need it.
     """
-    groups: dict[tuple[str, frozenset[str], bool], dict[_Name, tuple[Source, list[Target]]]] = {}
+    groups: dict[tuple[str, frozenset[str], bool], dict[_Name, tuple[Item, list[Target]]]] = {}
     contents: dict[tuple[str, _Name], str] = {}
     everyone = frozenset().union(*(runs for part, runs in asked.items() if "@" in part))
     for part, wanting in asked.items():
@@ -55,20 +55,20 @@ def batches(
         together = everyone if "@" in part else frozenset(wanting)
         kind, own, other = kind_of(part), size_of(part), beside(part)
         for stale in state.parts[part].stale:
-            source = stale.source
-            resolution = own if source.image is None else other  # as `resolution_of` says
+            item = stale.item
+            resolution = other if item.file(BUCKET) else own  # as `resolution_of` says
             target = Target(part, stale.path, stale.found, resolution, stale.clip, stale.at_hand)
             group = groups.setdefault((kind, together, bool(stale.at_hand)), {})
-            name = source.stem, source.text
+            name = item.stem, item.text
             if name not in group:
-                group[name] = source, []
+                group[name] = item, []
             group[name][1].append(target)
             if stale.content is not None:
                 contents[kind, name] = stale.content
     for (kind, runs, at_hand), group in groups.items():
         work = [
-            work_item(source, targets, contents.get((kind, name)))
-            for name, (source, targets) in group.items()
+            Work(item, tuple(targets), contents.get((kind, name)))
+            for name, (item, targets) in group.items()
         ]
         size = _REUSED_ITEMS if at_hand else _batch_size(facts, dataset, model, kind, work)
         if side_by_side > 1 and not at_hand:
@@ -77,7 +77,7 @@ def batches(
             yield work_order(facts, dataset, model, kind, work[start : start + size]), runs
 
 
-def _batch_size(facts: Facts, dataset: str, model: str, kind: str, work: Sequence[WorkItem]) -> int:
+def _batch_size(facts: Facts, dataset: str, model: str, kind: str, work: Sequence[Work]) -> int:
     """Return the number of items of a batch: as configured, or by the speed of past jobs.
 
     Starting a job shall be a tenth of it at most, however short the time asked for.
@@ -107,25 +107,8 @@ def minutes_of(memo: Memo, order: WorkOrder, *, starts: bool = True) -> float | 
     return (starting + rate.seconds(len(order.paths), order_amount(order))) / 60
 
 
-def work_item(source: Source, targets: Sequence[Target], content: str | None = None) -> WorkItem:
-    """Return the item of a source and its targets; `content` is the source's digest, if known."""
-    return WorkItem(
-        source.stem,
-        source.path,
-        source.text,
-        tuple(targets),
-        source.controls,
-        source.media,
-        content,
-        source.span,
-        source.layers,
-        source.control_sizes,
-        source.image,
-    )
-
-
 def work_order(
-    facts: Facts, dataset: str, model: str, kind: str, work: Sequence[WorkItem]
+    facts: Facts, dataset: str, model: str, kind: str, work: Sequence[Work]
 ) -> WorkOrder:
     """Return the order for some work of one dataset, model and kind."""
     config = facts.config

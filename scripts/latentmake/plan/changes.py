@@ -21,7 +21,7 @@ from latentmake.plan.listing import Folder, Listing
 from latentmake.plan.snapshots import MOST_CHANGED, Asked, Snapshot
 from latentmake.plan.staleness import Evaluation, PartState
 from latentmake.sources import s3
-from latentmake.sources.items import Item
+from latentmake.sources.item import Item
 
 _ALWAYS = 64  # items that are few, however few there are
 _SCANNED = 8  # beginnings that are looked for one by one
@@ -75,7 +75,7 @@ def changed(
     if others or ((gone or new) and (layout.names_media or odd)):
         return None
     places = {stem: place for stem, place in before.items() if stem not in gone}
-    places |= {stem: manifest.place_of(x, x.image, layout) for stem, x in now.items()}
+    places |= {stem: manifest.place_of(x, layout) for stem, x in now.items()}
     if not places or len(now) + len(gone) > most:
         return None
     if new:

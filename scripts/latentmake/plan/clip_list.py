@@ -13,7 +13,7 @@ from latentmake.files.media import Media
 from latentmake.geometry.clips import WAN_FPS, Clip, SourceFps, Span, kept_indices
 from latentmake.index.memo import SourceStat
 from latentmake.layouts import Layout
-from latentmake.sources.items import Item
+from latentmake.sources.item import Item
 
 
 class ListedClip(NamedTuple):
@@ -56,7 +56,7 @@ def listed_clips(items: Sequence[Item], layout: Layout, settings: Dataset) -> It
             yield ListedClip(
                 item.stem,
                 item.image,
-                item.image_stat,
+                item.files[0].stat,
                 item.media,
                 item.span or Span(),
                 clip,

@@ -16,7 +16,8 @@ from latentmake.layouts import Layout
 from latentmake.models.files import tokenizer_folder
 from latentmake.models.scripted import script_of
 from latentmake.plan import programs
-from latentmake.plan.keys import Keys, Source
+from latentmake.plan.keys import Keys
+from latentmake.sources.item import Item
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SHOWN = 8  # digits of a digest
@@ -212,7 +213,7 @@ def placement_differences(
     layout: Layout,
     settings: Dataset | None,
     part: str,
-    source: Source,
+    source: Item,
     header: Header,
     clip: AnyClip | None = None,
 ) -> list[Difference]:

@@ -33,7 +33,7 @@ from latentmake.plan.amounts import (
 )
 from latentmake.plan.batches import minutes_of
 from latentmake.plan.jobs import EncodingJob
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import Target, Work, WorkOrder
 from latentmake.plan.parts import Plan
 from latentmake.plan.targets import kinds_built
 from latentmake.plan.training_estimate import duration, guessed
@@ -211,8 +211,8 @@ def _add_latents(order: WorkOrder, estimate: CacheEstimate) -> None:
             pixels = _pixels(order, item, target)
             frames = target.clip.frames if target.clip else 1
             named = pixels
-            if not settings.video and item.media is not None:
-                named = Size(item.media.width, item.media.height)
+            if not settings.video and item.item.media is not None:
+                named = Size(item.item.media.width, item.item.media.height)
             size = sizes(pixels, frames, named)
             encoded += frames * pixels.width * pixels.height
             estimate.count += 1
@@ -231,13 +231,13 @@ def _unknown_bytes(pixels: Size, frames: int, named: Size) -> None:
     return None
 
 
-def _pixels(order: WorkOrder, item: WorkItem, target: Target) -> Size:
+def _pixels(order: WorkOrder, item: Work, target: Target) -> Size:
     """Return the size that an image or a clip is brought to; its resolution where nobody knows."""
     model, settings, resolution = order.model_settings, order.dataset_settings, target.size
     assert resolution is not None
-    if item.media is None:
+    if item.item.media is None:
         return resolution
-    image = Size(item.media.width, item.media.height)
+    image = Size(item.item.media.width, item.item.media.height)
     if model.spec.scripts is not None:
         bucket, no_upscale = settings.fit == "bucket", settings.bucket_no_upscale
         step = model.spec.side

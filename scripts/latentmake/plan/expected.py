@@ -11,9 +11,10 @@ from latentmake.errors import CacheError
 from latentmake.files.cachefile import read_header, target_key
 from latentmake.layouts import kind_of
 from latentmake.plan.facts import Facts
-from latentmake.plan.keys import UNKNOWN, Keys, Source
-from latentmake.plan.parts import PROMPTS, source_of
+from latentmake.plan.keys import UNKNOWN, Keys
+from latentmake.plan.parts import PROMPTS
 from latentmake.sources import s3
+from latentmake.sources.item import Item
 
 
 class Expected(NamedTuple):
@@ -37,19 +38,18 @@ class Expected(NamedTuple):
 
 def sources_of(
     facts: Facts, dataset: str, model: str, parts: Sequence[str]
-) -> dict[str, list[Source]]:
+) -> dict[str, list[Item]]:
     """Return part -> sources of the items of a dataset that jobs do not skip."""
     controlled = facts.layout(model).controlled_text
     without = {fault["stem"] for fault in facts.skipped(dataset)}
     items = [item for item in facts.items(dataset, model)[0] if item.stem not in without]
     return {
-        part: [source_of(part, item, controlled_text=controlled) for item in items]
-        for part in parts
+        part: [item.inputs(part, controlled_text=controlled) for item in items] for part in parts
     }
 
 
 def expected_files(
-    facts: Facts, dataset: str, model: str, sources: Mapping[str, Sequence[Source]]
+    facts: Facts, dataset: str, model: str, sources: Mapping[str, Sequence[Item]]
 ) -> Iterator[Expected]:
     """Yield what each cache file of some sources (part -> source) should be made of.
 
@@ -68,13 +68,13 @@ def expected_files(
     for part, wanted in sources.items():
         folder = layout.folder(dataset, model, part)
         keys.fetch(
-            (path, stat) for source in wanted for path, stat in source.files if s3.is_remote(path)
+            (path, stat) for item in wanted for _, path, stat in item.read if s3.is_remote(path)
         )
         contents = [keys.content(source) or "" for source in wanted]
         if kind_of(part) == "latents":
             keys.prepare_sizes(filter(None, contents))
         for source, content in zip(wanted, contents, strict=True):
-            place = source.path if source.path is not None else (source.text or "")
+            place = source.source if source.source is not None else (source.text or "")
             for path, clip in layout.named(
                 folder, part, source.stem, source.media, settings, source.span
             ):

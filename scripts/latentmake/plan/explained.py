@@ -22,19 +22,17 @@ from latentmake.plan.differences import (
     short,
 )
 from latentmake.plan.facts import Facts
-from latentmake.plan.keys import Source
 from latentmake.plan.parts import (
     PROMPTS,
     Part,
     generation_prompts,
     parts_of,
     prompts_of,
-    source_of,
 )
 from latentmake.plan.single import evaluate_one, named_targets
 from latentmake.sources import s3
 from latentmake.sources.caption_files import read_caption
-from latentmake.sources.items import Item
+from latentmake.sources.item import Item
 
 
 @dataclass
@@ -115,7 +113,7 @@ def _of_source(facts: Facts, path: str) -> Iterator[Explanation]:
             if not any(_same(each, path) for each in _files(item)):
                 continue
             for part in (x.name for x in needed if x[:2] == (dataset, model)):
-                source = source_of(part, item, controlled_text=layout.controlled_text)
+                source = item.inputs(part, controlled_text=layout.controlled_text)
                 folder, media = layout.folder(dataset, model, part), source.media
                 for named in layout.named(folder, part, item.stem, media, settings, source.span):
                     yield _explained(facts, dataset, model, part, source, named)
@@ -136,8 +134,7 @@ def _may_hold(facts: Facts, dataset: str, path: str) -> bool:
 
 
 def _files(item: Item) -> Iterator[str]:
-    yield from (item.image, *item.controls, *item.layers)
-    yield from filter(None, (item.caption, item.tags))
+    return (each.path for each in item.files)
 
 
 def _same(some: str, other: str) -> bool:
@@ -216,11 +213,11 @@ def _of_header(path: str) -> Explanation:
 
 
 def _explained(
-    facts: Facts, dataset: str, model: str, part: str, source: Source, named: Named
+    facts: Facts, dataset: str, model: str, part: str, source: Item, named: Named
 ) -> Explanation:
     path, kind = named.path, kind_of(part)
     found = _of_header(path) if os.path.lexists(path) else Explanation(path, "stale", "new")
-    found.source = [place for place, _ in source.files] or [repr(source.text)]
+    found.source = [each.path for each in source.read] or [repr(source.text)]
     found.runs = [*_runs(facts, Part(dataset, model, part), source)]
     try:
         now = facts.recipe(dataset, model, kind)
@@ -272,21 +269,21 @@ def _explained(
 
 
 def _source_differences(
-    facts: Facts, model: str, source: Source, found: Explanation, content: str
+    facts: Facts, model: str, source: Item, found: Explanation, content: str
 ) -> Iterator[Difference]:
     """Yield what differs between the source in a header and that of today."""
     header = found.header
     if header is None or header.source == content:
         return
-    place = f" ({source.path})" if source.path else ""
+    place = f" ({source.source})" if source.source else ""
     if source.media is None and found.recipe.get("kind") == "text":
         old = found.caption
-        text = source.text if source.path is None else read_caption(source.path)
+        text = source.text if source.source is None else read_caption(source.source)
         new = facts.layout(model).caption(text or "")
         if old is not None and old != new:
             yield Difference("caption", quoted(old), quoted(new) + place)
             return
-    several = len(source.files) > 1
+    several = len(source.read) > 1
     name = "digest of its sources" if several else f"{_noun(found)}'s digest"
     yield Difference(name, short(header.source), short(content) + place)
 
@@ -300,7 +297,7 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _runs(facts: Facts, part: Part, source: Source) -> Iterator[str]:
+def _runs(facts: Facts, part: Part, source: Item) -> Iterator[str]:
     """Yield the runs that use a target."""
     config = facts.config
     for name, run in config.runs.items():

@@ -18,10 +18,9 @@ from latentmake.models.encoder_files import encoder_fault
 from latentmake.plan.differences import keep_places
 from latentmake.plan.keys import joined
 from latentmake.plan.parts import read_lock
-from latentmake.sources import items as datasets
-from latentmake.sources import lists, metadata, s3
+from latentmake.sources import folders, lists, metadata, s3
 from latentmake.sources.caption_files import first_lines, texts_of
-from latentmake.sources.items import Fault, Item, Scan
+from latentmake.sources.item import Fault, Item, Scan
 from latentmake.sources.probe import Measured, image_sizes, measured
 from latentmake.sources.unused import unused_note
 
@@ -76,7 +75,7 @@ class Facts:
             self._scans[dataset] = (
                 lists.scan(dataset, settings, self.memo)
                 if settings.is_list
-                else datasets.scan(dataset, settings)
+                else folders.scan(dataset, settings)
             )
         return self._scans[dataset]
 
@@ -87,7 +86,7 @@ class Facts:
             self._controls[dataset] = (
                 None
                 if settings.control_directory is None
-                else datasets.scan(dataset, settings, "control_directory")
+                else folders.scan(dataset, settings, "control_directory")
             )
         return self._controls[dataset]
 
@@ -153,7 +152,7 @@ class Facts:
         settings = self.config.datasets[dataset]
         entries, listed = None, None
         if scan.rows is None:
-            found, faults = datasets.items(dataset, settings, scan)
+            found, faults = folders.items(dataset, settings, scan)
         else:
             found, faults, entries = lists.items(dataset, settings, scan)
         if settings.composed:

@@ -7,19 +7,18 @@ from codecs import BOM_UTF8
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, product
 from pathlib import Path
-from typing import NamedTuple
 
 from latentmake import digest
 from latentmake.config import Dataset
 from latentmake.errors import SourceError
 from latentmake.files.cachefile import Header, target_key
-from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import AnyClip, Span
+from latentmake.geometry.clips import AnyClip
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout, beside, kind_of, size_of
 from latentmake.sources import s3
 from latentmake.sources.caption_pipeline import newlines
+from latentmake.sources.item import BUCKET, CAPTION, FORMER, Item
 
 UNKNOWN = ""
 """Digest of the recipe of a model that lies on another machine."""
@@ -29,45 +28,9 @@ _ALIKE = 2  # known files that an unknown one is presumed to equal
 _MOST_PRESUMED = 16  # digests that a source of several unknown files is presumed to have
 
 
-class Source(NamedTuple):
-    """Source of a target.
-
-    Attributes:
-        path: the image or caption file; None where `text` replaces it.
-        controls: the control images, or the control video.
-        media: size and length of an image or video, where the layout's names contain them.
-        span: the part of a video that its clips are counted in; None stands for all of it.
-        layers: further target images.
-        control_sizes: of the control images, where what is done to them depends on these.
-        image: of a text that depends on controls, the image whose bucket they are brought to.
-        former: of a caption that an earlier release read otherwise, the source as it read it.
-    """
-
-    stem: str
-    path: str | None
-    stat: SourceStat | None
-    text: str | None = None
-    controls: tuple[str, ...] = ()
-    control_stats: tuple[SourceStat, ...] = ()
-    media: Media | None = None
-    span: Span | None = None
-    layers: tuple[str, ...] = ()
-    layer_stats: tuple[SourceStat, ...] = ()
-    control_sizes: tuple[Size, ...] = ()
-    image: str | None = None
-    former: Source | None = None
-
-    @property
-    def files(self) -> list[tuple[str, SourceStat]]:
-        """All its files."""
-        own = [] if self.path is None or self.stat is None else [(self.path, self.stat)]
-        paths, stats = (*self.controls, *self.layers), (*self.control_stats, *self.layer_stats)
-        return [*own, *zip(paths, stats, strict=True)]
-
-
-def resolution_of(part: str, source: Source) -> Size | None:
+def resolution_of(part: str, item: Item) -> Size | None:
     """Return the resolution that shapes a target; None for a text without controls."""
-    return size_of(part) if source.image is None else beside(part)
+    return beside(part) if item.file(BUCKET) else size_of(part)
 
 
 def joined(content: str, controls: Sequence[str], layers: Sequence[str] = ()) -> str:
@@ -77,14 +40,14 @@ def joined(content: str, controls: Sequence[str], layers: Sequence[str] = ()) ->
     return digest.of_lines([content, *controls, *(["layers", *layers] if layers else [])])
 
 
-def _of_text(source: Source) -> str:
-    return digest.of_bytes((source.text or "").encode())
-
-
-def _joined(source: Source, contents: Sequence[str]) -> str:
-    """Return the digest of a source, from those of its file or text, its controls and layers."""
-    last = 1 + len(source.controls)
+def joined_contents(item: Item, contents: Sequence[str]) -> str:
+    """Return the digest of an item's inputs, from those of its file or text, and of the others."""
+    last = 1 + len(item.controls)
     return joined(contents[0], contents[1:last], contents[last:])
+
+
+def _of_text(item: Item) -> str:
+    return digest.of_bytes((item.text or "").encode())
 
 
 def unreadable(path: str, error: OSError) -> SourceError:
@@ -96,12 +59,12 @@ def unreadable(path: str, error: OSError) -> SourceError:
 class Keys:
     """Keys of the targets of one dataset and model.
 
-    A source is read at most once, and only if its stat is new. What is done to an image depends on
+    A item is read at most once, and only if its stat is new. What is done to an image depends on
     its size, which the memo knows by the image's digest; so does the header of a target made of it.
 
     Attributes:
         recipes: part -> digest of its recipe, or `UNKNOWN`.
-        unreadable: stem -> fault of a source that had to be read and cannot be.
+        unreadable: stem -> fault of a item that had to be read and cannot be.
 
     Args:
         settings: the dataset's section of the configuration; None for prompts.
@@ -129,46 +92,53 @@ class Keys:
 
     # -- digests of sources -------------------------------------------------------------------
 
-    def content(self, source: Source) -> str | None:
+    def content(self, item: Item) -> str | None:
         """Return a source's digest; None where it cannot be read, see `unreadable`."""
         try:
-            found = [self._file(path, stat) for path, stat in source.files]
-            if source.path is None:
-                found.insert(0, _of_text(source))
-            return _joined(source, found)
+            found = [self._file(path, stat) for _, path, stat in item.read]
+            if item.source is None:
+                found.insert(0, _of_text(item))
+            return joined_contents(item, found)
         except SourceError as error:
-            self.unreadable[source.stem] = error
+            self.unreadable[item.stem] = error
             return None
 
-    def is_former(self, source: Source, found: str) -> bool:
+    def is_former(self, item: Item, found: str) -> bool:
         """Whether the digest in a header is of the text as an earlier release read it."""
-        if source.former is None:
+        if item.former is None:
             return False
-        same = {key: getattr(source, key) for key in ("controls", "control_stats")}
-        return self.content(source.former._replace(**same)) == found
+        files = tuple(
+            each._replace(role=CAPTION) if each.role == FORMER else each
+            for each in item.files
+            if each.role != CAPTION
+        )
+        was = item._replace(files=files, texts=item.former or None, former=None)
+        return self.content(was) == found
 
-    def with_line_ends(self, source: Source, content: str, found: str) -> str:
+    def with_line_ends(self, item: Item, content: str, found: str) -> str:
         """Return a text's digest, or the one found in a header if only line ends differ.
 
         A byte order mark does not count either.
         """
-        if source.path is None or content == found or s3.is_remote(source.path):
+        path = item.source
+        if path is None or content == found or s3.is_remote(path):
             return content
         try:
-            text = newlines(Path(source.path).read_bytes().decode("utf-8-sig")).encode()
-            others = [self._file(path, stat) for path, stat in source.files[1:]]
+            text = newlines(Path(path).read_bytes().decode("utf-8-sig")).encode()
+            others = [self._file(each.path, each.stat) for each in item.read[1:]]
         except (OSError, UnicodeDecodeError, SourceError):
             return content
         forms = product((b"", BOM_UTF8), (text, text.replace(b"\n", b"\r\n")))
-        same = (_joined(source, [digest.of_bytes(b"".join(each)), *others]) for each in forms)
+        same = (joined_contents(item, [digest.of_bytes(b"".join(each)), *others]) for each in forms)
         return found if found in same else content
 
-    def known_content(self, source: Source) -> str | None:
-        """Return the digest of a source of one file, if it is known without reading."""
-        found = self._known.get(source.path or "")
-        if found is None or found[0] != source.stat or len(source.files) > 1:
+    def known_content(self, item: Item) -> str | None:
+        """Return the digest of a item of one file, if it is known without reading."""
+        if len(item.files) != 1:
             return None
-        return found[1]
+        (file,) = item.files
+        found = self._known.get(file.path)
+        return None if found is None or found[0] != file.stat else found[1]
 
     def _file(self, path: str, stat: SourceStat) -> str:
         known = self._known.get(path)
@@ -218,11 +188,11 @@ class Keys:
                 return sorted(contents)
         return []
 
-    def _presumed_contents(self, source: Source) -> list[str]:
-        found = [self._presumed(path, stat) for path, stat in source.files]
-        if source.path is None:
-            found.insert(0, [_of_text(source)])
-        return [_joined(source, each) for each in islice(product(*found), _MOST_PRESUMED)]
+    def _presumed_contents(self, item: Item) -> list[str]:
+        found = [self._presumed(path, stat) for _, path, stat in item.read]
+        if item.source is None:
+            found.insert(0, [_of_text(item)])
+        return [joined_contents(item, each) for each in islice(product(*found), _MOST_PRESUMED)]
 
     # -- keys ---------------------------------------------------------------------------------
 
@@ -233,7 +203,7 @@ class Keys:
     def variant(
         self,
         part: str,
-        source: Source,
+        item: Item,
         content: str,
         clip: AnyClip | None,
         header: Header | None = None,
@@ -243,15 +213,15 @@ class Keys:
         Args:
             part: of the target.
             source: of the target.
-            content: digest of the source.
+            content: digest of the item.
             clip: frames of a video.
             header: of a file that may have been made of that content.
         """
-        resolution, size = resolution_of(part, source), self._sizes.get(content)
+        resolution, size = resolution_of(part, item), self._sizes.get(content)
         if resolution is None:
             size = Size(0, 0)
-        elif source.media is not None:
-            size = Size(source.media.width, source.media.height)
+        elif item.media is not None:
+            size = Size(item.media.width, item.media.height)
         elif size is None and header is not None and header.source == content:
             picture = header.picture
             if picture is not None and picture.upright == self._upright:
@@ -259,35 +229,35 @@ class Keys:
         if size is None:
             return None
         try:
-            sizes = source.control_sizes
+            sizes = item.control_sizes
             if kind_of(part) == "text":
                 return self._layout.text_variant(resolution, size, self._settings, sizes)
-            turned = source.media.rotation if source.media else 0
+            turned = item.media.rotation if item.media else 0
             return self._layout.variant(
-                resolution, size, self._settings, clip, source.span, turned, sizes
+                resolution, size, self._settings, clip, item.span, turned, sizes
             )
         except SourceError:  # which the job names
             return None
 
-    def prepare_presumed(self, sources: Iterable[Source]) -> None:
+    def prepare_presumed(self, sources: Iterable[Item]) -> None:
         """Look up at once what `presumed` needs of some sources."""
         wanted = list(sources)
         sizes = {
             stat.size
-            for source in wanted
-            for path, stat in source.files
+            for item in wanted
+            for _, path, stat in item.read
             if self._known.get(path, (None,))[0] != stat
         }
         for _, stat, content in self._memo.sources.where("size", sizes):
             for kind, number in (("inode", stat.inode), ("mtime", stat.mtime_ns), ("", 0)):
                 self._alike.setdefault((stat.size, kind, number), set()).add(content)
-        self.prepare_sizes({each for source in wanted for each in self._presumed_contents(source)})
+        self.prepare_sizes({each for item in wanted for each in self._presumed_contents(item)})
 
-    def presumed(self, part: str, source: Source, clip: AnyClip | None) -> list[str]:
+    def presumed(self, part: str, item: Item, clip: AnyClip | None) -> list[str]:
         """Return the keys that a target may have: usually one, none where nothing is known."""
         found = []
-        for content in self._presumed_contents(source):
-            variant = self.variant(part, source, content, clip)
+        for content in self._presumed_contents(item):
+            variant = self.variant(part, item, content, clip)
             if variant is not None:
                 found.append(target_key(content, self.recipes[part], variant))
         return found

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from latentmake.errors import CacheError
 from latentmake.index.memo import TargetStat
-from latentmake.sources.items import fingerprint
+from latentmake.sources.item import fingerprint
 
 Listing = dict[str, TargetStat]
 """Path -> stat of every file."""

@@ -14,22 +14,22 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import TypeAdapter
+
 from latentmake import digest, layouts
 from latentmake.errors import CacheError, DatasetError
 from latentmake.files import atomic, cachefile
 from latentmake.layouts import Layout, kind_of
 from latentmake.plan import holdout, store
-from latentmake.plan.orders import all_of, one_or_all, run_order
+from latentmake.plan.orders import run_order
 from latentmake.plan.receipts import GONE, check_listed, read_receipt
 from latentmake.plan.spool import spooled
-from latentmake.sources.items import Item
+from latentmake.sources.item import Item
 
 CAPTIONS = "captions"
 """Part of the texts of items, where a trainer encodes them itself."""
 
 _CONTENT = 4  # in a receipt, behind the stat of a source
-_CONTROLS = 5  # in an item
-_WITH_LAYERS = 5  # values behind the controls of an item with layers
 
 
 def keys_digest(keys: Iterable[tuple[str, str]]) -> str:
@@ -42,13 +42,13 @@ def images_digest(paths: Iterable[str]) -> str:
     return digest.of_lines(paths)
 
 
-def place_of(item: Item | ManifestItem, path: str, layout: Layout) -> str:
-    """Return what a manifest says of where the pixels of an item, with its image, are."""
+def place_of(item: Item, layout: Layout) -> str:
+    """Return what a manifest says of where the pixels of an item are."""
     span, row = item.span, item.row  # beside: a Wan model's control has the name of its image
     beside = [*item.controls, *item.layers] if layout.numbered_controls else []
     if span is None and row is None and not beside:
-        return path
-    return json.dumps([path, span, row, *([beside] if beside else [])])
+        return item.image
+    return json.dumps([item.image, span, row, *([beside] if beside else [])])
 
 
 def lock_digest(parts: Mapping[str, str], repeats: Mapping[str, int], validation: int = 0) -> str:
@@ -61,32 +61,18 @@ def lock_digest(parts: Mapping[str, str], repeats: Mapping[str, int], validation
     return digest.of_value([dict(parts), dict(repeats), *held])
 
 
-class ManifestItem(NamedTuple):
-    """One item.
+class Member(NamedTuple):
+    """One item of a run.
 
     Attributes:
-        source: path of its image or video.
         targets: part -> path and key of each target; a key is None until its job has run.
-        caption: path of its caption file, if any.
-        controls: paths of its control images, or of its control video.
-        texts: variants of its text, where they are not the content of its caption file.
         text_digest: of its text, where that is not cached.
-        span: the part of a video that its clips are cut from, see `Span`; None: all of it.
-        row: the other columns of its row, where the dataset is a list.
-        layers: paths of its further target images.
     """
 
     dataset: str
-    stem: str
-    source: str
-    targets: Mapping[str, Sequence[tuple[str, str | None]]]
-    caption: str | None = None
-    controls: tuple[str, ...] = ()
-    texts: Sequence[str] | None = None
+    item: Item
+    targets: dict[str, list[tuple[str, str | None]]]
     text_digest: str | None = None
-    span: list[int | None] | None = None
-    row: dict[str, Any] | None = None
-    layers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,7 +94,7 @@ class ManifestOrder:
     model: str
     repeats: dict[str, int]
     skip: list[str]
-    items: list[ManifestItem]
+    items: list[Member]
     faults: dict[str, list[dict[str, str]]]
     orphans: list[str]
     planned: int
@@ -123,30 +109,16 @@ class ManifestOrder:
 
     def write(self) -> Path:
         """Write it and return its path."""
-        lines = map(json.dumps, [vars(self) | {"items": None}, *map(_values, self.items)])
-        atomic.write(self.path, "\n".join(lines).encode())
+        atomic.write(self.path, _ORDER.dump_json(self))
         return self.path
 
     @classmethod
     def read(cls, path: Path) -> ManifestOrder:
         """Read an order."""
-        head, *items = map(json.loads, path.read_text(encoding="utf-8").split("\n"))
-        return cls(**head | {"items": list(map(_item, items))})
+        return _ORDER.validate_json(path.read_bytes())
 
 
-def _values(item: ManifestItem) -> list[Any]:
-    """Return an item as an order has it: layers where there are some."""
-    *usual, layers = item
-    usual[_CONTROLS] = one_or_all(item.controls)
-    return [*usual, layers] if layers else usual
-
-
-def _item(values: list[Any]) -> ManifestItem:
-    dataset, stem, source, targets, caption, control, *others = values
-    pairs = {part: [(path, key) for path, key in found] for part, found in targets.items()}
-    if len(others) == _WITH_LAYERS:
-        others[-1] = tuple(others[-1])
-    return ManifestItem(dataset, stem, source, pairs, caption, all_of(control), *others)
+_ORDER = TypeAdapter(ManifestOrder)
 
 
 @dataclass(frozen=True)
@@ -230,27 +202,28 @@ def write_manifest(
     images: dict[str, list[str]] = {}
     rows: list[dict[str, Any]] = []
     dropped: list[str] = []
-    kept = [item for item in order.items if (item.dataset, item.stem) not in without]
+    kept = [each for each in order.items if (each.dataset, each.item.stem) not in without]
     if layout.drops_skipped:
-        lost = [item for item in order.items if (item.dataset, item.stem) in without]
-        dropped = [target for item in lost for each in item.targets.values() for target, _ in each]
+        lost = [each for each in order.items if (each.dataset, each.item.stem) in without]
+        dropped = [path for each in lost for found in each.targets.values() for path, _ in found]
     held = _held_out(order, kept, read)
-    for item in kept:
+    for member in kept:
+        dataset, item = member.dataset, member.item
         pairs = {
-            f"{item.dataset}/{part}": [
+            f"{dataset}/{part}": [
                 (layout.identity(item.stem, path), made.get(path) or known or _key_of(path))
                 for path, known in targets
             ]
-            for part, targets in item.targets.items()
+            for part, targets in member.targets.items()
         }
-        if item.text_digest is not None:
-            pairs[f"{item.dataset}/{CAPTIONS}"] = [(item.stem, item.text_digest)]
-        for side in (keys,) if item.source in held else (keys, trained):
+        if member.text_digest is not None:
+            pairs[f"{dataset}/{CAPTIONS}"] = [(item.stem, member.text_digest)]
+        for side in (keys,) if item.image in held else (keys, trained):
             for part, found in pairs.items():
                 side.setdefault(part, []).extend(found)
-        images.setdefault(item.dataset, []).append(place_of(item, item.source, layout))
-        row = row_of(item, order.repeats[item.dataset], layout)
-        rows.append(row | ({"validation": True} if item.source in held else {}))
+        images.setdefault(dataset, []).append(place_of(item, layout))
+        row = row_of(member, order.repeats[dataset], layout)
+        rows.append(row | ({"validation": True} if item.image in held else {}))
     if not rows:
         raise DatasetError("no item is left to train on", where=f"run {order.run}")
     for name, faults in skipped.items():
@@ -262,7 +235,7 @@ def write_manifest(
     _remove([*order.orphans, *dropped], used, say)
     listed = lines_of(rows)
     if held:
-        away = sum(item.source in held for item in kept)
+        away = sum(each.item.image in held for each in kept)
         say(f"held out for validation: {order.validation} sources, {away} of {len(kept)} items")
     parts = {part: keys_digest(found) for part, found in keys.items()}
     training = {part: keys_digest(found) for part, found in trained.items()}
@@ -286,7 +259,7 @@ def write_manifest(
 
 
 def _held_out(
-    order: ManifestOrder, items: Sequence[ManifestItem], read: Mapping[str, str]
+    order: ManifestOrder, items: Sequence[Member], read: Mapping[str, str]
 ) -> dict[str, str]:
     """Return path -> digest of the sources held out of training.
 
@@ -297,30 +270,31 @@ def _held_out(
     """
     if not order.validation:
         return {}
-    contents = {item.source: read.get(item.source) or _content_of(item) for item in items}
+    contents = {x.item.image: read.get(x.item.image) or _content_of(x) for x in items}
     holdout.refuse_too_many(order.run, order.validation, contents.values())
     held = holdout.chosen(contents.values(), order.validation)
     return {path: content for path, content in contents.items() if content in held}
 
 
-def _content_of(item: ManifestItem) -> str:
+def _content_of(member: Member) -> str:
     """Return the digest of an item's source, from the header of its latents where that has it."""
     latents = next(
-        found[0][0] for part, found in item.targets.items() if kind_of(part) == "latents"
+        found[0][0] for part, found in member.targets.items() if kind_of(part) == "latents"
     )
-    if not item.controls and not item.layers:
+    if not member.item.controls and not member.item.layers:
         return _header_of(latents).source
-    return digest.of_file(Path(item.source))  # the header's is of all its files
+    return digest.of_file(Path(member.item.image))  # the header's is of all its files
 
 
-def row_of(item: ManifestItem, repeats: int, layout: Layout) -> dict[str, Any]:
+def row_of(member: Member, repeats: int, layout: Layout) -> dict[str, Any]:
     """Return a manifest's row of one item; `repeats` is how often an epoch shows it."""
+    item = member.item
     return {
-        "dataset": item.dataset,
+        "dataset": member.dataset,
         "stem": item.stem,
-        "source": item.source,
+        "source": item.image,
         "repeats": repeats,
-        **layout.row({part: [path for path, _ in found] for part, found in item.targets.items()}),
+        **layout.row({part: [path for path, _ in found] for part, found in member.targets.items()}),
         **({} if item.texts is None else {"texts": item.texts}),
         **(_beside(item) if layout.lists_sources else {}),
         **({} if item.span is None else {"span": list(item.span)}),
@@ -328,7 +302,7 @@ def row_of(item: ManifestItem, repeats: int, layout: Layout) -> dict[str, Any]:
     }
 
 
-def _beside(item: ManifestItem) -> dict[str, Any]:
+def _beside(item: Item) -> dict[str, Any]:
     """Return the entries of a row for caption, controls and layers."""
     return {
         "caption": item.caption,

@@ -143,7 +143,7 @@ def manifest_items(
     run: Run,
     known: Mapping[Part, Mapping[str, str]],
     texts: Mapping[str, Mapping[str, str]],
-) -> Iterator[manifest.ManifestItem]:
+) -> Iterator[manifest.Member]:
     """Yield the items of a run with the names of their caches.
 
     Args:
@@ -169,16 +169,4 @@ def manifest_items(
                 ]
                 for part, folder, keys in parts
             }
-            yield manifest.ManifestItem(
-                name,
-                item.stem,
-                item.image,
-                targets,
-                item.caption,
-                item.controls,
-                item.texts,
-                digests.get(item.stem),
-                None if item.span is None else [*item.span],
-                item.row,
-                item.layers,
-            )
+            yield manifest.Member(name, item, targets, digests.get(item.stem))

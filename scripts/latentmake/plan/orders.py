@@ -9,29 +9,27 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from pydantic_core import to_json
 
 from latentmake import digest, layouts
 from latentmake.config import Dataset, ExternalProgram, Model, MusubiTuner
 from latentmake.files import atomic
-from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import AnyClip, Clip, Section, Span
+from latentmake.geometry.clips import AnyClip
 from latentmake.layouts import Layout
+from latentmake.sources.item import Item
 
 FOLDER = Path(".latentmake/orders")
 RUNS = Path(".latentmake/runs")
 KEPT_SECONDS = 7 * 24 * 3600
 """How long orders and receipts are kept."""
 
-_CONTROLS = 4  # in an item
 _SECTIONS: dict[str, type[BaseModel]] = {
     "dataset_settings": Dataset,
     "model_settings": Model,
@@ -57,39 +55,19 @@ class Target(NamedTuple):
     at_hand: tuple[str, ...] = ()
 
 
-class WorkItem(NamedTuple):
-    """One source and the targets to be made from it.
+class Work(NamedTuple):
+    """Inputs of some targets of an item, and these targets.
 
     Attributes:
-        source: path of the image or caption; None where `text` replaces it.
-        controls: paths of the control images, or of the control video.
-        media: size and length of the image or video, where the names of targets contain them.
-        content: digest of the source when the order was written, if it was known.
-        span: the part of a video that its clips are counted in; None stands for all of it.
-        layers: paths of further target images.
-        control_sizes: of the control images, where what is done to them depends on these.
-        image: path of the image of a text that depends on controls; they are brought to its bucket.
+        content: digest of the inputs when the order was written, if it was known.
     """
 
-    stem: str
-    source: str | None
-    text: str | None
+    item: Item
     targets: tuple[Target, ...]
-    controls: tuple[str, ...] = ()
-    media: Media | None = None
     content: str | None = None
-    span: Span | None = None
-    layers: tuple[str, ...] = ()
-    control_sizes: tuple[Size, ...] = ()
-    image: str | None = None
 
-    @property
-    def place(self) -> str:
-        """Name of its source in messages: the file, or the beginning of the text."""
-        if self.source is not None:
-            return self.source
-        text = self.text or ""
-        return f"the text {text[:60]!r}{'...' * (len(text) > 60)}" if text else "the empty caption"
+
+_ITEMS: TypeAdapter[tuple[Work, ...]] = TypeAdapter(tuple[Work, ...])
 
 
 @dataclass(frozen=True)
@@ -110,7 +88,7 @@ class WorkOrder:
     dataset_settings: Dataset
     model_settings: Model
     recipe: dict[str, Any]
-    items: tuple[WorkItem, ...]
+    items: tuple[Work, ...]
     musubi_tuner: MusubiTuner | None = None
     sd_scripts: ExternalProgram | None = None
 
@@ -187,7 +165,7 @@ class WorkOrder:
 
     @cached_property
     def _items(self) -> str:
-        return json.dumps([*map(_values, self.items)], separators=(",", ":"))
+        return _ITEMS.dump_json(self.items).decode()
 
     @property
     def _items_path(self) -> Path:
@@ -231,58 +209,13 @@ class WorkOrder:
         for name, section in _SECTIONS.items():
             if values.get(name):
                 values[name] = section.model_validate(values[name])
-        items = json.loads(path.with_suffix(".items.json").read_bytes())
-        return cls(**values | {"items": tuple(map(_item, items))})
+        items = _ITEMS.validate_json(path.with_suffix(".items.json").read_bytes())
+        return cls(**values | {"items": items})
 
 
 def _pixels(target: Target) -> int:
     assert target.size is not None
     return target.size.width * target.size.height * (target.clip.frames if target.clip else 1)
-
-
-def _values(item: WorkItem) -> list[Any]:
-    """Return an item as an order has it: what most items lack is written where it is there."""
-    usual: list[Any]
-    *usual, layers, sizes, image = item
-    usual[_CONTROLS] = one_or_all(item.controls)
-    return usual if not (layers or sizes or image) else [*usual, layers, sizes, image]
-
-
-def _item(values: list[Any]) -> WorkItem:
-    stem, source, text, targets, control, media, content, *others = values
-    made, size = tuple(map(_target, targets)), Media(*media) if media else None
-    span, layers, sizes, image = (*others, None, None, None, None)[:4]  # as far as they are there
-    return WorkItem(
-        stem,
-        source,
-        text,
-        made,
-        all_of(control),
-        size,
-        content,
-        Span(*span) if span else None,
-        tuple(layers or ()),
-        tuple(Size(*each) for each in sizes or ()),
-        image,
-    )
-
-
-def one_or_all(paths: Sequence[str]) -> str | list[str] | None:
-    """Return controls as files of JSON have them: None, the only one, or several."""
-    return [*paths] if len(paths) > 1 else next(iter(paths), None)
-
-
-def all_of(value: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the controls that `one_or_all` wrote."""
-    return (value,) if isinstance(value, str) else tuple(value or ())
-
-
-def _target(values: list[Any]) -> Target:
-    part, path, found, size, clip, at_hand = values
-    frames: AnyClip | None = None
-    if clip:
-        frames = Section(*clip) if len(clip) == len(Section._fields) else Clip(*clip)
-    return Target(part, path, found, Size(*size) if size else None, frames, tuple(at_hand))
 
 
 def run_order(run: str, kind: str, planned: int) -> Path:

@@ -11,14 +11,12 @@ from pydantic import BaseModel
 
 from latentmake import digest, layouts
 from latentmake.config import Config, Dataset, Run
-from latentmake.layouts import kind_of
 from latentmake.plan import manifest
 from latentmake.plan.jobs import EncodingJob
-from latentmake.plan.keys import Source
 from latentmake.plan.orders import WorkOrder
 from latentmake.plan.staleness import PartState
 from latentmake.plan.training_estimate import TrainingEstimate
-from latentmake.sources.items import Fault, Item
+from latentmake.sources.item import Fault, Item
 
 PROMPTS = "_prompts"
 """Dataset of the prompts of sample pictures and of generated clips, each an item named by its
@@ -153,15 +151,15 @@ def prompt_path(config: Config, model: str, text: str) -> str:
     return named.path
 
 
-def prompt_sources(texts: Iterable[str]) -> list[Source]:
-    """Return the sources of the embeddings of some prompts, none twice."""
-    return sorted(Source(_prompt_stem(text), None, None, text) for text in {*texts})
+def prompt_items(texts: Iterable[str]) -> list[Item]:
+    """Return an item for each of some prompts, none twice."""
+    return sorted(Item(_prompt_stem(text), texts=[text]) for text in {*texts})
 
 
 def awaits_prompts(plan: RunPlan, prompts: Collection[str]) -> bool:
     """Whether the embedding of one of these prompts of a run is to be made."""
     return any(
-        stale.source.text in prompts
+        stale.item.text in prompts
         for part, state in plan.parts.items()
         for stale in (state.stale if part.dataset == PROMPTS else ())
     )
@@ -169,43 +167,3 @@ def awaits_prompts(plan: RunPlan, prompts: Collection[str]) -> bool:
 
 def _prompt_stem(text: str) -> str:
     return digest.of_bytes(text.encode())[:20]
-
-
-def source_of(part: str, item: Item, *, controlled_text: bool = False) -> Source:
-    """Return the source of an item's targets of a part; `controlled_text` is the layout's."""
-    if kind_of(part) == "latents":
-        return Source(
-            item.stem,
-            item.image,
-            item.image_stat,
-            controls=item.controls,
-            control_stats=item.control_stats,
-            media=item.media,
-            span=item.span,
-            layers=item.layers,
-            layer_stats=item.layer_stats,
-            control_sizes=item.control_sizes,
-        )
-    found = _text_source(part, item)
-    if item.former is not None and layouts.text_of(part) != layouts.DROPPED:
-        found = found._replace(former=_text_source(part, item._replace(texts=item.former or None)))
-    if not controlled_text or not item.controls:
-        return found
-    return found._replace(
-        controls=item.controls,
-        control_stats=item.control_stats,
-        media=item.media,
-        control_sizes=item.control_sizes,
-        image=item.image,
-    )
-
-
-def _text_source(part: str, item: Item) -> Source:
-    if item.texts is not None:
-        name = layouts.text_of(part)
-        number = name.partition(".")[2]
-        text = "" if name == layouts.DROPPED else item.texts[int(number or 0)]
-        return Source(item.stem, None, None, text)
-    if item.caption is None:
-        return Source(item.stem, None, None, "")
-    return Source(item.stem, item.caption, item.caption_stat)

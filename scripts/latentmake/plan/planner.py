@@ -20,7 +20,7 @@ from latentmake.plan import changes, manifest, owners, reuse, snapshots, stalene
 from latentmake.plan.batches import batches
 from latentmake.plan.facts import Facts
 from latentmake.plan.jobs import jobs_of
-from latentmake.plan.keys import UNKNOWN, Source, unreadable
+from latentmake.plan.keys import UNKNOWN, unreadable
 from latentmake.plan.listing import Folder, Listing
 from latentmake.plan.manifest_job import plan_manifest
 from latentmake.plan.parts import (
@@ -31,16 +31,15 @@ from latentmake.plan.parts import (
     generation_prompts,
     known_prompts,
     parts_of,
-    prompt_sources,
+    prompt_items,
     prompts_of,
-    source_of,
 )
 from latentmake.plan.receipts import learn_receipts
 from latentmake.plan.run_checks import check_run
 from latentmake.plan.snapshots import Asked
 from latentmake.plan.staleness import Evaluation
 from latentmake.sources import metadata, s3
-from latentmake.sources.items import Item
+from latentmake.sources.item import Item
 
 _Needed = Mapping[tuple[str, str], Mapping[str, set[str]]]
 """(dataset, model) -> part -> the runs that need it."""
@@ -153,7 +152,7 @@ def evaluate(
     facts: Facts,
     dataset: str,
     model: str,
-    sources: Mapping[str, Sequence[Source]],
+    inputs: Mapping[str, Sequence[Item]],
     *,
     owned: set[str],
     found: Listing,
@@ -164,9 +163,9 @@ def evaluate(
         dataset=dataset,
         model=model,
         roots=() if dataset == PROMPTS else facts.scan(dataset).roots,
-        sources=sources,
+        inputs=inputs,
         owned=owned,
-        recipes={part: _recipe_digest(facts, dataset, model, part) for part in sources},
+        recipes={part: _recipe_digest(facts, dataset, model, part) for part in inputs},
         memo=facts.memo,
         found=found,
         layout=facts.layout(model),
@@ -194,14 +193,14 @@ def _evaluate_dataset(facts: Facts, dataset: str, model: str, parts: Sequence[st
     def evaluated(
         items: Sequence[Item], owned: set[str], found: Listing, gone: Collection[str] | None
     ) -> Evaluation:
-        latents = [source_of("latents", item) for item in items]  # the same at each resolution
-        sources = {
+        latents = [item.inputs("latents") for item in items]  # the same at each resolution
+        inputs = {
             part: latents
             if kind_of(part) == "latents"
-            else [source_of(part, item, controlled_text=layout.controlled_text) for item in items]
+            else [item.inputs(part, controlled_text=layout.controlled_text) for item in items]
             for part in parts
         }
-        state = evaluate(facts, dataset, model, sources, owned=owned, found=found, gone=gone)
+        state = evaluate(facts, dataset, model, inputs, owned=owned, found=found, gone=gone)
         if not any(kind_of(part) == "text" for part in parts):  # the trainer encodes it
             state.unreadable |= _unreadable_captions(facts.memo, items)
         return state
@@ -224,7 +223,7 @@ def _evaluate_dataset(facts: Facts, dataset: str, model: str, parts: Sequence[st
     if layout.drops_skipped and settings.on_error == "skip":
         owned = {item.stem for item in wanted}
     state = evaluated(wanted, owned, folder.listing(), None)
-    places = {item.stem: manifest.place_of(item, item.image, layout) for item in wanted}
+    places = {item.stem: manifest.place_of(item, layout) for item in wanted}
     state.images = manifest.images_digest(places.values())
     if not faults and not skipped:
         _learn_verdict(facts, asked, state)
@@ -253,8 +252,6 @@ def _unreadable_captions(memo: Memo, items: Iterable[Item]) -> dict[str, SourceE
 
 def _evaluate_prompts(facts: Facts, model: str, texts: Iterable[str]) -> Evaluation:
     """Return the state of some prompts of one model; those of all its runs have an owner."""
-    owned = {source.stem for source in prompt_sources(known_prompts(facts.config, model))}
+    owned = {item.stem for item in prompt_items(known_prompts(facts.config, model))}
     found = Folder(f"cache/{PROMPTS}/{model}").listing()
-    return evaluate(
-        facts, PROMPTS, model, {"text": prompt_sources(texts)}, owned=owned, found=found
-    )
+    return evaluate(facts, PROMPTS, model, {"text": prompt_items(texts)}, owned=owned, found=found)

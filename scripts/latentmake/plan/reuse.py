@@ -43,10 +43,10 @@ def mark(memo: Memo, evaluations: Sequence[Evaluation]) -> None:
         return
     for keys in {id(each): each for each, _, _ in asked}.values():
         keys.prepare_presumed(
-            stale.source for other, _, state in asked if other is keys for stale in state.stale
+            stale.item for other, _, state in asked if other is keys for stale in state.stale
         )
     wanted = [
-        (state, number, keys.presumed(part, stale.source, stale.clip))
+        (state, number, keys.presumed(part, stale.item, stale.clip))
         for keys, part, state in asked
         for number, stale in enumerate(state.stale)
     ]

@@ -14,21 +14,22 @@ from latentmake.config.mistakes import refuse_unknown
 from latentmake.errors import ConfigError, SourceError
 from latentmake.index.memo import target_stat
 from latentmake.layouts import Named, kind_of, text_of
-from latentmake.plan.batches import work_item, work_order
+from latentmake.plan.batches import work_order
 from latentmake.plan.facts import Facts
-from latentmake.plan.keys import Source, resolution_of
-from latentmake.plan.orders import Target, WorkOrder
-from latentmake.plan.parts import PROMPTS, known_prompts, prompt_sources, source_of, text_parts
+from latentmake.plan.keys import resolution_of
+from latentmake.plan.orders import Target, Work, WorkOrder
+from latentmake.plan.parts import PROMPTS, known_prompts, prompt_items, text_parts
 from latentmake.plan.planner import evaluate
 from latentmake.plan.run_checks import check_resolutions
 from latentmake.plan.staleness import Evaluation
+from latentmake.sources.item import Item
 
 
 def single(facts: Facts, path: str) -> tuple[WorkOrder, bool]:
     """Plan one cache file, `cache/{dataset}/{model}/...`; return its order and whether it is stale.
 
     Raises:
-        SourceError: its item is faulty, or its source cannot be read.
+        SourceError: its item is faulty, or its item cannot be read.
         UserError: there is no such item, or something makes planning impossible.
     """
     config = facts.config
@@ -39,9 +40,9 @@ def single(facts: Facts, path: str) -> tuple[WorkOrder, bool]:
         _check_size(facts, dataset, model, place, path)
     layout = facts.layout(model)
     bases = layout.owners(name)
-    for part, source, named in named_targets(facts, dataset, model, place, bases):
+    for part, item, named in named_targets(facts, dataset, model, place, bases):
         if named.path == path:
-            return _single(facts, dataset, model, part, source, named)
+            return _single(facts, dataset, model, part, item, named)
     for fault in () if dataset == PROMPTS else facts.known_faults(dataset, model):
         if layout.base(fault.stem) in bases:
             raise SourceError(fault.what, where=fault.path, hint=fault.hint)
@@ -55,18 +56,18 @@ def single(facts: Facts, path: str) -> tuple[WorkOrder, bool]:
 
 def named_targets(
     facts: Facts, dataset: str, model: str, place: str, bases: Collection[str] | None = None
-) -> Iterator[tuple[str, Source, Named]]:
-    """Yield part, source and name of each target in a folder; of some bases alone, if given."""
+) -> Iterator[tuple[str, Item, Named]]:
+    """Yield part, item and name of each target in a folder; of some bases alone, if given."""
     layout, settings = facts.layout(model), facts.config.datasets.get(dataset)
     for part in layout.parts([place]):
         folder = layout.folder(dataset, model, part)
         if folder != f"cache/{dataset}/{model}/{place}":
             continue
-        for source in _sources(facts, dataset, model, part):
-            if bases is None or layout.base(source.stem) in bases:
-                media, span = source.media, source.span
-                for named in layout.named(folder, part, source.stem, media, settings, span):
-                    yield part, source, named
+        for item in _sources(facts, dataset, model, part):
+            if bases is None or layout.base(item.stem) in bases:
+                media, span = item.media, item.span
+                for named in layout.named(folder, part, item.stem, media, settings, span):
+                    yield part, item, named
 
 
 def _check_size(facts: Facts, dataset: str, model: str, place: str, path: str) -> None:
@@ -85,37 +86,37 @@ def _check_size(facts: Facts, dataset: str, model: str, place: str, path: str) -
         ) from None
 
 
-def _sources(facts: Facts, dataset: str, model: str, part: str) -> list[Source]:
+def _sources(facts: Facts, dataset: str, model: str, part: str) -> list[Item]:
     if dataset == PROMPTS:
-        return prompt_sources(known_prompts(facts.config, model)) if part == "text" else []
+        return prompt_items(known_prompts(facts.config, model)) if part == "text" else []
     if kind_of(part) == "text" and text_of(part) not in text_parts(facts.config.datasets[dataset]):
         return []
     controlled = facts.layout(model).controlled_text
     items = facts.items(dataset, model)[0]
-    return [source_of(part, item, controlled_text=controlled) for item in items]
+    return [item.inputs(part, controlled_text=controlled) for item in items]
 
 
 def evaluate_one(
-    facts: Facts, dataset: str, model: str, part: str, source: Source, path: str
+    facts: Facts, dataset: str, model: str, part: str, item: Item, path: str
 ) -> Evaluation:
-    """Return the state of the targets of one source, of which one lies at a path or is missing."""
+    """Return the state of the targets of one item, of which one lies at a path or is missing."""
     there = os.path.lexists(path) and not Path(path).is_dir()
     found = {path: target_stat(Path(path).lstat())} if there else {}
-    sources, owned = {part: [source]}, {source.stem}
-    return evaluate(facts, dataset, model, sources, owned=owned, found=found, gone=())
+    inputs, owned = {part: [item]}, {item.stem}
+    return evaluate(facts, dataset, model, inputs, owned=owned, found=found, gone=())
 
 
 def _single(
-    facts: Facts, dataset: str, model: str, part: str, source: Source, named: Named
+    facts: Facts, dataset: str, model: str, part: str, item: Item, named: Named
 ) -> tuple[WorkOrder, bool]:
     kind, path = kind_of(part), named.path
-    state = evaluate_one(facts, dataset, model, part, source, path)
+    state = evaluate_one(facts, dataset, model, part, item, path)
     for error in state.unreadable.values():
         raise error
     stale = next((each for each in state.parts[part].stale if each.path == path), None)
     target = Target(
-        part, path, stale.found if stale else None, resolution_of(part, source), named.clip
+        part, path, stale.found if stale else None, resolution_of(part, item), named.clip
     )
-    order = work_order(facts, dataset, model, kind, [work_item(source, [target])])
+    order = work_order(facts, dataset, model, kind, [Work(item, (target,))])
     order.write()
     return order, stale is not None

@@ -16,7 +16,7 @@ from latentmake import digest
 from latentmake.index.memo import Memo
 from latentmake.plan.listing import Folder
 from latentmake.plan.staleness import Evaluation
-from latentmake.sources.items import Scan
+from latentmake.sources.item import Scan
 
 MOST_CHANGED = 0.1
 """Share of the items above which all are evaluated."""
@@ -136,7 +136,7 @@ def keep(memo: Memo, asked: Asked, places: Mapping[str, str], state: Evaluation)
         places: stem of each item -> its image as a manifest has it, in the order of stems.
         state: the answer.
     """
-    dirty = {stale.source.stem for part in asked.parts for stale in state.parts[part].stale}
+    dirty = {stale.item.stem for part in asked.parts for stale in state.parts[part].stale}
     if len(dirty) > MOST_CHANGED * len(places):
         return
     if state.unreadable or any(each.orphans for each in state.parts.values()):

@@ -24,9 +24,10 @@ from latentmake.geometry.clips import AnyClip
 from latentmake.index.memo import Memo, TargetStat
 from latentmake.index.table import is_text
 from latentmake.layouts import Layout, Named, kind_of
-from latentmake.plan.keys import UNKNOWN, Keys, Source
+from latentmake.plan.keys import UNKNOWN, Keys
 from latentmake.plan.listing import Listing
 from latentmake.sources import s3
+from latentmake.sources.item import CAPTION, IMAGE, Item
 
 REASONS = ("reusable", "new", "edited", "changed recipe", "damaged")
 
@@ -34,7 +35,7 @@ _PLAIN = layouts.of("plain")
 
 
 class Stale(NamedTuple):
-    """A target to be made; see `Target` and `WorkItem`.
+    """A target to be made; see `Target` and `Work`.
 
     Attributes:
         reason: one of `REASONS`.
@@ -44,7 +45,7 @@ class Stale(NamedTuple):
         rule: the change of a rule that made it stale, as a sentence; "" of all others.
     """
 
-    source: Source
+    item: Item
     path: str
     reason: str
     found: str | None
@@ -140,7 +141,7 @@ def evaluate(
     dataset: str,
     model: str,
     roots: Sequence[str],
-    sources: Mapping[str, Sequence[Source]],
+    inputs: Mapping[str, Sequence[Item]],
     owned: set[str],
     recipes: Mapping[str, str],
     memo: Memo,
@@ -155,7 +156,7 @@ def evaluate(
         dataset: its name.
         model: its name.
         roots: folders of the dataset's files, its own first; none for prompts.
-        sources: part -> source of each of its targets, in the order of stems.
+        inputs: part -> inputs of its targets (`Item.inputs`), in the order of stems.
         owned: stems of all items, faulty ones too: their cache files are no orphans.
         recipes: part -> digest of its recipe, or `UNKNOWN`.
         memo: knows files; learns more.
@@ -172,14 +173,14 @@ def evaluate(
     if gone is None:
         known = {path: fact for each in folders for path, fact in memo.sources.below(each).items()}
     else:
-        several = (source for wanted in sources.values() for source in wanted)
-        paths = {path for source in several for path, _ in source.files}
+        several = (item for wanted in inputs.values() for item in wanted)
+        paths = {each.path for item in several for each in item.files}
         known = memo.sources.known(paths, *folders)
     keys = Keys(memo, layout, settings, recipes, known)
     targets = _Targets(memo, f"cache/{dataset}/{model}", found, gone)
     parts: dict[str, PartState] = {}
     expected: set[str] = set()
-    for part, wanted in sources.items():
+    for part, wanted in inputs.items():
         folder = layout.folder(dataset, model, part)
         names = [
             (each, layout.named(folder, part, each.stem, each.media, settings, each.span))
@@ -189,8 +190,10 @@ def evaluate(
         if roots and s3.is_remote(roots[0]) and recipes[part] != UNKNOWN:
             keys.fetch(
                 (each.path, each.stat)
-                for each, several in names
-                if each.path and each.stat and any(named.path in found for named in several)
+                for item, several in names
+                if any(named.path in found for named in several)
+                for each in item.read[:1]
+                if each.role in (IMAGE, CAPTION)
             )
         if kind_of(part) == "latents" and found:
             keys.prepare_sizes(filter(None, map(keys.known_content, wanted)))
@@ -200,11 +203,11 @@ def evaluate(
         found,
     )
     kept = {layout.base(stem) for stem in owned}
-    faulty = kept - {layout.base(each.stem) for wanted in sources.values() for each in wanted}
+    faulty = kept - {layout.base(each.stem) for wanted in inputs.values() for each in wanted}
 
     def is_owned(part: str, bases: Sequence[str]) -> bool:
         # Of parts nobody requested, other runs may need the files.
-        return not (faulty if part in sources else kept).isdisjoint(bases)
+        return not (faulty if part in inputs else kept).isdisjoint(bases)
 
     for part, path in _orphans(f"cache/{dataset}/{model}/", layout, targets, expected, is_owned):
         parts.setdefault(part, PartState()).orphans.append(path)
@@ -215,58 +218,58 @@ def evaluate(
 def _part(
     layout: Layout,
     part: str,
-    wanted: Sequence[tuple[Source, Sequence[Named]]],
+    wanted: Sequence[tuple[Item, Sequence[Named]]],
     keys: Keys,
     targets: _Targets,
 ) -> PartState:
     state, recipe, is_text_part = PartState(), keys.recipes[part], kind_of(part) == "text"
     lines: dict[str, str] = {}
-    for source, several in wanted:
+    for item, several in wanted:
         for path, clip in several:
             stat = targets.found.get(path)
             if stat is None:
-                content = keys.known_content(source)
-                state.stale.append(Stale(source, path, "new", None, clip, content))
+                content = keys.known_content(item)
+                state.stale.append(Stale(item, path, "new", None, clip, content))
                 continue
             try:
                 key = targets.key(path, stat)
             except (CacheError, OSError):
                 found = f"damaged@{stat.mtime_ns}"
-                state.stale.append(Stale(source, path, "damaged", found, clip))
+                state.stale.append(Stale(item, path, "damaged", found, clip))
                 continue
             found = f"{key}@{stat.mtime_ns}"
             if recipe == UNKNOWN:
-                state.stale.append(Stale(source, path, "changed recipe", found, clip))
+                state.stale.append(Stale(item, path, "changed recipe", found, clip))
                 continue
-            content = keys.content(source)
+            content = keys.content(item)
             if content is None:
                 continue
-            variant, header = keys.variant(part, source, content, clip), None
+            variant, header = keys.variant(part, item, content, clip), None
             if variant is None or key != target_key(content, recipe, variant):
                 try:
                     header = targets.header(path)
                 except (CacheError, OSError):  # it was sound when the memo learnt its key
                     found = f"damaged@{stat.mtime_ns}"
-                    state.stale.append(Stale(source, path, "damaged", found, clip))
+                    state.stale.append(Stale(item, path, "damaged", found, clip))
                     continue
                 if variant is None:
-                    variant = keys.variant(part, source, content, clip, header)
+                    variant = keys.variant(part, item, content, clip, header)
                 if is_text_part:
-                    content = keys.with_line_ends(source, content, header.source)
+                    content = keys.with_line_ends(item, content, header.source)
             if header is None or (
                 variant is not None and key == target_key(content, recipe, variant)
             ):
                 state.fresh += 1
-                line = f"{layout.identity(source.stem, path)}\t{key}"
-                before = lines.get(source.stem)
-                lines[source.stem] = line if before is None else f"{before}\n{line}"
+                line = f"{layout.identity(item.stem, path)}\t{key}"
+                before = lines.get(item.stem)
+                lines[item.stem] = line if before is None else f"{before}\n{line}"
             else:
                 edited = header.recipe == recipe and header.source != content
-                rule = layout.lines_rule if edited and keys.is_former(source, header.source) else ""
+                rule = layout.lines_rule if edited and keys.is_former(item, header.source) else ""
                 reason = "edited" if edited and not rule else "changed recipe"
-                content = keys.known_content(source)
+                content = keys.known_content(item)
                 state.stale.append(
-                    Stale(source, path, reason, found, clip, content, (), header.recipe, rule)
+                    Stale(item, path, reason, found, clip, content, (), header.recipe, rule)
                 )
     state.lines = lambda: lines
     return state

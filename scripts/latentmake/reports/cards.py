@@ -24,7 +24,7 @@ from latentmake.plan.facts import Facts
 from latentmake.progress import Progress
 from latentmake.sources import s3
 from latentmake.sources.caption_files import read_caption
-from latentmake.sources.items import Item
+from latentmake.sources.item import Item
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -53,11 +53,11 @@ def fitting_lines(facts: Facts, plan: Plan) -> Iterator[str]:
 def _sizes(facts: Facts, dataset: str, state: PartState) -> Iterator[Size]:
     """Yield the size of each item to be encoded, where it is known."""
     unknown: dict[str, SourceStat] = {}
-    for source in {stale.source.stem: stale.source for stale in state.stale}.values():
-        if source.media is not None:
-            yield Size(source.media.width, source.media.height)
-        elif source.path is not None and source.stat and not s3.is_remote(source.path):
-            unknown[source.path] = source.stat
+    for item in {stale.item.stem: stale.item for stale in state.stale}.values():
+        if item.media is not None:
+            yield Size(item.media.width, item.media.height)
+        elif item.files and not s3.is_remote(item.files[0].path):
+            unknown[item.files[0].path] = item.files[0].stat
     if unknown:
         yield from filter(None, facts.image_sizes(dataset, unknown).values())
 

@@ -66,7 +66,7 @@ def _difference(facts: Facts, part: Part, stale: Stale) -> str:
             facts.layout(part.model),
             facts.config.datasets.get(part.dataset),
             part.name,
-            stale.source,
+            stale.item,
             read_header(stale.path),
             stale.clip,
         )

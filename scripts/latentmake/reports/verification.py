@@ -28,7 +28,7 @@ from latentmake.plan import spool, store
 from latentmake.plan.differences import recipe_differences
 from latentmake.plan.expected import Expected, expected_files, sources_of
 from latentmake.plan.facts import Facts
-from latentmake.plan.parts import PROMPTS, parts_of, prompt_sources, prompts_of, run_folder
+from latentmake.plan.parts import PROMPTS, parts_of, prompt_items, prompts_of, run_folder
 from latentmake.progress import Progress
 from latentmake.training.json_file import JsonFile
 
@@ -128,7 +128,7 @@ def _expected(facts: Facts, run: Run) -> Iterator[Expected]:
         parts.setdefault(part.dataset, []).append(part.name)
     for dataset, names in parts.items():
         if dataset == PROMPTS:
-            sources = {"text": prompt_sources(prompts_of(run))}
+            sources = {"text": prompt_items(prompts_of(run))}
         else:
             sources = sources_of(facts, dataset, run.model, names)
         yield from expected_files(facts, dataset, run.model, sources)

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from latentmake.config import Captions, Dataset
 from latentmake.errors import SourceError
-from latentmake.index.memo import Entry, Listed, Memo, SourceStat
+from latentmake.index.memo import Entry, Listed, Memo
 from latentmake.progress import Progress
 from latentmake.sources import s3
 from latentmake.sources.caption_pipeline import (
@@ -23,7 +23,7 @@ from latentmake.sources.caption_pipeline import (
     newlines,
     variants,
 )
-from latentmake.sources.items import Fault, Item
+from latentmake.sources.item import CAPTION, TAGS, Fault, File, Item
 
 _Lines = Literal["all", "first", "before"]
 """Lines of a caption that count where wildcards take none: all; the first, as in sd-scripts; the
@@ -91,7 +91,7 @@ def first_lines(
     with files.progress:
         for item in known:
             try:
-                text = item.texts[0] if item.texts else files.read(item.caption, item.caption_stat)
+                text = item.texts[0] if item.texts else files.read(item.file(CAPTION))
             except SourceError:
                 found.append(item)  # its job names it
                 continue
@@ -181,17 +181,18 @@ class _Files:
         files = {
             path: stat
             for item in items
-            for path, stat in ((item.caption, item.caption_stat), (item.tags, item.tags_stat))
-            if path is not None
+            for role, path, stat in item.files
+            if role in (CAPTION, TAGS)
         }
         self._known = memo.texts.known(files, *roots)
         new = sum(self._known.get(path, (None,))[0] != stat for path, stat in files.items())
         self.progress = Progress(total=new, desc="captions", unit="file", disable=new < _LOOKS_LONG)
 
-    def read(self, path: str | None, stat: SourceStat | None) -> str:
+    def read(self, file: File | None) -> str:
         """Return the text of a file; "" where there is none."""
-        if path is None or stat is None:
+        if file is None:
             return ""
+        _, path, stat = file
         known = self._known.get(path)
         if known is not None and known[0] == stat:
             return known[1]
@@ -229,10 +230,10 @@ class _Sources:
             prefix = making.caption_prefix.replace(_FOLDER, folder_words(item.image))
             making = making.model_copy(update={"caption_prefix": prefix})
         self._settings, self._making, self._item = settings, making, item
-        self._caption = files.read(item.caption, item.caption_stat)
-        self._tags = files.read(item.tags, item.tags_stat)
+        self._caption = files.read(item.file(CAPTION))
+        self._tags = files.read(item.file(TAGS))
         self._entry = entry
-        if settings.class_tokens and not (item.caption or item.tags or entry):
+        if settings.class_tokens and not (item.file(CAPTION, TAGS) or entry):
             self._caption = settings.class_tokens
 
     @property
@@ -254,8 +255,8 @@ class _Sources:
         found = _lines(caption, each), _lines(tags, each)
         if entry is not None:
             found = (
-                self._of_both(caption, entry.caption, item.caption, each),
-                self._of_both(tags, entry.tags, item.tags, each),
+                self._of_both(caption, entry.caption, item.file(CAPTION), each),
+                self._of_both(tags, entry.tags, item.file(TAGS), each),
             )
         if not any(found):
             self._check_empty()
@@ -267,7 +268,7 @@ class _Sources:
     def _check_empty(self) -> None:
         """Refuse a text that is missing or empty, unless the dataset allows it."""
         item, settings = self._item, self._settings
-        if item.caption is None and item.tags is None and self._entry is None:
+        if item.file(CAPTION, TAGS) is None and self._entry is None:
             if settings.missing_caption == "error":  # and there are no class_tokens
                 endings = [settings.caption_extension, settings.tags_extension]
                 names = " or ".join(f"{item.stem}{each}" for each in endings if each)
@@ -277,14 +278,14 @@ class _Sources:
                 hint = f"write {names}{listed}, or set `class_tokens` to a caption for all of them"
                 raise SourceError("has no caption", where=item.image, hint=hint)
         elif settings.empty_caption == "error":
-            inside = not (item.caption or item.tags)
+            inside = item.file(CAPTION, TAGS) is None
             what = f"has an empty {item.stem}" if inside else "is an empty caption"
             hint = "describe the image, or set empty_caption: allow"
             if (self._caption + self._tags).strip():
                 what, hint = _EMPTY_FIRST_LINE
             raise SourceError(what, where=_place(settings, item), hint=hint)
 
-    def _of_both(self, text: str, entry: str | None, path: str | None, which: _Lines) -> str:
+    def _of_both(self, text: str, entry: str | None, file: File | None, which: _Lines) -> str:
         """Resolve the caption when both a file and a metadata entry exist."""
         listed = clean(entry or "") if which == "before" else newlines(entry or "").strip()
         own = _lines(text, which)
@@ -300,11 +301,12 @@ class _Sources:
             return "\n".join(f"{line}{separator}{tail}" for line in own.split("\n"))
         raise SourceError(
             f"differs from the entry in {self._settings.metadata_file}",
-            where=path or self._item.image,
+            where=file.path if file else self._item.image,
             hint="set `metadata_captions` to override or join, or remove one of the two",
         )
 
 
 def _place(settings: Dataset, item: Item) -> str:
     """Return the file that an item's text comes from."""
-    return item.caption or item.tags or settings.metadata_file or item.image
+    file = item.file(CAPTION, TAGS)
+    return file.path if file else settings.metadata_file or item.image

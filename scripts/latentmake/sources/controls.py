@@ -11,8 +11,8 @@ from latentmake.errors import SourceError
 from latentmake.files.media import VIDEO_EXTENSIONS
 from latentmake.index.memo import SourceStat
 from latentmake.layouts import Layout
-from latentmake.sources.items import IMAGE_EXTENSIONS, Item, Scan
-from latentmake.sources.numbered import File, Names, in_order
+from latentmake.sources.item import CONTROL, IMAGE_EXTENSIONS, File, Item, Scan
+from latentmake.sources.numbered import Names, in_order
 from latentmake.sources.rows import columns_of
 
 ControlsOf = Callable[[Item], Sequence[File]]
@@ -67,7 +67,7 @@ def _named_alike(settings: Dataset, scan: Scan, control: Scan | None) -> Control
         return lambda item: ()
     there: dict[str, File] = {}
     for path, stat in _files(control, VIDEO_EXTENSIONS if settings.video else IMAGE_EXTENSIONS):
-        there.setdefault(splitext(path)[0], (f"{control.root}/{path}", stat))
+        there.setdefault(splitext(path)[0], File(CONTROL, f"{control.root}/{path}", stat))
 
     def find(item: Item) -> Sequence[File]:
         name = _beside(item, scan)
@@ -102,7 +102,7 @@ class _Numbered:
         self._counts = counts
         self._title = title
         self._stats: dict[str, SourceStat] = {}
-        self._found: dict[str, list[File]] = {}
+        self._found: dict[str, list[tuple[str, SourceStat]]] = {}
         if scan.rows is not None:
             self._stats = {path: SourceStat(*stat) for path, *stat in scan.entries}
         if control is not None:
@@ -117,7 +117,7 @@ class _Numbered:
     def __call__(self, item: Item) -> Sequence[File]:
         (least, most), listed = self._counts, _listed(item, self._scan)
         if listed or self._control is None:
-            found: Sequence[File] = [(path, self._stat(path, item)) for path in listed]
+            found: Sequence[tuple[str, SourceStat]] = [(x, self._stat(x, item)) for x in listed]
             place = "its row" if self._scan.rows is not None else "its dataset"
         else:
             name = _beside(item, self._scan)
@@ -138,7 +138,7 @@ class _Numbered:
                 where=item.image,
                 hint="add or remove control images, or remove the item",
             )
-        return found
+        return [File(CONTROL, *each) for each in found]
 
     def _stat(self, path: str, item: Item) -> SourceStat:
         stat = self._stats[path]

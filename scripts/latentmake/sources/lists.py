@@ -22,9 +22,14 @@ from latentmake.geometry.clips import Span
 from latentmake.index.memo import Entry, Listed, Memo, SourceStat, source_stat
 from latentmake.progress import Progress
 from latentmake.sources.caption_pipeline import newlines
-from latentmake.sources.items import (
+from latentmake.sources.item import (
+    CAPTION,
+    IMAGE,
     IMAGE_EXTENSIONS,
+    LAYER,
+    TAGS,
     Fault,
+    File,
     Item,
     Scan,
     fingerprint,
@@ -263,33 +268,25 @@ def _item(dataset: Dataset, root: str, row: Row, stats: dict[str, SourceStat]) -
     if dataset.video:  # caches of clips lie flat
         stem = stem.replace("/", "_") + row.suffix
     there = {path: stats[path] for path in _beside(row, dataset) if stats[path].size != _NOWHERE}
-    caption, tags = (
-        path if (path := f"{beside}{ending}") in there else None
-        for ending in (dataset.caption_extension, dataset.tags_extension)
-    )
+    files = [File(IMAGE, row.path, stats[row.path])]
+    for role, ending in ((CAPTION, dataset.caption_extension), (TAGS, dataset.tags_extension)):
+        if (path := f"{beside}{ending}") in there:
+            files.append(File(role, path, there[path]))
+    if dataset.multiple_target:
+        files += [File(LAYER, path, stats[path]) for path in layers_of(row.others, root)]
     item = Item(
         stem,
-        row.path,
-        stats[row.path],
-        caption,
-        there.get(caption or ""),
-        tags,
-        there.get(tags or ""),
+        tuple(files),
         row=row.others or None,
         place=_line(dataset, row.line),
         window=None if row.start is None and row.end is None else (row.start or 0, row.end),
     )
-    if dataset.multiple_target:
-        layers = layers_of(row.others, root)
-        item = item._replace(
-            layers=tuple(layers), layer_stats=tuple(stats[layer] for layer in layers)
-        )
     if dataset.video:
         span = row.span(dataset.sample_stride)
         item = item._replace(span=None if span == Span() else span)
     if row.caption is not None and not dataset.composed:
         item = item._replace(texts=[newlines(row.caption).strip()])
-    elif caption is None and dataset.class_tokens is not None:
+    elif item.caption is None and dataset.class_tokens is not None:
         item = item._replace(texts=[dataset.class_tokens])
     return item
 
@@ -301,10 +298,10 @@ def _fault(
     path = row.path
     if fault := unusable_name(f"{item.stem}."):
         return f"{path} {fault}", "rename the file"
-    for each in (path, item.caption, item.tags, *item.layers):
-        if each is not None and stats[each].size < 0:
-            what, hint = _ODD[stats[each].size]
-            return f"{each} {what}", hint
+    for each in item.files:
+        if each.stat.size < 0:
+            what, hint = _ODD[each.stat.size]
+            return f"{each.path} {what}", hint
     extensions = VIDEO_EXTENSIONS | {NPZ} if dataset.video else IMAGE_EXTENSIONS
     ending = splitext(path)[1].lower()
     if ending not in extensions:

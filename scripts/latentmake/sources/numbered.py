@@ -12,7 +12,7 @@ from posixpath import splitext
 from latentmake.errors import SourceError
 from latentmake.index.memo import SourceStat
 
-File = tuple[str, SourceStat]
+_File = tuple[str, SourceStat]
 """Path and stat."""
 
 
@@ -41,7 +41,7 @@ class Names:
         return min(found, key=self._ranks.__getitem__, default=None)
 
 
-def in_order(stem: str, files: Iterable[File], what: str) -> Sequence[File]:
+def in_order(stem: str, files: Iterable[_File], what: str) -> Sequence[_File]:
     """Return the files of an item in the order of their numbers, one without a number first.
 
     Args:
@@ -52,7 +52,7 @@ def in_order(stem: str, files: Iterable[File], what: str) -> Sequence[File]:
     Raises:
         SourceError: a name ends in no number, or two in the same.
     """
-    numbered: dict[int, File] = {}
+    numbered: dict[int, _File] = {}
     for path, stat in sorted(files):
         name = splitext(path.rpartition("/")[2])[0]
         digits = name.rpartition("_")[2]

@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from latentmake import digest
 from latentmake.config import Dataset, Model
@@ -28,7 +27,7 @@ from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout
 from latentmake.progress import Progress
 from latentmake.sources.controls import controls_of
-from latentmake.sources.items import Fault, Item, Scan
+from latentmake.sources.item import LAYER, Fault, File, Item, Scan
 
 _NUMBERED = re.compile(r"(.+)\.v([1-9]\d{0,2})", re.DOTALL)
 _LOOKS_LONG = 1000  # images whose measuring is worth a progress bar
@@ -78,7 +77,7 @@ def measured(
     layout numbers them.
     """
     made = Measured()
-    stats = {item.image: item.image_stat for item in items}
+    stats = {item.image: item.files[0].stat for item in items}
     known = _probed(scan.roots, stats, memo, video=settings.video)
     controls = _controls(layout, settings, scan, control, items, memo, model)
     bases: dict[str, tuple[str, str]] = {}
@@ -119,10 +118,15 @@ def measured(
             beside = controls[item.stem]
             if isinstance(beside, SourceError):
                 raise beside
+            files, sizes = beside
         except SourceError as error:
             made.faults.append(Fault(item.where, item.stem, error.what, error.hint))
             continue
-        made.found.append(item._replace(media=media, span=span, **beside._asdict()))
+        if files:
+            rest = [each for each in item.files if each.role != LAYER]
+            layers = [each for each in item.files if each.role == LAYER]
+            item = item._replace(files=(*rest, *files, *layers), control_sizes=sizes)
+        made.found.append(item._replace(media=media, span=span))
     if settings.multiple_target:
         _set_uneven_aside(made)
     made.notes += _note(variable, "a variable frame rate", "source_fps: auto")
@@ -250,12 +254,8 @@ def _check_name(layout: Layout, item: Item, bases: dict[str, tuple[str, str]], t
 # -- controls and layers --------------------------------------------------------------------------
 
 
-class _Controls(NamedTuple):
-    """Fields of an item about its controls."""
-
-    controls: tuple[str, ...]
-    control_stats: tuple[SourceStat, ...]
-    control_sizes: tuple[Size, ...] = ()
+_Controls = tuple[Sequence[File], tuple[Size, ...]]
+"""Files of an item's controls, and their sizes where these count."""
 
 
 def _controls(
@@ -274,8 +274,8 @@ def _controls(
     for item in items:
         try:
             files = files_of(item)
-            stats.update(files)
-            found[item.stem] = _Controls(tuple(x for x, _ in files), tuple(x for _, x in files))
+            stats.update((each.path, each.stat) for each in files)
+            found[item.stem] = files, ()
         except SourceError as error:
             found[item.stem] = error
     if model is None or settings.video or not has_own_sizes(settings):
@@ -284,8 +284,8 @@ def _controls(
     media = _probed(roots, stats, memo, video=False)
     for item in items:
         each = found[item.stem]
-        if isinstance(each, _Controls):
-            found[item.stem] = _sized(model, settings, item, each, media)
+        if not isinstance(each, SourceError):
+            found[item.stem] = _sized(model, settings, item, each[0], media)
     return found
 
 
@@ -293,12 +293,12 @@ def _sized(
     model: Model,
     settings: Dataset,
     item: Item,
-    controls: _Controls,
+    files: Sequence[File],
     media: Mapping[str, Media | SourceError],
 ) -> _Controls | SourceError:
     """Return the controls of an item with their sizes, or the fault of one."""
     sizes: list[Size] = []
-    for path in controls.controls:
+    for _, path, _ in files:
         found = media[path]
         try:
             if isinstance(found, SourceError):
@@ -310,7 +310,7 @@ def _sized(
         except SourceError as error:
             what = f"has a control {path}, which {error.what}"
             return SourceError(what, where=item.image, hint=error.hint)
-    return controls._replace(control_sizes=tuple(sizes))
+    return files, tuple(sizes)
 
 
 def _set_uneven_aside(made: Measured) -> None:

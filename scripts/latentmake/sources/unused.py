@@ -10,7 +10,7 @@ from posixpath import splitext
 from latentmake.config import Dataset
 from latentmake.errors import shortened
 from latentmake.files.media import VIDEO_EXTENSIONS
-from latentmake.sources.items import IMAGE_EXTENSIONS, Scan
+from latentmake.sources.item import IMAGE_EXTENSIONS, Scan
 
 _NAMED = 3  # files
 # Caches that trainers, and `export_{run}`, write beside images.

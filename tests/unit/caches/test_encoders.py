@@ -15,6 +15,7 @@ import pytest
 import torch
 from demo.text import clip_tokenizer, save_slow_files, t5_tokenizer
 from diffusers import AutoencoderKL, UNet2DConditionModel
+from item_world import inputs_of
 from latentmake.caches.encoders.device import compute_dtype
 from latentmake.caches.encoders.load import encoder
 from latentmake.caches.encoders.text import TextEncoder, load_text_encoder
@@ -23,7 +24,7 @@ from latentmake.caches.encoders.vae import TILE, encode_images, load_vae, tile
 from latentmake.caches.inputs import Sample
 from latentmake.config import Dataset, Model, TextWeights, Weights
 from latentmake.errors import ModelError
-from latentmake.plan.orders import WorkItem, WorkOrder
+from latentmake.plan.orders import WorkOrder
 from order_world import silent
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -585,7 +586,7 @@ def encoder_of(kind: str, settings: dict[str, Any]) -> Any:
 
 
 def sample(content: np.ndarray | str, key: str = "0" * 64) -> Sample:
-    return Sample(key, "s", WorkItem("a", "a.png", None, ()), content, (48, 36))
+    return Sample(key, "s", inputs_of("a", "a.png", None), content, (48, 36))
 
 
 def test_latents_are_unscaled_and_their_file_says_how_to_scale_them(

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from item_world import work_of
 from latentmake.caches.inputs import Clips, Sample, SourceBytes, clip_maker, samples_of
 from latentmake.caches.pixels import plain as pixels
 from latentmake.caches.pixels.wan import fit, open_image
@@ -24,7 +25,7 @@ from latentmake.files.frames.reading import read_frames
 from latentmake.files.media import Media, probe_image, probe_video
 from latentmake.geometry.buckets import Size, wan_size
 from latentmake.geometry.clips import Clip, clips, kept_indices
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import Target, Work, WorkOrder
 from numpy.typing import NDArray
 from PIL import Image
 from video_world import KINDS, write_kind, write_video
@@ -275,7 +276,7 @@ def made(
         Target("", f"{number}.safetensors", None, size, clip)
         for number, (size, clip) in enumerate(wanted)
     ]
-    item = WorkItem(
+    item = work_of(
         "a",
         str(path),
         None,
@@ -293,7 +294,7 @@ def made(
     return [found[target.path] for target in targets]
 
 
-def order_of(settings: Dataset, *items: WorkItem) -> WorkOrder:
+def order_of(settings: Dataset, *items: Work) -> WorkOrder:
     return WorkOrder(
         kind="latents",
         dataset="cats",
@@ -537,7 +538,7 @@ def asked(path: Path, control: Path | None, *, limit: int, clip: bool) -> WorkOr
     )
     return order_of(
         settings,
-        WorkItem("a", str(path), None, (target,), (str(control),) if control else (), media=media),
+        work_of("a", str(path), None, (target,), (str(control),) if control else (), media=media),
     )
 
 

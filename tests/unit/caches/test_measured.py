@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from item_world import inputs_of
 from latentmake.caches.batch_sizes import BatchSizes
 from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded
 from latentmake.caches.encoders.measured import measured, watch_of
 from latentmake.caches.inputs import Sample
-from latentmake.plan.orders import WorkItem
 from order_world import Encoded, Encoder, order, put_image, silent
 
 CPU = torch.device("cpu")
@@ -23,7 +23,7 @@ FREE = 10_000
 def samples(count: int) -> list[Sample]:
     content = np.zeros((16, 16, 3), np.uint8)
     return [
-        Sample(f"{number:064x}", "source", WorkItem(f"{number}", None, None, ()), content, (16, 16))
+        Sample(f"{number:064x}", "source", inputs_of(f"{number}", None, None), content, (16, 16))
         for number in range(count)
     ]
 

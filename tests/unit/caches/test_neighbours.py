@@ -14,6 +14,7 @@ import order_world
 import pytest
 import sdscripts_world
 import world
+from item_world import inputs_of
 from latentmake.caches import captions
 from latentmake.caches.captions import CaptionBatches
 from latentmake.caches.encode import carry_out
@@ -25,7 +26,7 @@ from latentmake.caches.several import carry_out_all
 from latentmake.config import parse
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import WorkItem, WorkOrder
+from latentmake.plan.orders import Work, WorkOrder
 from latentmake.plan.planner import make_plan
 from order_world import Encoder, silent
 from text_world import letters, make_texts
@@ -156,7 +157,7 @@ def batches(
     found: list[list[Sample]] = []
     collected = CaptionBatches(lambda samples, _: found.append(samples), lambda: ready)
     for number, text in enumerate(texts):
-        item = WorkItem(f"{number}", None, text, ())
+        item = inputs_of(f"{number}", None, text)
         collected.add(Sample(f"{number}", "s", item, text, (0, 0)))
         collected.encode_full()
         assert len(collected._waiting) < waiting
@@ -202,7 +203,7 @@ def test_captions_are_encoded_while_others_are_read_by_several_threads(
     read: list[int] = []
     read_item = Job.read
 
-    def noted(job: Job, item: WorkItem, known: Any = None) -> Reading:
+    def noted(job: Job, item: Work, known: Any = None) -> Reading:
         read.append(threading.get_ident())
         return read_item(job, item, known)
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from item_world import inputs_of, work_of
 from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded
 from latentmake.caches.encoders.device import held_by_others
@@ -24,7 +25,7 @@ from latentmake.caches.inputs import Sample
 from latentmake.caches.job import Job
 from latentmake.config import Dataset, Model
 from latentmake.errors import DeviceError, SourceError
-from latentmake.plan.orders import WorkItem, WorkOrder
+from latentmake.plan.orders import WorkOrder
 from latentmake.plan.receipts import Receipt
 from order_world import Encoded, Encoder, order, put_image, silent, target
 from test_encoders import tiny_vae
@@ -102,7 +103,7 @@ def job_of(layout: str, say: Callable[[str], None] = silent) -> Job:
 def sample(number: int, layout: str, width: int = 32, height: int = 24) -> Sample:
     content = np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
     name = f"{number:02}"
-    item = WorkItem(name, f"data/{name}.png", None, ())
+    item = inputs_of(name, f"data/{name}.png", None)
     pixels = content[None] if layout == "musubi" else content
     return Sample(f"{number:064x}", "source", item, pixels, (width, height))
 

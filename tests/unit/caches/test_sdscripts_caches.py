@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import text_world
 import torch
+from item_world import work_of
 from latentmake import layouts
 from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders.sdscripts import text_arrays
@@ -21,7 +22,7 @@ from latentmake.files.media import Media, probe_image
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.sdscripts import SdScripts
 from latentmake.models import recipe
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import Target, WorkOrder
 from order_world import silent
 from PIL import Image
 from sdscripts_world import latents_fault, read, text_fault, tiny_vae
@@ -60,7 +61,7 @@ def order(which: Model, resolution: str = "128", **dataset: Any) -> WorkOrder:
         media = probe_image(path)
         (named,) = layout.named(folder, resolution, f"sub/{stem}", media, settings)
         target = Target(resolution, named.path, None, Size(side, side))
-        items.append(WorkItem(f"sub/{stem}", path, None, (target,), media=media))
+        items.append(work_of(f"sub/{stem}", path, None, (target,), media=media))
     return WorkOrder(
         kind="latents",
         dataset="shapes",
@@ -290,7 +291,7 @@ def test_text_of_real_encoders_is_what_sd_scripts_would_train_on(
     for stem, caption in {"a": "a red circle", "b": ""}.items():
         (named,) = layout.named("cache/shapes/tiny/text", "text", f"sub/{stem}", None, None)
         target = Target("text", named.path, None)
-        items.append(WorkItem(f"sub/{stem}", None, caption, (target,)))
+        items.append(work_of(f"sub/{stem}", None, caption, (target,)))
     work = WorkOrder(
         kind="text",
         dataset="shapes",

@@ -9,11 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from item_world import work_of
 from latentmake.caches.encode import carry_out
 from latentmake.config import Dataset, Model
 from latentmake.errors import ModelError
 from latentmake.models import recipe, tokenizers
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import Target, WorkOrder
 from pydantic import ValidationError
 from safetensors import safe_open
 from text_world import (
@@ -358,7 +359,7 @@ def test_a_job_names_what_it_cut_at_its_end_and_writes_masks_as_whole_numbers(
     for stem, caption in captions.items():
         (tmp_path / f"{stem}.txt").write_text(caption)
         target = Target("text", f"{stem}.safetensors", None)
-        items.append(WorkItem(stem, f"{stem}.txt", None, (target,)))
+        items.append(work_of(stem, f"{stem}.txt", None, (target,)))
     model = model_of(root, "sdxl", text_dtype="bfloat16")
     order = WorkOrder(
         kind="text", dataset="cats", model="tiny", dataset_settings=Dataset(path="data"),

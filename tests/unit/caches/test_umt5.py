@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from demo.text import t5_tokenizer
+from item_world import inputs_of
 from latentmake.caches.encoders.umt5 import (
     Umt5Encoder,
     _converted,
@@ -21,7 +22,7 @@ from latentmake.caches.encoders.wan import text
 from latentmake.caches.inputs import Sample
 from latentmake.config import Dataset, Model, TextWeights
 from latentmake.models.tokenizers import limits
-from latentmake.plan.orders import WorkItem, WorkOrder
+from latentmake.plan.orders import WorkOrder
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import (
@@ -270,7 +271,7 @@ def test_captions_that_are_cut_are_named_at_the_end_by_the_limit_that_is_told(
     order = WorkOrder("text", "cats", "wan", Dataset(path="data"), model, {}, ())
     ready = text(order, CPU, 1, lambda line: None)
     for number, caption in enumerate(["a", "a &amp; b c d e f g", "a b c d e f g"]):
-        item = WorkItem(f"{number}", f"{number}.txt", None, ())
+        item = inputs_of(f"{number}", f"{number}.txt", None)
         ready.encode([Sample(str(number) * 64, "s", item, caption, (0, 0))])
     assert limits(model) == [("umT5", 4)]
     assert ready.remarks() == [

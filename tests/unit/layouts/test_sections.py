@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from item_world import work_of
 from latentmake import layouts
 from latentmake.config import Dataset, Model
 from latentmake.config.musubi import MUSUBI
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Section, kept_indices, sections
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import Target, WorkOrder
 
 FRAMEPACK = layouts.of("musubi-framepack")
 MEDIA = Media(96, 64, 100)
@@ -82,7 +83,7 @@ def test_a_work_order_tells_sections_from_clips(
         dataset(),
         Model.model_validate({**model, "image_encoder": "siglip"}),
         {"format": 1},
-        (WorkItem("walk", "walk.mp4", None, targets, media=MEDIA),),
+        (work_of("walk", "walk.mp4", None, targets, media=MEDIA),),
     )
     order.write()
     found = WorkOrder.read(order.path)

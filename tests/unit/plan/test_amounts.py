@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from item_world import work_of
 from latentmake.config import Dataset, Model, parse
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
@@ -20,7 +21,7 @@ from latentmake.plan.batches import minutes_of
 from latentmake.plan.estimates import Estimates
 from latentmake.plan.facts import Facts
 from latentmake.plan.jobs import jobs_of
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import Target, WorkOrder
 from latentmake.plan.planner import make_plan
 from latentmake.plan.receipts import Receipt, learn_receipts
 
@@ -48,7 +49,7 @@ def target(side: int, number: int = 0, clip: Clip | None = None) -> Target:
 
 def latents(model: Model, *sides: int, count: int = 100) -> WorkOrder:
     items = [
-        WorkItem(f"{number}", f"{number}.png", None, tuple(target(side, number) for side in sides))
+        work_of(f"{number}", f"{number}.png", None, tuple(target(side, number) for side in sides))
         for number in range(count)
     ]
     return WorkOrder("latents", "cats", "tiny", DATA, model, {"format": 1}, tuple(items))
@@ -70,7 +71,7 @@ def learnt(*receipts: Receipt) -> Memo:
 
 
 def test_the_amount_of_latents_is_pixels_times_frames() -> None:
-    items = [WorkItem("a", "a.mp4", None, (target(64), target(32, clip=Clip(0, 9))))]
+    items = [work_of("a", "a.mp4", None, (target(64), target(32, clip=Clip(0, 9))))]
     assert amount_of("latents", DATA, TINY, items) == 64 * 64 + 9 * 32 * 32
     small = [items[0]._replace(media=Media(16, 8, 0))]
     assert amount_of("latents", DATA, TINY, small) == 64 * 64 + 9 * 32 * 32
@@ -80,8 +81,8 @@ def test_the_amount_of_latents_is_pixels_times_frames() -> None:
 
 def test_the_amount_of_text_is_the_tokens_of_all_captions() -> None:
     Path("a.txt").write_text("x" * 400)
-    texts = (WorkItem("b", None, "x" * 200, (Target("text", "b", None),) * 3),)
-    read = (WorkItem("a", "a.txt", None, (Target("text", "a", None),)),)
+    texts = (work_of("b", None, "x" * 200, (Target("text", "b", None),) * 3),)
+    read = (work_of("a", "a.txt", None, (Target("text", "a", None),)),)
     assert amount_of("text", DATA, TINY, texts) == 3 * 51
     assert amount_of("text", DATA, TINY, read) == 101
     assert amount_of("text", DATA, TINY, [read[0]._replace(source="s3://gone/a.txt")]) == 1

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import AutoencoderKL
+from item_world import work_of
 from latentmake import layouts
 from latentmake.caches.encode import carry_out
 from latentmake.config import Dataset, Model, Weights
@@ -23,7 +24,7 @@ from latentmake.layouts import size_of
 from latentmake.models import recipe
 from latentmake.plan.estimates import Estimates
 from latentmake.plan.jobs import jobs_of
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import Target, WorkOrder
 from order_world import put_image
 from wan_world import tiny_wan_vae
 
@@ -67,7 +68,7 @@ def order_of(vaes: dict[bool, str], **settings: Any) -> WorkOrder:
         for part in ("64", "64x128"):
             (named,) = layout.named(f"cache/{part}", part, stem, media, data)
             targets.append(Target(part, named.path, None, size_of(part)))
-        items.append(WorkItem(stem, str(source), None, tuple(targets), media=media))
+        items.append(work_of(stem, str(source), None, tuple(targets), media=media))
     return WorkOrder(
         kind="latents",
         dataset="data",
@@ -142,7 +143,7 @@ def test_of_caches_in_shapes_of_other_scripts_the_number_and_time_are_said(
         ("text", alike, "text of tiny: 1 caption, size unknown"),
         ("latents", beside, "latents of tiny: 2 images of up to 80 x 112, size unknown"),
     ):
-        item = WorkItem("a", None, "a cat", targets, media=media)
+        item = work_of("a", None, "a cat", targets, media=media)
         settings = Dataset(path="data", fit="bucket")
         order = WorkOrder(kind, "data", "tiny", settings, model, {"format": 1}, (item,))
         (line,) = Estimates(memo, jobs_of([(order, [])], 1)).lines()

@@ -12,13 +12,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from item_world import work_of
 from latentmake.config import Dataset, Model
 from latentmake.files import atomic, cachefile
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Span
 from latentmake.plan import receipts, spool
-from latentmake.plan.orders import FOLDER, Target, WorkItem, WorkOrder
+from latentmake.plan.orders import FOLDER, Target, Work, WorkOrder
 from latentmake.plan.receipts import Receipt, read_receipt
 from latentmake.plan.spool import spooled
 
@@ -32,7 +33,7 @@ targets = st.builds(
     clip=st.one_of(st.none(), st.builds(Clip, st.integers(0, 99), st.integers(1, 99))),
 )
 work_items = st.builds(
-    WorkItem,
+    Work,
     stem=texts,
     source=st.one_of(st.none(), texts),
     text=st.one_of(st.none(), texts),
@@ -59,7 +60,7 @@ def work_order(**changes: Any) -> WorkOrder:
         "dataset_settings": Dataset(path="data"),
         "model_settings": MODEL,
         "recipe": {"format": 1},
-        "items": (WorkItem("a", "data/a.png", None, (target,)),),
+        "items": (work_of("a", "data/a.png", None, (target,)),),
     }
     return WorkOrder(**{**values, **changes})
 
@@ -77,7 +78,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @settings(deadline=None)
 @given(st.lists(work_items, max_size=4).map(tuple))
-def test_an_order_survives_being_written_and_read(items: tuple[WorkItem, ...]) -> None:
+def test_an_order_survives_being_written_and_read(items: tuple[Work, ...]) -> None:
     order = work_order(items=items)
     order.write()
     again = WorkOrder.read(order.path)
@@ -186,7 +187,7 @@ def test_what_is_replaced_is_kept_in_the_spool_until_then() -> None:
         Path(each.path).parent.mkdir(exist_ok=True)
         Path(each.path).write_bytes(b"old")
         os.utime(each.path, ns=(5, 5))
-    order = work_order(items=(WorkItem("a", "data/a.png", None, (target, damaged)),))
+    order = work_order(items=(work_of("a", "data/a.png", None, (target, damaged)),))
     spool.keep_replaced([order])
     Path(target.path).unlink()  # as Snakemake does before a job
     spool.forget_old({order.name})
@@ -203,7 +204,7 @@ def test_what_another_build_has_made_since_is_kept_under_its_own_key() -> None:
     for target in targets:
         atomic.write(Path(target.path), data)
     for target in targets:
-        spool.keep_replaced([work_order(items=(WorkItem("a", "a.png", None, (target,)),))])
+        spool.keep_replaced([work_order(items=(work_of("a", "a.png", None, (target,)),))])
         assert [path.name for path in spooled("x").parent.iterdir()] == [spooled("new").name]
         spooled("new").unlink()
 

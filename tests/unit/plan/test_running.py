@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from item_world import work_of
 from latentmake.config import Dataset, Model
 from latentmake.errors import StorageError
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import Target, WorkOrder
 from latentmake.plan.receipts import Receipt
 from latentmake.plan.running import BUILDS, announce, running_builds
 
@@ -21,7 +22,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def make_order(kind: str, **found: str | None) -> WorkOrder:
     model = Model.model_validate({"vae": "vae", "text": ["text"]})
     items = tuple(
-        WorkItem(stem, f"{stem}.png", None, (Target("64", stem, there),))
+        work_of(stem, f"{stem}.png", None, (Target("64", stem, there),))
         for stem, there in found.items()
     )
     order = WorkOrder(kind, "cats", "small", Dataset(path="."), model, {"a": 1}, items)

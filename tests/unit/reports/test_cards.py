@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import world
+from item_world import work_of
 from latentmake import layouts
 from latentmake.caches.inputs import SourceBytes, samples_of
 from latentmake.config import parse
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import Target, WorkOrder
 from latentmake.reports.cards import page_data, read_cards
 from picture_world import clouds
 from PIL import Image
@@ -66,7 +67,7 @@ def pixels_of(facts: Facts, stem: str) -> list[np.ndarray]:
     work = WorkOrder("latents", "shapes", "micro", settings, model, {}, ())
     sizes = facts.config.runs["tiny"].resolutions
     targets = {Target(x.name, x.name, None, layouts.size_of(x.name)): x.name for x in sizes}
-    source = WorkItem(stem, item.image, None, tuple(targets), media=item.media)
+    source = work_of(stem, item.image, None, tuple(targets), media=item.media)
     samples = samples_of(work, SourceBytes(source, Path(item.image).read_bytes(), ""), targets)
     return [np.asarray(sample.content) for sample in samples]
 

@@ -125,7 +125,7 @@ def text(order: WorkOrder, device: torch.device, size: int, say: Callable[[str],
         begun = encoders.queue(captions)
         for sample, caption in zip(samples, captions, strict=True):
             for name, limit in encoders.cutting(caption):
-                cut.note(name, limit, sample.key, sample.item.place)
+                cut.note(name, limit, sample.key, sample.item.name)
 
         def results() -> Encoded:
             for caption, tensors in zip(captions, begun(), strict=True):

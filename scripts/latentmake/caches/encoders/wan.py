@@ -83,7 +83,7 @@ def text(order: WorkOrder, device: torch.device, size: int, say: Callable[[str],
         for sample, caption in zip(samples, captions, strict=True):
             if encoder.count_tokens(caption) > encoder.max_length:
                 kept = encoder.max_length - 1  # without EOS
-                cut.note("umT5", kept, sample.key, sample.item.place)
+                cut.note("umT5", kept, sample.key, sample.item.name)
 
         def results() -> Encoded:
             for caption, embedding in zip(captions, begun(), strict=True):

@@ -15,7 +15,8 @@ from latentmake.caches.pixels.wan import fit, refuse_misfit, target_size
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size, wan_size
 from latentmake.geometry.clips import Clip, Span, kept_indices
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import Target, WorkOrder
+from latentmake.sources.item import Item
 
 Key = TypeVar("Key", bound=Hashable)
 _Bucket = tuple[Size, Size]  # resolution, and size of the controlled clip
@@ -24,7 +25,7 @@ _Bucket = tuple[Size, Size]  # resolution, and size of the controlled clip
 class _Place(NamedTuple):
     """One clip of one item, in all of its sizes."""
 
-    item: WorkItem
+    item: Item
     digest: str
     kept: Sequence[int]
     clip: Clip
@@ -87,7 +88,7 @@ class ClipMaker:
         return self._cutter.holds_another or bool(self._control and self._control.holds_another)
 
     @property
-    def left(self) -> list[WorkItem]:
+    def left(self) -> list[Item]:
         """Items with clips yet to be made."""
         return list({place.item.stem: place.item for place in self._places}.values())
 
@@ -140,7 +141,7 @@ class ClipMaker:
         return fit(once, size, path=self._control_path, max_pixels=self._limit)
 
 
-def check(order: WorkOrder, item: WorkItem, missing: Iterable[Target], frames_at: FramesAt) -> None:
+def check(order: WorkOrder, item: Item, missing: Iterable[Target], frames_at: FramesAt) -> None:
     """Open a video, and its control if it has one, that another program will decode.
 
     Raises:
@@ -166,7 +167,7 @@ def _places(order: WorkOrder, wanted: Clips) -> list[_Place]:
         clip = Clip(*(target.clip or (0, 1))[:2])
         if clip.start + clip.frames > len(kept):
             what = f"has {len(kept)} frames to use, but its clips need {clip.start + clip.frames}"
-            raise SourceError(what, where=item.place, hint="run the same command again")
+            raise SourceError(what, where=item.name, hint="run the same command again")
         place = found.setdefault(clip, _Place(item, digest, kept, clip, []))
         place.targets.append((target, key))
     return list(found.values())

@@ -19,7 +19,8 @@ from latentmake.files import cachefile
 from latentmake.geometry.buckets import Size, placement
 from latentmake.layouts import plain
 from latentmake.models.shapes import Latents
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import Target, WorkOrder
+from latentmake.sources.item import Item
 
 if TYPE_CHECKING:
     import torch
@@ -47,9 +48,7 @@ class AiTraining(NamedTuple):
         """Whether a kind is adopted."""
         return self.ending is not None if work.kind == "latents" else bool(self.texts)
 
-    def candidates(
-        self, work: WorkOrder, item: WorkItem, target: Target
-    ) -> Iterator[tuple[Path, ...]]:
+    def candidates(self, work: WorkOrder, item: Item, target: Target) -> Iterator[tuple[Path, ...]]:
         """Yield the file of latents, or one of each text encoder, where all are there."""
         text = work.kind == "text"
         endings = [each.ending for each in self.texts] if text else [self.ending]
@@ -78,7 +77,7 @@ class AiTraining(NamedTuple):
             self._check_latents(files[0], tuple(found[0].shape), work, source, target)
         ours = [header for file in files if (header := header_of(file.path)) is not None]
         if any(header.key != key for header in ours):
-            what = f"is of what {source.item.place} held before it was edited"
+            what = f"is of what {source.item.name} held before it was edited"
             raise OutdatedError(what, where=files[0].path)
         return len(ours) == len(files)
 
@@ -121,7 +120,7 @@ class AiTraining(NamedTuple):
             text = work.kind == "text"
             tensors[plain.hidden_state(index) if text else plain.LATENTS] = stored
         if work.kind == "text":
-            metadata = {"caption": caption_of(source.data, item, settings)}
+            metadata = {"caption": caption_of(source.data, item.source, settings)}
         else:
             assert self.latents is not None
             original = pixels.upright_size(source.data, item.source or "", settings)

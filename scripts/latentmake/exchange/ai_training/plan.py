@@ -12,7 +12,7 @@ from latentmake.geometry.buckets import Size
 from latentmake.models.shapes import Latents, attended_width, latents_shape, text_tokens, text_width
 from latentmake.plan.facts import Facts
 from latentmake.plan.parts import RunPlan, run_folder
-from latentmake.sources.items import IMAGE_EXTENSIONS
+from latentmake.sources.item import IMAGE_EXTENSIONS
 
 if TYPE_CHECKING:
     from latentmake.exchange.ai_training.adopt import AiTraining

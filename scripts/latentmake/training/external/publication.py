@@ -37,9 +37,9 @@ def write_items(facts: Facts, name: str) -> Path:
     without = _left_out(facts, name)
     layout = facts.layout(run.model)
     rows = [
-        row_of(item, config.datasets[item.dataset].num_repeats, layout)
-        for item in manifest_items(facts, run, {}, {})
-        if (item.dataset, item.stem) not in without
+        row_of(each, config.datasets[each.dataset].num_repeats, layout)
+        for each in manifest_items(facts, run, {}, {})
+        if (each.dataset, each.item.stem) not in without
     ]
     if not rows:
         raise DatasetError("no item is left to publish", where=f"run {name}")

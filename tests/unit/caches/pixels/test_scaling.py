@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from item_world import work_of
 from latentmake.caches.inputs import Sample, SourceBytes
 from latentmake.caches.pixels import plain, sdscripts, wan
 from latentmake.caches.pixels.arrays import array_of, by_pillow, lanczos, view_of
 from latentmake.config import Dataset, Model
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size, place, placement
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import Target, WorkOrder
 from picture_world import HARD, PHOTOGRAPHS, Pixels, Shape, encoded, noise, psnr
 from PIL import ExifTags, Image
 
@@ -41,7 +42,7 @@ def full_lanczos(data: bytes, size: Size, **changes: Any) -> Pixels:
 def samples(data: bytes, sizes: Iterable[Size], **changes: Any) -> list[Sample]:
     """Return the samples of some resolutions of one file, made in one job."""
     targets = [Target(f"{size}", f"{size}.safetensors", None, size) for size in sizes]
-    item = WorkItem("a", "a.jpg", None, tuple(targets))
+    item = work_of("a", "a.jpg", None, tuple(targets))
     dataset = Dataset(path="data", **changes)
     order = WorkOrder("latents", "data", "tiny", dataset, MODEL, {}, (item,))
     missing = {target: str(number) for number, target in enumerate(targets)}

@@ -23,7 +23,7 @@ from latentmake.config import Weights
 from latentmake.config.scripts import File
 from latentmake.errors import DeviceError, ModelError, is_device_fault, is_out_of_memory
 from latentmake.models.scripted import frames_and_sides, script_of
-from latentmake.plan.orders import WorkItem, WorkOrder
+from latentmake.plan.orders import Work, WorkOrder
 from latentmake.progress import Progress
 from latentmake.training import process
 from latentmake.training.external.arguments import with_paths
@@ -44,7 +44,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 _Size = tuple[int, ...]
 
 
-def make_by_scripts(job: Job, items: Sequence[WorkItem], threads: int, progress: Progress) -> None:
+def make_by_scripts(job: Job, items: Sequence[Work], threads: int, progress: Progress) -> None:
     """Make the targets of some items by musubi-tuner's own scripts.
 
     The header of each source is checked before, without a GPU: a bad one would end the script.
@@ -246,7 +246,7 @@ class _Attempts:
         if wrote_none and len(self.wanted) > 1:
             raise ModelError(
                 f"{self.name} ended well and wrote none of {len(taker.left)} caches, the first of "
-                f"which is {first.path.name} of {first.reading.item.place}",
+                f"which is {first.path.name} of {first.reading.item.name}",
                 hint=self._hint,
             )
         for reading in _items(taker):
@@ -268,7 +268,7 @@ class _Attempts:
         hint = _HUB_HINT if re.search(_HUB, error) else "finished caches are kept"
         where = f"models.{self.job.order.model}"
         if self.suspects:
-            some = [reading.item.place for reading, _ in self.suspects[:_MOST_AT_FIRST]]
+            some = [reading.item.name for reading, _ in self.suspects[:_MOST_AT_FIRST]]
             error += f" (at {', '.join(some)}{', ...' * (len(self.suspects) > len(some))})"
         return ModelError(error, where=where, hint=f"{hint}; {self._hint}")
 

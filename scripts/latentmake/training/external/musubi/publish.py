@@ -20,7 +20,7 @@ from latentmake.index.memo import Memo
 from latentmake.models.network_files import model_files
 from latentmake.models.scripted import script_of
 from latentmake.models.wan_files import ModelFile
-from latentmake.sources.items import IMAGE_EXTENSIONS
+from latentmake.sources.item import IMAGE_EXTENSIONS
 from latentmake.training.backend import Say
 from latentmake.training.checks import Finding, model_finding
 from latentmake.training.external.arguments import located

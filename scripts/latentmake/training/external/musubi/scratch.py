@@ -24,7 +24,8 @@ import tomli_w
 from latentmake.caches.reading import Reading
 from latentmake.files import atomic
 from latentmake.geometry.buckets import Size
-from latentmake.plan.orders import KEPT_SECONDS, Target, WorkItem, WorkOrder
+from latentmake.plan.orders import KEPT_SECONDS, Target, WorkOrder
+from latentmake.sources.item import Item
 from latentmake.training.external.musubi.dataset_toml import shapes
 
 _FOLDER = Path(".latentmake/musubi")
@@ -167,7 +168,7 @@ class Scratch:
         return Path(target.path).name
 
 
-def _controls(item: WorkItem) -> dict[str, str]:
+def _controls(item: Item) -> dict[str, str]:
     if len(item.controls) == 1:
         return {"control_path": _absolute(item.controls[0])}
     return {f"control_path_{n}": _absolute(path) for n, path in enumerate(item.controls)}

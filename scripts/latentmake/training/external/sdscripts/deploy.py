@@ -19,7 +19,6 @@ from latentmake.config.architectures import ARCHITECTURES, ArchitectureName
 from latentmake.errors import CacheError, SourceError, TrainingError
 from latentmake.files.sync import Changes, sync
 from latentmake.layouts.sdscripts import SdScripts
-from latentmake.plan.orders import WorkItem
 from latentmake.training.external.sdscripts.order import ManifestRow, SdScriptsOrder
 from latentmake.training.order import rows_of
 
@@ -94,7 +93,6 @@ def _texts(row: ManifestRow, settings: Dataset) -> list[str]:
 
     texts = row.texts
     if texts is None:
-        item = WorkItem(row.stem, row.caption, None, ())
         try:
             data = Path(row.caption).read_bytes() if row.caption else b""
         except OSError as error:
@@ -103,7 +101,7 @@ def _texts(row: ManifestRow, settings: Dataset) -> list[str]:
                 where=row.caption or "",
                 hint="run the same command again",
             ) from None
-        texts = [caption_of(data, item, settings)]
+        texts = [caption_of(data, row.caption, settings)]
     return [" ".join(text.splitlines()) for text in texts]
 
 

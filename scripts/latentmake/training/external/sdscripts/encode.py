@@ -33,8 +33,9 @@ from latentmake.files import atomic
 from latentmake.geometry.sdscripts_buckets import placement
 from latentmake.layouts.sdscripts import array_name
 from latentmake.models.strategies import encoder_of, options_of
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import Target, Work, WorkOrder
 from latentmake.progress import Progress
+from latentmake.sources.item import Item
 from latentmake.training import process
 from latentmake.training.external.sdscripts.installation import find
 
@@ -52,16 +53,14 @@ class _Wanted(NamedTuple):
         caption: None for an image.
     """
 
-    item: WorkItem
+    item: Item
     target: Target
     key: str
     source: str
     caption: str | None
 
 
-def make_by_strategies(
-    job: Job, items: Sequence[WorkItem], threads: int, progress: Progress
-) -> None:
+def make_by_strategies(job: Job, items: Sequence[Work], threads: int, progress: Progress) -> None:
     """Make the targets of some items by sd-scripts' own strategies.
 
     The header of each source is checked before, without a GPU, and bad ones are named as with our
@@ -336,7 +335,7 @@ def _take(job: Job, wanted: _Wanted, folder: Path, fault: str | None) -> None:
     if fault is not None:
         refused = SourceError(
             f"sd-scripts could not encode it: {fault}",
-            where=item.place,
+            where=item.name,
             hint=f"all output: {Path(job.order.log).absolute()}",
         )
         job.fail(item, "", str(refused))  # without a digest: the next build tries it again

@@ -7,29 +7,31 @@ file and digests what it saw; `items` makes items of a scan.
 from __future__ import annotations
 
 import errno
-import hashlib
-import marshal
 import os
 from collections.abc import Collection, Mapping, Sequence
-from itertools import chain
 from pathlib import Path, PurePosixPath
 from stat import S_ISREG
-from typing import Any, NamedTuple
 
 from latentmake.config import Dataset
 from latentmake.errors import DatasetError, SourceError
-from latentmake.files.media import UNREAD_FORMATS, VIDEO_EXTENSIONS, Media, unread_format
-from latentmake.geometry.buckets import Size
+from latentmake.files.media import UNREAD_FORMATS, VIDEO_EXTENSIONS, unread_format
 from latentmake.geometry.clips import Span
 from latentmake.index.memo import SourceStat
 from latentmake.sources import s3
+from latentmake.sources.item import (
+    CAPTION,
+    IMAGE,
+    IMAGE_EXTENSIONS,
+    LAYER,
+    TAGS,
+    Fault,
+    File,
+    Item,
+    Scan,
+    fingerprint,
+)
 from latentmake.sources.names import unusable_name
 from latentmake.sources.numbered import Names, in_order
-from latentmake.sources.rows import Row
-
-IMAGE_EXTENSIONS = frozenset(
-    {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif"}
-)
 
 _NOWHERE, _SPECIAL, _FOLDER = -1, -2, -3  # in the place of a size
 _ODD = {
@@ -42,96 +44,8 @@ _ODD = {
 _PREVIEWS = (".img_sdvae.webp", ".img_sdxl.webp")
 
 
-class Item(NamedTuple):
-    """One image or video with its caption, as paths and their stats.
-
-    Attributes:
-        stem: path below the dataset, without the last ending; names the item.
-        image: the image or video.
-        caption: file of its caption; None stands for the empty caption.
-        tags: file of its tags.
-        controls: its control images, or its control video.
-        layers: its further target images.
-        control_sizes: of the control images, where what is done to them depends on these.
-        media: size and length, where the layout's names need them.
-        texts: the variants of its text; None where it is what the caption file holds.
-        span: the part of a video that its clips are cut from; None stands for all of it.
-        row: the other columns of its row, where the dataset is a list.
-        window: the part of a video in seconds, from which its span is found when it is probed.
-        place: list and line of its row.
-        former: the variants as an earlier release read them, where these were others; empty where
-            it read all of the caption file.
-    """
-
-    stem: str
-    image: str
-    image_stat: SourceStat
-    caption: str | None
-    caption_stat: SourceStat | None
-    tags: str | None = None
-    tags_stat: SourceStat | None = None
-    controls: tuple[str, ...] = ()
-    control_stats: tuple[SourceStat, ...] = ()
-    media: Media | None = None
-    texts: list[str] | None = None
-    span: Span | None = None
-    row: dict[str, Any] | None = None
-    window: tuple[float, float | None] | None = None
-    place: str | None = None
-    layers: tuple[str, ...] = ()
-    layer_stats: tuple[SourceStat, ...] = ()
-    control_sizes: tuple[Size, ...] = ()
-    former: list[str] | None = None
-
-    @property
-    def where(self) -> str:
-        """Its file in messages, with the line of its list."""
-        return self.image if self.place is None else f"{self.place}: {self.image}"
-
-
-_File = tuple[str, SourceStat] | tuple[None, None]
-
-
-class Fault(NamedTuple):
-    """A fault of one item or file."""
-
-    path: str
-    stem: str
-    what: str
-    hint: str
-
-    @property
-    def line(self) -> str:
-        """The fault as one line."""
-        return f"{self.path}: {self.what}; {self.hint}"
-
-
-class Scan(NamedTuple):
-    """All files below a dataset's folder, or objects of one on S3, with their stats.
-
-    Attributes:
-        root: the folder.
-        entries: path below the root, then the stat's size, mtime_ns, ctime_ns and inode; a negative
-            size stands for what is no file: a link that leads nowhere, a pipe, or a folder whose
-            name has an ending. In no particular order. Of a list, all files that it names, by their
-            paths as they are opened.
-        fingerprint: digest of all that.
-        rows: of a list; None of a folder.
-        faults: of the other rows of a list.
-        folders: of all files, the root first; empty stands for the root alone.
-    """
-
-    root: str
-    entries: list[tuple[str, int, int, int, int]]
-    fingerprint: str
-    rows: Sequence[Row] | None = None
-    faults: Sequence[Fault] = ()
-    folders: tuple[str, ...] = ()
-
-    @property
-    def roots(self) -> tuple[str, ...]:
-        """Folders below which all its files lie."""
-        return self.folders or (self.root,)
+_Entry = tuple[str, SourceStat]
+"""Path and stat."""
 
 
 def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
@@ -209,15 +123,6 @@ def _entries(root: str, *, flat: bool) -> list[tuple[str, int, int, int, int]]:
     return entries
 
 
-def fingerprint(entries: Any) -> str:
-    """Return a digest of a listing (tuples of text and whole numbers) in its order.
-
-    A folder's order changes only when the folder does; otherwise nothing but time is lost.
-    """
-    # Version 2 of the marshal format depends on values alone, not on which objects are shared.
-    return hashlib.sha256(marshal.dumps(entries, 2)).hexdigest()
-
-
 def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[Fault]]:
     """Pair the images of a scan with their captions: items by stem, and faults of other files.
 
@@ -228,13 +133,13 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
     extensions = VIDEO_EXTENSIONS if dataset.video else IMAGE_EXTENSIONS
     kind = "video" if dataset.video else "image"
     span = Span(stride=dataset.sample_stride) if dataset.sample_stride > 1 else None
-    images: dict[str, list[tuple[str, SourceStat]]] = {}
-    texts: dict[str, dict[str, tuple[str, SourceStat]]] = {
+    images: dict[str, list[_Entry]] = {}
+    texts: dict[str, dict[str, _Entry]] = {
         ending: {} for ending in (dataset.caption_extension, dataset.tags_extension) if ending
     }
     # One ending may end in another: `.tags.txt` in `.txt`.
     endings = sorted(texts, key=len, reverse=True)
-    layers: dict[str, list[tuple[str, SourceStat]]] = {}
+    layers: dict[str, list[_Entry]] = {}
     other_case: dict[tuple[str, str], str] = {}
     unread: dict[str, tuple[str, str]] = {}  # path and format by stem
     faults: list[Fault] = []
@@ -271,7 +176,7 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
     found: list[Item] = []
     for stem, candidates in images.items():
         files = [each for each in candidates if each[1].size != _FOLDER] or candidates
-        own: dict[str, _File] = {of: each.pop(stem, (None, None)) for of, each in texts.items()}
+        own = {of: entry for of, each in texts.items() if (entry := each.pop(stem, None))}
         try:
             further = in_order(stem.rpartition("/")[2], layers.get(stem, ()), "layer")
         except SourceError as error:
@@ -280,14 +185,12 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
         if wrong := _fault(dataset, root, stem, files, own, other_case, further):
             faults.append(wrong)
         else:
-            item = Item(stem, *files[0], *chain(*own.values()))  # type: ignore[arg-type]
+            roles = {dataset.caption_extension: CAPTION, dataset.tags_extension: TAGS}
+            beside = [File(roles[of], *own[of]) for of in texts if of in own]
+            behind = [File(LAYER, *each) for each in further]
+            item = Item(stem, (File(IMAGE, *files[0]), *beside, *behind), span=span)
             if item.caption is None and dataset.class_tokens is not None:
                 item = item._replace(texts=[dataset.class_tokens])
-            if span is not None:
-                item = item._replace(span=span)
-            if further:
-                paths, stats = zip(*further, strict=True)
-                item = item._replace(layers=paths, layer_stats=stats)
             found.append(item)
     for stem, (path, other) in unread.items():
         left_over = [each.pop(stem, None) for each in texts.values()]
@@ -304,17 +207,17 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
 
 
 def _layers(
-    images: dict[str, list[tuple[str, SourceStat]]],
+    images: dict[str, list[_Entry]],
     captions: Collection[str],
     root: str,
-) -> dict[str, list[tuple[str, SourceStat]]]:
+) -> dict[str, list[_Entry]]:
     """Take the layers out of the images of a dataset, and return them by their items.
 
     They are those without a caption whose names continue that of an image with a caption.
     """
     own = (files[0][0] for stem, files in images.items() if stem in captions)
     names = Names(path.removeprefix(f"{root}/") for path in own)
-    layers: dict[str, list[tuple[str, SourceStat]]] = {}
+    layers: dict[str, list[_Entry]] = {}
     for stem in [stem for stem in images if stem not in captions]:
         if (owner := names.owner(stem, "_")) is not None:
             layers.setdefault(owner, []).extend(images.pop(stem))
@@ -325,10 +228,10 @@ def _fault(
     dataset: Dataset,
     root: str,
     stem: str,
-    files: Sequence[tuple[str, SourceStat]],
-    texts: Mapping[str, _File],
+    files: Sequence[_Entry],
+    texts: Mapping[str, _Entry],
     other_case: Mapping[tuple[str, str], str],
-    layers: Sequence[tuple[str, SourceStat]],
+    layers: Sequence[_Entry],
 ) -> Fault | None:
     """Return what is wrong with an item, by its images, its layers, and its texts by their endings.
 
@@ -340,17 +243,17 @@ def _fault(
         what = f"has the same name as {others}, so their cache files would overwrite each other"
         return Fault(where, stem, what, "rename or remove one of them")
     for path, stat in (files[0], *texts.values(), *layers):
-        if path is not None and stat is not None and stat.size < 0:
+        if stat.size < 0:
             return Fault(path, stem, *_ODD[stat.size])
-    for ending, (path, _) in texts.items():
-        if path is None and (other := other_case.get((ending, stem))):
-            key = "caption_extension" if ending == dataset.caption_extension else "tags_extension"
+    for key in ("caption_extension", "tags_extension"):
+        ending = getattr(dataset, key)
+        if ending not in texts and (other := other_case.get((ending, stem))):
             what = f"differs from {key} `{ending}` in upper and lower case, so it is not read"
             hint = f"rename it to {stem}{ending}, or set {key}: {other[-len(ending) :]}"
             return Fault(other, stem, what, hint)
     ending = dataset.caption_extension
     demanded = dataset.missing_caption == "error" and dataset.class_tokens is None
-    if texts[ending][0] is None and demanded and not dataset.composed:
+    if ending not in texts and demanded and not dataset.composed:
         hint = f"write {root}/{stem}{ending}, or set `class_tokens` to a caption for all of them"
         return Fault(where, stem, "has no caption file", hint)
     return None

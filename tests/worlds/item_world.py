@@ -1,0 +1,44 @@
+"""Items of orders, as planning makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from latentmake.index.memo import SourceStat
+from latentmake.plan.orders import Target, Work
+from latentmake.sources.item import BUCKET, CAPTION, CONTROL, IMAGE, LAYER, File, Item
+
+NO_STAT = SourceStat(0, 0, 0, 0)
+
+
+def inputs_of(
+    stem: str,
+    source: str | None,
+    text: str | None = None,
+    *,
+    controls: Sequence[str] = (),
+    layers: Sequence[str] = (),
+    image: str | None = None,
+    **values: Any,
+) -> Item:
+    """Return the inputs of targets: an image, a video or a caption (`.txt`), or a text."""
+    main = CAPTION if source is not None and source.endswith(".txt") else IMAGE
+    files = [(main, source), *((CONTROL, x) for x in controls), *((LAYER, x) for x in layers)]
+    files.append((BUCKET, image))
+    found = tuple(File(role, path, NO_STAT) for role, path in files if path is not None)
+    return Item(stem, found, None if text is None else [text], **values)
+
+
+def work_of(
+    stem: str,
+    source: str | None,
+    text: str | None,
+    targets: Sequence[Target],
+    controls: Sequence[str] = (),
+    content: str | None = None,
+    **values: Any,
+) -> Work:
+    """Return an item of an order with its targets."""
+    item = inputs_of(stem, source, text, controls=controls, **values)
+    return Work(item, tuple(targets), content)
