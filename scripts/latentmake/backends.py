@@ -16,8 +16,8 @@ from latentmake.config import Config, ExternalProgram, Model
 from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import WorkOrder
-from latentmake.plan.parts import RunPlan
+from latentmake.plan.orders import Order
+from latentmake.plan.run_plan import RunPlan
 from latentmake.training.backend import Backend
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def program_digest(program: ExternalProgram, model: Model, kind: str, memory: Me
     return found
 
 
-def encoder_of(order: WorkOrder) -> ExternalEncoder | None:
+def encoder_of(order: Order) -> ExternalEncoder | None:
     """Return the external program's encoder of a work order; None where our encoders do it."""
     if order.model_settings.encoder not in _ENCODERS:
         return None

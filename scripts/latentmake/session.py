@@ -21,14 +21,13 @@ from latentmake.index.memo import MEMO, Memo
 from latentmake.plan import owners, running, spool, workspace
 from latentmake.plan.estimates import built_orders
 from latentmake.plan.facts import Facts
-from latentmake.plan.jobs import EncodingJob
-from latentmake.plan.orders import WorkOrder, write_order
-from latentmake.plan.parts import Plan, RunPlan, run_folder
+from latentmake.plan.lock import run_folder
+from latentmake.plan.orders import EncodingJob, Order, write_order
 from latentmake.plan.plan_file import PlanFile
-from latentmake.plan.planner import make_plan, many_objects
+from latentmake.plan.planner import make_plan, many_objects, single
 from latentmake.plan.processes import Jobs, enter
 from latentmake.plan.resources import Resources, resources_of
-from latentmake.plan.single import single
+from latentmake.plan.run_plan import Plan, RunPlan
 from latentmake.plan.targets import (
     check_known,
     is_evaluation_asked,
@@ -91,7 +90,7 @@ class Session:
         self._targets = targets
         self._side_by_side = side_by_side
         self._jobs: Jobs | None = None
-        self._singles: dict[str, tuple[WorkOrder, bool]] = {}
+        self._singles: dict[str, tuple[Order, bool]] = {}
         with exit_on_mistake(), contextlib.ExitStack() as finally_:
             if main:
                 workspace.check(home, dry=dry)
@@ -311,7 +310,7 @@ class Session:
         """Return the runs whose trainer `generates` or `evaluates`."""
         return [run for run, each in self.runs.items() if getattr(each.trainer, verb, False)]
 
-    def resources(self, kind: str, orders: Sequence[WorkOrder] = ()) -> Resources:
+    def resources(self, kind: str, orders: Sequence[Order] = ()) -> Resources:
         """Return the cluster resources of a job of a kind (`encode`, `train`) with some orders."""
         memo = self._facts.memo if self._main else None
         return resources_of(self.config.cluster, kind, orders, memo)

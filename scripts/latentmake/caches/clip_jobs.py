@@ -13,11 +13,11 @@ from latentmake.caches.inputs import Clips, FramesAt, Maker, clip_maker
 from latentmake.caches.reading import Reading, refuse_changed
 from latentmake.errors import SourceError
 from latentmake.files.frames import Workers
-from latentmake.plan.orders import Work, WorkOrder
+from latentmake.plan.orders import Order, Work
 
 
 def make_clips(
-    order: WorkOrder,
+    order: Order,
     items: Sequence[Work],
     batches: Batches,
     threads: int,
@@ -84,7 +84,7 @@ def make_clips(
             del event  # or its clip would stay in memory while the next one is waited for
 
 
-def maker_of(order: WorkOrder, readings: Sequence[Reading], frames_at: FramesAt) -> Maker:
+def maker_of(order: Order, readings: Sequence[Reading], frames_at: FramesAt) -> Maker:
     """Return what makes the missing clips of items of one file."""
     wanted = [Clips(each.item, each.content, each.missing) for each in readings]
     first = readings[0]

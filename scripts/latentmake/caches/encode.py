@@ -16,16 +16,16 @@ from latentmake.caches.job import ExternalEncoder, Job, Say
 from latentmake.caches.shortages import Shortages
 from latentmake.caches.stages import Stages
 from latentmake.errors import DeviceError, SourceError
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.orders import Order
 from latentmake.plan.receipts import Receipt
 from latentmake.progress import Progress
 
 Lease = Callable[[Say], AbstractContextManager[object]]
-Load = Callable[[WorkOrder, int, Say, bool], Loaded]
+Load = Callable[[Order, int, Say, bool], Loaded]
 
 
 def carry_out(
-    order: WorkOrder,
+    order: Order,
     receipt: Path,
     *,
     say: Say,
@@ -134,7 +134,7 @@ def carry_out(
     return done
 
 
-def load_encoder(order: WorkOrder, threads: int, say: Say, alone: bool) -> Loaded:
+def load_encoder(order: Order, threads: int, say: Say, alone: bool) -> Loaded:
     """Load the encoder of an order; torch is imported here, and not before it has work."""
     # Imports make many objects that stay: the garbage collector would take a third of the time.
     gc.disable()

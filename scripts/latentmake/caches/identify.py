@@ -8,12 +8,12 @@ from latentmake.caches.pixels.plain import upright_size
 from latentmake.caches.reading import Reading, digest_source, read_others, read_source
 from latentmake.files import cachefile
 from latentmake.geometry.buckets import Size
-from latentmake.plan.keys import joined
-from latentmake.plan.orders import Target, WorkOrder
+from latentmake.plan.orders import Order
+from latentmake.plan.target import Target, joined, placing_of, view_of
 
 
 def identified(
-    order: WorkOrder, recipe: str, reading: Reading
+    order: Order, recipe: str, reading: Reading
 ) -> tuple[dict[Target, str], SourceBytes]:
     """Read an item's source; return the keys of its targets, and the bytes.
 
@@ -44,22 +44,18 @@ def identified(
     return _keys(order, recipe, reading, data), source
 
 
-def _keys(order: WorkOrder, recipe: str, reading: Reading, data: bytes) -> dict[Target, str]:
+def _keys(order: Order, recipe: str, reading: Reading, data: bytes) -> dict[Target, str]:
     item, size, settings = reading.item, Size(0, 0), order.dataset_settings
     if item.media is not None:
         size = Size(item.media.width, item.media.height)
     elif order.kind == "latents" and item.source is not None:
         size = upright_size(data, item.source, settings)
         reading.sources[item.source] += [*size, settings.exif_rotation]
-    layout, sizes = order.layout, item.control_sizes
-    turned = item.media.rotation if item.media else 0
-
-    def variant(target: Target) -> str:
-        if order.kind == "text":
-            return layout.text_variant(target.size, size, settings, sizes)
-        return layout.variant(target.size, size, settings, target.clip, item.span, turned, sizes)
-
-    return {
-        each: cachefile.target_key(reading.content, recipe, variant(each))
-        for each in reading.work.targets
-    }
+    keys: dict[Target, str] = {}
+    for target in reading.work.targets:
+        own = size if target.size is not None else Size(0, 0)
+        view = view_of(order.layout, settings, item, target, own)
+        keys[target] = cachefile.target_key(reading.content, recipe, view)
+        if placing := placing_of(order.layout, settings, item, target, own, view):
+            reading.placing[keys[target]] = placing
+    return keys

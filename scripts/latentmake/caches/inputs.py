@@ -13,7 +13,8 @@ from latentmake.config import Dataset
 from latentmake.errors import SourceError
 from latentmake.files.media import check_image, probe_image
 from latentmake.geometry.buckets import Size
-from latentmake.plan.orders import Target, WorkOrder
+from latentmake.plan.orders import Order
+from latentmake.plan.target import Target
 from latentmake.sources.caption_pipeline import decode_caption
 from latentmake.sources.item import BUCKET, Item
 
@@ -93,9 +94,7 @@ class Maker(Protocol):
         """Make the next clip in all of its sizes; a SourceError says why it cannot be made."""
 
 
-def samples_of(
-    order: WorkOrder, source: SourceBytes, missing: Mapping[Target, str]
-) -> list[Sample]:
+def samples_of(order: Order, source: SourceBytes, missing: Mapping[Target, str]) -> list[Sample]:
     """Make the samples of an item's missing targets (with their keys).
 
     Images that another program encodes are checked by their headers, and make no samples.
@@ -117,7 +116,7 @@ def samples_of(
     return samples
 
 
-def _check_pictures(order: WorkOrder, source: SourceBytes, image: str) -> None:
+def _check_pictures(order: Order, source: SourceBytes, image: str) -> None:
     """Refuse control images of a text that cannot be opened, and an image of another size."""
     for path, data in zip(source.item.controls, source.controls, strict=True):
         check_image(data, path, order.dataset_settings.max_image_pixels)
@@ -126,7 +125,7 @@ def _check_pictures(order: WorkOrder, source: SourceBytes, image: str) -> None:
 
 
 def clip_maker(
-    order: WorkOrder,
+    order: Order,
     wanted: Iterable[Clips],
     frames_at: FramesAt,
     check: Callable[[], object] = bool,
@@ -143,9 +142,7 @@ def clip_maker(
     return maker
 
 
-def check_clips(
-    order: WorkOrder, item: Item, missing: Iterable[Target], frames_at: FramesAt
-) -> None:
+def check_clips(order: Order, item: Item, missing: Iterable[Target], frames_at: FramesAt) -> None:
     """Open a video that another program encodes; a SourceError says why it cannot be encoded."""
     module = import_module(f"latentmake.caches.pixels.{order.layout.encoding}_clips")
     module.check(order, item, missing, frames_at)

@@ -33,7 +33,8 @@ from latentmake.files import atomic, cachefile
 from latentmake.files.frames import Workers
 from latentmake.index.memo import target_stat
 from latentmake.plan import spool, store
-from latentmake.plan.orders import Target, Work, WorkOrder
+from latentmake.plan.orders import Order, Work
+from latentmake.plan.target import Target
 from latentmake.progress import Progress
 from latentmake.sources import s3
 from latentmake.sources.item import Item
@@ -68,7 +69,7 @@ class Job:
         take_gpu: waits for a GPU for another program; called when sources are read.
     """
 
-    order: WorkOrder
+    order: Order
     recipe: dict[str, object]
     say: Say
     fresh: dict[str, list[Any]] = field(default_factory=dict)
@@ -76,6 +77,7 @@ class Job:
     paths: dict[str, str] = field(default_factory=dict)
     wanted: dict[str, tuple[Work, str]] = field(default_factory=dict)
     sources: dict[str, list[Any]] = field(default_factory=dict)
+    placing: dict[str, str] = field(default_factory=dict)
     faults: list[dict[str, str]] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     refused: dict[str, tuple[str, str, str]] = field(default_factory=dict)
@@ -158,6 +160,7 @@ class Job:
         """Note the result of a reading; `making` holds the keys of its missing targets, too."""
         item, uncounted = reading.item, set(reading.missing.values())
         self.sources |= reading.sources
+        self.placing |= reading.placing
         if reading.work.content is not None and reading.content not in ("", reading.work.content):
             self.say(
                 f"{item.source}: was edited after this build was planned; its caches are made of "
@@ -328,7 +331,9 @@ class Job:
             self.refuse(item, key, source, *wrong_values(fault, self.order.model_settings))
             return
         path = self.paths[key]
-        stamp = cachefile.stamp(key=key, source=source, recipe=self._recipe_text)
+        stamp = cachefile.stamp(
+            key=key, source=source, recipe=self._recipe_text, view=self.placing.get(key, "")
+        )
         if self.order.layout.npz:
             from latentmake.caches.encoders.sdscripts import file_bytes
 

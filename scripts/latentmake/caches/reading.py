@@ -15,7 +15,8 @@ from latentmake import digest
 from latentmake.caches.inputs import Sample
 from latentmake.errors import SourceError
 from latentmake.index.memo import source_stat
-from latentmake.plan.orders import Target, Work
+from latentmake.plan.orders import Work
+from latentmake.plan.target import Target
 from latentmake.sources import s3
 from latentmake.sources.item import Item
 
@@ -33,6 +34,7 @@ class Reading:
         kept: number of fresh targets.
         fault: what is wrong with the source, in a line.
         sources: path -> stat and digest of each file that was read.
+        placing: key -> settings that placed it, as its header has them, where these are unusual.
     """
 
     work: Work
@@ -43,6 +45,7 @@ class Reading:
     kept: int = 0
     fault: str | None = None
     sources: dict[str, list[Any]] = field(default_factory=dict)
+    placing: dict[str, str] = field(default_factory=dict)
 
     @property
     def item(self) -> Item:

@@ -8,8 +8,8 @@ from typing import Any
 
 from latentmake.caches.inputs import Sample
 from latentmake.config import Model
-from latentmake.plan.manifest import read_lock
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.lock import read_lock
+from latentmake.plan.orders import Order
 
 
 def fault_of(tensors: dict[str, Any], nonzero: Collection[str] | None = None) -> str | None:
@@ -47,12 +47,12 @@ def too_large(sample: Sample, model: Model) -> tuple[str, str]:
     return what, hint
 
 
-def skipped_before(order: WorkOrder, recipe: str) -> set[str]:
+def skipped_before(order: Order, recipe: str) -> set[str]:
     """Return the stems of the items that earlier builds skipped, by the locks of the runs.
 
     `recipe` is the digest of the recipe that is the same now.
     """
     fault = {"dataset": order.dataset, "model": order.model, "kind": order.kind, "recipe": recipe}
-    locks = map(read_lock, Path("runs").glob("*/dataset.lock"))
+    locks = (read_lock(path.parent.name) for path in Path("runs").glob("*/dataset.lock"))
     skipped = (each for lock in locks for each in lock.aside.get(order.dataset, ()))
     return {each["stem"] for each in skipped if fault.items() <= each.items()}

@@ -11,16 +11,16 @@ from latentmake.caches.encoders import Loaded
 from latentmake.caches.job import ExternalEncoder, Say
 from latentmake.caches.shortages import Shortages
 from latentmake.errors import SourceError
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.orders import Order
 
 
 def carry_out_all(
-    orders: Iterable[WorkOrder],
+    orders: Iterable[Order],
     *,
     say: Say,
     threads: int,
     may_skip: bool,
-    encoder_of: Callable[[WorkOrder], Loaded | ExternalEncoder | None],
+    encoder_of: Callable[[Order], Loaded | ExternalEncoder | None],
     lease: Lease,
 ) -> None:
     """Carry out the work orders of a job one after the other, and leave their receipts.
@@ -44,7 +44,7 @@ def carry_out_all(
     shortages = Shortages()
     faults: list[SourceError] = []
 
-    def load(order: WorkOrder, threads: int, say: Say, alone: bool) -> Loaded:
+    def load(order: Order, threads: int, say: Say, alone: bool) -> Loaded:
         loaded.append(load_encoder(order, threads, say, alone))
         return loaded[0]
 

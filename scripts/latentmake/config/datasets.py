@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
@@ -28,6 +29,11 @@ _LISTS = (".jsonl", ".json")
 BUCKET_STEPS = 16
 """Sides of buckets are multiples of this where a dataset says nothing, in pixels."""
 
+_PLACING = (
+    *("fit", "bucket_reso_steps", "min_bucket_reso", "max_bucket_reso", "bucket_no_upscale"),
+    "no_resize_control",
+)
+"""Keys of a dataset on size and crop of its images and control images."""
 
 _BUCKETS = Shapes("latents", indirect=True, when=("fit", ("bucket",)))
 _SDSCRIPTS_BUCKETS = Shapes(
@@ -347,6 +353,17 @@ class Dataset(Closed):
         least, most = self.min_bucket_reso or 256, self.max_bucket_reso or 1024
         least, most = least - least % steps, most + -most % steps
         return Bucketing(steps, self.bucket_no_upscale, least, most)
+
+    def placing(self) -> dict[str, object]:
+        """Return the keys that place images, as far as they have other values than by default."""
+        fields = type(self).model_fields
+        found = {key: getattr(self, key) for key in _PLACING}
+        return {key: value for key, value in found.items() if value != fields[key].default}
+
+    def placed(self, keys: Mapping[str, object]) -> Dataset:
+        """Return the settings with other keys that place images; those not named have defaults."""
+        fields = type(self).model_fields
+        return self.model_copy(update={key: keys.get(key, fields[key].default) for key in _PLACING})
 
     @property
     def composed(self) -> bool:

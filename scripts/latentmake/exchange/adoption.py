@@ -25,10 +25,11 @@ from latentmake.exchange.record import Record
 from latentmake.files import atomic, cachefile
 from latentmake.index.memo import target_stat
 from latentmake.plan import owners, spool
-from latentmake.plan.orders import FOLDER, Target, Work, WorkOrder
-from latentmake.plan.parts import PROMPTS, RunPlan
+from latentmake.plan.orders import FOLDER, Order, Work
 from latentmake.plan.receipts import Receipt
+from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.store import put_away
+from latentmake.plan.target import PROMPTS, Target
 from latentmake.progress import Progress
 from latentmake.sources.item import Item
 
@@ -60,17 +61,17 @@ class Format(Protocol):
     def careful(self) -> bool:
         """Whether a file that may be older never replaces a cache file of other content."""
 
-    def takes(self, work: WorkOrder) -> bool:
+    def takes(self, work: Order) -> bool:
         """Whether targets of an order can be adopted."""
 
-    def candidates(self, work: WorkOrder, item: Item, target: Target) -> Iterator[tuple[Path, ...]]:
+    def candidates(self, work: Order, item: Item, target: Target) -> Iterator[tuple[Path, ...]]:
         """Yield files that together may be a target."""
 
-    def name(self, work: WorkOrder, path: Path) -> str:
+    def name(self, work: Order, path: Path) -> str:
         """Return the name of a file in the record of adopted files."""
 
     def check(
-        self, files: Sequence[File], work: WorkOrder, source: SourceBytes, target: Target, key: str
+        self, files: Sequence[File], work: Order, source: SourceBytes, target: Target, key: str
     ) -> bool:
         """Check files; return whether they tell what they were made of.
 
@@ -79,7 +80,7 @@ class Format(Protocol):
         """
 
     def made(
-        self, files: Sequence[File], work: WorkOrder, source: SourceBytes, stamp: dict[str, str]
+        self, files: Sequence[File], work: Order, source: SourceBytes, stamp: dict[str, str]
     ) -> bytes:
         """Return the cache file; a CacheError says why there is none."""
 
@@ -118,7 +119,7 @@ def adopt(
 
 
 def adopt_works(
-    works: Sequence[WorkOrder], form: Format, *, say: Callable[[str], None], threads: int = 1
+    works: Sequence[Order], form: Format, *, say: Callable[[str], None], threads: int = 1
 ) -> Counter[str]:
     """Adopt the targets of some work orders; see `adopt`."""
     total: Counter[str] = Counter()
@@ -160,7 +161,7 @@ class _Batch:
         replaced: keys of replaced cache files.
     """
 
-    def __init__(self, work: WorkOrder, form: Format, record: Record) -> None:
+    def __init__(self, work: Order, form: Format, record: Record) -> None:
         self.sources: dict[str, list[Any]] = {}
         self.targets: dict[str, list[Any]] = {}
         self.replaced: list[str] = []
@@ -169,6 +170,7 @@ class _Batch:
         self._record = record
         self._recipe = digest.of_value(work.recipe)
         self._made: dict[tuple[str, str], Path] = {}
+        self._placing: dict[str, str] = {}
         self._lock = threading.Lock()
 
     def item(self, wanted: Work) -> tuple[Counter[str], list[str]]:
@@ -190,6 +192,7 @@ class _Batch:
             line = f"{error.filename or item.name}: cannot be read ({error.strerror})"
             return Counter({UNFIT: number}), [line]
         self.sources |= reading.sources
+        self._placing |= reading.placing
         counts: Counter[str] = Counter()
         lines: dict[str, None] = {}
         for target, several in candidates.items():
@@ -263,7 +266,8 @@ class _Batch:
         with self._lock:
             made = self._made.get((key, adopted))
         if made is None or not link_of_key(made, Path(target.path), key):
-            stamp = cachefile.stamp(key=key, source=source.digest, recipe=self._work.recipe)
+            recipe, view = self._work.recipe, self._placing.get(key, "")
+            stamp = cachefile.stamp(key=key, source=source.digest, recipe=recipe, view=view)
             stamp[cachefile.ADOPTED] = adopted
             data = self._form.made(files, self._work, source, stamp)
             for name, file in zip(names, files, strict=True):

@@ -19,7 +19,8 @@ from latentmake.geometry.buckets import Size
 from latentmake.geometry.sdscripts_buckets import crop_ltrb, placement
 from latentmake.layouts.sdscripts import array_name
 from latentmake.models.shapes import latents_shape, text_width
-from latentmake.plan.orders import Target, WorkOrder
+from latentmake.plan.orders import Order
+from latentmake.plan.target import Target
 from latentmake.sources.item import Item
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _KEPT = ("caption_separator", "caption_and_tags", "seed")  # which its captions 
 _CHUNK = 75
 
 
-def names(work: WorkOrder, item: Item, target: Target) -> Iterator[str]:
+def names(work: Order, item: Item, target: Target) -> Iterator[str]:
     """Yield the names that sd-scripts gives a target's file, below the folder of the images."""
     layout, architecture = work.layout, work.model_settings.spec
     if work.kind == "text":
@@ -45,7 +46,7 @@ def names(work: WorkOrder, item: Item, target: Target) -> Iterator[str]:
     yield target.path.removeprefix(f"{folder}/")
 
 
-def check(data: bytes, work: WorkOrder, source: SourceBytes, target: Target, name: str) -> bool:
+def check(data: bytes, work: Order, source: SourceBytes, target: Target, name: str) -> bool:
     """Check a file; return whether it tells what it was made of, which none does.
 
     Raises:
@@ -76,7 +77,7 @@ def _demand(wanted: set[str], found: Mapping[str, object]) -> None:
 
 
 def _check_latents(
-    work: WorkOrder, item: Item, target: Target, found: Mapping[str, NDArray[Any]]
+    work: Order, item: Item, target: Target, found: Mapping[str, NDArray[Any]]
 ) -> None:
     import numpy as np
 
@@ -112,7 +113,7 @@ def _check_latents(
         raise CacheError("holds nothing but zeros (latents)")
 
 
-def _check_text(work: WorkOrder, found: Mapping[str, NDArray[Any]]) -> None:
+def _check_text(work: Order, found: Mapping[str, NDArray[Any]]) -> None:
     import numpy as np
 
     model, captions = work.model_settings, work.dataset_settings.captions

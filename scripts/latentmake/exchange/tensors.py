@@ -17,14 +17,15 @@ from latentmake.files.cachefile import CAPTION, head_of
 from latentmake.files.safetensors import Head, Tensor, holds_numbers, parse_head
 from latentmake.layouts.layout import SIZED
 from latentmake.models.scripted import frames_and_sides
-from latentmake.plan.orders import Target, WorkOrder
+from latentmake.plan.orders import Order
+from latentmake.plan.target import Target
 from latentmake.sources.item import Item
 
 _CONTROL = "latents_control"
 _DTYPE = re.compile(r"_(float32|float16|bfloat16)$")
 
 
-def names(work: WorkOrder, item: Item, target: Target) -> Iterator[str]:
+def names(work: Order, item: Item, target: Target) -> Iterator[str]:
     """Yield the names that musubi-tuner gives a target's file."""
     layout = work.layout
     if work.kind == "text":
@@ -33,7 +34,7 @@ def names(work: WorkOrder, item: Item, target: Target) -> Iterator[str]:
         yield target.path.rpartition("/")[2]
 
 
-def check(data: bytes, work: WorkOrder, source: SourceBytes, target: Target, name: str) -> bool:
+def check(data: bytes, work: Order, source: SourceBytes, target: Target, name: str) -> bool:
     """Check a file; return whether it tells what it was made of: a caption does.
 
     Raises:
@@ -65,7 +66,7 @@ def check(data: bytes, work: WorkOrder, source: SourceBytes, target: Target, nam
 
 
 def _check_text(
-    work: WorkOrder,
+    work: Order,
     source: SourceBytes,
     scripts: Scripts,
     head: Head,
@@ -88,7 +89,7 @@ def _check_text(
 
 
 def _check_latents(
-    work: WorkOrder,
+    work: Order,
     item: Item,
     target: Target,
     scripts: Scripts,

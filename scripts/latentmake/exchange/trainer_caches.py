@@ -13,7 +13,8 @@ from latentmake.config import Config, Run
 from latentmake.errors import CacheError, ConfigError
 from latentmake.exchange import arrays, tensors
 from latentmake.exchange.adoption import File
-from latentmake.plan.orders import Target, WorkOrder
+from latentmake.plan.orders import Order
+from latentmake.plan.target import Target
 from latentmake.sources.item import Item
 
 
@@ -47,11 +48,11 @@ class TrainerCaches:
                     raise ConfigError(what, where=where, hint=hint)
         return cls(folders)
 
-    def takes(self, work: WorkOrder) -> bool:
+    def takes(self, work: Order) -> bool:
         """Whether a dataset names folders."""
         return work.dataset in self._folders
 
-    def candidates(self, work: WorkOrder, item: Item, target: Target) -> Iterator[tuple[Path, ...]]:
+    def candidates(self, work: Order, item: Item, target: Target) -> Iterator[tuple[Path, ...]]:
         """Yield the files of the folders that may be a target."""
         names = arrays.names if work.layout.npz else tensors.names
         for folder in self._folders[work.dataset]:
@@ -59,12 +60,12 @@ class TrainerCaches:
                 if (path := Path(folder, name)).is_file():
                     yield (path,)
 
-    def name(self, work: WorkOrder, path: Path) -> str:
+    def name(self, work: Order, path: Path) -> str:
         """Return the path as it is."""
         return str(path)
 
     def check(
-        self, files: Sequence[File], work: WorkOrder, source: SourceBytes, target: Target, key: str
+        self, files: Sequence[File], work: Order, source: SourceBytes, target: Target, key: str
     ) -> bool:
         """Check a file; return whether it tells what it was made of: a caption does."""
         (file,) = files
@@ -75,7 +76,7 @@ class TrainerCaches:
             raise type(error)(error.what, where=file.path, hint=error.hint) from None
 
     def made(
-        self, files: Sequence[File], work: WorkOrder, source: SourceBytes, stamp: dict[str, str]
+        self, files: Sequence[File], work: Order, source: SourceBytes, stamp: dict[str, str]
     ) -> bytes:
         """Return the file with our stamp."""
         stamped = arrays.stamped if work.layout.npz else tensors.stamped

@@ -30,6 +30,7 @@ ORIGINAL_HEIGHT = "original_height"
 ORIGINAL_WIDTH = "original_width"
 RECIPE = "latentmake.recipe"
 SOURCE = "latentmake.source"
+VIEW = "latentmake.view"
 BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I64": 8}
 """Bytes of a number of each dtype, as safetensors names them."""
 
@@ -56,6 +57,7 @@ class Header(NamedTuple):
             "" where it was encoded.
         checksum: of the tensors' bytes; "" in a file of an older release.
         picture: size of the encoded image, where the header of latents tells it.
+        view: settings that placed the image, as canonical JSON; "" where all had their defaults.
     """
 
     key: str
@@ -64,20 +66,24 @@ class Header(NamedTuple):
     adopted: str = ""
     checksum: str = ""
     picture: Picture | None = None
+    view: str = ""
 
 
-def target_key(source: str, recipe: str, variant: str) -> str:
-    """Return a target's key, of the digests of source and recipe and the layout's variant."""
-    return digest.of_bytes(f"{source}\n{recipe}\n{variant}".encode())
+def target_key(source: str, recipe: str, view: str) -> str:
+    """Return a target's key, of the digests of source and recipe, and its view."""
+    return digest.of_bytes(f"{source}\n{recipe}\n{view}".encode())
 
 
-def stamp(*, key: str, source: str, recipe: Mapping[str, object] | str) -> dict[str, str]:
+def stamp(
+    *, key: str, source: str, recipe: Mapping[str, object] | str, view: str = ""
+) -> dict[str, str]:
     """Return the metadata that make a file one of ours; `recipe` may be its canonical JSON.
 
     Who writes the file puts the checksums in their places.
     """
     text = recipe if isinstance(recipe, str) else digest.canonical(recipe)
-    return {KEY: key, SOURCE: source, RECIPE: text, **checksums.PLACEHOLDERS}
+    viewed = {VIEW: view} if view else {}
+    return {KEY: key, SOURCE: source, RECIPE: text, **viewed, **checksums.PLACEHOLDERS}
 
 
 def serialize(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
@@ -151,8 +157,8 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         raise CacheError("has a damaged header", where=path) from None
     if not is_as_written(head.data, metadata):
         raise CacheError("was rewritten by another program", where=path)
-    adopted, checksum = (str(metadata.get(name, "")) for name in (ADOPTED, CHECKSUM))
-    return Header(key, source, content, adopted, checksum, picture)
+    adopted, checksum, view = (str(metadata.get(x, "")) for x in (ADOPTED, CHECKSUM, VIEW))
+    return Header(key, source, content, adopted, checksum, picture, view)
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
@@ -204,8 +210,8 @@ def _read_npz(path: str | os.PathLike[str]) -> Header:
         if not (isinstance(key, str) and isinstance(source, str)):
             raise TypeError("a key is text")
         content = digest.of_bytes(recipe.encode())
-        adopted, checksum = (str(metadata.get(name, "")) for name in (ADOPTED, CHECKSUM))
-        return Header(key, source, content, adopted, checksum)
+        adopted, checksum, view = (str(metadata.get(x, "")) for x in (ADOPTED, CHECKSUM, VIEW))
+        return Header(key, source, content, adopted, checksum, None, view)
     except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
         raise CacheError("was not made by latentmake", where=path) from None
 

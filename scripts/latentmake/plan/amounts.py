@@ -10,7 +10,7 @@ from latentmake import layouts
 from latentmake.config import Dataset, Model
 from latentmake.errors import ModelError
 from latentmake.models.shapes import T5_LENGTH, text_tokens
-from latentmake.plan.orders import Work, WorkOrder
+from latentmake.plan.orders import Order, Work
 
 BYTES_A_TOKEN = 4  # of English, about
 _SAMPLED = 256  # captions that stand for all of a job
@@ -19,7 +19,7 @@ _Place = TypeVar("_Place")
 _Fact = TypeVar("_Fact")
 
 
-def order_amount(order: WorkOrder) -> float:
+def order_amount(order: Order) -> float:
     """Return the amount of work in all targets of an order."""
     return amount_of(order.kind, order.dataset_settings, order.model_settings, order.items)
 

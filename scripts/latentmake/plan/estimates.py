@@ -32,9 +32,9 @@ from latentmake.plan.amounts import (
     order_amount,
 )
 from latentmake.plan.batches import minutes_of
-from latentmake.plan.jobs import EncodingJob
-from latentmake.plan.orders import Target, Work, WorkOrder
-from latentmake.plan.parts import Plan
+from latentmake.plan.orders import EncodingJob, Order, Work
+from latentmake.plan.run_plan import Plan
+from latentmake.plan.target import Target
 from latentmake.plan.targets import kinds_built
 from latentmake.plan.training_estimate import duration, guessed
 
@@ -139,7 +139,7 @@ class Estimates:
         """Return a line for each kind and model of which anything is known."""
         return [each.line for each in self._merged(self._found) if each.is_known]
 
-    def needs(self, orders: Iterable[WorkOrder]) -> list[Need]:
+    def needs(self, orders: Iterable[Order]) -> list[Need]:
         """Return the room that some of the jobs need."""
         names = dict.fromkeys(order.name for order in orders if order.name in self._found)
         return [
@@ -154,7 +154,7 @@ class Estimates:
         return list(together.values())
 
 
-def built_orders(plan: Plan, targets: Sequence[str]) -> list[WorkOrder]:
+def built_orders(plan: Plan, targets: Sequence[str]) -> list[Order]:
     """Return the orders of a plan that a build of some targets carries out, none twice."""
     named = {target for target in targets if target.startswith("cache/")}
     found = {
@@ -167,7 +167,7 @@ def built_orders(plan: Plan, targets: Sequence[str]) -> list[WorkOrder]:
 
 
 def estimates_by_part(
-    memo: Memo, orders: Iterable[WorkOrder]
+    memo: Memo, orders: Iterable[Order]
 ) -> dict[tuple[str, str, str], CacheEstimate]:
     """Return (dataset, model, part) -> estimate of its targets, without the start of jobs."""
     found: dict[tuple[str, str, str], CacheEstimate] = {}
@@ -184,7 +184,7 @@ def estimates_by_part(
     return found
 
 
-def _estimate(memo: Memo, order: WorkOrder, *, starts: bool) -> CacheEstimate:
+def _estimate(memo: Memo, order: Order, *, starts: bool) -> CacheEstimate:
     minutes = minutes_of(memo, order, starts=starts)
     found = CacheEstimate(order.kind, order.model, minutes=minutes)
     (_add_text if order.kind == "text" else _add_latents)(order, found)
@@ -198,7 +198,7 @@ def _estimate(memo: Memo, order: WorkOrder, *, starts: bool) -> CacheEstimate:
 # -- latents --------------------------------------------------------------------------------------
 
 
-def _add_latents(order: WorkOrder, estimate: CacheEstimate) -> None:
+def _add_latents(order: Order, estimate: CacheEstimate) -> None:
     model, settings = order.model_settings, order.dataset_settings
     sizes = _wan_bytes(order) if model.spec.video else _image_bytes(order)
     if _by_foreign_scripts(model):
@@ -231,7 +231,7 @@ def _unknown_bytes(pixels: Size, frames: int, named: Size) -> None:
     return None
 
 
-def _pixels(order: WorkOrder, item: Work, target: Target) -> Size:
+def _pixels(order: Order, item: Work, target: Target) -> Size:
     """Return the size that an image or a clip is brought to; its resolution where nobody knows."""
     model, settings, resolution = order.model_settings, order.dataset_settings, target.size
     assert resolution is not None
@@ -255,7 +255,7 @@ _Sizes = Callable[[Size, int, Size], int | None]
 """Returns the bytes of a file of latents, from size and frames encoded and the size it names."""
 
 
-def _wan_bytes(order: WorkOrder) -> _Sizes:
+def _wan_bytes(order: Order) -> _Sizes:
     model, settings = order.model_settings, order.dataset_settings
     name = model.vae_dtype or model.dtype
     dtype, stamps = _FORMATS[name], _stamp(order)
@@ -281,7 +281,7 @@ def _wan_bytes(order: WorkOrder) -> _Sizes:
     return size
 
 
-def _image_bytes(order: WorkOrder) -> _Sizes:
+def _image_bytes(order: Order) -> _Sizes:
     model, settings = order.model_settings, order.dataset_settings
     known, stamps = fact_of(latents_shape, model.vae), _stamp(order)
     dtype, strategies = _FORMATS[model.vae_dtype or model.dtype], model.spec.strategies
@@ -305,14 +305,14 @@ def _image_bytes(order: WorkOrder) -> _Sizes:
     return size
 
 
-def _stamp(order: WorkOrder) -> dict[str, str]:
+def _stamp(order: Order) -> dict[str, str]:
     return stamp(key=_DIGEST, source=_DIGEST, recipe=order.recipe)
 
 
 # -- text -----------------------------------------------------------------------------------------
 
 
-def _add_text(order: WorkOrder, estimate: CacheEstimate) -> None:
+def _add_text(order: Order, estimate: CacheEstimate) -> None:
     items = [item for item in order.items if not all(target.at_hand for target in item.targets)]
     if not items:
         return
@@ -335,7 +335,7 @@ def _add_text(order: WorkOrder, estimate: CacheEstimate) -> None:
     estimate.size += round(count * (each + 2 * length))
 
 
-def _text_tensors(order: WorkOrder, widths: Sequence[int], length: float) -> Tensors:
+def _text_tensors(order: Order, widths: Sequence[int], length: float) -> Tensors:
     model = order.model_settings
     name = model.caption_dtype
     dtype = "F32" if order.layout.npz and name == "bfloat16" else _FORMATS[name]

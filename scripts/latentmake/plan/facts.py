@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from latentmake import digest, layouts
@@ -12,12 +12,14 @@ from latentmake.config import Config, ExternalProgram, Model
 from latentmake.errors import DatasetError, ModelError, SourceError, TrainingError
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo, SourceStat
-from latentmake.layouts import Layout
+from latentmake.layouts import Layout, kind_of
 from latentmake.models import places, recipe
 from latentmake.models.encoder_files import encoder_fault
-from latentmake.plan.differences import keep_places
-from latentmake.plan.keys import joined
-from latentmake.plan.parts import read_lock
+from latentmake.plan.contents import Contents
+from latentmake.plan.lock import read_lock
+from latentmake.plan.programs import keep_places
+from latentmake.plan.state import UNKNOWN, Judge
+from latentmake.plan.target import PROMPTS, known_prompts, prompt_items, text_parts
 from latentmake.sources import folders, lists, metadata, s3
 from latentmake.sources.caption_files import first_lines, texts_of
 from latentmake.sources.item import Fault, Item, Scan
@@ -215,38 +217,16 @@ class Facts:
         return self._skipped[dataset]
 
     def _is_unchanged(self, fault: Mapping[str, str]) -> bool:
-        if not fault.get("digest") or fault.get("model") not in self.config.models:
+        dataset, model, kind = (fault.get(key, "") for key in ("dataset", "model", "kind"))
+        if not fault.get("digest") or model not in self.config.models:
             return False
-        now = self.recipe(fault["dataset"], fault["model"], fault["kind"])
-        if digest.of_value(now) != fault["recipe"]:
+        if digest.of_value(self.recipe(dataset, model, kind)) != fault["recipe"]:
             return False
-        beside = [fault[key].split("\n") if key in fault else [] for key in ("controls", "layers")]
-        places = [[fault["path"]], *beside]
-        found = [[self._digest_now(fault["dataset"], x) for x in each] for each in places]
-        if any(each is None for several in found for each in several):
-            return False
-        (own,), controls, layers = ([str(each) for each in several] for several in found)
-        return joined(own, controls, layers) == fault["digest"]
-
-    def _digest_now(self, dataset: str, path: str) -> str | None:
-        if s3.is_remote(path):
-            return self._remote_digest(dataset, path)
-        return self.digest_of(path)
-
-    def _remote_digest(self, dataset: str, path: str) -> str | None:
-        scan = self.scan(dataset)
-        below = path.removeprefix(f"{scan.root}/")
-        stat = next((SourceStat(*x[1:]) for x in scan.entries if x[0] == below), None)
-        if stat is None:
-            return None
-        if (known := self.memo.sources.get(path, stat)) is not None:
-            return known
-        found = next(s3.digests([(path, stat)]))
-        if isinstance(found, SourceError):
-            return None
-        content, stat = found
-        self.memo.sources.learn(path, stat, content)
-        return content
+        parts = ["latents"] if kind == "latents" else text_parts(self.config.datasets[dataset])
+        items = [each for each in self.items(dataset, model)[0] if each.stem == fault["stem"]]
+        contents = self.contents(dataset, items)
+        inputs = (each for part in parts for each in self.inputs(model, part, items))
+        return any(contents.of(each) == fault["digest"] for each in inputs)
 
     def digest_of(self, path: str | Path) -> str | None:
         """Return the digest of a file; None where it cannot be read."""
@@ -254,6 +234,60 @@ class Facts:
             return self.memo.digest_of_file(Path(path))
         except OSError:
             return None
+
+    # -- targets ------------------------------------------------------------------------------
+
+    def inputs(self, model: str, part: str, items: Iterable[Item]) -> list[Item]:
+        """Return the inputs of the targets of a part, of some items."""
+        controlled = self.layout(model).controlled_text
+        return [item.inputs(part, controlled_text=controlled) for item in items]
+
+    def wanted_items(self, dataset: str, model: str) -> list[Item]:
+        """Return the items of a dataset that jobs do not skip; of the prompts those of all runs."""
+        if dataset == PROMPTS:
+            return prompt_items(known_prompts(self.config, model))
+        without = {fault["stem"] for fault in self.skipped(dataset)}
+        return [item for item in self.items(dataset, model)[0] if item.stem not in without]
+
+    def contents(self, dataset: str, items: Sequence[Item] | None = None) -> Contents:
+        """Return what tells digests of inputs; asked of some items only, it looks up only these."""
+        settings = self.config.datasets.get(dataset)
+        if settings is None:
+            return Contents(self.memo, None, {})
+        control = settings.control_directory
+        folders = [*self.scan(dataset).roots, *([s3.normalized(control)] if control else [])]
+        if items is not None:
+            paths = {each.path for item in items for each in item.files}
+            return Contents(self.memo, settings, self.memo.sources.known(paths, *folders))
+        below = (self.memo.sources.below(each) for each in folders)
+        known = {path: fact for found in below for path, fact in found.items()}
+        return Contents(self.memo, settings, known)
+
+    def judge(
+        self,
+        dataset: str,
+        model: str,
+        parts: Iterable[str],
+        some: tuple[Sequence[Item], Collection[str]] | None = None,
+    ) -> Judge:
+        """Return the judge of the targets of some parts.
+
+        Args:
+            dataset: its name.
+            model: its name.
+            parts: their names.
+            some: items and paths of cache files, where only these are to be judged.
+        """
+        folder, cached = f"cache/{dataset}/{model}", self.memo.targets
+        return Judge(
+            self.memo,
+            self.layout(model),
+            self.config.datasets.get(dataset),
+            (dataset, model),
+            {part: self.recipe_digest(dataset, model, kind_of(part)) for part in parts},
+            self.contents(dataset, some and some[0]),
+            cached.below(folder) if some is None else cached.known(some[1], folder),
+        )
 
     # -- models -------------------------------------------------------------------------------
 
@@ -288,5 +322,11 @@ class Facts:
         if program is not None:
             assert self._program_digest is not None
             found["program"] = self._program_digest(program, settings, kind, self.memo)
-        keep_places(found, settings)
+        if not self.asks:
+            keep_places(found, settings)
         return found
+
+    def recipe_digest(self, dataset: str, model: str, kind: str) -> str:
+        """Return the digest of a recipe; `UNKNOWN` where the model is not here."""
+        found = self.recipe(dataset, model, kind)
+        return digest.of_value(found) if found else UNKNOWN

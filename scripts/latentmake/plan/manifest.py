@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,16 @@ from latentmake import digest, layouts
 from latentmake.errors import CacheError, DatasetError
 from latentmake.files import atomic, cachefile
 from latentmake.layouts import Layout, kind_of
-from latentmake.plan import holdout, store
+from latentmake.plan import store
+from latentmake.plan.lock import (
+    Lock,
+    chosen,
+    images_digest,
+    keys_digest,
+    lock_digest,
+    place_of,
+    refuse_too_many,
+)
 from latentmake.plan.orders import run_order
 from latentmake.plan.receipts import GONE, check_listed, read_receipt
 from latentmake.plan.spool import spooled
@@ -30,35 +39,6 @@ CAPTIONS = "captions"
 """Part of the texts of items, where a trainer encodes them itself."""
 
 _CONTENT = 4  # in a receipt, behind the stat of a source
-
-
-def keys_digest(keys: Iterable[tuple[str, str]]) -> str:
-    """Return the digest of (stem, key) pairs in the order of their stems."""
-    return digest.of_lines(f"{stem}\t{key}" for stem, key in keys)
-
-
-def images_digest(paths: Iterable[str]) -> str:
-    """Return the digest of images' paths in the order of their stems."""
-    return digest.of_lines(paths)
-
-
-def place_of(item: Item, layout: Layout) -> str:
-    """Return what a manifest says of where the pixels of an item are."""
-    span, row = item.span, item.row  # beside: a Wan model's control has the name of its image
-    beside = [*item.controls, *item.layers] if layout.numbered_controls else []
-    if span is None and row is None and not beside:
-        return item.image
-    return json.dumps([item.image, span, row, *([beside] if beside else [])])
-
-
-def lock_digest(parts: Mapping[str, str], repeats: Mapping[str, int], validation: int = 0) -> str:
-    """Return the digest of `{dataset}/{part}` -> `keys_digest` and dataset -> `num_repeats`.
-
-    With `validation`, the number of sources held out, it tells these too: keys hold the digests of
-    sources, by which they are chosen.
-    """
-    held = [[holdout.SALT, validation]] if validation else []
-    return digest.of_value([dict(parts), dict(repeats), *held])
 
 
 class Member(NamedTuple):
@@ -119,51 +99,6 @@ class ManifestOrder:
 
 
 _ORDER = TypeAdapter(ManifestOrder)
-
-
-@dataclass(frozen=True)
-class Lock:
-    """Content of `dataset.lock`.
-
-    Attributes:
-        digest: `lock_digest` of the parts and repeats.
-        counts: `{dataset}/{part}` -> number of targets.
-        parts: `{dataset}/{part}` -> digest of its keys.
-        repeats: dataset -> `num_repeats`.
-        aside: dataset -> skipped items: stem, path, digest of the faulty file, line.
-        images: dataset -> `images_digest` of the manifest's images.
-        manifest: digest of the manifest's bytes.
-        held_out: digests of the sources held out of training.
-        trained: `lock_digest` of the other items, where some are held out.
-    """
-
-    digest: str = ""
-    counts: dict[str, int] = field(default_factory=dict)
-    parts: dict[str, str] = field(default_factory=dict)
-    repeats: dict[str, int] = field(default_factory=dict)
-    aside: dict[str, list[dict[str, str]]] = field(default_factory=dict)
-    images: dict[str, str] = field(default_factory=dict)
-    manifest: str = ""
-    held_out: list[str] = field(default_factory=list)
-    trained: str = ""
-
-    @property
-    def data(self) -> str:
-        """Digest of what trains."""
-        return self.trained or self.digest
-
-    def values(self) -> dict[str, Any]:
-        """Return its values; without those of validation where nothing is held out."""
-        without = set() if self.held_out else {"held_out", "trained"}
-        return {key: value for key, value in asdict(self).items() if key not in without}
-
-
-def read_lock(path: Path) -> Lock:
-    """Read a lock; an empty one if it is missing or damaged."""
-    try:
-        return Lock(**json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return Lock()
 
 
 def write_manifest(
@@ -271,8 +206,8 @@ def _held_out(
     if not order.validation:
         return {}
     contents = {x.item.image: read.get(x.item.image) or _content_of(x) for x in items}
-    holdout.refuse_too_many(order.run, order.validation, contents.values())
-    held = holdout.chosen(contents.values(), order.validation)
+    refuse_too_many(order.run, order.validation, contents.values())
+    held = chosen(contents.values(), order.validation)
     return {path: content for path, content in contents.items() if content in held}
 
 

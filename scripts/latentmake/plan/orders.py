@@ -1,4 +1,4 @@
-"""Work orders: the list of one batch, which a job carries out with others of its model.
+"""Orders: targets to make together, and the jobs that carry them out.
 
 An order is named by the digest of its content, found targets included, so that Snakemake never
 takes a new order for one that it has seen. The planning process writes it; jobs read it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -20,9 +21,8 @@ from pydantic_core import to_json
 from latentmake import digest, layouts
 from latentmake.config import Dataset, ExternalProgram, Model, MusubiTuner
 from latentmake.files import atomic
-from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import AnyClip
 from latentmake.layouts import Layout
+from latentmake.plan.target import Target
 from latentmake.sources.item import Item
 
 FOLDER = Path(".latentmake/orders")
@@ -36,23 +36,6 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "musubi_tuner": MusubiTuner,
     "sd_scripts": ExternalProgram,
 }
-
-
-class Target(NamedTuple):
-    """One cache file to be made.
-
-    Attributes:
-        found: key and mtime of the file there now (`key@mtime_ns`), if any.
-        size: width and height asked for, in pixels; None for text.
-        at_hand: files that seem to have the same content.
-    """
-
-    part: str
-    path: str
-    found: str | None
-    size: Size | None = None
-    clip: AnyClip | None = None
-    at_hand: tuple[str, ...] = ()
 
 
 class Work(NamedTuple):
@@ -71,7 +54,7 @@ _ITEMS: TypeAdapter[tuple[Work, ...]] = TypeAdapter(tuple[Work, ...])
 
 
 @dataclass(frozen=True)
-class WorkOrder:
+class Order:
     """Order of one batch.
 
     Attributes:
@@ -203,14 +186,16 @@ class WorkOrder:
             return False
 
     @classmethod
-    def read(cls, path: Path) -> WorkOrder:
+    def read(cls, path: Path) -> Order:
         """Read an order; an OSError or ValueError tells that there is none."""
         values = json.loads(path.read_bytes())
         for name, section in _SECTIONS.items():
             if values.get(name):
                 values[name] = section.model_validate(values[name])
         items = _ITEMS.validate_json(path.with_suffix(".items.json").read_bytes())
-        return cls(**values | {"items": items})
+        order = cls(**values | {"items": items})
+        order.__dict__["name"] = path.stem  # as it was when it was planned: nothing is serialised
+        return order
 
 
 def _pixels(target: Target) -> int:
@@ -228,3 +213,85 @@ def write_order(run: str, kind: str, order: object) -> str:
     path = run_order(run, kind, time.time_ns())
     atomic.write(path, to_json(order))
     return str(path)
+
+
+# -- jobs -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EncodingJob:
+    """Work orders of one kind and model that one process carries out one after the other."""
+
+    orders: tuple[Order, ...]
+
+    @property
+    def reuses(self) -> bool:
+        """Whether all targets seem to be at hand, so that nothing has to be encoded."""
+        return all(order.reuses for order in self.orders)
+
+    @property
+    def receipts(self) -> list[str]:
+        """Paths of the receipts of its orders."""
+        return [str(order.receipt) for order in self.orders]
+
+    @property
+    def rule(self) -> str:
+        """Name of its rule."""
+        verb = "reuse" if self.reuses else "encode"
+        return f"{verb}_{self.orders[0].kind}_{self._subject}_{self._name}"
+
+    @property
+    def log(self) -> str:
+        """Path of its log."""
+        return f"logs/{self.orders[0].kind}/{self._subject}/{self._name}.log"
+
+    @property
+    def _subject(self) -> str:
+        """Its dataset, or its model if there are several datasets."""
+        datasets = {order.dataset for order in self.orders}
+        return self.orders[0].model if len(datasets) > 1 else datasets.pop()
+
+    @cached_property
+    def _name(self) -> str:
+        names = [order.name for order in self.orders]
+        return (names[0] if len(names) == 1 else digest.of_value(names))[:12]
+
+
+def jobs_of(
+    wanted: Iterable[tuple[Order, Collection[str]]], side_by_side: int | None
+) -> list[EncodingJob]:
+    """Group work orders into jobs.
+
+    Orders of a job are of one kind and model, and needed by the same runs, so that no run waits for
+    what only others need. Those of an external encoder, which starts for each order, stay alone.
+
+    Args:
+        wanted: orders, each with the runs that need it.
+        side_by_side: how many jobs run at a time on this machine; None on a cluster, where each
+            order is a job.
+    """
+    groups: dict[object, list[Order]] = {}
+    for order, runs in wanted:
+        alone = side_by_side is None or order.is_external
+        group = (order.name,) if alone else (order.shared_encoder, order.reuses, frozenset(runs))
+        groups.setdefault(group, []).append(order)
+    return [
+        EncodingJob(tuple(dealt))
+        for orders in groups.values()
+        for dealt in _dealt(orders, side_by_side or 1)
+    ]
+
+
+def _dealt(orders: Sequence[Order], number: int) -> Iterator[list[Order]]:
+    """Deal orders to a number of jobs that have about as many targets each.
+
+    In a job the order of the largest samples comes first: it decides how much memory is needed.
+    """
+    jobs: list[list[Order]] = [[] for _ in range(min(number, len(orders)))]
+    targets = [0] * len(jobs)
+    for order in sorted(orders, key=lambda each: -len(each.paths)):
+        least = targets.index(min(targets))
+        jobs[least].append(order)
+        targets[least] += len(order.paths)
+    for job in jobs:
+        yield sorted(job, key=lambda each: -each.largest)

@@ -14,8 +14,8 @@ from pathlib import Path
 from latentmake.errors import ConfigError, StorageError
 from latentmake.files import atomic
 from latentmake.files.disk import device_of
-from latentmake.plan.parts import PROMPTS
-from latentmake.plan.staleness import PartState
+from latentmake.plan.state import PartState
+from latentmake.plan.target import PROMPTS
 
 OWNER = ".latentmake-owner"
 ADOPTED = "adopted.tsv"
@@ -72,7 +72,7 @@ def refuse_other_items(dataset: str, parts: Iterable[PartState]) -> None:
         # Those the other project may be writing just now.
         part.orphans = sorted({*part.orphans} - {*half}) if dataset != PROMPTS else []
         count += len(part.orphans) + sum(
-            each.reason != "damaged" and (each.found is not None or part.fresh > 0)
+            each.reason != "damaged" and (each.target.found is not None or part.fresh > 0)
             for each in part.stale
         )
     if count and dataset != PROMPTS:

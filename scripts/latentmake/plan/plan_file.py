@@ -14,9 +14,8 @@ from pydantic import BaseModel, ConfigDict
 
 from latentmake.errors import LatentmakeError
 from latentmake.files import atomic
-from latentmake.plan.jobs import EncodingJob
-from latentmake.plan.orders import FOLDER, RUNS, WorkOrder
-from latentmake.plan.parts import Plan
+from latentmake.plan.orders import FOLDER, RUNS, EncodingJob, Order
+from latentmake.plan.run_plan import Plan
 
 VARIABLE = "LATENTMAKE_PLAN"
 """Environment variable with the path of the plan file."""
@@ -40,7 +39,7 @@ class PlanFile(BaseModel):
     def of(
         cls,
         plan: Plan,
-        singles: Mapping[str, tuple[WorkOrder, bool]],
+        singles: Mapping[str, tuple[Order, bool]],
         asked: Mapping[str, Mapping[str, str]],
     ) -> PlanFile:
         """Return that of a plan.
@@ -89,14 +88,14 @@ class PlanFile(BaseModel):
             if not allowed or rule in allowed
         ]
 
-    def single(self, path: str) -> WorkOrder | None:
+    def single(self, path: str) -> Order | None:
         """Read the work order of a cache file that was asked for by its name."""
         return _read(self.singles[path]) if path in self.singles else None
 
 
-def _read(name: str) -> WorkOrder:
+def _read(name: str) -> Order:
     path = FOLDER / f"{name}.json"
     try:
-        return WorkOrder.read(path)
+        return Order.read(path)
     except (OSError, ValueError, TypeError) as error:
         raise LatentmakeError(f"{path} is not a work order: {error}") from None

@@ -7,42 +7,55 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from pydantic import ValidationError
+
 import latentmake
 from latentmake import digest
-from latentmake.config import Run
-from latentmake.errors import SourceError
-from latentmake.index.memo import Memo
-from latentmake.layouts import kind_of
-from latentmake.plan import changes, manifest, owners, reuse, snapshots, staleness
-from latentmake.plan.batches import batches
+from latentmake.config import Dataset, Run, nearest
+from latentmake.config.checks import check_sides, check_steps
+from latentmake.config.mistakes import refuse_unknown
+from latentmake.errors import ConfigError, SourceError
+from latentmake.index.memo import Memo, target_stat
+from latentmake.layouts import kind_of, text_of
+from latentmake.models import checkpoints, checks, shapes
+from latentmake.plan import owners, remembered, state
+from latentmake.plan.amounts import amount_of
+from latentmake.plan.contents import unreadable
 from latentmake.plan.facts import Facts
-from latentmake.plan.jobs import jobs_of
-from latentmake.plan.keys import UNKNOWN, unreadable
 from latentmake.plan.listing import Folder, Listing
-from latentmake.plan.manifest_job import plan_manifest
-from latentmake.plan.parts import (
+from latentmake.plan.lock import images_digest, place_of
+from latentmake.plan.orders import Order, Work, jobs_of
+from latentmake.plan.receipts import learn_receipts
+from latentmake.plan.run_plan import Plan, RunPlan, plan_manifest
+from latentmake.plan.state import State
+from latentmake.plan.target import (
     PROMPTS,
     Part,
-    Plan,
-    RunPlan,
+    Target,
     generation_prompts,
-    known_prompts,
     parts_of,
     prompt_items,
     prompts_of,
+    targets_of,
+    text_parts,
 )
-from latentmake.plan.receipts import learn_receipts
-from latentmake.plan.run_checks import check_run
-from latentmake.plan.snapshots import Asked
-from latentmake.plan.staleness import Evaluation
 from latentmake.sources import metadata, s3
 from latentmake.sources.item import Item
 
 _Needed = Mapping[tuple[str, str], Mapping[str, set[str]]]
 """(dataset, model) -> part -> the runs that need it."""
+
+_REUSED_ITEMS = 16_384  # of a batch that encodes nothing
+_UNKNOWN_ITEMS = 1024  # of a batch of unknown speed
+_SHARED_ITEMS = 64  # of a batch, at the least, that is one so that several GPUs work
+_PROMPTS = Dataset(path=".", empty_caption="allow")  # an empty prompt is meant
+_SIZE = re.compile(r"[0-9]+(x[0-9]+)?")
+_USUAL_FACTOR = 8  # pixels a latent: that of every Stable Diffusion VAE
 
 
 def make_plan(
@@ -78,17 +91,17 @@ def make_plan(
         for part in parts[name]:
             asked = needed.setdefault((part.dataset, part.model), {})
             asked.setdefault(part.name, set()).add(name)
-    states = _evaluate_all(facts, runs, needed, generated)
-    for (dataset, _), state in states.items():
-        owners.refuse_other_items(dataset, state.parts.values())
-    reuse.mark(facts.memo, [*states.values()])
+    states = _judge_all(facts, runs, needed, generated)
+    for (dataset, _), found in states.items():
+        owners.refuse_other_items(dataset, found.parts.values())
+    state.mark_reusable(facts.memo, states.values())
     plans = {
         name: RunPlan(
             name,
             parts={
-                Part(dataset, run.model, part): state
+                Part(dataset, run.model, part): each
                 for dataset in dict.fromkeys(part.dataset for part in parts[name])
-                for part, state in states[dataset, run.model].parts.items()
+                for part, each in states[dataset, run.model].parts.items()
                 if name in needed[dataset, run.model].get(part, {name})
             },
             images={dataset: states[dataset, run.model].images for dataset in run.datasets},
@@ -97,8 +110,8 @@ def make_plan(
     }
     wanted = []
     for (dataset, model), asked in needed.items():
-        state, jobs = states[dataset, model], side_by_side or 1
-        for order, wanting in batches(facts, dataset, model, asked, state, side_by_side=jobs):
+        found, jobs = states[dataset, model], side_by_side or 1
+        for order, wanting in _batches(facts, dataset, model, asked, found, side_by_side=jobs):
             if not facts.asks:
                 order.write()
             wanted.append((order, wanting))
@@ -125,10 +138,52 @@ def many_objects() -> Iterator[None]:
         gc.enable()
 
 
-def _evaluate_all(
+# -- checks ---------------------------------------------------------------------------------------
+
+
+def check_run(facts: Facts, name: str, run: Run) -> None:
+    """Refuse networks of another kind than their keys say, and sizes that they cannot have."""
+    model, key = facts.config.models[run.model], f"models.{run.model}"
+    if not model.spec.original_files:  # whose files the recipe looks at
+        for part in filter(None, (model.vae, *model.text, model.unet)):
+            checkpoints.check(part, model.architecture, f"{key}.checkpoint")
+        checks.check_kind(model.vae, "vae", f"{key}.vae")
+        for place in model.text:
+            checks.check_kind(place, "text", f"{key}.text")
+        if model.unet is not None:
+            checks.check_kind(model.unet, "unet", f"{key}.unet")
+    _check_resolutions(facts, name, run)
+
+
+def _check_resolutions(facts: Facts, name: str, run: Run) -> None:
+    """Refuse a resolution that the VAE cannot encode without cutting more off."""
+    model = facts.config.models[run.model]
+    if not facts.layout(run.model).any_size:
+        return  # the configuration has been checked for its rule
+    factor = shapes.vae_factor(model.vae) or _USUAL_FACTOR
+    reason = f"the VAE's factor {factor}"
+    check_sides(run.resolutions, factor, f"runs.{name}.resolutions", reason)
+    if run.trainer and (size := run.trainer.sample_resolution):
+        check_sides([size], factor, f"runs.{name}.trainer.samples.resolution", reason)
+    for dataset in run.datasets:
+        settings = facts.config.datasets[dataset]
+        steps = settings.bucket_steps
+        if settings.fit != "bucket":
+            continue
+        if steps % factor:
+            where = f"datasets.{dataset}.bucket_reso_steps"
+            what = f"{steps} is not a multiple of {reason}"
+            raise ConfigError(what, where=where, hint=f"use a multiple of {factor}")
+        check_steps(run.resolutions, steps, dataset)
+
+
+# -- state of datasets ----------------------------------------------------------------------------
+
+
+def _judge_all(
     facts: Facts, runs: Mapping[str, Run], needed: _Needed, generated: Collection[str]
-) -> dict[tuple[str, str], Evaluation]:
-    states: dict[tuple[str, str], Evaluation] = {}
+) -> dict[tuple[str, str], State]:
+    states: dict[tuple[str, str], State] = {}
     pending = list(needed)
     while pending:
         dataset, model = pending.pop(0)
@@ -137,105 +192,83 @@ def _evaluate_all(
             texts = {text for run in using.values() for text in prompts_of(run)}
             for name in using.keys() & {*generated}:
                 texts |= {*generation_prompts(facts.config, using[name])}
-            states[dataset, model] = _evaluate_prompts(facts, model, texts)
+            states[dataset, model] = _judge_prompts(facts, model, texts)
             continue
-        state = _evaluate_dataset(facts, dataset, model, [*needed[dataset, model]])
-        states[dataset, model] = state
-        if state.unreadable:  # by every model: those evaluated before must be again
-            facts.add_faults(dataset, state.unreadable)
+        found = _judge_dataset(facts, dataset, model, [*needed[dataset, model]])
+        states[dataset, model] = found
+        if found.unreadable:  # by every model: those judged before must be again
+            facts.add_faults(dataset, found.unreadable)
             again = [each for each in states if each[0] == dataset]
             pending += [each for each in again if each not in pending]
     return states
 
 
-def evaluate(
-    facts: Facts,
-    dataset: str,
-    model: str,
-    inputs: Mapping[str, Sequence[Item]],
-    *,
-    owned: set[str],
-    found: Listing,
-    gone: Collection[str] | None = None,
-) -> Evaluation:
-    """Return the state of some parts of a dataset or the prompts; see `staleness.evaluate`."""
-    return staleness.evaluate(
-        dataset=dataset,
-        model=model,
-        roots=() if dataset == PROMPTS else facts.scan(dataset).roots,
-        inputs=inputs,
-        owned=owned,
-        recipes={part: _recipe_digest(facts, dataset, model, part) for part in inputs},
-        memo=facts.memo,
-        found=found,
-        layout=facts.layout(model),
-        settings=facts.config.datasets.get(dataset),
-        gone=gone,
-    )
+def _judge_prompts(facts: Facts, model: str, texts: Iterable[str]) -> State:
+    """Return the state of some prompts of one model; those of all its runs have an owner."""
+    owned = {item.stem for item in facts.wanted_items(PROMPTS, model)}
+    found = Folder(f"cache/{PROMPTS}/{model}").listing()
+    return facts.judge(PROMPTS, model, ["text"]).judge({"text": prompt_items(texts)}, owned, found)
 
 
-def _recipe_digest(facts: Facts, dataset: str, model: str, part: str) -> str:
-    recipe = facts.recipe(dataset, model, kind_of(part))
-    return digest.of_value(recipe) if recipe else UNKNOWN
-
-
-def _evaluate_dataset(facts: Facts, dataset: str, model: str, parts: Sequence[str]) -> Evaluation:
-    """Return the state of some parts, by a remembered verdict where nothing changed."""
+def _judge_dataset(facts: Facts, dataset: str, model: str, parts: Sequence[str]) -> State:
+    """Return the state of some parts; of what is remembered, only what changed is judged."""
+    asked = _asked(facts, dataset, model, parts)
     settings, layout = facts.config.datasets[dataset], facts.layout(model)
-    recipes = {part: _recipe_digest(facts, dataset, model, part) for part in parts}
-    control, skipped = facts.control(dataset), facts.skipped(dataset)
+
+    def judge(
+        items: Sequence[Item],
+        owned: Collection[str],
+        found: Listing,
+        gone: Collection[str] | None = None,
+    ) -> State:
+        latents = facts.inputs(model, "latents", items)  # the same at each resolution
+        inputs = {
+            part: latents if kind_of(part) == "latents" else facts.inputs(model, part, items)
+            for part in parts
+        }
+        some = None if gone is None else (items, [*found, *gone])
+        made = facts.judge(dataset, model, parts, some).judge(inputs, owned, found)
+        if not any(kind_of(part) == "text" for part in parts):  # the trainer encodes it
+            made.unreadable |= _unreadable_captions(facts.memo, items)
+        return made
+
+    usual = not facts.skipped(dataset) and dataset not in facts.unreadable
+    if usual and (past := remembered.recall(facts.memo, asked)):
+        if same := past.state(asked):
+            return same
+        facts.note_unused(dataset)
+        if changed := remembered.judge_changed(facts, asked, past, judge):
+            remembered.keep(facts.memo, asked, changed[1], changed[0])
+            return changed[0]
+    elif usual:
+        facts.note_unused(dataset)
+    items, faults = facts.items(dataset, model)
+    wanted = facts.wanted_items(dataset, model)
+    owned = {item.stem for item in items} | {fault.stem for fault in faults}
+    if layout.drops_skipped and settings.on_error == "skip":
+        owned = {item.stem for item in wanted}
+    made = judge(wanted, owned, asked.folder.listing())
+    places = {item.stem: place_of(item, layout) for item in wanted}
+    made.images = images_digest(places.values())
+    if not faults and usual:
+        remembered.keep(facts.memo, asked, places, made)
+    return made
+
+
+def _asked(facts: Facts, dataset: str, model: str, parts: Sequence[str]) -> remembered.Asked:
+    """Return the question for the state of some parts, with all that the answer depends on."""
+    settings = facts.config.datasets[dataset]
+    recipes = {part: facts.recipe_digest(dataset, model, kind_of(part)) for part in parts}
+    control = facts.control(dataset)
     listings: list[str | None] = [control and control.fingerprint]
     if settings.metadata_file is not None:
         listings.append(str(metadata.metadata_stat(dataset, settings.metadata_file)))
     version = [latentmake.__version__, latentmake.PLAN_VERSION]
-    base = [version, dataset, model, layout.name, recipes, listings, settings.model_dump()]
-
-    def evaluated(
-        items: Sequence[Item], owned: set[str], found: Listing, gone: Collection[str] | None
-    ) -> Evaluation:
-        latents = [item.inputs("latents") for item in items]  # the same at each resolution
-        inputs = {
-            part: latents
-            if kind_of(part) == "latents"
-            else [item.inputs(part, controlled_text=layout.controlled_text) for item in items]
-            for part in parts
-        }
-        state = evaluate(facts, dataset, model, inputs, owned=owned, found=found, gone=gone)
-        if not any(kind_of(part) == "text" for part in parts):  # the trainer encodes it
-            state.unreadable |= _unreadable_captions(facts.memo, items)
-        return state
-
+    layout = facts.layout(model).name
+    base = [version, dataset, model, layout, recipes, listings, settings.model_dump()]
     folder = Folder(f"cache/{dataset}/{model}")
-    asked = Asked(dataset, model, tuple(parts), digest.of_value(base), facts.scan(dataset), folder)
-    if not skipped and dataset not in facts.unreadable:
-        snapshot = snapshots.latest(facts.memo, asked)
-        if answer := facts.memo.verdict(asked.question):
-            return staleness.recall(answer, snapshot.lines_of(asked) if snapshot else None)
-        facts.note_unused(dataset)
-        if snapshot and (found := changes.changed(facts, asked, snapshot, evaluated)):
-            if _learn_verdict(facts, asked, found[0]):
-                snapshots.keep(facts.memo, asked, found[1], found[0])
-            return found[0]
-    items, faults = facts.items(dataset, model)
-    without = {fault["stem"] for fault in skipped}
-    wanted = [item for item in items if item.stem not in without]
-    owned = {item.stem for item in items} | {fault.stem for fault in faults}
-    if layout.drops_skipped and settings.on_error == "skip":
-        owned = {item.stem for item in wanted}
-    state = evaluated(wanted, owned, folder.listing(), None)
-    places = {item.stem: manifest.place_of(item, layout) for item in wanted}
-    state.images = manifest.images_digest(places.values())
-    if not faults and not skipped:
-        _learn_verdict(facts, asked, state)
-        snapshots.keep(facts.memo, asked, places, state)
-    return state
-
-
-def _learn_verdict(facts: Facts, asked: Asked, state: Evaluation) -> bool:
-    """Remember the answer to a question; return False where anything is to do."""
-    if verdict := staleness.remember(state):
-        facts.memo.learn_verdict(asked.question, verdict)
-    return verdict is not None
+    scan = facts.scan(dataset)
+    return remembered.Asked(dataset, model, tuple(parts), digest.of_value(base), scan, folder)
 
 
 def _unreadable_captions(memo: Memo, items: Iterable[Item]) -> dict[str, SourceError]:
@@ -250,8 +283,172 @@ def _unreadable_captions(memo: Memo, items: Iterable[Item]) -> dict[str, SourceE
     return found
 
 
-def _evaluate_prompts(facts: Facts, model: str, texts: Iterable[str]) -> Evaluation:
-    """Return the state of some prompts of one model; those of all its runs have an owner."""
-    owned = {item.stem for item in prompt_items(known_prompts(facts.config, model))}
-    found = Folder(f"cache/{PROMPTS}/{model}").listing()
-    return evaluate(facts, PROMPTS, model, {"text": prompt_items(texts)}, owned=owned, found=found)
+# -- batches --------------------------------------------------------------------------------------
+
+
+def _batches(
+    facts: Facts,
+    dataset: str,
+    model: str,
+    asked: Mapping[str, set[str]],
+    found: State,
+    *,
+    side_by_side: int,
+) -> Iterator[tuple[Order, frozenset[str]]]:
+    """Cut the stale targets of a dataset and model into orders, each with the runs that need it.
+
+    Each is of one kind, needed by the same runs, and has either all targets of an item that are
+    to be encoded or all that are at hand.
+
+    Args:
+        facts: of dataset and model.
+        dataset: its name.
+        model: its name.
+        asked: part -> the runs that need it.
+        found: state of the parts.
+        side_by_side: how many jobs run at a time on this machine.
+    """
+    groups: dict[tuple[str, frozenset[str], bool], dict[tuple[str, str | None], Work]] = {}
+    everyone = frozenset().union(*(runs for part, runs in asked.items() if "@" in part))
+    for part, wanting in asked.items():
+        # A text that lies beside each resolution is encoded once for all of them.
+        together = everyone if "@" in part else frozenset(wanting)
+        for stale in found.parts[part].stale:
+            item, target = stale.item, stale.target
+            group = groups.setdefault((kind_of(part), together, bool(target.at_hand)), {})
+            work = group.get((item.stem, item.text), Work(item, ()))
+            content = work.content if stale.content is None else stale.content
+            group[item.stem, item.text] = Work(item, (*work.targets, target), content)
+    for (kind, runs, at_hand), group in groups.items():
+        works = [*group.values()]
+        size = _REUSED_ITEMS if at_hand else _batch_size(facts, dataset, model, kind, works)
+        if side_by_side > 1 and not at_hand:
+            size = min(size, max(_SHARED_ITEMS, -(-len(works) // side_by_side)))
+        for start in range(0, len(works), size):
+            yield _order(facts, dataset, model, kind, works[start : start + size]), runs
+
+
+def _batch_size(facts: Facts, dataset: str, model: str, kind: str, works: Sequence[Work]) -> int:
+    """Return the number of items of a batch: as configured, or by the speed of past jobs.
+
+    Starting a job shall be a tenth of it at most, however short the time asked for.
+    """
+    batch = facts.config.batch
+    if batch.items != "auto":
+        return batch.items
+    rate = facts.memo.rate(f"{kind} {model}")
+    if rate is None or not works:
+        return _UNKNOWN_ITEMS
+    seconds = max(batch.minutes * 60 - rate.starting, 9 * rate.starting)
+    settings = facts.config.datasets.get(dataset, _PROMPTS), facts.config.models[model]
+    targets = sum(len(each.targets) for each in works)
+    all_ = rate.seconds(targets, amount_of(kind, *settings, works))
+    return max(1, int(seconds * len(works) / all_)) if all_ else _UNKNOWN_ITEMS
+
+
+def _order(facts: Facts, dataset: str, model: str, kind: str, works: Sequence[Work]) -> Order:
+    """Return the order for some work of one dataset, model and kind."""
+    config = facts.config
+    return Order(
+        kind=kind,
+        dataset=dataset,
+        model=model,
+        dataset_settings=config.datasets.get(dataset, _PROMPTS),
+        model_settings=config.models[model],
+        recipe=facts.recipe(dataset, model, kind),
+        items=tuple(works),
+        musubi_tuner=config.musubi_tuner if config.models[model].scripted else None,
+        sd_scripts=config.sd_scripts if config.models[model].by_strategies else None,
+    )
+
+
+# -- one cache file -------------------------------------------------------------------------------
+
+
+def single(facts: Facts, path: str) -> tuple[Order, bool]:
+    """Plan one cache file, `cache/{dataset}/{model}/...`; return its order and whether it is stale.
+
+    Raises:
+        SourceError: its item is faulty, or its source cannot be read.
+        UserError: there is no such item, or something makes planning impossible.
+    """
+    config = facts.config
+    _, dataset, model, place, name = (*path.split("/", 4), "", "", "", "")[:5]
+    refuse_unknown("dataset", dataset, (PROMPTS, *config.datasets), path)
+    refuse_unknown("model", model, config.models, path)
+    if dataset != PROMPTS and _SIZE.fullmatch(place):
+        _check_size(facts, dataset, model, place, path)
+    layout = facts.layout(model)
+    bases = layout.owners(name)
+    for item, target in named_targets(facts, dataset, model, place, bases):
+        if target.path == path:
+            return _single(facts, dataset, model, item, target)
+    for fault in () if dataset == PROMPTS else facts.known_faults(dataset, model):
+        if layout.base(fault.stem) in bases:
+            raise SourceError(fault.what, where=fault.path, hint=fault.hint)
+    paths = (target.path for _, target in named_targets(facts, dataset, model, place))
+    names = {each.split("/", 4)[4]: each for each in paths}
+    hint = "check the name of its folder"
+    if names:
+        hint = f"the nearest is {names[nearest(name, names) or min(names)]}"
+    raise ConfigError("no item has a cache file of this name", where=path, hint=hint)
+
+
+def named_targets(
+    facts: Facts, dataset: str, model: str, place: str, bases: Collection[str] | None = None
+) -> Iterator[tuple[Item, Target]]:
+    """Yield inputs and target of each cache file in a folder; of some bases only, if given."""
+    layout, settings = facts.layout(model), facts.config.datasets.get(dataset)
+    for part in layout.parts([place]):
+        wanted, is_text = Part(dataset, model, part), kind_of(part) == "text"
+        if layout.folder(*wanted) != f"cache/{dataset}/{model}/{place}":
+            continue
+        if settings is None:
+            inputs = facts.wanted_items(dataset, model) if part == "text" else []
+        elif not (text_of(part) in text_parts(settings) if is_text else _SIZE.fullmatch(part)):
+            continue
+        else:
+            inputs = facts.inputs(model, part, facts.items(dataset, model)[0])
+        if bases is not None:
+            inputs = [item for item in inputs if layout.base(item.stem) in bases]
+        for item, targets in targets_of(layout, settings, wanted, inputs):
+            for target in targets:
+                yield item, target
+
+
+def _check_size(facts: Facts, dataset: str, model: str, place: str, path: str) -> None:
+    """Refuse a resolution forbidden to runs of this dataset and model."""
+    try:
+        run = Run(datasets=[dataset], model=model, resolutions=[place], trainer=None)
+        facts.config.check_run("NAME", run)
+        _check_resolutions(facts, "NAME", run)
+    except ConfigError as error:
+        raise ConfigError(error.what, where=path, hint=error.hint) from None
+    except ValidationError as error:
+        raise ConfigError(
+            f"{place} is no resolution that can be encoded ({error.errors()[0]['msg']})",
+            where=path,
+            hint="use a resolution of a run",
+        ) from None
+
+
+def judge_one(facts: Facts, dataset: str, model: str, item: Item, target: Target) -> State:
+    """Return the state of a part with one target."""
+    there = os.path.lexists(target.path) and not Path(target.path).is_dir()
+    found = {target.path: target_stat(Path(target.path).lstat())} if there else {}
+    judge = facts.judge(dataset, model, [target.part], ([item], [target.path]))
+    return judge.judge({target.part: [item]}, {item.stem}, found)
+
+
+def _single(
+    facts: Facts, dataset: str, model: str, item: Item, target: Target
+) -> tuple[Order, bool]:
+    found = judge_one(facts, dataset, model, item, target)
+    for error in found.unreadable.values():
+        raise error
+    all_stale = found.parts[target.part].stale
+    stale = next((each for each in all_stale if each.path == target.path), None)
+    work = Work(item, (target if stale is None else stale.target,))
+    order = _order(facts, dataset, model, kind_of(target.part), [work])
+    order.write()
+    return order, stale is not None

@@ -26,9 +26,9 @@ from latentmake.files.removal import ListedFile, files_below, remove, remove_emp
 from latentmake.layouts import kind_of
 from latentmake.plan import owners
 from latentmake.plan.facts import Facts
-from latentmake.plan.manifest import read_lock
-from latentmake.plan.parts import PROMPTS, parts_of
+from latentmake.plan.lock import read_lock
 from latentmake.plan.store import STORE
+from latentmake.plan.target import PROMPTS, parts_of
 
 _NAME = TypeAdapter(Name)
 _TEMPORARY = re.compile(rf"\.[0-9a-f]{{16,32}}(\.\d+)+{re.escape(atomic.TEMPORARY_SUFFIX)}")
@@ -213,7 +213,7 @@ def _find_manifests(dataset: str, config: Config, found: Pruning) -> None:
         if folder.name in config.runs or folder.is_symlink() or not folder.is_dir():
             continue
         paths = [folder / "dataset.lock", folder / "manifest.jsonl"]
-        lock = read_lock(paths[0])
+        lock = read_lock(folder.name)
         if not any(part.startswith(f"{dataset}/") for part in lock.parts):
             continue
         try:

@@ -16,7 +16,7 @@ from latentmake.files import atomic
 from latentmake.files.cachefile import Picture
 from latentmake.index.memo import Memo, SourceStat, TargetStat
 from latentmake.index.rates import Work
-from latentmake.plan.orders import FOLDER, RUNS, WorkOrder
+from latentmake.plan.orders import FOLDER, RUNS, Order
 
 GONE = "this cache file is gone"
 
@@ -82,7 +82,7 @@ def read_receipt(path: Path) -> Receipt:
         raise ValueError(f"{path}: {error}") from None
 
 
-def encoded(orders: Iterable[WorkOrder]) -> Counter[str]:
+def encoded(orders: Iterable[Order]) -> Counter[str]:
     """Return how many targets of each kind the jobs of some orders encoded, by their receipts."""
     counts = Counter[str]()
     for order in orders:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from latentmake.config import Cluster, TrainingJob
 from latentmake.index.memo import Memo
 from latentmake.plan.batches import minutes_of
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.orders import Order
 
 Resources = dict[str, int | str | Callable[[object, int], int]]
 _UNKNOWN_SECONDS = 2.0  # an item of a model without any measured speed
 
 
 def resources_of(
-    cluster: Cluster, kind: str, orders: Sequence[WorkOrder], memo: Memo | None
+    cluster: Cluster, kind: str, orders: Sequence[Order], memo: Memo | None
 ) -> Resources:
     """Return the cluster resources of a job of a kind (`encode`, `train`) with some work orders.
 

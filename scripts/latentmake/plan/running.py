@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from latentmake.errors import StorageError
 from latentmake.files import atomic
-from latentmake.plan.orders import FOLDER, WorkOrder
+from latentmake.plan.orders import FOLDER, Order
 from latentmake.plan.targets import is_training_asked
 from latentmake.plan.training_estimate import duration
 
@@ -55,7 +55,7 @@ class BuildProgress:
 
 
 def announce(
-    orders: Iterable[WorkOrder], runs: Iterable[str], targets: Sequence[str]
+    orders: Iterable[Order], runs: Iterable[str], targets: Sequence[str]
 ) -> BinaryIO | None:
     """Note the begin of a build for other processes; return a file to hold until it ends.
 
@@ -122,14 +122,14 @@ def _progress(about: dict[str, Any]) -> BuildProgress:
     made: dict[str, tuple[int, int]] = {}
     for name in about["orders"]:
         with contextlib.suppress(OSError, ValueError):
-            order = WorkOrder.read(FOLDER / f"{name}.json")
+            order = Order.read(FOLDER / f"{name}.json")
             before = made.get(order.work, (0, 0))
             made[order.work] = before[0] + _made(order, began), before[1] + len(order.paths)
     training = {run: _last_line(Path(f"logs/train/{run}.log"), began) for run in about["trained"]}
     return BuildProgress(int(about["process"]), about["targets"], began, made, training)
 
 
-def _made(order: WorkOrder, began: float) -> int:
+def _made(order: Order, began: float) -> int:
     """Return how many targets of an order are made."""
     with contextlib.suppress(OSError):
         if order.receipt.stat().st_mtime >= began - 1:  # another machine may have another clock

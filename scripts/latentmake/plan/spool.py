@@ -17,7 +17,8 @@ from typing import BinaryIO
 from latentmake.errors import CacheError, StorageError
 from latentmake.files import cachefile
 from latentmake.plan import store
-from latentmake.plan.orders import FOLDER, KEPT_SECONDS, RUNS, Target, WorkOrder
+from latentmake.plan.orders import FOLDER, KEPT_SECONDS, RUNS, Order
+from latentmake.plan.target import Target
 
 SPOOL = Path(".latentmake/spool")
 _BUILDING = Path(".latentmake/building.lock")
@@ -28,7 +29,7 @@ def spooled(key: str) -> Path:
     return SPOOL / f"{key}.safetensors"
 
 
-def begin(orders: Sequence[WorkOrder], *, alone: bool = False) -> BinaryIO | None:
+def begin(orders: Sequence[Order], *, alone: bool = False) -> BinaryIO | None:
     """Clean up unless another build runs, and keep the files that some orders' jobs will replace.
 
     Called before any job, by a process that holds Snakemake's lock. That lock is one on files:
@@ -62,7 +63,7 @@ def begin(orders: Sequence[WorkOrder], *, alone: bool = False) -> BinaryIO | Non
     return held
 
 
-def end(held: BinaryIO | None, orders: Iterable[WorkOrder], keep: int) -> None:
+def end(held: BinaryIO | None, orders: Iterable[Order], keep: int) -> None:
     """Clean up after a successful build, unless another one runs.
 
     What is left in the spool goes to the store, where it counts.
@@ -85,7 +86,7 @@ def end(held: BinaryIO | None, orders: Iterable[WorkOrder], keep: int) -> None:
         store.prune(keep)
 
 
-def keep_replaced(orders: Iterable[WorkOrder]) -> None:
+def keep_replaced(orders: Iterable[Order]) -> None:
     """Link the files under the names of some orders' targets into the spool.
 
     Jobs replace them, and Snakemake deletes those that a job declares. If an edit or a change of
@@ -101,7 +102,7 @@ def keep_replaced(orders: Iterable[WorkOrder]) -> None:
                 os.link(target.path, spooled(key))
 
 
-def _targets(orders: Iterable[WorkOrder]) -> Iterator[Target]:
+def _targets(orders: Iterable[Order]) -> Iterator[Target]:
     return (target for order in orders for item in order.items for target in item.targets)
 
 

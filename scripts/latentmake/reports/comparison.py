@@ -16,7 +16,7 @@ from pydantic import JsonValue
 from latentmake.config import Config, LoopTrainer
 from latentmake.errors import ConfigError, TrainingError, UserError
 from latentmake.files import atomic
-from latentmake.plan.parts import run_folder
+from latentmake.plan.lock import run_folder
 from latentmake.reports.clips import FPS, ClipSources
 from latentmake.reports.images import Pictures, as_text
 from latentmake.reports.page import page

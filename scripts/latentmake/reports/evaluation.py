@@ -11,7 +11,7 @@ from latentmake.config import Config
 from latentmake.errors import CacheError, ConfigError
 from latentmake.files import atomic
 from latentmake.plan.facts import Facts
-from latentmake.plan.parts import RunPlan
+from latentmake.plan.run_plan import RunPlan
 from latentmake.reports.clips import ClipSources
 from latentmake.reports.page import page, state_in, table, template_digest
 from latentmake.training.backend import Backend

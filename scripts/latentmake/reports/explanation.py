@@ -7,8 +7,7 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from latentmake.plan.differences import recipe_words, short
-from latentmake.plan.explained import Explanation, quoted
+from latentmake.plan.explain import Explanation, quoted, recipe_words, short
 from latentmake.plan.programs import program_of
 from latentmake.plan.receipts import job_log
 

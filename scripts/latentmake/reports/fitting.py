@@ -10,8 +10,8 @@ from latentmake.geometry.buckets import Size
 from latentmake.index.memo import SourceStat
 from latentmake.layouts import size_of
 from latentmake.plan.facts import Facts
-from latentmake.plan.parts import Plan
-from latentmake.plan.staleness import PartState
+from latentmake.plan.run_plan import Plan
+from latentmake.plan.state import PartState
 from latentmake.sources import s3
 
 _ENLARGED = 1.01  # times: less is the rounding of sides

@@ -17,7 +17,8 @@ from latentmake.errors import ConfigError, StorageError
 from latentmake.files import atomic
 from latentmake.files.mp4 import spread_frames
 from latentmake.plan.facts import Facts
-from latentmake.plan.parts import RunPlan, run_folder
+from latentmake.plan.lock import run_folder
+from latentmake.plan.run_plan import RunPlan
 from latentmake.reports.page import page, state_in, table, template_digest
 from latentmake.training.backend import Backend
 from latentmake.training.generation import FOLDER, INDEX, Clip, GenerationIndex

@@ -8,9 +8,9 @@ from collections.abc import Collection, Sequence
 from latentmake.files.disk import Need, human, shortages
 from latentmake.plan.estimates import Estimates, built_orders
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import WorkOrder
-from latentmake.plan.parts import Plan
+from latentmake.plan.orders import Order
 from latentmake.plan.receipts import encoded
+from latentmake.plan.run_plan import Plan
 from latentmake.plan.targets import is_training_asked
 from latentmake.reports.fitting import fitting_lines
 from latentmake.reports.plan_table import counted, plan_table
@@ -57,7 +57,7 @@ def report(
         sys.stderr.write(f"warning: {shortage}\n")
 
 
-def report_built(orders: Sequence[WorkOrder]) -> None:
+def report_built(orders: Sequence[Order]) -> None:
     """Print how many targets a build encoded: `1 text encoded, 0 latents`."""
     counts = encoded(orders)
     latents = counted(counts["latents"], "latent")

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from tabulate import tabulate
 
 from latentmake.layouts import kind_of
-from latentmake.plan.parts import Part, Plan
-from latentmake.plan.staleness import REASONS
+from latentmake.plan.run_plan import Plan
+from latentmake.plan.state import REASONS
+from latentmake.plan.target import Part
 
 
 def plan_table(plan: Plan, estimates: Iterable[str] = ()) -> str:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator
-from contextlib import suppress
 
-from latentmake.errors import CacheError
-from latentmake.files.cachefile import read_header, read_recipe
 from latentmake.layouts import kind_of
-from latentmake.plan.differences import placement_differences, recipe_differences
+from latentmake.plan.explain import PLACED, differences
 from latentmake.plan.facts import Facts
-from latentmake.plan.parts import Part, RunPlan
-from latentmake.plan.staleness import Stale
+from latentmake.plan.run_plan import RunPlan
+from latentmake.plan.state import Stale
+from latentmake.plan.target import Part
 
 _NAMED = 3  # differences, or datasets, of a line
 
@@ -53,25 +51,12 @@ def _words(facts: Facts, part: Part, stale: Stale) -> str:
 
 
 def _difference(facts: Facts, part: Part, stale: Stale) -> str:
-    model = facts.config.models[part.model]
-    now = facts.recipe(part.dataset, part.model, kind_of(part.name))
-    if not now:
+    if not facts.recipe(part.dataset, part.model, kind_of(part.name)):
         return f"unknown without the model {part.model}"
-    found = recipe_differences(read_recipe(stale.path), now, model)
-    if found:
-        return _some([*map(str, found)])
-    with suppress(CacheError, OSError):
-        found = placement_differences(
-            facts.memo,
-            facts.layout(part.model),
-            facts.config.datasets.get(part.dataset),
-            part.name,
-            stale.item,
-            read_header(stale.path),
-            stale.clip,
-        )
-    *settings, last = [*map(str, found)] or ["keys in headers"]
-    return _some(settings) or ("size and crop" if found else last)
+    found = [*map(str, differences(facts, None, part, stale))]
+    if len(found) > 1 and found[-1].startswith(PLACED):
+        found.pop()
+    return _some(found) or "keys in headers"
 
 
 def _some(names: Collection[str]) -> str:

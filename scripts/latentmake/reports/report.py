@@ -16,8 +16,8 @@ from latentmake.files.safetensors import read_head
 from latentmake.layouts import kind_of
 from latentmake.models.shapes import vae_factor
 from latentmake.plan.facts import Facts
-from latentmake.plan.manifest_job import manifest_items
-from latentmake.plan.parts import RunPlan, run_folder
+from latentmake.plan.lock import run_folder
+from latentmake.plan.run_plan import RunPlan, members
 from latentmake.plan.training_estimate import duration
 from latentmake.reports.cards import PICTURES, page_data, read_cards
 from latentmake.reports.page import page, table
@@ -95,7 +95,7 @@ def _buckets(facts: Facts, name: str) -> dict[str, Any]:
     except UserError:
         factor = 1
     sizes: Counter[tuple[str, str, int, int, int]] = Counter()
-    for item in manifest_items(facts, run, {}, {}):
+    for item in members(facts, run, {}, {}):
         for part, targets in item.targets.items():
             if kind_of(part) == _LATENTS:
                 found = filter(None, (_size(path) for path, _ in targets))

@@ -12,10 +12,11 @@ from latentmake.layouts import kind_of
 from latentmake.plan import store
 from latentmake.plan.estimates import CacheEstimate, Estimates, estimates_by_part
 from latentmake.plan.facts import Facts
-from latentmake.plan.jobs import jobs_of
 from latentmake.plan.listing import Folder
-from latentmake.plan.parts import Part, RunPlan
+from latentmake.plan.orders import jobs_of
+from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.running import BuildProgress, running_builds
+from latentmake.plan.target import Part
 from latentmake.reports.plan_table import row_of
 from latentmake.reports.recipe_changes import recipe_changes
 

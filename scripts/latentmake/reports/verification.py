@@ -25,11 +25,13 @@ from latentmake.files.intact import read_intact
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of
 from latentmake.plan import spool, store
-from latentmake.plan.differences import recipe_differences
-from latentmake.plan.expected import Expected, expected_files, sources_of
+from latentmake.plan.explain import recipe_differences
 from latentmake.plan.facts import Facts
-from latentmake.plan.parts import PROMPTS, parts_of, prompt_items, prompts_of, run_folder
+from latentmake.plan.lock import run_folder
+from latentmake.plan.state import Judge
+from latentmake.plan.target import PROMPTS, Target, parts_of, prompt_items, prompts_of
 from latentmake.progress import Progress
+from latentmake.sources.item import Item
 from latentmake.training.json_file import JsonFile
 
 DAMAGED, UNEXPECTED, MISSING = "damaged", "not what the plan expects", "missing"
@@ -121,17 +123,53 @@ def verify(facts: Facts, runs: Sequence[str], *, threads: int, repair: bool = Fa
     return found
 
 
+class Expected(NamedTuple):
+    """Origin that a cache file should have.
+
+    Attributes:
+        source: path of the image or caption; its text where it has no file.
+        content: digest of the inputs; "" where they cannot be read.
+        recipe: digest of the recipe; "" where the model is not here.
+        key: "" where it is unknown, as the size of an image that nobody read.
+    """
+
+    path: str
+    part: str
+    source: str
+    content: str
+    recipe: str
+    key: str
+
+
 def _expected(facts: Facts, run: Run) -> Iterator[Expected]:
     """Yield the cache files of a run and what each should be made of."""
     parts: dict[str, list[str]] = {}
     for part in parts_of(facts.config, run):
         parts.setdefault(part.dataset, []).append(part.name)
     for dataset, names in parts.items():
-        if dataset == PROMPTS:
-            sources = {"text": prompt_items(prompts_of(run))}
-        else:
-            sources = sources_of(facts, dataset, run.model, names)
-        yield from expected_files(facts, dataset, run.model, sources)
+        judge = facts.judge(dataset, run.model, names)
+        items = facts.wanted_items(dataset, run.model)
+        for name in names:
+            if dataset == PROMPTS:
+                inputs = prompt_items(prompts_of(run))
+            else:
+                inputs = facts.inputs(run.model, name, items)
+            for item, targets in judge.targets(name, inputs):
+                yield from (_wanted(judge, item, target, facts.memo) for target in targets)
+
+
+def _wanted(judge: Judge, item: Item, target: Target, memo: Memo) -> Expected:
+    """Return what a cache file should be made of; what it says of its content is not believed."""
+    content, recipe = judge.contents.of(item) or "", judge.recipes[target.part]
+    key = ""
+    try:
+        if content:
+            known = memo.targets.get(target.path) or ""
+            content, key, _ = judge.wanted(item, target, content, known)
+    except (CacheError, OSError):
+        key = judge.key_of(item, target, content, None) or ""
+    source = item.source if item.source is not None else item.text or ""
+    return Expected(target.path, target.part, source, content, recipe, key)
 
 
 def _recipes(facts: Facts, run: Run) -> Iterable[Mapping[str, object]]:

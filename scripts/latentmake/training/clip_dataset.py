@@ -16,9 +16,8 @@ from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import SourceFps
 from latentmake.index.memo import Memo
 from latentmake.layouts.musubi import Musubi
-from latentmake.plan.clip_list import ListedClip, listed_clips
 from latentmake.plan.facts import Facts
-from latentmake.sources.caption_files import read_caption
+from latentmake.sources.clips import listed_clips
 
 _NAME = "source"
 _SIDE = 16  # of a Wan network's patches, in pixels
@@ -97,8 +96,8 @@ class ClipDataset(TorchDataset[dict[str, Any]]):
         clips = list(listed_clips(items, facts.layout(_NAME), self._settings))
         prompts: dict[str, str] = {}
         for clip in clips:
-            if clip.stem not in prompts:
-                prompts[clip.stem] = _prompt(clip)
+            if clip.item.stem not in prompts:
+                prompts[clip.item.stem] = clip.prompt()
         self._clips = clips * self._settings.num_repeats
         self._prompts = prompts
 
@@ -118,13 +117,17 @@ class ClipDataset(TorchDataset[dict[str, Any]]):
         clip, fps = self._clips[index], self._settings.source_fps
         wanted = Wanted(clip.indices(fps), self._size)
         limit = self._settings.max_image_pixels
-        pixels = clip_array(clip.path, wanted, rotation=clip.media.rotation, max_pixels=limit)
+        pixels = clip_array(clip.item.image, wanted, rotation=clip.media.rotation, max_pixels=limit)
         values = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
-        place = {"video": clip.path, "first_frame": wanted.indices[0], "stride": clip.span.stride}
+        place = {
+            "video": clip.item.image,
+            "first_frame": wanted.indices[0],
+            "stride": clip.span.stride,
+        }
         return {
             "pixel_values": values.float() / 127.5 - 1.0,
-            "prompt": self._prompts[clip.stem],
-            "row": {**(clip.row or {}), **place},
+            "prompt": self._prompts[clip.item.stem],
+            "row": {**(clip.item.row or {}), **place},
         }
 
 
@@ -148,9 +151,3 @@ def _config(dataset: dict[str, Any], resolution: tuple[int, int]) -> Config:
     model = {"task": "t2v-1.3B", "vae": "-", "text": {"path": "-", "tokenizer": "-"}}
     run = {"datasets": [_NAME], "model": _NAME, "resolutions": [list(resolution)]}
     return parse({"datasets": {_NAME: dataset}, "models": {_NAME: model}, "runs": {_NAME: run}})
-
-
-def _prompt(clip: ListedClip) -> str:
-    if clip.text is not None:
-        return clip.text
-    return read_caption(clip.caption) if clip.caption else ""

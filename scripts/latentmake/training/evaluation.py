@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from latentmake import digest
-from latentmake.plan.parts import run_folder
+from latentmake.plan.lock import run_folder
 from latentmake.training.clip_statistics import ClipFigures
 from latentmake.training.generation import GenerationOrder
 from latentmake.training.json_file import JsonFile

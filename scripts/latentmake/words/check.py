@@ -12,9 +12,10 @@ from latentmake import backends
 from latentmake.files.disk import free, human, shortages
 from latentmake.plan.estimates import Estimates
 from latentmake.plan.facts import Facts
-from latentmake.plan.jobs import jobs_of
-from latentmake.plan.parts import Part, RunPlan
-from latentmake.plan.staleness import PartState
+from latentmake.plan.orders import jobs_of
+from latentmake.plan.run_plan import RunPlan
+from latentmake.plan.state import PartState
+from latentmake.plan.target import Part
 from latentmake.training.checks import Finding, checklist, failed, of_faults
 from latentmake.words.project import ConfigFiles, Directory, Json, Runs, opened
 

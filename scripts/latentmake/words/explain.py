@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from latentmake.plan import explained
+from latentmake.plan.explain import explain as explanations
 from latentmake.reports.explanation import explanation_text, explanation_values
 from latentmake.words.project import ConfigFiles, Directory, Json, opened
 
@@ -23,7 +23,7 @@ def explain(
 ) -> None:
     """Say where a cache file comes from, and why it is fresh or stale."""
     with opened(configfile, directory, encoders=True) as project:
-        found = explained.explain(project.facts, path)
+        found = explanations(project.facts, path)
     if as_json:
         typer.echo(json.dumps([*map(explanation_values, found)], indent=1))
     else:

@@ -24,8 +24,8 @@ from latentmake.errors import ConfigError, StorageError
 from latentmake.index.memo import MEMO, Memo
 from latentmake.plan import spool, workspace
 from latentmake.plan.facts import Facts
-from latentmake.plan.parts import Plan
 from latentmake.plan.planner import make_plan, many_objects
+from latentmake.plan.run_plan import Plan
 from latentmake.plan.running import running_builds
 
 HOME = Path(__file__).resolve().parents[3]

@@ -16,7 +16,7 @@ from latentmake.files.intact import DTYPES
 from latentmake.files.safetensors import read_head
 from latentmake.index.memo import MEMO, Memo, SourceStat, source_stat
 from latentmake.plan.manifest import ManifestOrder
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.orders import Order
 from latentmake.plan.receipts import read_receipt
 from latentmake.regular import open_regular
 from latentmake.words.project import Directory, Json
@@ -63,7 +63,7 @@ def _content(file: Path, folder: Path) -> object:
             return _header(tensors, head.metadata)
         if begin.startswith(b"{") and file.suffix in (".json", ".jsonl", ".lock"):
             if path.with_suffix(".items.json").exists():
-                return WorkOrder.read(path)
+                return Order.read(path)
             return _json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SourceError("there is no such file", where=file, hint="check the path") from None

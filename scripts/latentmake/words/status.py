@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from latentmake.files.disk import human
-from latentmake.plan.staleness import REASONS
+from latentmake.plan.state import REASONS
 from latentmake.plan.training_estimate import duration
 from latentmake.reports.status import Status, StatusRow, status_of
 from latentmake.words.project import ConfigFiles, Directory, Json, Runs, opened

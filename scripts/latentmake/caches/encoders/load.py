@@ -17,7 +17,7 @@ from latentmake.caches.encoders.memory import keep_memory
 from latentmake.config import Model, Weights
 from latentmake.models.checkpoints import section_of
 from latentmake.models.files import encoder_files
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.orders import Order
 
 _OVERHEAD = 1_000_000_000  # bytes of memory besides the weights, at the least
 _IMAGE, _CLIP = 3000, 16_000  # bytes that encoding takes a pixel of an image, or of a clip's frame
@@ -31,7 +31,7 @@ _BATCH = {  # samples at once where none are measured: on an Apple GPU; (Wan, ki
 
 
 def encoder(
-    order: WorkOrder, *, threads: int, say: Callable[[str], None], alone: bool = False
+    order: Order, *, threads: int, say: Callable[[str], None], alone: bool = False
 ) -> Loaded:
     """Load the encoder of an order.
 
@@ -81,7 +81,7 @@ def _unused(model: Model, kind: str) -> tuple[str, ...]:
     return ("peft", "accelerate") if plain else ()
 
 
-def side_by_side(order: WorkOrder, threads: int) -> int:
+def side_by_side(order: Order, threads: int) -> int:
     """Return how many samples to encode at once on a CPU: one a thread, if memory suffices."""
     if order.kind == "text":
         return threads

@@ -12,7 +12,7 @@ from latentmake import digest
 from latentmake.caches.batch_sizes import BatchSizes, Remembered
 from latentmake.caches.encoders import Encoded, Encoder
 from latentmake.caches.inputs import Sample
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.orders import Order
 
 _MOST = {"latents": 64, "text": 256}  # samples in a batch
 
@@ -108,7 +108,7 @@ def measured(
     return run
 
 
-def batch_sizes(order: WorkOrder, device: torch.device) -> BatchSizes:
+def batch_sizes(order: Order, device: torch.device) -> BatchSizes:
     """Return the batch sizes of a loaded encoder on a CUDA device, remembered by their recipe."""
     of = torch.cuda.get_device_properties(device)
     name = f"{of.name}, {of.total_memory >> 20} MiB, {order.kind}"

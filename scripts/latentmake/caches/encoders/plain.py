@@ -16,7 +16,7 @@ from latentmake.caches.inputs import Sample
 from latentmake.config import Model
 from latentmake.layouts import plain
 from latentmake.models.tokenizers import CutCaptions
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.orders import Order
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL
@@ -77,9 +77,7 @@ class ImageEncoder:
         return encode_images(self.vae, pixels.flip(2) if flipped else pixels, seeds=seeds)
 
 
-def latents(
-    order: WorkOrder, device: torch.device, size: int, say: Callable[[str], None]
-) -> Loaded:
+def latents(order: Order, device: torch.device, size: int, say: Callable[[str], None]) -> Loaded:
     """Load the VAE."""
     model = order.model_settings
     encoder = ImageEncoder(model, device, say, together=True)
@@ -102,7 +100,7 @@ def latents(
     return Loaded(encode, size, alike=pictures_at_once if is_recorded else None)
 
 
-def text(order: WorkOrder, device: torch.device, size: int, say: Callable[[str], None]) -> Loaded:
+def text(order: Order, device: torch.device, size: int, say: Callable[[str], None]) -> Loaded:
     """Load the text encoders."""
     from transformers.utils import logging
 

@@ -24,16 +24,14 @@ from latentmake.geometry.buckets import Size
 from latentmake.geometry.sdscripts_buckets import crop_ltrb
 from latentmake.layouts import plain
 from latentmake.layouts.sdscripts import array_name
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.orders import Order
 
 __all__ = ["file_bytes", "latents", "text", "text_arrays"]
 
 Arrays = dict[str, NDArray[Any]]
 
 
-def latents(
-    order: WorkOrder, device: torch.device, size: int, say: Callable[[str], None]
-) -> Loaded:
+def latents(order: Order, device: torch.device, size: int, say: Callable[[str], None]) -> Loaded:
     """Load the VAE."""
     model = order.model_settings
     architecture = model.architecture

@@ -15,12 +15,10 @@ from latentmake.caches.encoders.wan_vae import WanVae, load_wan_vae
 from latentmake.caches.inputs import Sample
 from latentmake.layouts import musubi
 from latentmake.models.tokenizers import CutCaptions
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.orders import Order
 
 
-def latents(
-    order: WorkOrder, device: torch.device, size: int, say: Callable[[str], None]
-) -> Loaded:
+def latents(order: Order, device: torch.device, size: int, say: Callable[[str], None]) -> Loaded:
     """Load the VAE, and for Wan 2.1 image-to-video the CLIP image encoder."""
     from diffusers.utils import logging
 
@@ -64,7 +62,7 @@ def latents(
     return Loaded(encode, size, partial(encode, vae=vae.frugal()))
 
 
-def text(order: WorkOrder, device: torch.device, size: int, say: Callable[[str], None]) -> Loaded:
+def text(order: Order, device: torch.device, size: int, say: Callable[[str], None]) -> Loaded:
     """Load umT5."""
     from transformers.utils import logging
 

@@ -17,7 +17,8 @@ from latentmake.caches.pixels.arrays import Array, lanczos, view_of
 from latentmake.config import Dataset
 from latentmake.files.media import load, opened_image
 from latentmake.geometry.buckets import Size, placement
-from latentmake.plan.orders import Target, WorkOrder
+from latentmake.plan.orders import Order
+from latentmake.plan.target import Target
 
 # EXIF orientation -> transposition. Not ImageOps.exif_transpose: it rewrites the EXIF as well, and
 # fails for odd entries that no viewer minds.
@@ -37,9 +38,7 @@ _RESERVE = 6
 _PNG_TEXTS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
 
 
-def samples_of(
-    order: WorkOrder, source: SourceBytes, missing: Mapping[Target, str]
-) -> list[Sample]:
+def samples_of(order: Order, source: SourceBytes, missing: Mapping[Target, str]) -> list[Sample]:
     """Make the samples of an image.
 
     Raises:

@@ -20,14 +20,13 @@ from latentmake.caches.pixels.arrays import array_of
 from latentmake.files.media import check_image, load, opened_image
 from latentmake.geometry.buckets import Placement
 from latentmake.geometry.sdscripts_buckets import placement
-from latentmake.plan.orders import Target, WorkOrder
+from latentmake.plan.orders import Order
+from latentmake.plan.target import Target
 
 cv2.setNumThreads(1)  # files are read in parallel already
 
 
-def samples_of(
-    order: WorkOrder, source: SourceBytes, missing: Mapping[Target, str]
-) -> list[Sample]:
+def samples_of(order: Order, source: SourceBytes, missing: Mapping[Target, str]) -> list[Sample]:
     """Make the samples of an image.
 
     Raises:
@@ -48,7 +47,7 @@ def samples_of(
     return samples
 
 
-def check(order: WorkOrder, source: SourceBytes, missing: Iterable[Target]) -> None:
+def check(order: Order, source: SourceBytes, missing: Iterable[Target]) -> None:
     """Check the header of an image for sd-scripts' own code; errors are those of `samples_of`."""
     dataset, architecture = order.dataset_settings, order.model_settings.architecture
     assert architecture is not None

@@ -18,14 +18,13 @@ from latentmake.caches.pixels.arrays import Array, array_of
 from latentmake.errors import SourceError
 from latentmake.files.media import check_image, load, opened_image
 from latentmake.geometry.buckets import Size, place, refuse_narrow, wan_size
-from latentmake.plan.orders import Target, WorkOrder
+from latentmake.plan.orders import Order
+from latentmake.plan.target import Target
 
 MAX_PIXELS = 178_956_970  # Pillow's own limit for a decompression bomb
 
 
-def samples_of(
-    order: WorkOrder, source: SourceBytes, missing: Mapping[Target, str]
-) -> list[Sample]:
+def samples_of(order: Order, source: SourceBytes, missing: Mapping[Target, str]) -> list[Sample]:
     """Make the samples of an image, with its control if it has one.
 
     Raises:
@@ -48,7 +47,7 @@ def samples_of(
     ]
 
 
-def check(order: WorkOrder, source: SourceBytes, missing: Iterable[Target]) -> None:
+def check(order: Order, source: SourceBytes, missing: Iterable[Target]) -> None:
     """Check the headers of an image, its controls and layers for musubi-tuner's own scripts.
 
     Raises:
@@ -68,7 +67,7 @@ def check(order: WorkOrder, source: SourceBytes, missing: Iterable[Target]) -> N
             raise SourceError("is a layer without an alpha channel", where=name, hint=hint)
 
 
-def refuse_misfit(order: WorkOrder, size: Size, missing: Iterable[Target], path: str) -> None:
+def refuse_misfit(order: Order, size: Size, missing: Iterable[Target], path: str) -> None:
     """Refuse an image or a video that is too narrow for one of its targets."""
     for target in missing:
         placement = place(size, target_size(order, size, target.size or size))
@@ -80,7 +79,7 @@ def _fitted(image: Image.Image, sizes: Sequence[Size], path: str, limit: int) ->
     return [fit(pixels, size, path=path, max_pixels=limit)[None] for size in sizes]
 
 
-def target_size(order: WorkOrder, image: Size, resolution: Size) -> Size:
+def target_size(order: Order, image: Size, resolution: Size) -> Size:
     """Return the size that an image or a frame is brought to."""
     dataset = order.dataset_settings
     bucket, no_upscale = dataset.fit == "bucket", dataset.bucket_no_upscale

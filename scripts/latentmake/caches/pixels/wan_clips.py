@@ -15,7 +15,8 @@ from latentmake.caches.pixels.wan import fit, refuse_misfit, target_size
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size, wan_size
 from latentmake.geometry.clips import Clip, Span, kept_indices
-from latentmake.plan.orders import Target, WorkOrder
+from latentmake.plan.orders import Order
+from latentmake.plan.target import Target
 from latentmake.sources.item import Item
 
 Key = TypeVar("Key", bound=Hashable)
@@ -53,7 +54,7 @@ class ClipMaker:
 
     def __init__(
         self,
-        order: WorkOrder,
+        order: Order,
         wanted: Iterable[Clips],
         frames_at: FramesAt,
         check: Callable[[], object] = bool,
@@ -141,7 +142,7 @@ class ClipMaker:
         return fit(once, size, path=self._control_path, max_pixels=self._limit)
 
 
-def check(order: WorkOrder, item: Item, missing: Iterable[Target], frames_at: FramesAt) -> None:
+def check(order: Order, item: Item, missing: Iterable[Target], frames_at: FramesAt) -> None:
     """Open a video, and its control if it has one, that another program will decode.
 
     Raises:
@@ -154,7 +155,7 @@ def check(order: WorkOrder, item: Item, missing: Iterable[Target], frames_at: Fr
     refuse_misfit(order, stored_size(item, found[0]), missing, item.source or "")
 
 
-def _places(order: WorkOrder, wanted: Clips) -> list[_Place]:
+def _places(order: Order, wanted: Clips) -> list[_Place]:
     item, digest, missing = wanted
     if item.media is None:
         stored_size(item)

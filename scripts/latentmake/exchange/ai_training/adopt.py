@@ -19,7 +19,8 @@ from latentmake.files import cachefile
 from latentmake.geometry.buckets import Size, placement
 from latentmake.layouts import plain
 from latentmake.models.shapes import Latents
-from latentmake.plan.orders import Target, WorkOrder
+from latentmake.plan.orders import Order
+from latentmake.plan.target import Target
 from latentmake.sources.item import Item
 
 if TYPE_CHECKING:
@@ -44,11 +45,11 @@ class AiTraining(NamedTuple):
     sizes: list[Size]
     careful: bool = False
 
-    def takes(self, work: WorkOrder) -> bool:
+    def takes(self, work: Order) -> bool:
         """Whether a kind is adopted."""
         return self.ending is not None if work.kind == "latents" else bool(self.texts)
 
-    def candidates(self, work: WorkOrder, item: Item, target: Target) -> Iterator[tuple[Path, ...]]:
+    def candidates(self, work: Order, item: Item, target: Target) -> Iterator[tuple[Path, ...]]:
         """Yield the file of latents, or one of each text encoder, where all are there."""
         text = work.kind == "text"
         endings = [each.ending for each in self.texts] if text else [self.ending]
@@ -56,12 +57,12 @@ class AiTraining(NamedTuple):
         if all(path.is_file() for path in paths):
             yield paths
 
-    def name(self, work: WorkOrder, path: Path) -> str:
+    def name(self, work: Order, path: Path) -> str:
         """Return the path below the folder of the dataset."""
         return str(path).removeprefix(f"{self.roots[work.dataset]}/")
 
     def check(
-        self, files: Sequence[File], work: WorkOrder, source: SourceBytes, target: Target, key: str
+        self, files: Sequence[File], work: Order, source: SourceBytes, target: Target, key: str
     ) -> bool:
         """Check files; return whether they tell what they were made of: exports of ours do."""
         found = self._tensors(files, work)
@@ -85,7 +86,7 @@ class AiTraining(NamedTuple):
         self,
         file: File,
         found: tuple[int, ...],
-        work: WorkOrder,
+        work: Order,
         source: SourceBytes,
         target: Target,
     ) -> None:
@@ -106,7 +107,7 @@ class AiTraining(NamedTuple):
             raise OtherSizeError("is of another resolution", where=file.path)
 
     def made(
-        self, files: Sequence[File], work: WorkOrder, source: SourceBytes, stamp: dict[str, str]
+        self, files: Sequence[File], work: Order, source: SourceBytes, stamp: dict[str, str]
     ) -> bytes:
         """Return the cache file: the tensors under our names, in the model's dtype."""
         from latentmake.caches.encoders.device import DTYPES
@@ -131,7 +132,7 @@ class AiTraining(NamedTuple):
             metadata = plain.latents_metadata(scaling, shift, original, (width, height))
         return cachefile.serialize(tensors, {**metadata, **stamp})
 
-    def _tensors(self, files: Sequence[File], work: WorkOrder) -> list[torch.Tensor]:
+    def _tensors(self, files: Sequence[File], work: Order) -> list[torch.Tensor]:
         padded = [work.kind == "text" and text.tokens.padded for text in self.texts] or [False]
         found = []
         for file, pads in zip(files, padded, strict=False):

@@ -11,7 +11,8 @@ from latentmake.exchange.ai_training.orders import ExportOrder, Text
 from latentmake.geometry.buckets import Size
 from latentmake.models.shapes import Latents, attended_width, latents_shape, text_tokens, text_width
 from latentmake.plan.facts import Facts
-from latentmake.plan.parts import RunPlan, run_folder
+from latentmake.plan.lock import run_folder
+from latentmake.plan.run_plan import RunPlan
 from latentmake.sources.item import IMAGE_EXTENSIONS
 
 if TYPE_CHECKING:

@@ -29,7 +29,6 @@ from latentmake.geometry.clips import WAN_FPS, SourceFps
 from latentmake.index.memo import source_stat
 from latentmake.plan.receipts import Receipt
 from latentmake.progress import Progress
-from latentmake.sources.caption_files import read_caption
 
 ARRAY = "frames"
 _VERSION = 1  # raised when the same frames would be scaled or stored otherwise
@@ -60,7 +59,7 @@ def cut(order: ClipsOrder, *, say: Say, threads: int = 1) -> Counter[str]:
     began = time.time()
     groups: dict[tuple[str, str], list[ClipFile]] = {}
     for file in order.files:
-        groups.setdefault((file.dataset, file.clip.path), []).append(file)
+        groups.setdefault((file.dataset, file.clip.item.image), []).append(file)
     with (
         ThreadPoolExecutor(threads) as pool,
         Progress(total=len(order.files), desc=f"clips of {order.run}", unit="clip") as progress,
@@ -76,7 +75,7 @@ def cut(order: ClipsOrder, *, say: Say, threads: int = 1) -> Counter[str]:
                     say(f"faulty: {error}")
                     faults.setdefault(files[0].dataset, []).append(str(error))
                     continue
-                sources[files[0].clip.path] = source
+                sources[files[0].clip.item.image] = source
                 counts["written"] += written
                 counts["kept"] += len(files) - written
                 rows |= made
@@ -130,7 +129,7 @@ def _cut_source(
         paths = [folder / f"{file.name}.npz" for file in stale]
         comments = [{KEY: keys[file.name], **_origin(file, fps, rate)} for file in stale]
         frames = clip_frames(
-            first.path,
+            first.item.image,
             wanted,
             rotation=first.media.rotation,
             max_pixels=order.max_pixels[files[0].dataset],
@@ -152,16 +151,18 @@ def _cut_source(
                     own.close()
                     del open_files[number]
             if any(left):  # no file that lacks frames gets its name
-                raise SourceError("ends before its clips do", where=first.path, hint="replace it")
+                raise SourceError(
+                    "ends before its clips do", where=first.item.image, hint="replace it"
+                )
     return content, len(stale), rows
 
 
 def _digest_of(file: ClipFile) -> list[Any]:
     """Return stat and digest of a clip's video; it is read unless the plan knows it."""
-    path = Path(file.clip.path)
+    path = Path(file.clip.item.image)
     try:
         stat = source_stat(path.stat())
-        known = file.content if stat == file.clip.stat else None
+        known = file.content if stat == file.clip.item.files[0].stat else None
         return [*stat, known or digest.of_file(path)]
     except OSError as error:
         what = f"cannot be read ({error.strerror})"
@@ -206,18 +207,15 @@ def _writing(
 def _row(file: ClipFile, fps: SourceFps, rate: float) -> dict[str, Any]:
     """Return a clip's row of the list: its file, prompt, further columns, and where it is from."""
     clip = file.clip
-    prompt = clip.text
-    if prompt is None:
-        prompt = read_caption(clip.caption) if clip.caption else ""
-    own = {"video": f"{file.name}.npz", "prompt": prompt}
-    return {**own, **(clip.row or {}), **own, **_origin(file, fps, rate)}
+    own = {"video": f"{file.name}.npz", "prompt": clip.prompt()}
+    return {**own, **(clip.item.row or {}), **own, **_origin(file, fps, rate)}
 
 
 def _origin(file: ClipFile, fps: SourceFps, rate: float) -> dict[str, Any]:
     """Return which frames of which video a file holds."""
     clip = file.clip
     return {
-        "source_video": clip.path,
+        "source_video": clip.item.image,
         "source_first_frame": clip.indices(fps, rate)[0],
         "source_stride": clip.span.stride,
     }

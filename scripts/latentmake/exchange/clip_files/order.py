@@ -14,9 +14,9 @@ from latentmake.errors import ConfigError
 from latentmake.files.disk import Need
 from latentmake.geometry.buckets import Size, wan_size
 from latentmake.geometry.clips import WAN_FPS, SourceFps
-from latentmake.plan.clip_list import ListedClip, listed_clips
 from latentmake.plan.facts import Facts
-from latentmake.plan.parts import RunPlan
+from latentmake.plan.run_plan import RunPlan
+from latentmake.sources.clips import ListedClip, listed_clips
 
 CLIPS = Path("clips")
 LIST = "train.jsonl"
@@ -136,6 +136,8 @@ def _files(facts: Facts, name: str, run: Run, prefixed: bool) -> Iterator[ClipFi
             no_upscale=False,
             step=facts.config.models[run.model].spec.side,
         )
-        own = f"{layout.base(clip.stem)}_{clip.clip.start:05d}-{clip.clip.frames:03d}"
+        own = f"{layout.base(clip.item.stem)}_{clip.clip.start:05d}-{clip.clip.frames:03d}"
         file = f"{name}_{own}" if prefixed else own
-        yield ClipFile(file, name, size, clip, facts.memo.sources.get(clip.path, clip.stat))
+        yield ClipFile(
+            file, name, size, clip, facts.memo.sources.get(clip.item.image, clip.item.files[0].stat)
+        )

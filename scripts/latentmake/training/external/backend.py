@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from latentmake.plan.facts import Facts
-from latentmake.plan.parts import RunPlan
+from latentmake.plan.run_plan import RunPlan
 from latentmake.training.backend import Backend, Say
 from latentmake.training.checks import Finding, failed, refuse_failed
 from latentmake.training.external.order import ExternalOrder

@@ -14,8 +14,8 @@ from latentmake.config import Config, Dataset, Model, MusubiTrainer, Publish, Sd
 from latentmake.config.scripts import Setting
 from latentmake.config.trainers.flags import flags_of
 from latentmake.files import atomic
+from latentmake.plan.lock import run_folder
 from latentmake.plan.orders import run_order
-from latentmake.plan.parts import run_folder
 
 # Keys whose defaults were those of their fields before each architecture had its own.
 _RENEWED = frozenset(

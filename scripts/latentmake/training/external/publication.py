@@ -14,10 +14,10 @@ from latentmake.config import Config
 from latentmake.errors import DatasetError
 from latentmake.files import atomic
 from latentmake.plan.facts import Facts
+from latentmake.plan.lock import read_lock
 from latentmake.plan.manifest import lines_of, row_of
-from latentmake.plan.manifest_job import manifest_items
 from latentmake.plan.orders import run_order
-from latentmake.plan.parts import read_lock
+from latentmake.plan.run_plan import members
 
 
 def is_uncached(target: str, config: Config) -> bool:
@@ -38,7 +38,7 @@ def write_items(facts: Facts, name: str) -> Path:
     layout = facts.layout(run.model)
     rows = [
         row_of(each, config.datasets[each.dataset].num_repeats, layout)
-        for each in manifest_items(facts, run, {}, {})
+        for each in members(facts, run, {}, {})
         if (each.dataset, each.item.stem) not in without
     ]
     if not rows:

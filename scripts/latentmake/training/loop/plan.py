@@ -8,7 +8,7 @@ from latentmake.config import Config, LoopTrainer, Run
 from latentmake.files import atomic
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import run_order
-from latentmake.plan.parts import RunPlan, awaits_prompts
+from latentmake.plan.run_plan import RunPlan
 from latentmake.training.checks import refuse_failed
 from latentmake.training.loop.checkpoint import as_begun, resumable
 from latentmake.training.loop.checks import check_settings
@@ -35,7 +35,7 @@ def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: boo
 
 def is_trained(order: TrainingOrder, plan: RunPlan) -> bool:
     """Whether weights, their copies and sample pictures came from what an order says."""
-    if not plan.lock or awaits_prompts(plan, order.trainer.prompts):
+    if not plan.lock or plan.awaits(order.trainer.prompts):
         return False
     wanted = wanted_of(order, data=plan.lock, weights=order.weights)
     files = RunFiles(order)

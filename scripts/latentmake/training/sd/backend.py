@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from latentmake.plan.facts import Facts
-from latentmake.plan.parts import RunPlan
+from latentmake.plan.run_plan import RunPlan
 from latentmake.training.loop.backend import LoopBackend
 from latentmake.training.sd.order import SdOrder
 

@@ -10,7 +10,9 @@ from latentmake.errors import ModelError, TrainingError
 from latentmake.models import checkpoints, recipe
 from latentmake.models.checks import check_names, parameter_names, read_schedule, schedule_of
 from latentmake.plan.facts import Facts
-from latentmake.plan.parts import RunPlan, prompt_path, run_folder
+from latentmake.plan.lock import run_folder
+from latentmake.plan.run_plan import RunPlan
+from latentmake.plan.target import prompt_path
 from latentmake.training.loop.order import Prompt
 from latentmake.training.loop.plan import finish_plan, resumed, text_schedules
 from latentmake.training.sd.order import SdOrder

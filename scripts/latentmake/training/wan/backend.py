@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from latentmake.plan.facts import Facts
-from latentmake.plan.parts import RunPlan
+from latentmake.plan.run_plan import RunPlan
 from latentmake.training.checks import Finding, model_finding
 from latentmake.training.loop.backend import LoopBackend
 from latentmake.training.wan.order import WanOrder

@@ -11,7 +11,7 @@ from latentmake.geometry.buckets import Size
 from latentmake.models.flops import training_flops
 from latentmake.models.wan_dit import Dit, check_targets, read_dit
 from latentmake.models.wan_memory import TrainingMemory, lora_parameters, training_memory
-from latentmake.plan.parts import run_folder
+from latentmake.plan.lock import run_folder
 from latentmake.plan.training_estimate import TrainingEstimate
 
 _CONTEXT = 500_000_000  # bytes that CUDA itself takes

@@ -7,8 +7,9 @@ from pathlib import Path
 from latentmake import digest
 from latentmake.files import atomic
 from latentmake.plan.facts import Facts
+from latentmake.plan.lock import read_lock
 from latentmake.plan.orders import run_order
-from latentmake.plan.parts import RunPlan, awaits_prompts, read_lock
+from latentmake.plan.run_plan import RunPlan
 from latentmake.training.child import run_module
 from latentmake.training.evaluation import EvaluationOrder, evaluation_folder, is_evaluated
 from latentmake.training.generation import adapter_digest
@@ -39,7 +40,7 @@ def plan_evaluation(facts: Facts, plan: RunPlan) -> tuple[Path, bool]:
     waits = (
         plan.training_order is not None
         or plan.manifest_order is not None
-        or awaits_prompts(plan, [order.generation.negative_prompt])
+        or plan.awaits([order.generation.negative_prompt])
         or not generation.weights
     )
     if waits:

@@ -14,14 +14,10 @@ from latentmake.models.files import encoder_files
 from latentmake.models.recipe import FileDigest, make, weights_digest
 from latentmake.models.wan_dit import dit_digest
 from latentmake.plan.facts import Facts
+from latentmake.plan.lock import run_folder
 from latentmake.plan.orders import run_order
-from latentmake.plan.parts import (
-    RunPlan,
-    awaits_prompts,
-    generation_prompts,
-    prompt_path,
-    run_folder,
-)
+from latentmake.plan.run_plan import RunPlan
+from latentmake.plan.target import generation_prompts, prompt_path
 from latentmake.training.child import run_module
 from latentmake.training.generation import (
     CAPTIONS,
@@ -50,7 +46,7 @@ def plan_generation(facts: Facts, plan: RunPlan) -> tuple[Path, bool]:
     waits = (
         plan.training_order is not None
         or plan.manifest_order is not None
-        or awaits_prompts(plan, generation_prompts(config, run))
+        or plan.awaits(generation_prompts(config, run))
     )
     if waits:
         return path, False

@@ -8,7 +8,9 @@ from latentmake.config import Model, Run, WanTrainer
 from latentmake.errors import ModelError
 from latentmake.models.wan_dit import check_networks, dit_digest
 from latentmake.plan.facts import Facts
-from latentmake.plan.parts import RunPlan, prompt_path, run_folder
+from latentmake.plan.lock import run_folder
+from latentmake.plan.run_plan import RunPlan
+from latentmake.plan.target import prompt_path
 from latentmake.training.loop.order import Prompt
 from latentmake.training.loop.plan import finish_plan, resumed, text_schedules
 from latentmake.training.wan.estimate import estimate_training

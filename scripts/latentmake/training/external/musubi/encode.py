@@ -23,7 +23,7 @@ from latentmake.config import Weights
 from latentmake.config.scripts import File
 from latentmake.errors import DeviceError, ModelError, is_device_fault, is_out_of_memory
 from latentmake.models.scripted import frames_and_sides, script_of
-from latentmake.plan.orders import Work, WorkOrder
+from latentmake.plan.orders import Order, Work
 from latentmake.progress import Progress
 from latentmake.training import process
 from latentmake.training.external.arguments import with_paths
@@ -327,7 +327,7 @@ def _without(items: Iterable[Reading], others: Iterable[Reading]) -> list[Readin
     return [each for each in items if id(each) not in gone]
 
 
-def _size(order: WorkOrder, each: Awaited) -> _Size:
+def _size(order: Order, each: Awaited) -> _Size:
     """Return numbers that tell what memory a file takes: frames, pixels, letters, pictures beside.
 
     They count for comparisons alone.

@@ -24,8 +24,9 @@ import tomli_w
 from latentmake.caches.reading import Reading
 from latentmake.files import atomic
 from latentmake.geometry.buckets import Size
-from latentmake.plan.orders import KEPT_SECONDS, Target, WorkOrder
-from latentmake.sources.item import Item
+from latentmake.plan.orders import KEPT_SECONDS, Order
+from latentmake.plan.target import Target
+from latentmake.sources.item import BUCKET, IMAGE, Item
 from latentmake.training.external.musubi.dataset_toml import shapes
 
 _FOLDER = Path(".latentmake/musubi")
@@ -66,7 +67,7 @@ class _Block:
 class Scratch:
     """Folder of one job; it is removed at the end, with those that killed jobs left behind."""
 
-    def __init__(self, order: WorkOrder) -> None:
+    def __init__(self, order: Order) -> None:
         self._order = order
         name = f"{_HOST}.{order.name}.{uuid.uuid4().hex[:8]}"
         self._folder = (_FOLDER / name).absolute()
@@ -148,14 +149,14 @@ class Scratch:
         """Return the line of an item in a list, with its caption if that is encoded."""
         item, kind = reading.item, self._kind
         if self._order.kind == "text":
-            caption, picture = str(reading.samples[0].content), item.image
+            caption, picture = str(reading.samples[0].content), item.file(BUCKET)
         else:
-            caption, picture = "", item.source
+            caption, picture = "", item.file(IMAGE)
         if picture is None:
             # Only the name of this file is needed, for that of the cache.
             return {f"{kind}_path": _absolute(f"{item.stem}.png"), "caption": caption}
         return {
-            f"{kind}_path": _absolute(picture),
+            f"{kind}_path": _absolute(picture.path),
             "caption": caption,
             **{f"image_path_{n}": _absolute(x) for n, x in enumerate(item.layers, 1)},
             **_controls(item),

@@ -23,7 +23,7 @@ from latentmake.caches.job import Job
 from latentmake.files.cachefile import CAPTION
 from latentmake.files.safetensors import read_head
 from latentmake.models.scripted import frames_and_sides
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.orders import Order
 from latentmake.progress import Progress
 from latentmake.training.external.musubi.scratch import Awaited
 from latentmake.training.process import Pipe
@@ -227,7 +227,7 @@ def _missing(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
     return [each for each in patterns if not any(re.match(each, name) for name in names)]
 
 
-def _patterns(order: WorkOrder, each: Awaited) -> list[str]:
+def _patterns(order: Order, each: Awaited) -> list[str]:
     """Return patterns of the beginnings of names of tensors, all of which a file must have."""
     model, media = order.model_settings, each.reading.item.media
     scripts = model.spec.scripts

@@ -33,7 +33,8 @@ from latentmake.files import atomic
 from latentmake.geometry.sdscripts_buckets import placement
 from latentmake.layouts.sdscripts import array_name
 from latentmake.models.strategies import encoder_of, options_of
-from latentmake.plan.orders import Target, Work, WorkOrder
+from latentmake.plan.orders import Order, Work
+from latentmake.plan.target import Target
 from latentmake.progress import Progress
 from latentmake.sources.item import Item
 from latentmake.training import process
@@ -176,7 +177,7 @@ def _file(folder: Path, key: str) -> Path:
 
 
 def _run(
-    order: WorkOrder, wanted: Sequence[_Wanted], folder: Path, threads: int, known: set[str]
+    order: Order, wanted: Sequence[_Wanted], folder: Path, threads: int, known: set[str]
 ) -> ModelError | DeviceError | None:
     """Run the driver for some targets, the smallest first; return its failure.
 
@@ -216,7 +217,7 @@ def _run(
     return (_device_failure if is_device_fault(error) else _failure)(order, error)
 
 
-def _device_failure(order: WorkOrder, what: str) -> DeviceError:
+def _device_failure(order: Order, what: str) -> DeviceError:
     return DeviceError(
         f"sd-scripts' encoder of {order.kind} failed: {what}",
         where=f"models.{order.model}",
@@ -225,7 +226,7 @@ def _device_failure(order: WorkOrder, what: str) -> DeviceError:
     )
 
 
-def _failure(order: WorkOrder, what: str) -> ModelError:
+def _failure(order: Order, what: str) -> ModelError:
     return ModelError(
         f"sd-scripts' encoder of {order.kind} failed: {what}",
         where=f"models.{order.model}",
@@ -279,7 +280,7 @@ def _absolute(value: Any, kind: str) -> Any:
     return str(Path(value).absolute()) if kind == "path" else value
 
 
-def _item(order: WorkOrder, wanted: _Wanted, folder: Path) -> dict[str, Any]:
+def _item(order: Order, wanted: _Wanted, folder: Path) -> dict[str, Any]:
     seed = (int(wanted.key[:15], 16) + order.model_settings.posterior_seed) % 2**63
     found: dict[str, Any] = {
         "key": wanted.key,
@@ -298,7 +299,7 @@ def _item(order: WorkOrder, wanted: _Wanted, folder: Path) -> dict[str, Any]:
     }
 
 
-def _amount(order: WorkOrder, wanted: _Wanted) -> int:
+def _amount(order: Order, wanted: _Wanted) -> int:
     """Return the pixels or letters of a target, which tell what memory it takes."""
     if wanted.caption is not None:
         return len(wanted.caption)
@@ -306,7 +307,7 @@ def _amount(order: WorkOrder, wanted: _Wanted) -> int:
     return int(bucket.width * bucket.height)
 
 
-def _fitted(order: WorkOrder, wanted: _Wanted) -> Any:
+def _fitted(order: Order, wanted: _Wanted) -> Any:
     architecture = order.model_settings.architecture
     assert architecture is not None and wanted.target.size is not None
     settings: Dataset = order.dataset_settings
@@ -348,7 +349,7 @@ def _take(job: Job, wanted: _Wanted, folder: Path, fault: str | None) -> None:
     path.unlink()
 
 
-def _wrong_names(order: WorkOrder, wanted: _Wanted, arrays: Mapping[str, Any]) -> str | None:
+def _wrong_names(order: Order, wanted: _Wanted, arrays: Mapping[str, Any]) -> str | None:
     """Return what is wrong with the names of a file's arrays."""
     model = order.model_settings
     expected = set(encoder_of(model, order.kind).arrays)

@@ -1,19 +1,88 @@
-"""Plan of a run's manifest job: whether manifest and lock still fit, and the job's order."""
+"""Plans of runs, and whether a run's manifest and lock still fit."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel
 
 from latentmake import digest
 from latentmake.config import Run
 from latentmake.layouts import kind_of
-from latentmake.plan import holdout, manifest
 from latentmake.plan.facts import Facts
-from latentmake.plan.parts import PROMPTS, Part, RunPlan, part_names, read_lock, run_folder
-from latentmake.plan.staleness import PartState
+from latentmake.plan.lock import keys_digest, lock_digest, read_lock, refuse_too_many, run_folder
+from latentmake.plan.manifest import CAPTIONS, ManifestOrder, Member
+from latentmake.plan.orders import EncodingJob, Order
+from latentmake.plan.state import PartState
+from latentmake.plan.target import PROMPTS, Part, part_names, targets_of
+from latentmake.plan.training_estimate import TrainingEstimate
+from latentmake.sources.item import Fault, Item
 
 _Skipped = dict[str, list[dict[str, str]]]
+
+
+@dataclass
+class RunPlan:
+    """Plan of one run.
+
+    Attributes:
+        orders: of the batches that make its stale targets.
+        faults: dataset -> faults of its items.
+        manifest_order: of the manifest job; None where manifest and lock are fresh.
+        training_order: of the trainer; None where the run is trained, or has no trainer.
+        trainer_order: of checklist and publication; None where the run has no trainer.
+        trainer: the order whose file is `trainer_order`.
+        images: dataset -> digest of the paths of its images.
+        lock: digest of what trains, from its lock; None where its manifest is to be written.
+        rules: dataset -> the change of a rule by which its captions, which the trainer encodes,
+            became others, and their number.
+        reason: why it is to be trained; "" where it is trained.
+        note: a line for the plan, where its training goes on from a checkpoint, or only writes
+            files of trained weights anew.
+    """
+
+    name: str
+    parts: dict[Part, PartState]
+    orders: list[Order] = field(default_factory=list)
+    faults: dict[str, list[Fault]] = field(default_factory=dict)
+    manifest_order: Path | None = None
+    training_order: Path | None = None
+    trainer_order: Path | None = None
+    trainer: BaseModel | None = None
+    images: dict[str, str] = field(default_factory=dict)
+    lock: str | None = None
+    rules: dict[str, tuple[str, int]] = field(default_factory=dict)
+    estimate: TrainingEstimate | None = None
+    reason: str = ""
+    note: str = ""
+
+    def receipts(self, *kinds: str) -> list[str]:
+        """Return the receipts of its batches of some kinds."""
+        return [str(order.receipt) for order in self.orders if order.kind in kinds]
+
+    def awaits(self, prompts: Collection[str]) -> bool:
+        """Whether the embedding of one of these prompts is to be made."""
+        return any(
+            stale.item.text in prompts
+            for part, state in self.parts.items()
+            for stale in (state.stale if part.dataset == PROMPTS else ())
+        )
+
+
+@dataclass
+class Plan:
+    """Plans of the runs asked for; `jobs` encode for them, none twice."""
+
+    runs: dict[str, RunPlan]
+    jobs: list[EncodingJob]
+
+    @property
+    def orders(self) -> list[Order]:
+        """Orders of all jobs."""
+        return [order for job in self.jobs for order in job.orders]
 
 
 def plan_manifest(
@@ -31,7 +100,7 @@ def plan_manifest(
     validation = run.validation.items if run.validation else 0
     if validation:
         found = [item.image for name in datasets for item in facts.items(name, run.model)[0]]
-        holdout.refuse_too_many(plan.name, validation, found)
+        refuse_too_many(plan.name, validation, found)
     skip = [name for name, settings in datasets.items() if settings.on_error == "skip"]
     repeats = {name: settings.num_repeats for name, settings in datasets.items()}
     texts = {name: _text_digests(facts, run, name) for name in datasets}
@@ -59,17 +128,16 @@ def plan_manifest(
         rule = facts.layout(run.model).lines_rule
         counts = {name: len(texts[name].items() - former[name].items()) for name in datasets}
         plan.rules = {name: (rule, count) for name, count in counts.items() if count}
-    orphans = [path for state in plan.parts.values() for path in state.orphans]
-    replaced = [stale.found for state in plan.parts.values() for stale in state.stale]
+    replaced = [stale.target.found for state in plan.parts.values() for stale in state.stale]
     known = {} if dry else {part: state.known() for part, state in plan.parts.items()}
-    order = manifest.ManifestOrder(
+    order = ManifestOrder(
         run=plan.name,
         model=run.model,
         repeats=repeats,
         skip=skip,
-        items=[] if dry else [*manifest_items(facts, run, known, texts)],
+        items=[] if dry else [*members(facts, run, known, texts)],
         faults=skipped,
-        orphans=sorted(orphans),
+        orphans=sorted(path for state in plan.parts.values() for path in state.orphans),
         planned=time.time_ns(),
         layout=facts.layout(run.model).name,
         replaced=[each.partition("@")[0] for each in replaced if each is not None],
@@ -88,11 +156,9 @@ def _digest_of(
 ) -> str:
     """Return the digest of a lock of parts in which all is fresh."""
     keys = {part: state.keys or "" for part, state in states.items()} | {
-        f"{name}/{manifest.CAPTIONS}": manifest.keys_digest(found.items())
-        for name, found in texts.items()
-        if found
+        f"{name}/{CAPTIONS}": keys_digest(found.items()) for name, found in texts.items() if found
     }
-    return manifest.lock_digest(keys, repeats, validation)
+    return lock_digest(keys, repeats, validation)
 
 
 def _skipped(facts: Facts, plan: RunPlan, run: Run) -> _Skipped:
@@ -121,11 +187,8 @@ def _text_digests(facts: Facts, run: Run, name: str, *, former: bool = False) ->
     """
     if any(kind_of(part) == "text" for part in part_names(facts.config, run, name)):
         return {}
-    without = {fault["stem"] for fault in facts.skipped(name)}
     found: dict[str, str] = {}
-    for item in facts.items(name, run.model)[0]:
-        if item.stem in without:
-            continue
+    for item in facts.wanted_items(name, run.model):
         texts = item.texts
         if former and item.former is not None:
             texts = item.former or None
@@ -138,12 +201,12 @@ def _text_digests(facts: Facts, run: Run, name: str, *, former: bool = False) ->
     return found
 
 
-def manifest_items(
+def members(
     facts: Facts,
     run: Run,
     known: Mapping[Part, Mapping[str, str]],
     texts: Mapping[str, Mapping[str, str]],
-) -> Iterator[manifest.Member]:
+) -> Iterator[Member]:
     """Yield the items of a run with the names of their caches.
 
     Args:
@@ -152,21 +215,22 @@ def manifest_items(
         known: part -> name of a target (`Layout.identity`) -> its key.
         texts: dataset -> stem -> digest of its text, where that is not cached.
     """
-    layout = facts.layout(run.model)
     for name in run.datasets:
-        settings, digests = facts.config.datasets[name], texts.get(name, {})
+        items, digests = facts.items(name, run.model)[0], texts.get(name, {})
         parts = [
-            (part, layout.folder(name, run.model, part), known.get(Part(name, run.model, part), {}))
+            _named(facts, Part(name, run.model, part), items, known)
             for part in part_names(facts.config, run, name)
         ]
-        for item in facts.items(name, run.model)[0]:
-            targets = {
-                part: [
-                    (named.path, keys.get(layout.identity(item.stem, named.path)))
-                    for named in layout.named(
-                        folder, part, item.stem, item.media, settings, item.span
-                    )
-                ]
-                for part, folder, keys in parts
-            }
-            yield manifest.Member(name, item, targets, digests.get(item.stem))
+        for item, *targets in zip(items, *parts, strict=True):
+            yield Member(name, item, dict(targets), digests.get(item.stem))
+
+
+def _named(
+    facts: Facts, part: Part, items: list[Item], known: Mapping[Part, Mapping[str, str]]
+) -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
+    """Yield the name of a part, with path and key of the targets of each item."""
+    layout, keys = facts.layout(part.model), known.get(part, {})
+    settings = facts.config.datasets[part.dataset]
+    for item, targets in targets_of(layout, settings, part, items):
+        paths = (target.path for target in targets)
+        yield part.name, [(path, keys.get(layout.identity(item.stem, path))) for path in paths]

@@ -1,0 +1,469 @@
+"""State of targets: fresh, stale with a reason, reusable, or orphaned.
+
+A target is stale when it is missing, or the key in its header is not the key that its inputs, its
+recipe and its view give today. Content decides; a stat only tells whether content must be read
+again. Everyone who asks about targets (the plan, `status`, `explain`, `verify`) asks `Judge`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from latentmake import digest
+from latentmake.config import Dataset
+from latentmake.errors import CacheError, SourceError
+from latentmake.files.atomic import TEMPORARY_SUFFIX
+from latentmake.files.cachefile import Header, read_header, target_key
+from latentmake.geometry.buckets import Size
+from latentmake.index.memo import Memo, TargetStat
+from latentmake.index.table import is_text
+from latentmake.layouts import Layout, kind_of
+from latentmake.plan import store
+from latentmake.plan.contents import Contents
+from latentmake.plan.listing import Folder, Listing
+from latentmake.plan.target import Part, Target, targets_of, view_of
+from latentmake.sources.item import CAPTION, IMAGE, Item
+
+REASONS = ("reusable", "new", "edited", "changed recipe", "damaged")
+UNKNOWN = ""
+"""Digest of the recipe of a model that lies on another machine."""
+_MOST_AT_HAND = 3  # files that are tried for one target
+
+
+class Stale(NamedTuple):
+    """A target to be made.
+
+    Attributes:
+        item: its inputs.
+        reason: one of `REASONS`.
+        content: digest of the inputs, if it is known.
+        recipe: digest of the recipe of the file there, where that is another than it should be.
+        rule: the change of a rule that made it stale, as a sentence; "" of all others.
+    """
+
+    item: Item
+    target: Target
+    reason: str
+    content: str | None = None
+    recipe: str = ""
+    rule: str = ""
+
+    @property
+    def path(self) -> str:
+        """Path of the target."""
+        return self.target.path
+
+
+@dataclass
+class PartState:
+    """State of one part.
+
+    Attributes:
+        fresh: number of fresh targets.
+        orphans: cache files whose items are gone.
+        lines: returns stem -> a line of each of its fresh targets, name and key with a tab
+            between them, in the order of stems.
+        remembered: digest of all keys, where it is known without `lines`.
+    """
+
+    fresh: int = 0
+    stale: list[Stale] = field(default_factory=list)
+    orphans: list[str] = field(default_factory=list)
+    lines: Callable[[], Mapping[str, str]] = field(default=dict, compare=False)
+    remembered: str | None = field(default=None, compare=False)
+
+    @cached_property
+    def keys(self) -> str | None:
+        """Digest of all keys; None while a target is stale."""
+        if self.stale:
+            return None
+        return self.remembered or digest.of_lines(self.lines().values())
+
+    def known(self) -> dict[str, str]:
+        """Return name (`Layout.identity`) -> key of the fresh targets."""
+        several = (line for lines in self.lines().values() for line in lines.split("\n"))
+        return {name: key for name, _, key in (line.rpartition("\t") for line in several)}
+
+
+@dataclass
+class State:
+    """State of the requested parts; of other parts only orphans are known.
+
+    Attributes:
+        parts: name -> state.
+        images: digest of the images' paths, which a manifest names.
+        unreadable: stem -> fault of an input that had to be read and cannot be. No part counts
+            these items: they are to be left out and the rest judged again.
+        judge: who judged; None where everything was remembered.
+    """
+
+    parts: dict[str, PartState]
+    images: str = ""
+    unreadable: dict[str, SourceError] = field(default_factory=dict)
+    judge: Judge | None = field(default=None, compare=False)
+
+
+class Judge:
+    """Tells whether the targets of one dataset and model are fresh.
+
+    Args:
+        memo: knows files; learns more.
+        layout: of the targets.
+        settings: the dataset's section of the configuration; None for prompts.
+        place: dataset and model.
+        recipes: part -> digest of its recipe, or `UNKNOWN`.
+        contents: digests of inputs.
+        cached: path -> stat and key of cache files that the memo knows.
+    """
+
+    def __init__(
+        self,
+        memo: Memo,
+        layout: Layout,
+        settings: Dataset | None,
+        place: tuple[str, str],
+        recipes: Mapping[str, str],
+        contents: Contents,
+        cached: Mapping[str, tuple[TargetStat, str]],
+    ) -> None:
+        self.recipes, self.contents = recipes, contents
+        self._memo, self._layout, self._settings = memo, layout, settings
+        self._place, self._cached = place, cached
+
+    # -- one target ---------------------------------------------------------------------------
+
+    def key(self, path: str, stat: TargetStat) -> str:
+        """Return the key of a cache file; its header is read only if its stat is new."""
+        known = self._cached.get(path)
+        if known is not None and known[0] == stat:
+            return known[1]
+        header = self.header(path)
+        self._memo.targets.learn(path, stat, header.key)
+        return header.key
+
+    def header(self, path: str) -> Header:
+        """Read the header of a cache file."""
+        header = read_header(path)
+        if header.picture is not None:
+            self._memo.learn_picture(header.source, header.picture)
+        return header
+
+    def view(
+        self, item: Item, target: Target, content: str, header: Header | None = None
+    ) -> str | None:
+        """Return a target's view; None where it is unknown, or there can be none.
+
+        Args:
+            item: its inputs.
+            target: the target.
+            content: digest of the inputs.
+            header: of a file that may have been made of that content.
+        """
+        size: Size | None = Size(0, 0)
+        if target.size is not None:
+            size = self.contents.size(item, content, header)
+        if size is None:
+            return None
+        try:
+            return view_of(self._layout, self._settings, item, target, size)
+        except SourceError:  # which the job names
+            return None
+
+    def wanted(self, item: Item, target: Target, content: str, known: str) -> _Wanted:
+        """Return what a target's file should be made of.
+
+        Args:
+            item: its inputs.
+            target: the target.
+            content: their digest.
+            known: key of the file there: its header is read only where this is another one.
+
+        Raises:
+            CacheError: the file is damaged, and had to be read.
+            OSError: it cannot be read.
+        """
+        view = self.view(item, target, content)
+        if view is not None and known == self._key(target, content, view):
+            return _Wanted(content, known)
+        header = self.header(target.path)
+        if view is None:
+            view = self.view(item, target, content, header)
+        if kind_of(target.part) == "text":
+            content = self.contents.with_line_ends(item, content, header.source)
+        return _Wanted(content, "" if view is None else self._key(target, content, view), header)
+
+    def _key(self, target: Target, content: str, view: str) -> str:
+        recipe = self.recipes[target.part]
+        return "" if recipe == UNKNOWN else target_key(content, recipe, view)
+
+    def state(self, item: Item, target: Target, stat: TargetStat | None) -> Stale | str | None:
+        """Return the key of a fresh target, or why it is stale; None where an input is unreadable.
+
+        Args:
+            item: its inputs.
+            target: the target.
+            stat: of the file there, if any.
+        """
+        if stat is None:
+            return Stale(item, target, "new", self.contents.known(item))
+        damaged = Stale(item, target._replace(found=f"damaged@{stat.mtime_ns}"), "damaged")
+        try:
+            key = self.key(target.path, stat)
+        except (CacheError, OSError):
+            return damaged
+        recipe, target = self.recipes[target.part], target._replace(found=f"{key}@{stat.mtime_ns}")
+        if recipe == UNKNOWN:
+            return Stale(item, target, "changed recipe")
+        content = self.contents.of(item)
+        if content is None:
+            return None
+        try:
+            wanted = self.wanted(item, target, content, key)
+        except (CacheError, OSError):  # it was sound when the memo learnt its key
+            return damaged
+        if wanted.header is None or wanted.key == key:
+            return key
+        header = wanted.header
+        edited = header.recipe == recipe and header.source != wanted.content
+        rule = ""
+        if edited and self.contents.is_former(item, header.source):
+            rule = self._layout.lines_rule
+        reason = "edited" if edited and not rule else "changed recipe"
+        return Stale(item, target, reason, self.contents.known(item), header.recipe, rule)
+
+    def key_of(self, item: Item, target: Target, content: str, header: Header | None) -> str | None:
+        """Return the key that a target needs; None where it is unknown. Arguments as of `view`."""
+        view = self.view(item, target, content, header)
+        return (self._key(target, content, view) or None) if view is not None else None
+
+    def placed(
+        self, stale: Stale, header: Header
+    ) -> tuple[Mapping[str, object], str | None, str | None]:
+        """Return the settings that placed a file, its view by them, and that of today.
+
+        The settings are empty, and its view None, where an earlier release did not write them.
+        """
+        item, target, content = stale.item, stale.target, header.source
+        now = self.view(item, target, content, header)
+        with contextlib.suppress(ValueError):
+            keys = json.loads(header.view or "{}")
+            size = self.contents.size(item, content, header)
+            if self._settings is not None and size is not None:
+                with contextlib.suppress(SourceError):
+                    own = self._settings.placed(keys)
+                    was = view_of(self._layout, own, item, target, size)
+                    if target_key(content, header.recipe, was) == header.key:
+                        return keys, was, now
+        same = now is not None and target_key(content, header.recipe, now) == header.key
+        return {}, now if same else None, now
+
+    def presumed(self, stale: Stale) -> list[str]:
+        """Return the keys that a target may have: usually one, none where nothing is known."""
+        item, target = stale.item, stale.target
+        views = ((each, self.view(item, target, each)) for each in self.contents.presumed(item))
+        return [self._key(target, each, view) for each, view in views if view is not None]
+
+    # -- all targets --------------------------------------------------------------------------
+
+    def judge(
+        self, inputs: Mapping[str, Sequence[Item]], owned: Collection[str], found: Listing
+    ) -> State:
+        """Return the state of some parts.
+
+        Args:
+            inputs: part -> inputs of its targets, in the order of stems.
+            owned: stems of all items, faulty ones too: their cache files are no orphans.
+            found: listing of the cache folder, or of the files that may be of these items.
+
+        Raises:
+            CacheError: something that is no cache lies in the place of one, or of their folder.
+        """
+        expected: set[str] = set()
+        parts = {part: self._part(part, items, found, expected) for part, items in inputs.items()}
+        missing = (x.path for each in parts.values() for x in each.stale if not x.target.found)
+        _refuse_obstacles(missing, found)
+        kept = {self._layout.base(stem) for stem in owned}
+        with_inputs = {self._layout.base(x.stem) for items in inputs.values() for x in items}
+        for part, path in self._orphans(found, expected, inputs, kept, kept - with_inputs):
+            parts.setdefault(part, PartState()).orphans.append(path)
+        self._memo.targets.forget(path for path in self._cached if path not in found)
+        return State(parts, unreadable=self.contents.unreadable, judge=self)
+
+    def _part(
+        self, part: str, items: Sequence[Item], found: Listing, expected: set[str]
+    ) -> PartState:
+        """Return the state of the targets of some inputs, whose paths are added to `expected`."""
+        state, lines = PartState(), dict[str, str]()
+        identity = self._layout.identity
+        self._prepare(part, items, found)
+        for item, targets in self.targets(part, items):
+            for target in targets:
+                expected.add(target.path)
+                is_ = self.state(item, target, found.get(target.path))
+                if isinstance(is_, Stale):
+                    state.stale.append(is_)
+                elif is_ is not None:
+                    state.fresh += 1
+                    line = f"{identity(item.stem, target.path)}\t{is_}"
+                    before = lines.get(item.stem)
+                    lines[item.stem] = line if before is None else f"{before}\n{line}"
+        state.lines = lambda: lines
+        return state
+
+    def targets(self, part: str, items: Iterable[Item]) -> Iterator[tuple[Item, list[Target]]]:
+        """Yield some inputs, each with its targets of a part."""
+        return targets_of(self._layout, self._settings, Part(*self._place, part), items)
+
+    def _prepare(self, part: str, items: Sequence[Item], found: Listing) -> None:
+        """Read objects on S3 many at a time, and look up the sizes of images at once."""
+        if self._settings and self._settings.remote and self.recipes[part] != UNKNOWN:
+            self.contents.fetch(
+                (file.path, file.stat)
+                for item, several in self.targets(part, items)
+                if any(each.path in found for each in several)
+                for file in item.files[:1]
+                if file.role in (IMAGE, CAPTION)
+            )
+        if kind_of(part) == "latents" and found:
+            self.contents.prepare_sizes(filter(None, map(self.contents.known, items)))
+
+    def _orphans(
+        self,
+        found: Listing,
+        expected: Collection[str],
+        requested: Collection[str],
+        kept: Collection[str],
+        faulty: set[str],
+    ) -> Iterator[tuple[str, str]]:
+        """Yield part and path of our cache files that have no owner.
+
+        Of parts nobody requested, other runs may need the files of all `kept` bases; of requested
+        ones only those of `faulty` items are not `expected`, and stay.
+        """
+        prefix = f"cache/{'/'.join(self._place)}/"
+        for path, stat in found.items():
+            if path in expected or not is_text(path):  # no name of ours
+                continue
+            part, _, name = path[len(prefix) :].partition("/")
+            if bases := self._layout.owners(name):
+                if any(each in (faulty if part in requested else kept) for each in bases):
+                    continue
+                try:
+                    self.key(path, stat)
+                except (CacheError, OSError):
+                    continue  # not ours, or damaged: nobody reads it, and nobody may delete it
+            elif not name.endswith(TEMPORARY_SUFFIX):
+                continue
+            yield part, path
+
+
+class _Wanted(NamedTuple):
+    """What a file should be made of: content and key ("" if unknown), and its header if read."""
+
+    content: str
+    key: str
+    header: Header | None = None
+
+
+def _refuse_obstacles(paths: Iterable[str], found: Listing) -> None:
+    """Refuse a folder in the place of a missing cache file, or a file in that of its folders."""
+    there: dict[str, bool] = {}
+    for path in paths:
+        folder = path.rpartition("/")[0]
+        if folder not in there:
+            place = Path(folder)
+            for each in (place, *place.parents):
+                if str(each) in found or (os.path.lexists(each) and not each.is_dir()):
+                    what = f"{_kind(each)}, where a folder of caches belongs"
+                    raise CacheError(what, where=each, hint="move it away or remove it")
+            there[folder] = place.is_dir()
+        if there[folder] and os.path.isdir(path):  # noqa: PTH112 -- of many thousand paths
+            what = "is a folder, where a cache file belongs"
+            raise CacheError(what, where=path, hint="move it away or remove it")
+
+
+def _kind(path: Path) -> str:
+    if path.is_symlink():
+        return f"is a link that leads {'to other caches' if path.is_dir() else 'nowhere'}"
+    return "is a file"
+
+
+# -- files at hand --------------------------------------------------------------------------------
+
+
+def mark_reusable(memo: Memo, states: Iterable[State]) -> None:
+    """Note for each stale target the files with the key that it needs: in the store or the cache.
+
+    An item, a dataset or a model that was renamed, an edit that was undone, a setting that was
+    taken back. Planning finds such files through the memo and opens none; the job checks them.
+    """
+    asked = [
+        (state.judge, each)
+        for state in states
+        if state.judge is not None
+        for part, each in state.parts.items()
+        if each.stale and state.judge.recipes.get(part)
+    ]
+    if not asked:
+        return
+    _learn_unknown(memo)
+    kept = store.keys()
+    if not kept and not memo.targets.any():
+        return
+    for judge in {id(each): each for each, _ in asked}.values():
+        judge.contents.prepare_presumed(
+            stale.item for other, state in asked if other is judge for stale in state.stale
+        )
+    wanted = [
+        (state, number, judge.presumed(stale))
+        for judge, state in asked
+        for number, stale in enumerate(state.stale)
+    ]
+    found = _files({key for _, _, keys in wanted for key in keys}, memo, kept)
+    for state, number, keys in wanted:
+        if paths := [path for key in keys for path in found.get(key, ())]:
+            stale = state.stale[number]
+            target = stale.target._replace(at_hand=tuple(paths[:_MOST_AT_HAND]))
+            state.stale[number] = stale._replace(reason="reusable", target=target)
+
+
+def _files(keys: set[str], memo: Memo, kept: set[str]) -> dict[str, list[str]]:
+    """Return key -> the files with that key."""
+    found = {key: [str(store.stored(key))] for key in keys & kept}
+    gone = []
+    for path, stat, key in sorted(memo.targets.where("value", keys)):
+        try:
+            if os.lstat(path).st_size == stat.size:
+                found.setdefault(key, []).append(path)
+        except OSError:
+            gone.append(path)
+    memo.targets.forget(gone)
+    return found
+
+
+def _learn_unknown(memo: Memo) -> None:
+    """Read the headers of those cache folders of which the memo knows nothing: it was deleted."""
+    for path in _folders("cache"):
+        for folder in _folders(path):
+            if memo.targets.any(folder):
+                continue
+            with contextlib.suppress(CacheError):
+                for file, stat in Folder(folder).listing().items():
+                    with contextlib.suppress(CacheError, OSError):
+                        header = read_header(file)
+                        memo.targets.learn(file, stat, header.key)
+                        if header.picture is not None:
+                            memo.learn_picture(header.source, header.picture)
+
+
+def _folders(path: str) -> list[str]:
+    with contextlib.suppress(OSError), os.scandir(path) as found:
+        return [entry.path for entry in found if entry.is_dir()]
+    return []
