@@ -16,13 +16,11 @@ from latentmake.config import Dataset, parse
 from latentmake.files.cachefile import target_key
 from latentmake.index.memo import Memo
 from latentmake.layouts import size_of
-from latentmake.plan.batches import work_item
 from latentmake.plan.facts import Facts
 from latentmake.plan.keys import Keys
 from latentmake.plan.manifest import ManifestOrder, row_of
 from latentmake.plan.manifest_job import manifest_items
-from latentmake.plan.orders import Target, WorkOrder
-from latentmake.plan.parts import source_of
+from latentmake.plan.orders import Target, Work, WorkOrder
 
 GOLDEN = HERE / "controls.json"
 RECIPE = "3" * 64
@@ -63,14 +61,14 @@ def _planned(facts: Facts, dataset: str) -> dict[str, Any]:
     found, work = [], []
     for item in facts.items(dataset, "wan")[0]:
         for part in PARTS:
-            source, folder = source_of(part, item), layout.folder(dataset, "wan", part)
+            source, folder = item.inputs(part), layout.folder(dataset, "wan", part)
             content = keys.content(source)
             assert content is not None
             variant = keys.variant(part, source, content, None)
             assert variant is not None
             found.append(target_key(content, RECIPE, variant))
             (named,) = layout.named(folder, part, item.stem, item.media, settings)
-            work.append(work_item(source, [Target(part, named.path, None, size_of(part))], content))
+            work.append(Work(source, (Target(part, named.path, None, size_of(part)),), content))
     model = facts.config.models["wan"]
     order = WorkOrder("latents", dataset, "wan", Dataset(path="data"), model, {}, tuple(work))
     order.write()

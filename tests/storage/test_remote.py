@@ -20,8 +20,7 @@ from latentmake.config import Dataset, parse
 from latentmake.errors import ConfigError, DatasetError, SourceError, StorageError
 from latentmake.index.memo import SourceStat
 from latentmake.plan.orders import WorkOrder
-from latentmake.sources import items as dataset
-from latentmake.sources import s3
+from latentmake.sources import folders, s3
 from s3_server import Bucket
 
 
@@ -81,9 +80,9 @@ def test_names_that_no_disk_can_have_are_faults(bucket: Bucket) -> None:
         for ending in ("png", "txt"):
             bucket.put(f"p/{stem}.{ending}", b"x")
     settings = Dataset(path=f"s3://{bucket.name}/p/")
-    scanned = dataset.scan("x", settings)
+    scanned = folders.scan("x", settings)
     assert scanned.root == f"s3://{bucket.name}/p"
-    items, faults = dataset.items("x", settings, scanned)
+    items, faults = folders.items("x", settings, scanned)
     assert [item.image for item in items] == [f"s3://{bucket.name}/p/fine.png"]
     assert len(faults) == 4
     assert all("no disk can have; rename it" in fault.line for fault in faults)

@@ -16,7 +16,7 @@ from latentmake.config import Config
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.sources.items import Item
+from latentmake.sources.item import Item
 
 pytestmark = pytest.mark.real_trainer
 

@@ -10,8 +10,8 @@ from latentmake.files.cachefile import target_key
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.keys import Keys
-from latentmake.plan.parts import part_names, source_of
-from latentmake.sources.items import Fault, Item
+from latentmake.plan.parts import part_names
+from latentmake.sources.item import Fault, Item
 from PIL import Image
 
 RECIPE = "1" * 64
@@ -86,7 +86,7 @@ def keys(architecture: str, **dataset: Any) -> dict[tuple[str, str], str]:
     assert not faults
     for item in items:
         for part in parts:
-            source = source_of(part, item, controlled_text=layout.controlled_text)
+            source = item.inputs(part, controlled_text=layout.controlled_text)
             content = made.content(source)
             assert content is not None
             variant = made.variant(part, source, content, None)

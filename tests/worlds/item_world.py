@@ -20,13 +20,14 @@ def inputs_of(
     controls: Sequence[str] = (),
     layers: Sequence[str] = (),
     image: str | None = None,
+    stat: SourceStat = NO_STAT,
     **values: Any,
 ) -> Item:
     """Return the inputs of targets: an image, a video or a caption (`.txt`), or a text."""
     main = CAPTION if source is not None and source.endswith(".txt") else IMAGE
     files = [(main, source), *((CONTROL, x) for x in controls), *((LAYER, x) for x in layers)]
     files.append((BUCKET, image))
-    found = tuple(File(role, path, NO_STAT) for role, path in files if path is not None)
+    found = tuple(File(role, path, stat) for role, path in files if path is not None)
     return Item(stem, found, None if text is None else [text], **values)
 
 

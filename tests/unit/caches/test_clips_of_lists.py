@@ -18,9 +18,7 @@ from latentmake.caches.encoders import Loaded
 from latentmake.config import Dataset
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
-from latentmake.plan.batches import work_item
-from latentmake.plan.orders import Target, WorkOrder
-from latentmake.plan.parts import source_of
+from latentmake.plan.orders import Target, Work, WorkOrder
 from latentmake.sources import lists
 from latentmake.sources.probe import measured
 from numpy.typing import NDArray
@@ -55,11 +53,11 @@ def clips_of(row: dict[str, Any], size: str, **settings: Any) -> dict[str, torch
     found, faults, _ = lists.items("d", asked, scan)
     made = measured(layout, asked, scan, found, None, memo)
     assert faults == made.faults == [] and len(made.found) == 1
-    source = source_of(size, made.found[0])
+    source = made.found[0].inputs(size)
     named = layout.named("cache/d/m/x", size, source.stem, source.media, asked, source.span)
     width_height = Size(*map(int, size.split("x")))
-    targets = [Target(size, path, None, width_height, clip) for path, clip in named]
-    order: WorkOrder = order_of(work_item(source, targets), **asked.model_dump())
+    targets = tuple(Target(size, path, None, width_height, clip) for path, clip in named)
+    order: WorkOrder = order_of(Work(source, targets), **asked.model_dump())
     carry_out(order, Path("receipt.json"), say=silent, encoder=Loaded(Encoder(), 1))
     return {path: load_file(path)["latents"] for path, _ in named}
 

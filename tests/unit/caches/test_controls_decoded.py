@@ -12,10 +12,8 @@ from latentmake.config import MusubiTuner
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
-from latentmake.plan.batches import work_item
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import Target, WorkOrder
-from latentmake.plan.parts import source_of
+from latentmake.plan.orders import Target, Work, WorkOrder
 from PIL import Image
 
 
@@ -29,8 +27,8 @@ def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkOrder:
     config = configured("qwen_image_edit", control_directory="control")
     facts = Facts(config, Memo(None))
     (item,) = facts.items("pictures", "model")[0]
-    source = source_of("text@64", item, controlled_text=True)
-    work = work_item(source, [Target("text@64", "cache/cat.safetensors", None)])
+    source = item.inputs("text@64", controlled_text=True)
+    work = Work(source, (Target("text@64", "cache/cat.safetensors", None),))
     section = config.datasets["pictures"]
     tuner = MusubiTuner(path="musubi-tuner")
     return WorkOrder(
@@ -40,10 +38,10 @@ def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkOrder:
 
 
 def text_of(order: WorkOrder) -> object:
-    (item,) = order.items
+    ((item, targets, _),) = order.items
     caption, *controls = (Path(path).read_bytes() for path in (item.source or "", *item.controls))
     source = SourceBytes(item, caption, digest.of_bytes(caption), tuple(controls))
-    return samples_of(order, source, dict.fromkeys(item.targets, "key"))[0].content
+    return samples_of(order, source, dict.fromkeys(targets, "key"))[0].content
 
 
 def test_the_caption_is_what_is_encoded(order: WorkOrder) -> None:
@@ -75,14 +73,14 @@ def layered(mode: str) -> list[Sample]:
     config = configured("qwen_image_layered", multiple_target=True)
     facts = Facts(config, Memo(None))
     (item,) = facts.items("pictures", "model")[0]
-    work = work_item(source_of("64", item), [Target("64", "x", None, Size(64, 64))])
+    work = Work(item.inputs("64"), (Target("64", "x", None, Size(64, 64)),))
     section, model = config.datasets["pictures"], config.models["model"]
     tuner = MusubiTuner(path="musubi-tuner")
     order = WorkOrder(
         *("latents", "pictures", "model", section, model, {}, (work,)), musubi_tuner=tuner
     )
     pictures = [Path(path).read_bytes() for path in (item.image, *item.layers)]
-    source = SourceBytes(work, pictures[0], "digest", (), tuple(pictures[1:]))
+    source = SourceBytes(work.item, pictures[0], "digest", (), tuple(pictures[1:]))
     return samples_of(order, source, {work.targets[0]: "key"})
 
 

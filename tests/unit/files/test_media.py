@@ -25,7 +25,7 @@ from latentmake.files.media import (
     probe_video,
 )
 from latentmake.geometry.timing import Timing
-from latentmake.sources.items import IMAGE_EXTENSIONS
+from latentmake.sources.item import IMAGE_EXTENSIONS
 from PIL import EpsImagePlugin, Image
 from video_world import KINDS, rewrap, turn, write_kind, write_timed, write_video
 

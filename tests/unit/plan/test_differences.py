@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from item_world import inputs_of
 from latentmake import digest, layouts
 from latentmake.config import Dataset, Model
 from latentmake.files.cachefile import Header, Picture, target_key
@@ -12,7 +13,6 @@ from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.models import recipe
 from latentmake.plan.differences import placement_differences, recipe_differences
-from latentmake.plan.keys import Source
 
 OLD, NEW = digest.of_bytes(b"old"), digest.of_bytes(b"new")
 BEFORE, NOW = f"{OLD[:8]}..", f"{NEW[:8]}.."
@@ -77,7 +77,7 @@ def test_another_placement_is_told_by_the_settings_that_give_the_key(
     )
     header = Header(target_key(NEW, OLD, was), NEW, OLD, picture=Picture(*size, upright=True))
     found = placement_differences(
-        Memo(None), layout, Dataset(path="a", **now), "256", Source("x", "x.png", None), header
+        Memo(None), layout, Dataset(path="a", **now), "256", inputs_of("x", "x.png"), header
     )
     *settings, last = [*map(str, found)] or [""]
     assert settings == words
@@ -89,9 +89,9 @@ def test_a_key_that_was_edited_is_no_crash_where_no_bucket_fits() -> None:
     layout = layouts.of("plain")
     header = Header(OLD, NEW, OLD, picture=Picture(40, 36, upright=True))
     asked = Memo(None), layout, Dataset(path="a")
-    (found,) = placement_differences(*asked, "16", Source("x", "x.png", None), header)
+    (found,) = placement_differences(*asked, "16", inputs_of("x", "x.png"), header)
     assert found.old == "others"
-    assert placement_differences(*asked, "text", Source("x", "x.txt", None), header) == []
+    assert placement_differences(*asked, "text", inputs_of("x", "x.txt"), header) == []
 
 
 @pytest.mark.parametrize("size", [Size(1600, 200), Size(300, 1100), Size(700, 500)])
@@ -103,7 +103,7 @@ def test_no_setting_is_named_that_others_could_be(
     before, now = (Dataset(path="a", fit="bucket", min_bucket_reso=each) for each in least)
     was = layout.variant(Size(512, 512), size, before, None)
     header = Header(target_key(NEW, OLD, was), NEW, OLD, picture=Picture(*size, upright=True))
-    asked = Source("x", "x.png", None), header
+    asked = inputs_of("x", "x.png"), header
     found = placement_differences(Memo(None), layout, now, "512", *asked)
     assert {each.name for each in found} <= {"min_bucket_reso", "size and crop"}
     assert bool(found) == (was != layout.variant(Size(512, 512), size, now, None))

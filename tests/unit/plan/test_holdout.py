@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from item_world import inputs_of
 from latentmake import digest
 from latentmake.config import parse
 from latentmake.errors import ConfigError
 from latentmake.files import atomic, cachefile
 from latentmake.layouts import plain
 from latentmake.plan.holdout import chosen, refuse_too_many
-from latentmake.plan.manifest import Lock, ManifestItem, ManifestOrder, keys_digest, lock_digest
+from latentmake.plan.manifest import Lock, ManifestOrder, Member, keys_digest, lock_digest
 from latentmake.plan.manifest import write_manifest as _write
 from latentmake.plan.receipts import Receipt
 from order_world import silent
@@ -103,7 +104,7 @@ def make(files: Mapping[str, str], validation: int, **receipt: str) -> tuple[Loc
             targets[part] = [(path, None)]
         source = f"data/{dataset}/{stem.partition('#')[0]}.png"
         atomic.write(Path(source), content.encode())
-        items.append(ManifestItem(dataset, stem, source, targets))
+        items.append(Member(dataset, inputs_of(stem, source), targets))
     datasets = {item.dataset: 1 for item in items}
     order = ManifestOrder(
         "first", "tiny", datasets, [], items, {}, [], 5, validation=validation

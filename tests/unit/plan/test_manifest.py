@@ -11,20 +11,24 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from item_world import inputs_of
 from latentmake.errors import CacheError, DatasetError
 from latentmake.files import atomic, cachefile
+from latentmake.geometry.clips import Span
+from latentmake.index.memo import SourceStat
 from latentmake.layouts import plain
 from latentmake.plan import manifest, store
 from latentmake.plan.manifest import (
     Lock,
-    ManifestItem,
     ManifestOrder,
+    Member,
     keys_digest,
     lock_digest,
     read_lock,
 )
 from latentmake.plan.receipts import Receipt
 from latentmake.plan.spool import spooled
+from latentmake.sources.item import CAPTION, CONTROL, IMAGE, LAYER, File, Item
 from order_world import silent
 from safetensors.torch import save_file
 
@@ -45,15 +49,15 @@ def make(stem: str, part: str, key: str, dataset: str = "cats") -> str:
     return path
 
 
-def item(stem: str, dataset: str = "cats", **keys: str | None) -> ManifestItem:
+def item(stem: str, dataset: str = "cats", **keys: str | None) -> Member:
     known = {part: keys.get(f"key_{part}", f"{part} of {stem}") for part in PARTS}
     targets = {
         part: [(plain.path(dataset, "tiny", part, stem), key)] for part, key in known.items()
     }
-    return ManifestItem(dataset, stem, f"data/{stem}.png", targets)
+    return Member(dataset, inputs_of(stem, f"data/{stem}.png"), targets)
 
 
-def order(*items: ManifestItem, **changes: Any) -> ManifestOrder:
+def order(*items: Member, **changes: Any) -> ManifestOrder:
     values: dict[str, Any] = {
         "run": "first",
         "model": "tiny",
@@ -341,24 +345,34 @@ def test_what_was_replaced_goes_to_the_store_and_other_work_stays_in_the_spool()
 # -- orders ---------------------------------------------------------------------------------------
 
 items = st.builds(
-    ManifestItem,
-    dataset=stems,
+    Item,
     stem=st.text(st.characters(codec="utf-8")),
-    source=stems,
+    files=st.lists(
+        st.builds(
+            File,
+            role=st.sampled_from([IMAGE, CAPTION, CONTROL, LAYER]),
+            path=stems,
+            stat=st.builds(SourceStat, *[st.integers(0, 2**64)] * 4),
+        )
+    ).map(tuple),
+    texts=st.none() | st.lists(stems, max_size=3),
+    span=st.none() | st.builds(Span, st.integers(0, 9), st.none() | st.integers(1, 9)),
+    row=st.none() | st.dictionaries(stems, st.none() | stems | st.integers()),
+)
+members = st.builds(
+    Member,
+    dataset=stems,
+    item=items,
     targets=st.dictionaries(
         stems, st.lists(st.tuples(stems, st.one_of(st.none(), stems)), max_size=3)
     ),
-    caption=st.one_of(st.none(), stems),
-    controls=st.lists(stems, max_size=3).map(tuple),
-    layers=st.lists(stems, max_size=2).map(tuple),
-    span=st.none() | st.lists(st.integers(0, 99), min_size=4, max_size=4),
-    row=st.none() | st.dictionaries(stems, st.none() | stems | st.integers()),
+    text_digest=st.none() | stems,
 )
 
 
 @settings(deadline=None)
-@given(st.lists(items, max_size=4))
-def test_an_order_survives_being_written_and_read(found: list[ManifestItem]) -> None:
+@given(st.lists(members, max_size=4))
+def test_an_order_survives_being_written_and_read(found: list[Member]) -> None:
     work = order(*found, orphans=["cache/é"], faults={"cats": [fault("x\u2028")]})
     assert ManifestOrder.read(work.write()) == work
 

@@ -33,11 +33,11 @@ targets = st.builds(
     clip=st.one_of(st.none(), st.builds(Clip, st.integers(0, 99), st.integers(1, 99))),
 )
 work_items = st.builds(
-    Work,
+    work_of,
     stem=texts,
     source=st.one_of(st.none(), texts),
     text=st.one_of(st.none(), texts),
-    targets=st.lists(targets, max_size=3).map(tuple),
+    targets=st.lists(targets, max_size=3),
     controls=st.lists(texts, max_size=3).map(tuple),
     layers=st.lists(texts, max_size=2).map(tuple),
     control_sizes=st.lists(st.builds(Size, st.integers(1), st.integers(1)), max_size=2).map(tuple),

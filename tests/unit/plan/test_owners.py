@@ -8,9 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from item_world import inputs_of
 from latentmake.errors import ConfigError
 from latentmake.files.atomic import TEMPORARY_SUFFIX
-from latentmake.plan.keys import Source
 from latentmake.plan.owners import OWNER, claim, other_owner, refuse_other_items
 from latentmake.plan.parts import PROMPTS
 from latentmake.plan.staleness import PartState, Stale
@@ -102,7 +102,7 @@ def test_a_project_under_another_mount_is_the_same(shared: Path, tmp_path: Path)
 def part(
     *, new: int = 0, fresh: int = 0, edited: int = 0, orphans: tuple[str, ...] = ()
 ) -> PartState:
-    source = Source("a", "a.png", None)
+    source = inputs_of("a", "a.png")
     stale = [Stale(source, "new", "new", None)] * new
     stale += [Stale(source, "edited", "edited", "key@1")] * edited
     return PartState(fresh, stale, [*orphans])

@@ -6,7 +6,7 @@ from latentmake.index.memo import Memo
 from latentmake.plan.listing import Folder
 from latentmake.plan.snapshots import Asked, keep, latest
 from latentmake.plan.staleness import Evaluation, PartState
-from latentmake.sources.items import Scan
+from latentmake.sources.item import Scan
 
 
 def test_lines_of_a_replaced_snapshot_are_not_those_of_another() -> None:

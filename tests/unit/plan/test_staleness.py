@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from item_world import inputs_of
 from latentmake import digest, layouts
 from latentmake.config import Dataset
 from latentmake.errors import CacheError
@@ -25,7 +26,6 @@ from latentmake.index.memo import Memo, source_stat
 from latentmake.layouts import plain, size_of
 from latentmake.plan import manifest
 from latentmake.plan import staleness as evaluate
-from latentmake.plan.keys import Source
 from latentmake.plan.listing import Folder
 from latentmake.plan.staleness import Evaluation, recall, remember
 from safetensors.torch import save_file
@@ -86,12 +86,12 @@ class World:
         os.chdir(self.root)
         try:
             with Memo(self.memo_place) as memo:
-                sources = {
+                inputs = {
                     part: [
-                        Source(
+                        inputs_of(
                             stem,
                             str(self.source(stem, part)),
-                            source_stat(self.source(stem, part).stat()),
+                            stat=source_stat(self.source(stem, part).stat()),
                         )
                         for stem in self.stems()
                     ]
@@ -101,7 +101,7 @@ class World:
                     dataset="cats",
                     model="tiny",
                     roots=[str(self.root / "data")],
-                    sources=sources,
+                    inputs=inputs,
                     owned=set(self.stems()) if owned is None else owned,
                     recipes={
                         part: digest.of_value(values) if values else ""
@@ -117,7 +117,7 @@ class World:
 
 def reasons(evaluation: Evaluation) -> dict[tuple[str, str], str]:
     return {
-        (stale.source.stem, part): stale.reason
+        (stale.item.stem, part): stale.reason
         for part, state in evaluation.parts.items()
         for stale in state.stale
     }
@@ -264,7 +264,7 @@ def test_a_target_damaged_under_its_old_stat_is_replaced(
         world.put("b", "text", b"another caption")
     found = world.evaluate()
     assert reasons(found)["b", "text"] == "damaged"
-    (stale,) = (each for each in found.parts["text"].stale if each.source.stem == "b")
+    (stale,) = (each for each in found.parts["text"].stale if each.item.stem == "b")
     assert stale.found == f"damaged@{stat.st_mtime_ns}"
 
 
@@ -311,7 +311,7 @@ def test_a_caption_in_no_file_is_known_by_its_text(
             dataset="_prompts",
             model="tiny",
             roots=(),
-            sources={"text": [Source("p", None, None, text)]},
+            inputs={"text": [inputs_of("p", None, text)]},
             owned={"p"},
             recipes={"text": recipe},
             memo=Memo(None),
@@ -325,10 +325,11 @@ def test_a_source_that_cannot_be_read_is_named_only_where_it_matters(
 ) -> None:
     world.make_all()
     monkeypatch.chdir(world.root)
-    gone = Source("a", "data/gone.png", source_stat(world.source("a", "64").stat()))
+    stat = source_stat(world.source("a", "64").stat())
+    gone = inputs_of("a", "data/gone.png", stat=stat)
     arguments = {
         "dataset": "cats", "model": "tiny", "roots": ["data"], "owned": {"a"},
-        "sources": {"64": [gone]}, "recipes": {"64": digest.of_value(RECIPES["64"])},
+        "inputs": {"64": [gone]}, "recipes": {"64": digest.of_value(RECIPES["64"])},
     }  # fmt: skip
     found = evaluate.evaluate(**arguments, memo=Memo(None), found={})  # type: ignore[arg-type]
     assert reasons(found) == {("a", "64"): "new"}

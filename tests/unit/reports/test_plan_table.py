@@ -6,7 +6,7 @@ import re
 
 from latentmake.plan.parts import Plan, RunPlan
 from latentmake.reports.plan_table import plan_table
-from latentmake.sources.items import Fault
+from latentmake.sources.item import Fault
 
 
 def test_faults_of_a_list_stand_in_the_order_of_its_lines() -> None:

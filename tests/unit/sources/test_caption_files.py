@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from latentmake.config import Captions, Dataset
-from latentmake.index.memo import Memo
-from latentmake.sources import items as datasets
+from latentmake.index.memo import Memo, SourceStat
+from latentmake.sources import folders
 from latentmake.sources.caption_files import Texts, texts_of
-from latentmake.sources.items import Item
+from latentmake.sources.item import CAPTION, IMAGE, File, Item
 from latentmake.sources.metadata import entries_of
 
 FILES = {
@@ -45,7 +45,7 @@ def made(
     memo = memo or Memo(None)
     root = str(folder)
     listed = entries_of("d", asked.metadata_file, root, memo) if asked.metadata_file else None
-    items, faults = datasets.items("d", asked, datasets.scan("d", asked))
+    items, faults = folders.items("d", asked, folders.scan("d", asked))
     found = texts_of(asked, [root], items, listed, memo)
     return found, [fault.line for fault in (*faults, *found.faults)]
 
@@ -205,9 +205,10 @@ def test_any_subset_of_items_has_the_same_variants(
     for stem, tags in captions.items():
         path = folder / f"{stem}.txt"
         path.write_text(", ".join(tags))
-        scan = datasets.scan("d", settings)
-        stat = next(tuple(each[1:]) for each in scan.entries if each[0] == path.name)
-        items.append(Item(stem, f"{folder}/{stem}.png", stat, str(path), stat))  # type: ignore[arg-type]
+        scan = folders.scan("d", settings)
+        stat = next(SourceStat(*each[1:]) for each in scan.entries if each[0] == path.name)
+        image = File(IMAGE, f"{folder}/{stem}.png", stat)
+        items.append(Item(stem, (image, File(CAPTION, str(path), stat))))
     whole = texts_of(settings, [str(folder)], items, None, Memo(None)).found
     subset = data.draw(st.lists(st.sampled_from(items), unique=True))
     part = texts_of(settings, [str(folder)], subset, None, Memo(None)).found

@@ -21,7 +21,7 @@ from latentmake.index.memo import Memo
 from latentmake.sources import lists
 from latentmake.sources import probe as probing
 from latentmake.sources.caption_files import texts_of
-from latentmake.sources.items import Fault, Item
+from latentmake.sources.item import Fault, Item
 from latentmake.sources.probe import Measured, measured
 from latentmake.sources.rows import CAPTIONS, NAMES, SPANS, row_of
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from latentmake.config import Dataset
-from latentmake.sources.items import scan
+from latentmake.sources.folders import scan
 from latentmake.sources.unused import unused_note
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from latentmake.config import Dataset
 from latentmake.errors import DatasetError
 from latentmake.index.memo import source_stat
-from latentmake.sources.items import IMAGE_EXTENSIONS, Fault, Item, Scan, items, scan
+from latentmake.sources.folders import items, scan
+from latentmake.sources.item import CAPTION, IMAGE, IMAGE_EXTENSIONS, Fault, File, Item, Scan
 
 
 def put(root: Path, *names: str) -> None:
@@ -48,8 +49,10 @@ def test_an_image_goes_with_the_caption_beside_it(tmp_path: Path) -> None:
         ("a", f"{tmp_path}/a.png", f"{tmp_path}/a.txt"),
         ("sub/a", f"{tmp_path}/sub/a.jpg", f"{tmp_path}/sub/a.txt"),
     ]
-    assert found[0].image_stat == source_stat((tmp_path / "a.png").stat())
-    assert found[0].caption_stat == source_stat((tmp_path / "a.txt").stat())
+    assert found[0].files == tuple(
+        File(role, str(path), source_stat(path.stat()))
+        for role, path in ((IMAGE, tmp_path / "a.png"), (CAPTION, tmp_path / "a.txt"))
+    )
 
 
 @pytest.mark.parametrize("ending", sorted(IMAGE_EXTENSIONS))
@@ -97,7 +100,7 @@ def test_a_missing_caption_is_a_fault_or_the_empty_caption(tmp_path: Path) -> No
     assert "set `class_tokens` to a caption for all of them" in fault(tmp_path)
     found, faults = find(tmp_path, missing_caption="empty")
     assert faults == []
-    assert (found[0].caption, found[0].caption_stat) == (None, None)
+    assert [file.role for file in found[0].files] == [IMAGE] and found[0].caption is None
     put(tmp_path, "b.png", "b.txt")
     found, faults = find(tmp_path, class_tokens="sks man")
     assert [item.texts for item in found] == [["sks man"], None] and not faults
