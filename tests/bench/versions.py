@@ -41,12 +41,11 @@ sys.path[:0] = [str(TESTS.parent / "scripts"), str(TESTS / "workflow"), str(TEST
 import preloaded  # noqa: E402
 import project as projects  # noqa: E402
 import world  # noqa: E402
+from edits_world import MEMO, STATE, Dice, edit  # noqa: E402
 from project import PARTS, Project  # noqa: E402
-from versions_edits import MEMO, STATE, Dice, edit  # noqa: E402
 from versions_world import RUN, WORLDS  # noqa: E402
 
-LENGTH = 20  # edits of a sequence, with a build after each BUILD of them
-BUILD = 10
+LENGTH, BUILD = 20, 10  # edits of a sequence, and edits between its builds
 _MADE = {*PARTS, "cache", "logs", "runs", STATE, ".snakemake", "said.json", "said.txt"}
 Answer = dict[str, Any]
 
@@ -191,13 +190,14 @@ def idle(name: str, builder: int, task: Task) -> list[str]:
 
 
 class _Both:
-    """A project that both versions plan, each with a state folder of its own."""
+    """A copy of a built project that both versions plan, each with a state folder of its own."""
 
-    def __init__(self, project: Project, versions: tuple[Version, Version]) -> None:
-        self.project, self._versions = project, versions
+    def __init__(self, template: Project, folder: Path, versions: tuple[Version, Version]) -> None:
+        self._template, self._versions = template, versions
+        self.project = template.copy(folder)
         for version in versions:
-            shutil.copytree(project / STATE, self._state(version))
-        shutil.rmtree(project / STATE)
+            shutil.copytree(self.project / STATE, self._state(version))
+        shutil.rmtree(self.project / STATE)
 
     def _state(self, version: Version) -> Path:
         return self.project / f"{STATE}.{version.name}"
@@ -218,34 +218,43 @@ class _Both:
                 answers.append(version.plan(self.project))
         return answers
 
-    def build(self, number: int, *, train: bool, share_memo: bool) -> None:
+    def build(self, dice: Dice) -> str:
         """Build by one of them; the other finds what that left, and has its own memo or that."""
-        builder, other = self._versions[number], self._versions[1 - number]
+        builder, other = dice.sample(self._versions, 2)
         with self._with(builder) as version:
-            version.build(self.project, train=train)
-        if (memo := self._state(other) / MEMO).exists() and not share_memo:
+            result = version.build(self.project, train=dice.random() < 0.5)
+        if (memo := self._state(other) / MEMO).exists() and dice.random() < 0.5:
             shutil.copy2(memo, self.project / MEMO)
         shutil.rmtree(self._state(other), ignore_errors=True)
         shutil.copytree(self._state(builder), self._state(other))
         if (self.project / MEMO).exists():
             (self.project / MEMO).replace(memo)
+        return f"build by {builder.name}; {self.restore() if result.returncode else 'done'}"
+
+    def restore(self) -> str:
+        """Take all edits of sources and of the configuration back."""
+        for part in {path.name for path in self._template.folder.iterdir()} - _MADE:
+            shutil.rmtree(self.project / part)
+            source = self._template / part
+            subprocess.run(["cp", "-a", source, self.project.folder], check=True)
+        return "all sources as they were"
 
 
 def edits(name: str, number: int, task: Task) -> Counter[str]:
     """Edit a project again and again; print a difference, and return how often what happened."""
     dice, versions = Dice(f"{task.seed} {number}"), _versions(*task.checkouts)
     template = Project(task.folder / f"{name}-before-built")
-    project = template.copy(task.folder / f"sequence-{number}")
-    both, counts, done = _Both(project, versions), Counter[str](), []
-    for step in range(LENGTH):
-        if step and step % BUILD == 0:
-            builder = dice.randrange(2)
-            both.build(builder, train=dice.random() < 0.5, share_memo=dice.random() < 0.5)
-            done.append(f"build by {versions[builder].name}")
+    both = _Both(template, task.folder / f"sequence-{number}", versions)
+    counts, done = Counter[str](), ["nothing"]
+    for step in range(LENGTH + LENGTH // BUILD):
+        if step % (BUILD + 1):
+            undone = dice.random() < 0.2
+            done.append(both.restore() if undone else edit(both.project, WORLDS[name], dice))
+            counts["edits"] += 1
+        elif step:
+            done.append(both.build(dice))
             counts["builds"] += 1
-        done.append(edit(project, WORLDS[name], dice))
-        one, other = both.plan()
-        counts["edits"] += 1
+        one, other = both.plan()  # of what was just built too, so that edits meet what is known
         counts["with something to do"] += bool(one.get("stale") or one.get("training"))
         if one | {"line": ""} != other | {"line": ""}:
             counts["differences"] += 1
@@ -255,13 +264,10 @@ def edits(name: str, number: int, task: Task) -> Counter[str]:
                     print(f"  {key}, before: {one.get(key)}\n  {key}, after:  {other.get(key)}")
             sys.stdout.flush()
             return counts  # the states have parted
-        if "refused" in one:  # nothing more can be seen: take it back
+        if "refused" in one:  # nothing more would be seen
             counts["refused" if one["line"].startswith("error:") else "crashed"] += 1
-            for part in {path.name for path in template.folder.iterdir()} - _MADE:
-                shutil.rmtree(project / part)
-                subprocess.run(["cp", "-a", template / part, project.folder], check=True)
-            done.append("all sources as they were")
-    shutil.rmtree(project.folder)
+            done[-1] += f"; {both.restore()}"
+    shutil.rmtree(both.project.folder)
     return counts
 
 

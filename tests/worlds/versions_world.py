@@ -43,10 +43,8 @@ def _of_test(module: Any, name: str = "key_template") -> World:
     """Return the world of a test's fixture, with the changes that the test makes."""
 
     def make(folder: Path) -> Project:
-        fixture, place = (
-            getattr(module, name).__wrapped__,
-            Path(tempfile.mkdtemp(dir=folder.parent)),
-        )
+        fixture, place = getattr(module, name).__wrapped__, Path(f"{folder}-parts")
+        place.mkdir()
         factory = SimpleNamespace(mktemp=lambda _: Path(tempfile.mkdtemp(dir=place)))
         given = {"tmp_path_factory": factory, "micro": folder.parent / "micro", "tmp_path": place}
         made = fixture(*(given[each] for each in inspect.signature(fixture).parameters))
