@@ -19,7 +19,7 @@ from latentmake.exchange.clip_files.order import ClipsOrder, plan_clips
 from latentmake.files.disk import Need
 from latentmake.index.memo import MEMO, Memo
 from latentmake.plan import owners, running, spool, workspace
-from latentmake.plan.estimates import built_orders
+from latentmake.plan.estimates import Resources, resources_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.jobs import EncodingJob
 from latentmake.plan.orders import WorkOrder, write_order
@@ -27,9 +27,9 @@ from latentmake.plan.parts import Plan, RunPlan, run_folder
 from latentmake.plan.plan_file import PlanFile
 from latentmake.plan.planner import make_plan, many_objects
 from latentmake.plan.processes import Jobs, enter
-from latentmake.plan.resources import Resources, resources_of
 from latentmake.plan.single import single
 from latentmake.plan.targets import (
+    built_orders,
     check_known,
     is_evaluation_asked,
     is_generation_asked,

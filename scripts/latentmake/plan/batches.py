@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from latentmake.config import Dataset
-from latentmake.index.memo import Memo
 from latentmake.layouts import beside, kind_of, size_of
-from latentmake.plan.amounts import amount_of, order_amount
+from latentmake.plan.estimates import batch_items
 from latentmake.plan.facts import Facts
 from latentmake.plan.keys import Source
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
@@ -17,7 +16,6 @@ _Name = tuple[str, str | None]
 """Stem and text of a source: the sources of one kind with the same are equal."""
 
 _REUSED_ITEMS = 16_384  # of a batch that encodes nothing
-_UNKNOWN_ITEMS = 1024  # of a batch of unknown speed
 _SHARED_ITEMS = 64  # of a batch, at the least, that is one so that several GPUs work
 _PROMPTS = Dataset(path=".", empty_caption="allow")  # an empty prompt is meant
 
@@ -70,41 +68,20 @@ def batches(
             work_item(source, targets, contents.get((kind, name)))
             for name, (source, targets) in group.items()
         ]
-        size = _REUSED_ITEMS if at_hand else _batch_size(facts, dataset, model, kind, work)
+        size = _REUSED_ITEMS if at_hand else _batch_size(facts, model, kind, work)
         if side_by_side > 1 and not at_hand:
             size = min(size, max(_SHARED_ITEMS, -(-len(work) // side_by_side)))
         for start in range(0, len(work), size):
             yield work_order(facts, dataset, model, kind, work[start : start + size]), runs
 
 
-def _batch_size(facts: Facts, dataset: str, model: str, kind: str, work: Sequence[WorkItem]) -> int:
-    """Return the number of items of a batch: as configured, or by the speed of past jobs.
-
-    Starting a job shall be a tenth of it at most, however short the time asked for.
-    """
+def _batch_size(facts: Facts, model: str, kind: str, work: Sequence[WorkItem]) -> int:
+    """Return the number of items of a batch: as configured, or by the speed of past jobs."""
     batch = facts.config.batch
     if batch.items != "auto":
         return batch.items
-    rate = facts.memo.rate(f"{kind} {model}")
-    if rate is None or not work:
-        return _UNKNOWN_ITEMS
-    seconds = max(batch.minutes * 60 - rate.starting, 9 * rate.starting)
-    settings = facts.config.datasets.get(dataset, _PROMPTS), facts.config.models[model]
-    targets = sum(len(item.targets) for item in work)
-    all_ = rate.seconds(targets, amount_of(kind, *settings, work))
-    return max(1, int(seconds * len(work) / all_)) if all_ else _UNKNOWN_ITEMS
-
-
-def minutes_of(memo: Memo, order: WorkOrder, *, starts: bool = True) -> float | None:
-    """Return the expected duration of an order, where past jobs of its kind and model tell.
-
-    `starts` tells whether its job starts with it.
-    """
-    rate = memo.rate(order.work)
-    if rate is None:
-        return None
-    starting = rate.starting if starts else 0.0
-    return (starting + rate.seconds(len(order.paths), order_amount(order))) / 60
+    targets = sum(len(item.targets) for item in work) / len(work)
+    return batch_items(facts.memo, f"{kind} {model}", batch.minutes, targets)
 
 
 def work_item(source: Source, targets: Sequence[Target], content: str | None = None) -> WorkItem:

@@ -13,11 +13,11 @@ from latentmake import digest, layouts
 from latentmake.config import Config, Dataset, Run
 from latentmake.layouts import kind_of
 from latentmake.plan import manifest
+from latentmake.plan.estimates import TrainingEstimate
 from latentmake.plan.jobs import EncodingJob
 from latentmake.plan.keys import Source
 from latentmake.plan.orders import WorkOrder
 from latentmake.plan.staleness import PartState
-from latentmake.plan.training_estimate import TrainingEstimate
 from latentmake.sources.items import Fault, Item
 
 PROMPTS = "_prompts"
