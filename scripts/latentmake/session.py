@@ -19,16 +19,16 @@ from latentmake.exchange.clip_files.order import ClipsOrder, plan_clips
 from latentmake.files.disk import Need
 from latentmake.index.memo import MEMO, Memo
 from latentmake.plan import owners, running, spool, workspace
-from latentmake.plan.estimates import built_orders
+from latentmake.plan.estimates import Resources, resources_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
 from latentmake.plan.orders import EncodingJob, Order, write_order
 from latentmake.plan.plan_file import PlanFile
 from latentmake.plan.planner import make_plan, many_objects, single
 from latentmake.plan.processes import Jobs, enter
-from latentmake.plan.resources import Resources, resources_of
 from latentmake.plan.run_plan import Plan, RunPlan
 from latentmake.plan.targets import (
+    built_orders,
     check_known,
     is_evaluation_asked,
     is_generation_asked,

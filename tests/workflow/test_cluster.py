@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import world
 from latentmake.index.memo import Memo
-from latentmake.index.rates import Work
+from latentmake.plan.estimates import Past, learn_job, past_jobs
 from project import Project
 
 TOOLS = ("sbatch", "squeue", "sacct", "sinfo", "scancel", "srun", "scontrol", "sacctmgr")
@@ -73,10 +73,10 @@ def test_past_jobs_tell_how_large_the_next_shall_be(fresh: Callable[[], Project]
     project.run("latents_tiny")
     project.run("-n", "latents_tiny")  # takes the receipts in
     with Memo(project / ".latentmake/memo.sqlite") as memo:
-        known = memo.rate("latents micro")
-        assert known is not None and known.seconds(1, 64**2) > 0 and known.starting > 0
+        known = past_jobs(memo, "latents micro")
+        assert known is not None and known.time(1) > 0 and known.starting > 0
         for _ in range(40):  # a slow model's jobs, which outweigh the first
-            memo.learn_rate("latents micro", Work(2, 3.0, 0.01))
+            learn_job(memo, "latents micro", Past(2, 3.0, starting=0.01))
     project.configure(lambda values: values["models"]["micro"].update(dtype="float16"))
     again = project.run("-n", "latents_tiny").output
     # 6.6 s at two targets in 3 s are four targets: two items of two resolutions.

@@ -18,8 +18,7 @@ from diffusers import WanTransformer3DModel
 from latentmake import CachedClipDataset, ClipDataset, collate_fn
 from latentmake.errors import UserError
 from latentmake.index.memo import Memo
-from latentmake.plan.estimates import Estimates
-from latentmake.plan.jobs import jobs_of
+from latentmake.plan import estimates
 from latentmake.plan.orders import WorkOrder
 from project import Project
 from safetensors.torch import load_file
@@ -74,8 +73,7 @@ def built(cut: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
     """The same with the caches of the videos. Not to be changed: copy it."""
     project = cut.copy(tmp_path_factory.mktemp("built") / "project")
     result = project.run(f"caches_{RUN}")
-    result.one_line("latents of wan: 6 clips of 5 x 32 x 48, ", " s if it does ")
-    result.one_line("text of wan: 3 captions")
+    result.one_line("latents of wan: about 0.0 MB")
     return project
 
 
@@ -312,7 +310,7 @@ def test_estimated_bytes_of_latents_are_those_of_the_files(built: Project) -> No
         if len(path.suffixes) == 1
     ]
     latents = [order for order in orders if order.kind == "latents"]
-    (need,) = Estimates(Memo(None), jobs_of([(order, []) for order in latents], 1)).needs(latents)
+    (need,) = estimates.needs(Memo(None), latents)
     sizes = [(built / path).stat().st_size for order in latents for path in order.paths]
     assert len(sizes) == 6
     assert need.folder == "cache" and need.size == pytest.approx(sum(sizes), rel=0.01)
@@ -341,7 +339,7 @@ def test_what_cannot_fit_the_disk_is_refused_before_any_job(
     result = project.ask("check", RUN, check=False)
     assert result.returncode == 1
     result.one_line("disk ", "failed", *words)
-    result.one_line("to encode", "8400 clips of up to 81 x 8192 x 8192")
+    result.one_line("to encode", "latents of wan: about ", " TB")
     project.configure(lambda values: values["runs"][RUN].update(resolutions=[8192]))
     result = project.run(f"clips_{RUN}", check=False)
     assert result.returncode != 0 and not (project / "clips").exists()

@@ -115,8 +115,6 @@ def carry_out(
                 + " | ".join(job.failed.values()),
                 hint="fix these files and run the same command; all other items are finished",
             )
-    from latentmake.plan.amounts import order_amount  # not before it encodes
-
     done = Receipt(
         sources=job.sources,
         targets=job.fresh,
@@ -126,7 +124,6 @@ def carry_out(
         seconds=time.monotonic() - began,
         starting=None if isinstance(encoder, Loaded) else started[0] if started else 0.0,
         work=order.work if started else "",
-        amount=order_amount(order) * counts["encoded"] / len(order.paths) if started else 0.0,
         stages=job.stages.seconds,
         words=words,
     )

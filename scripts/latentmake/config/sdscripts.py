@@ -99,7 +99,6 @@ SDSCRIPTS: Mapping[str, Strategies] = {
             "--timestep_sampling": "nextdit_shift",
         },
         channels=16,
-        caption=2_370_000,
         latents=Encoder(
             "library.strategy_lumina.LuminaLatentsCachingStrategy",
             (
@@ -151,7 +150,6 @@ SDSCRIPTS: Mapping[str, Strategies] = {
         side=32,
         divisor=64,
         channels=64,
-        caption=2_500_000,
         samples=True,
         latents=Encoder(
             "library.strategy_hunyuan_image.HunyuanImageLatentsCachingStrategy",
@@ -209,7 +207,6 @@ SDSCRIPTS: Mapping[str, Strategies] = {
         side=16,
         divisor=16,
         channels=16,
-        caption=2_110_000,
         latents=Encoder(
             "library.strategy_anima.AnimaLatentsCachingStrategy",
             (

@@ -154,7 +154,6 @@ class Strategies:
         divisor: its default script asks for bucket steps that are multiples of this, in pixels; 0:
             for those that the architecture needs.
         channels: of its own encoders' latents.
-        caption: bytes of a file of its own encoders' embeddings, about.
         latents: encoder of latents; None: one of ours.
         text: encoder of captions; None: one of ours, or none.
         samples: whether its latents are a sample of the posterior.
@@ -177,7 +176,6 @@ class Strategies:
     side: int = 0
     divisor: int = 0
     channels: int = 0
-    caption: int = 0
     latents: Encoder | None = None
     text: Encoder | None = None
     samples: bool = False

@@ -7,10 +7,9 @@ writes metadata in no fixed order.
 from __future__ import annotations
 
 import json
-import math
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from latentmake import digest
@@ -115,22 +114,6 @@ def head_of(entries: Mapping[str, object], metadata: Mapping[str, str], body: me
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8, as safetensors has it
     return struct.pack("<Q", len(text)) + checksums.sealed(text)
-
-
-def size_of(tensors: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, str]) -> int:
-    """Return the bytes of the file that `serialize` makes of tensors, by their names.
-
-    Args:
-        tensors: name -> dtype as the format names it (`BF16`), and shape.
-        metadata: of the file; of values only the lengths count.
-    """
-    header: dict[str, object] = {"__metadata__": dict(metadata)}
-    end = 0
-    for name, (dtype, shape) in tensors.items():
-        start, end = end, end + math.prod(shape) * BYTES[dtype]
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    return 8 + len(text) + -len(text) % 8 + end
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:

@@ -18,7 +18,6 @@ from latentmake import digest
 from latentmake.files.cachefile import Picture
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
-from latentmake.index.rates import Rate, Work, old_rate, rate_of, sums_with
 from latentmake.index.table import (
     NoStat,
     SourceStat,
@@ -109,6 +108,7 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
         targets: path of a cache file -> key.
         texts: path of a file of text -> its content.
         receipts: names of those that were taken in.
+        rates: kind and model -> past jobs; see `plan.estimates`.
         snapshots: see `plan.snapshots`; forgotten after 90 days.
     """
 
@@ -126,8 +126,7 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
         self._lists = self._table(_LIST, SourceStat)  # number of a list, and its length
         # Whether it is turned as EXIF says, and digest -> width and height.
         self._pictures = self._table(_PICTURE, NoStat)
-        self._rates = self._table(_RATE, NoStat)  # sums over past jobs
-        self._old_rates = self._table(_OLD_RATE, NoStat)  # of former versions
+        self.rates = self._table(_RATE, NoStat)
         self.is_new = not self.sources.any()
 
     def __exit__(self, *error: object) -> None:
@@ -224,18 +223,6 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
     def learn_verdict(self, question: str, answer: str) -> None:
         """Remember the answer to a question, for 90 days."""
         self._verdicts.learn(question, None, answer)
-
-    def rate(self, name: str) -> Rate | None:
-        """Return the speed of past jobs of a name (kind and model), if there were any."""
-        if found := self._rates.get(name):
-            return rate_of(found)
-        old = self._old_rates.get(name)
-        return None if old is None else old_rate(old)
-
-    def learn_rate(self, name: str, work: Work) -> None:
-        """Remember the result of a job of a name; one without targets counts for nothing."""
-        if work.targets > 0 and work.seconds > 0:
-            self._rates.learn(name, None, sums_with(self._rates.get(name), work))
 
 
 def _media(text: str) -> Media | None:

@@ -1,362 +1,200 @@
-"""Estimates of caches before they are made: bytes on the disk, and minutes where jobs have run.
+"""Estimates from past jobs of the same kind and model: time, bytes, batches, limits on a cluster.
 
-Sizes come from shapes and dtypes and are exact for latents of Wan; a caption's length in tokens is
-guessed from its bytes. Nothing is decoded, and no network is loaded.
+The bytes of latents follow from their shape where the VAE's configuration tells it.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
-from pathlib import Path
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
-from latentmake.config import Model
-from latentmake.errors import SourceError
-from latentmake.files.cachefile import BYTES, size_of, stamp
+from latentmake.config import Cluster, TrainingJob
+from latentmake.errors import ModelError
 from latentmake.files.disk import Need, human
-from latentmake.geometry import sdscripts_buckets
-from latentmake.geometry.buckets import Size, target_size, wan_size
+from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
-from latentmake.layouts import musubi, plain
-from latentmake.models.flops import latents_flops, text_flops
-from latentmake.models.shapes import Latents, latents_shape, text_width
-from latentmake.models.weight_kinds import content_of, weight_file
-from latentmake.plan.amounts import (
-    BYTES_A_TOKEN,
-    caption_bytes,
-    caption_tokens,
-    fact_of,
-    order_amount,
-)
-from latentmake.plan.batches import minutes_of
-from latentmake.plan.orders import EncodingJob, Order, Work
-from latentmake.plan.run_plan import Plan
-from latentmake.plan.target import Target
-from latentmake.plan.targets import kinds_built
-from latentmake.plan.training_estimate import duration, guessed
+from latentmake.models.shapes import latents_shape
+from latentmake.plan.orders import Order
+from latentmake.progress import duration
 
-_FORMATS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-_DIGEST = "0" * 64
-_WAN = (16, 8, 4)  # channels, pixels a side and frames of a latent
-_CONDITION_CHANNELS = 20  # of image-to-video
-_CLIP_VISION = ("F16", (257, 1280))  # ViT-H/14: tokens and width
-_UMT5_WIDTH, _UMT5_BYTES = 4096, 1 << 30  # umT5-XXL, whose single file is larger than that
-_EMBEDDINGS = ("token_embedding.weight", "shared.weight")
-_ARRAY = 256  # bytes of an npz archive for an array, besides its numbers
-
-Shape = tuple[int, ...]
-Tensors = dict[str, tuple[str, Shape]]
+Resources = dict[str, int | str | Callable[[object, int], int]]
+_Group = TypeVar("_Group", bound=Hashable)
+_UNKNOWN_SECONDS, _UNKNOWN_ITEMS = 2.0, 1024  # of an item, and in a batch, without past jobs
 
 
-@dataclass
-class CacheEstimate:
-    """Files to be encoded by the jobs of one kind and model.
+class Past(NamedTuple):
+    """Sums over past jobs of one kind and model; each job counts twice as much as the one before.
 
     Attributes:
-        kind: `latents` or `text`.
-        count: files to be encoded; equal captions may make it fewer.
-        size: their bytes; those of unknown shape are left out.
-        unknown: number of these.
-        measured: whether some bytes are those of files that past jobs wrote.
-        minutes: expected; None where no job of the kind and model has run here.
-        work: floating-point operations; None where nobody knows.
-        shapes: (frames, height, width) of clips or images -> number.
+        targets: cache files that were encoded, or linked to an equal one.
+        seconds: from the first encoded item to the end.
+        size: bytes of the files, of several names of one file once.
+        starting: seconds from the start of the last job to its first encoded item.
+        words: on the bottleneck of the last job that was not short.
     """
 
-    kind: str
-    model: str
-    count: int = 0
-    size: int = 0
-    unknown: int = 0
-    measured: bool = False
-    minutes: float | None = 0.0
-    work: float | None = 0.0
-    shapes: Counter[Shape] = field(default_factory=Counter)
+    targets: float = 0.0
+    seconds: float = 0.0
+    size: float = 0.0
+    starting: float = 0.0
+    words: str = ""
 
-    def add(self, other: CacheEstimate) -> None:
-        """Add another of the same kind and model."""
-        self.count += other.count
-        self.size += other.size
-        self.unknown += other.unknown
-        self.measured |= other.measured
-        known = self.minutes is not None and other.minutes is not None
-        self.minutes = (self.minutes or 0.0) + (other.minutes or 0.0) if known else None
-        worked = self.work is not None and other.work is not None
-        self.work = (self.work or 0.0) + (other.work or 0.0) if worked else None
-        self.shapes += other.shapes
-
-    @property
-    def is_known(self) -> bool:
-        """Whether it says anything."""
-        return self.unknown < self.count or self.minutes is not None or self.work is not None
-
-    @property
-    def line(self) -> str:
-        """The estimate in a line."""
-        about = "about " * (self.kind == "text" or self.measured)
-        amount = "size unknown" if self.unknown == self.count else f"{about}{human(self.size)}"
-        time = guessed(self.work)
-        if self.minutes is not None:
-            time = f"about {duration(self.minutes)} at the rate measured here"
-        return f"{self.kind} of {self.model}: {self._what}, {amount}; {time}"
-
-    @property
-    def _what(self) -> str:
-        if self.kind == "text":
-            return _several(self.count, "caption")
-        clips = sum(number for shape, number in self.shapes.items() if shape[0] > 1)
-        counts = {"clip": clips, "image": self.count - clips}
-        nouns = " and ".join(_several(number, noun) for noun, number in counts.items() if number)
-        largest = max(self.shapes, key=lambda shape: (shape[0] * shape[1] * shape[2], shape))
-        shape = " x ".join(map(str, largest if largest[0] > 1 else largest[1:]))
-        return f"{nouns} of {'up to ' * (len(self.shapes) > 1)}{shape}"
+    def time(self, targets: float) -> float:
+        """Return the seconds that some targets take in a job that has started."""
+        return targets * self.seconds / (self.targets or 1)
 
 
-def _several(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
-
-
-class Estimates:
-    """Estimates of a plan's jobs.
-
-    Args:
-        memo: knows the speed of past jobs.
-        jobs: of the plan.
-    """
-
-    def __init__(self, memo: Memo, jobs: Iterable[EncodingJob]) -> None:
-        self._found = {
-            order.name: _estimate(memo, order, starts=not number)
-            for job in jobs
-            for number, order in enumerate(job.orders)
-            if not order.reuses
-        }
-
-    def lines(self) -> list[str]:
-        """Return a line for each kind and model of which anything is known."""
-        return [each.line for each in self._merged(self._found) if each.is_known]
-
-    def needs(self, orders: Iterable[Order]) -> list[Need]:
-        """Return the room that some of the jobs need."""
-        names = dict.fromkeys(order.name for order in orders if order.name in self._found)
-        return [
-            Need(f"{each.kind} of {each.model}", "cache", each.size) for each in self._merged(names)
-        ]
-
-    def _merged(self, names: Iterable[str]) -> list[CacheEstimate]:
-        together: dict[tuple[str, str], CacheEstimate] = {}
-        for each in map(self._found.__getitem__, names):
-            empty = CacheEstimate(each.kind, each.model)
-            together.setdefault((each.kind, each.model), empty).add(each)
-        return list(together.values())
-
-
-def built_orders(plan: Plan, targets: Sequence[str]) -> list[Order]:
-    """Return the orders of a plan that a build of some targets carries out, none twice."""
-    named = {target for target in targets if target.startswith("cache/")}
-    found = {
-        order.name: order
-        for name, run in plan.runs.items()
-        for order in run.orders
-        if order.kind in kinds_built(name, targets) or not named.isdisjoint(order.paths)
-    }
-    return [*found.values()]
-
-
-def estimates_by_part(
-    memo: Memo, orders: Iterable[Order]
-) -> dict[tuple[str, str, str], CacheEstimate]:
-    """Return (dataset, model, part) -> estimate of its targets, without the start of jobs."""
-    found: dict[tuple[str, str, str], CacheEstimate] = {}
-    for order in orders:
-        if order.reuses:
-            continue
-        for part in dict.fromkeys(target.part for item in order.items for target in item.targets):
-            own = ((x, tuple(t for t in x.targets if t.part == part)) for x in order.items)
-            items = tuple(item._replace(targets=targets) for item, targets in own if targets)
-            place = order.dataset, order.model, part
-            empty = CacheEstimate(order.kind, order.model)
-            estimate = _estimate(memo, replace(order, items=items), starts=False)
-            found.setdefault(place, empty).add(estimate)
-    return found
-
-
-def _estimate(memo: Memo, order: Order, *, starts: bool) -> CacheEstimate:
-    minutes = minutes_of(memo, order, starts=starts)
-    found = CacheEstimate(order.kind, order.model, minutes=minutes)
-    (_add_text if order.kind == "text" else _add_latents)(order, found)
-    rate = memo.rate(order.work) if found.unknown else None
-    if rate is not None and (each := rate.size(len(order.paths), order_amount(order))):
-        found.size += round(each * found.unknown / len(order.paths))
-        found.unknown, found.measured = 0, True
-    return found
-
-
-# -- latents --------------------------------------------------------------------------------------
-
-
-def _add_latents(order: Order, estimate: CacheEstimate) -> None:
-    model, settings = order.model_settings, order.dataset_settings
-    sizes = _wan_bytes(order) if model.spec.video else _image_bytes(order)
-    if _by_foreign_scripts(model):
-        sizes = _unknown_bytes
-    flops, encoded = latents_flops(model), 0
-    for item in order.items:
-        for target in item.targets:
-            if target.at_hand:
-                continue
-            pixels = _pixels(order, item, target)
-            frames = target.clip.frames if target.clip else 1
-            named = pixels
-            if not settings.video and item.item.media is not None:
-                named = Size(item.item.media.width, item.item.media.height)
-            size = sizes(pixels, frames, named)
-            encoded += frames * pixels.width * pixels.height
-            estimate.count += 1
-            estimate.shapes[frames, pixels.height, pixels.width] += 1
-            estimate.size += size or 0
-            estimate.unknown += size is None
-    estimate.work = None if flops is None else flops * encoded
-
-
-def _by_foreign_scripts(model: Model) -> bool:
-    """Whether musubi-tuner's scripts make the caches of a model, in shapes of their own."""
-    return model.spec.scripts is not None and not model.spec.encodes
-
-
-def _unknown_bytes(pixels: Size, frames: int, named: Size) -> None:
-    return None
-
-
-def _pixels(order: Order, item: Work, target: Target) -> Size:
-    """Return the size that an image or a clip is brought to; its resolution where nobody knows."""
-    model, settings, resolution = order.model_settings, order.dataset_settings, target.size
-    assert resolution is not None
-    if item.item.media is None:
-        return resolution
-    image = Size(item.item.media.width, item.item.media.height)
-    if model.spec.scripts is not None:
-        bucket, no_upscale = settings.fit == "bucket", settings.bucket_no_upscale
-        step = model.spec.side
-        return wan_size(image, resolution, bucket=bucket, no_upscale=no_upscale, step=step)
-    if order.layout.npz and model.architecture is not None:
-        try:
-            found = sdscripts_buckets.placement(image, resolution, settings, model.architecture)
-        except SourceError:  # which the job names
-            return resolution
-        return found.target
-    return target_size(image, resolution, fit=settings.fit, step=settings.bucket_steps)
-
-
-_Sizes = Callable[[Size, int, Size], int | None]
-"""Returns the bytes of a file of latents, from size and frames encoded and the size it names."""
-
-
-def _wan_bytes(order: Order) -> _Sizes:
-    model, settings = order.model_settings, order.dataset_settings
-    name = model.vae_dtype or model.dtype
-    dtype, stamps = _FORMATS[name], _stamp(order)
-    channels, side, times = _WAN
-    kinds = {"latents": channels}
-    if model.image_to_video:
-        kinds["latents_image"] = _CONDITION_CHANNELS
-    if settings.control_directory is not None:
-        kinds["latents_control"] = channels
-
-    @cache
-    def size(pixels: Size, frames: int, named: Size) -> int:
-        shape = ((frames - 1) // times + 1, pixels.height // side, pixels.width // side)
-        tensors: Tensors = {
-            musubi.latents_key(kind, (count, *shape), name): (dtype, (count, *shape))
-            for kind, count in kinds.items()
-        }
-        if model.clip is not None:
-            tensors[f"clip_{name}"] = _CLIP_VISION
-        length = frames if settings.video else None
-        return size_of(tensors, musubi.latents_metadata(*named, length) | stamps)
-
-    return size
-
-
-def _image_bytes(order: Order) -> _Sizes:
-    model, settings = order.model_settings, order.dataset_settings
-    known, stamps = fact_of(latents_shape, model.vae), _stamp(order)
-    dtype, strategies = _FORMATS[model.vae_dtype or model.dtype], model.spec.strategies
-    if strategies is not None and strategies.channels:  # arrays of sd-scripts' own, in float32
-        known, dtype = Latents(strategies.channels, strategies.pixels, 1.0, 0.0), "F32"
-
-    @cache
-    def size(pixels: Size, frames: int, named: Size) -> int | None:
-        if known is None:
-            return None
-        shape = (known.channels, pixels.height // known.factor, pixels.width // known.factor)
-        if order.layout.npz:  # numpy has no bfloat16
-            number = shape[0] * shape[1] * shape[2] * (1 + settings.flip_aug)
-            mask = pixels.width * pixels.height * settings.alpha_mask
-            arrays = 3 + settings.flip_aug + settings.alpha_mask
-            each = BYTES["F32" if dtype == "BF16" else dtype]
-            return each * number + 4 * mask + arrays * _ARRAY + len(json.dumps(stamps))
-        metadata = plain.latents_metadata(known.scaling, known.shift, named, pixels)
-        return size_of({plain.LATENTS: (dtype, shape)}, metadata | stamps)
-
-    return size
-
-
-def _stamp(order: Order) -> dict[str, str]:
-    return stamp(key=_DIGEST, source=_DIGEST, recipe=order.recipe)
-
-
-# -- text -----------------------------------------------------------------------------------------
-
-
-def _add_text(order: Order, estimate: CacheEstimate) -> None:
-    items = [item for item in order.items if not all(target.at_hand for target in item.targets)]
-    if not items:
-        return
-    widths = [
-        _width(order.model_settings, number) for number in range(len(order.model_settings.text))
-    ]
-    # A text beside each resolution is one file with several names, unless it reads controls.
-    count = sum(len({each.size for each in x.targets if not each.at_hand}) for x in items)
-    estimate.count += count
-    length, flops = caption_bytes(items), text_flops(order.model_settings)
-    estimate.work = None if flops is None else flops * count * (length / BYTES_A_TOKEN + 1)
-    strategies = order.model_settings.spec.strategies
-    if strategies is not None and strategies.caption:
-        estimate.size += count * strategies.caption
-        return
-    if None in widths or _by_foreign_scripts(order.model_settings):
-        estimate.unknown += count
-        return
-    each = size_of(_text_tensors(order, [width or 0 for width in widths], length), _stamp(order))
-    estimate.size += round(count * (each + 2 * length))
-
-
-def _text_tensors(order: Order, widths: Sequence[int], length: float) -> Tensors:
-    model = order.model_settings
-    name = model.caption_dtype
-    dtype = "F32" if order.layout.npz and name == "bfloat16" else _FORMATS[name]
-    found: Tensors = {}
-    counts = caption_tokens(model, length)
-    for number, (count, width) in enumerate(zip(counts, widths, strict=True)):
-        found[plain.hidden_state(number)] = (dtype, (count, width))
-    return found
-
-
-def _width(model: Model, number: int) -> int | None:
-    """Return the width of a text encoder's embeddings; None where nobody knows."""
-    place = model.text[number]
-    width = fact_of(text_width, place)
-    if width is not None or not model.spec.original_files or place.path is None:
-        return width
-    try:  # umT5's single file; one of torch tells no shapes without being read
-        path = Path(place.path)
-        for name, tensor in content_of(weight_file(path)).tensors.items():
-            if name.endswith(_EMBEDDINGS) and len(tensor.shape) == 2:
-                return tensor.shape[1]
-        return _UMT5_WIDTH if path.stat().st_size >= _UMT5_BYTES else None
-    except (OSError, ValueError):
+def past_jobs(memo: Memo, work: str) -> Past | None:
+    """Return what past jobs of a kind and model tell; None where none has run here."""
+    try:
+        return Past(**json.loads(memo.rates.get(work) or "[]"))
+    except (TypeError, ValueError):  # none, or in the form of a former version
         return None
+
+
+def learn_job(memo: Memo, work: str, job: Past) -> None:
+    """Remember a job of a kind and model; one without targets counts for nothing."""
+    if job.targets > 0 and job.seconds > 0:
+        old = past_jobs(memo, work) or Past()
+        new = Past(
+            old.targets / 2 + job.targets,
+            old.seconds / 2 + job.seconds,
+            old.size / 2 + job.size,
+            job.starting or old.starting,
+            job.words or old.words,
+        )
+        memo.rates.learn(work, None, json.dumps(new._asdict()))
+
+
+def batch_items(memo: Memo, work: str, minutes: float, targets: float) -> int:
+    """Return how many items of some targets each past jobs of a kind and model encoded in minutes.
+
+    Starting a job shall be a tenth of it at most, however short the time asked for.
+    """
+    past = past_jobs(memo, work)
+    if past is None:
+        return _UNKNOWN_ITEMS
+    seconds = max(minutes * 60 - past.starting, 9 * past.starting)
+    return max(1, int(seconds / past.time(targets)))
+
+
+class Estimate(NamedTuple):
+    """Cache files to be encoded: number, bytes, seconds in a job that has started; unknown is 0."""
+
+    number: int = 0
+    size: float = 0.0
+    seconds: float = 0.0
+
+
+def estimates(
+    memo: Memo, orders: Iterable[Order], group: Callable[[Order, str], _Group]
+) -> dict[_Group, Estimate]:
+    """Return the estimates of some orders' targets, in groups by order and part."""
+    found: dict[_Group, Estimate] = {}
+    for order in orders:
+        past = past_jobs(memo, order.work) or Past()
+        targets = () if order.reuses else (each for item in order.items for each in item.targets)
+        alike = Counter((x.part, x.size, x.clip.frames if x.clip else 1) for x in targets)
+        for (part, pixels, frames), number in alike.items():
+            size = _latents_bytes(order, pixels, frames) or past.size / (past.targets or 1)
+            old = found.get(name := group(order, part), Estimate())
+            size, seconds = old.size + number * size, old.seconds + past.time(number)
+            found[name] = Estimate(old.number + number, size, seconds)
+    return found
+
+
+def lines(memo: Memo, orders: Iterable[Order]) -> Iterator[str]:
+    """Yield a line for each kind and model of which anything is known."""
+    for work, (_, size, seconds) in estimates(memo, orders, lambda x, _: x.work).items():
+        past = past_jobs(memo, work)
+        words = [duration((past.starting + seconds) / 60)] if past else []
+        words += [human(size)] if size else []
+        if words:
+            yield f"{work.replace(' ', ' of ')}: about {', '.join(words)}"
+
+
+def needs(memo: Memo, orders: Iterable[Order]) -> list[Need]:
+    """Return the room that some orders need, as far as it is known."""
+    found = estimates(memo, orders, lambda order, _: f"{order.kind} of {order.model}")
+    return [Need(what, "cache", round(each.size)) for what, each in found.items()]
+
+
+def _latents_bytes(order: Order, pixels: Size | None, frames: int) -> int:
+    """Return the bytes of a file of latents; 0 of text, of another program's, where unknown."""
+    model, settings = order.model_settings, order.dataset_settings
+    if order.kind == "text" or order.is_external or pixels is None:
+        return 0
+    if model.spec.video:  # Wan's latents, those of a control, and of the first frame with its mask
+        number = 16 * (1 + (settings.control_directory is not None)) + 20 * model.image_to_video
+        number, side = number * ((frames - 1) // 4 + 1), 8
+    else:
+        try:
+            shape = latents_shape(model.vae)
+        except ModelError:  # which the job names
+            return 0
+        if shape is None:
+            return 0
+        number, side = shape.channels * (1 + settings.flip_aug), shape.factor
+    dtype = model.vae_dtype or model.dtype
+    wide = dtype == "float32" or (order.layout.npz and dtype == "bfloat16")  # as numpy lacks it
+    return number * (pixels.width // side) * (pixels.height // side) * (4 if wide else 2)
+
+
+class TrainingEstimate(NamedTuple):
+    """Memory, disk and time of a training.
+
+    Attributes:
+        memory: parts of what one device must hold -> bytes, the largest first in importance.
+        disk: bytes of its results, and of the checkpoints that are kept, in `folder`.
+        steps: of the optimizer; None where the number of items decides.
+        seconds: a step, in the run's last training; None where there was none.
+    """
+
+    run: str
+    memory: dict[str, int]
+    disk: int
+    folder: str
+    steps: int | None = None
+    seconds: float | None = None
+
+    @property
+    def need(self) -> Need:
+        """Room for results and checkpoints."""
+        return Need(f"results and checkpoints of {self.run}", self.folder, self.disk)
+
+    @property
+    def note(self) -> str:
+        """The estimate in words: memory, disk, and time where it is known."""
+        parts = ", ".join(f"{name} {human(size)}" for name, size in self.memory.items())
+        memory = f"about {human(sum(self.memory.values()))} of GPU memory ({parts})"
+        words = [f"{memory}, {human(self.disk)} of disk"]
+        if self.seconds is not None:
+            time = f"{duration(self.steps * self.seconds / 60)} at " if self.steps else ""
+            words.append(f"{time}{self.seconds:.2g} s a step, as in the last training")
+        return "; ".join(words)
+
+
+def resources_of(
+    cluster: Cluster, kind: str, orders: Sequence[Order], memo: Memo | None
+) -> Resources:
+    """Return the cluster resources of a job of a kind (`encode`, `train`) with some work orders.
+
+    `memo` knows past jobs; None in a process that does not plan.
+    """
+    asked = cluster.encode if kind == "encode" else cluster.train
+    past = past_jobs(memo, orders[0].work) if memo is not None and orders else None
+    seconds = _UNKNOWN_SECONDS * max(1, sum(len(order.items) for order in orders))
+    if past is not None:
+        seconds = past.starting + past.time(sum(len(order.paths) for order in orders))
+    limit = asked.runtime + (2 * seconds / 60 if kind == "encode" else 0)
+    found: Resources = {
+        "mem_mb": lambda wildcards, attempt: int(asked.mem_mb * (1 + (attempt - 1) / 2)),
+        "runtime": lambda wildcards, attempt: math.ceil(limit * attempt),
+    }
+    if isinstance(asked, TrainingJob) and asked.nodes > 1:
+        found["nodes"] = asked.nodes
+    slurm = {"partition": asked.partition or cluster.partition, "account": cluster.account}
+    return found | {f"slurm_{name}": value for name, value in slurm.items() if value}

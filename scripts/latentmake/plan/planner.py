@@ -24,8 +24,8 @@ from latentmake.index.memo import Memo, target_stat
 from latentmake.layouts import kind_of, text_of
 from latentmake.models import checkpoints, checks, shapes
 from latentmake.plan import owners, remembered, state
-from latentmake.plan.amounts import amount_of
 from latentmake.plan.contents import unreadable
+from latentmake.plan.estimates import batch_items
 from latentmake.plan.facts import Facts
 from latentmake.plan.listing import Folder, Listing
 from latentmake.plan.lock import images_digest, place_of
@@ -51,7 +51,6 @@ _Needed = Mapping[tuple[str, str], Mapping[str, set[str]]]
 """(dataset, model) -> part -> the runs that need it."""
 
 _REUSED_ITEMS = 16_384  # of a batch that encodes nothing
-_UNKNOWN_ITEMS = 1024  # of a batch of unknown speed
 _SHARED_ITEMS = 64  # of a batch, at the least, that is one so that several GPUs work
 _PROMPTS = Dataset(path=".", empty_caption="allow")  # an empty prompt is meant
 _SIZE = re.compile(r"[0-9]+(x[0-9]+)?")
@@ -321,29 +320,20 @@ def _batches(
             group[item.stem, item.text] = Work(item, (*work.targets, target), content)
     for (kind, runs, at_hand), group in groups.items():
         works = [*group.values()]
-        size = _REUSED_ITEMS if at_hand else _batch_size(facts, dataset, model, kind, works)
+        size = _REUSED_ITEMS if at_hand else _batch_size(facts, model, kind, works)
         if side_by_side > 1 and not at_hand:
             size = min(size, max(_SHARED_ITEMS, -(-len(works) // side_by_side)))
         for start in range(0, len(works), size):
             yield _order(facts, dataset, model, kind, works[start : start + size]), runs
 
 
-def _batch_size(facts: Facts, dataset: str, model: str, kind: str, works: Sequence[Work]) -> int:
-    """Return the number of items of a batch: as configured, or by the speed of past jobs.
-
-    Starting a job shall be a tenth of it at most, however short the time asked for.
-    """
+def _batch_size(facts: Facts, model: str, kind: str, works: Sequence[Work]) -> int:
+    """Return the number of items of a batch: as configured, or by the speed of past jobs."""
     batch = facts.config.batch
     if batch.items != "auto":
         return batch.items
-    rate = facts.memo.rate(f"{kind} {model}")
-    if rate is None or not works:
-        return _UNKNOWN_ITEMS
-    seconds = max(batch.minutes * 60 - rate.starting, 9 * rate.starting)
-    settings = facts.config.datasets.get(dataset, _PROMPTS), facts.config.models[model]
-    targets = sum(len(each.targets) for each in works)
-    all_ = rate.seconds(targets, amount_of(kind, *settings, works))
-    return max(1, int(seconds * len(works) / all_)) if all_ else _UNKNOWN_ITEMS
+    targets = sum(len(each.targets) for each in works) / len(works)
+    return batch_items(facts.memo, f"{kind} {model}", batch.minutes, targets)
 
 
 def _order(facts: Facts, dataset: str, model: str, kind: str, works: Sequence[Work]) -> Order:

@@ -7,7 +7,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from latentmake.errors import CacheError
 from latentmake.files import atomic
 from latentmake.files.cachefile import Picture
 from latentmake.index.memo import Memo, SourceStat, TargetStat
-from latentmake.index.rates import Work
+from latentmake.plan.estimates import Past, learn_job
 from latentmake.plan.orders import FOLDER, RUNS, Order
 
 GONE = "this cache file is gone"
@@ -35,7 +35,6 @@ class Receipt:
         starting: seconds from its start to the first encoded item; None where its process had
             encoded for another order.
         work: of the order; "" where nothing was encoded.
-        amount: of work in what was encoded, as in `plan.amounts`; 0 where unknown.
         stages: seconds in which the device encoded, and waited for `reading` and `writing`.
         words: on its bottleneck; "" of a short job.
     """
@@ -48,25 +47,20 @@ class Receipt:
     began: float = 0.0
     starting: float | None = 0.0
     work: str = ""
-    amount: float = 0.0
     stages: dict[str, float] = field(default_factory=dict)
     words: str = ""
 
     @property
-    def result(self) -> Work:
+    def result(self) -> Past:
         """What the job did, for estimates of later ones."""
         encoded = self.counts.get("encoded", 0)
-        seconds = self.seconds - (self.starting or 0.0)
-        size = sum(target[0] for target in self.targets.values())
-        return Work(
-            targets=encoded,
-            seconds=seconds,
-            starting=self.starting,
-            amount=self.amount,
-            encoding=self.stages.get("encoding"),
-            size=encoded * size / max(1, len(self.targets)),
+        sizes = [target[0] for target in self.targets.values()]
+        return Past(
+            targets=encoded + self.counts.get("linked", 0),
+            seconds=self.seconds - (self.starting or 0.0),
+            size=encoded * sum(sizes) / max(1, len(sizes)),
+            starting=self.starting or 0.0,
             words=self.words,
-            handled=sum(self.counts.values()),
         )
 
     def write(self, path: Path) -> None:
@@ -77,8 +71,10 @@ class Receipt:
 def read_receipt(path: Path) -> Receipt:
     """Read a receipt; an OSError or ValueError tells that there is none."""
     try:
-        return Receipt(**json.loads(path.read_bytes()))
-    except TypeError as error:
+        values = json.loads(path.read_bytes())  # of another version, it may have other keys
+        known = {each.name for each in fields(Receipt)}
+        return Receipt(**{name: value for name, value in values.items() if name in known})
+    except (TypeError, AttributeError) as error:
         raise ValueError(f"{path}: {error}") from None
 
 
@@ -147,7 +143,7 @@ def learn_receipts(memo: Memo) -> None:
             for target, (*stat, key) in receipt.targets.items():
                 memo.targets.learn(target, TargetStat(*stat), key)
             if receipt.work:
-                memo.learn_rate(receipt.work, receipt.result)
+                learn_job(memo, receipt.work, receipt.result)
         except (OSError, ValueError, TypeError):
             continue  # it spares work, no more
         memo.receipts.learn(path.name, None, "")

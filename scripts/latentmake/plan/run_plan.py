@@ -12,13 +12,13 @@ from pydantic import BaseModel
 from latentmake import digest
 from latentmake.config import Run
 from latentmake.layouts import kind_of
+from latentmake.plan.estimates import TrainingEstimate
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import keys_digest, lock_digest, read_lock, refuse_too_many, run_folder
 from latentmake.plan.manifest import CAPTIONS, ManifestOrder, Member
 from latentmake.plan.orders import EncodingJob, Order
 from latentmake.plan.state import PartState
 from latentmake.plan.target import PROMPTS, Part, part_names, targets_of
-from latentmake.plan.training_estimate import TrainingEstimate
 from latentmake.sources.item import Fault, Item
 
 _Skipped = dict[str, list[dict[str, str]]]

@@ -20,7 +20,7 @@ from latentmake.errors import StorageError
 from latentmake.files import atomic
 from latentmake.plan.orders import FOLDER, Order
 from latentmake.plan.targets import is_training_asked
-from latentmake.plan.training_estimate import duration
+from latentmake.progress import duration
 
 BUILDS = Path(".latentmake/builds")
 

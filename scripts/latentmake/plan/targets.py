@@ -11,6 +11,8 @@ from pathlib import Path
 
 from latentmake.config import Run, nearest
 from latentmake.errors import ConfigError
+from latentmake.plan.orders import Order
+from latentmake.plan.run_plan import Plan
 
 _ENCODING_NOTHING = ("clips",)
 _PER_RUN = (
@@ -73,6 +75,18 @@ def kinds_built(run: str, targets: Sequence[str]) -> set[str]:
     if not targets or "all" in targets or any(x.startswith(f"runs/{run}/") for x in targets):
         return kinds
     return kinds if words - kinds - {*_ENCODING_NOTHING} else kinds & words
+
+
+def built_orders(plan: Plan, targets: Sequence[str]) -> list[Order]:
+    """Return the orders of a plan that a build of some targets carries out, none twice."""
+    named = {target for target in targets if target.startswith("cache/")}
+    found = {
+        order.name: order
+        for name, run in plan.runs.items()
+        for order in run.orders
+        if order.kind in kinds_built(name, targets) or not named.isdisjoint(order.paths)
+    }
+    return [*found.values()]
 
 
 def needs_encoders(targets: Sequence[str], runs: Collection[str], *, caches: bool) -> bool:

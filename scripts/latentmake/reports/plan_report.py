@@ -6,12 +6,12 @@ import sys
 from collections.abc import Collection, Sequence
 
 from latentmake.files.disk import Need, human, shortages
-from latentmake.plan.estimates import Estimates, built_orders
+from latentmake.plan import estimates
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order
 from latentmake.plan.receipts import encoded
 from latentmake.plan.run_plan import Plan
-from latentmake.plan.targets import is_training_asked
+from latentmake.plan.targets import built_orders, is_training_asked
 from latentmake.reports.fitting import fitting_lines
 from latentmake.reports.plan_table import counted, plan_table
 from latentmake.reports.recipe_changes import recipe_changes
@@ -32,13 +32,13 @@ def report(
     Raises:
         StorageError: what is to be built has no room.
     """
-    estimates = Estimates(facts.memo, plan.jobs)
     trainings = [
         run.estimate
         for name, run in plan.runs.items()
         if run.estimate is not None and is_training_asked(name, targets)
     ]
-    lines = [*estimates.lines(), *(f"training of {each.run}: {each.note}" for each in trainings)]
+    lines = [*estimates.lines(facts.memo, plan.orders)]
+    lines += [f"training of {each.run}: {each.note}" for each in trainings]
     lines += [
         run.note for name, run in plan.runs.items() if run.note and is_training_asked(name, targets)
     ]
@@ -50,7 +50,7 @@ def report(
     lines += [f"{need.what}: {human(need.size)} in {need.folder}" for need in needs if need.size]
     if plan.runs:
         sys.stderr.write(plan_table(plan, lines) + "\n")
-    caches = estimates.needs(built_orders(plan, targets))
+    caches = estimates.needs(facts.memo, built_orders(plan, targets))
     for shortage in shortages([*caches, *needs, *(each.need for each in trainings)]):
         if not dry:
             raise shortage

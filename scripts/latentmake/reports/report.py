@@ -18,7 +18,7 @@ from latentmake.models.shapes import vae_factor
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
 from latentmake.plan.run_plan import RunPlan, members
-from latentmake.plan.training_estimate import duration
+from latentmake.progress import duration
 from latentmake.reports.cards import PICTURES, page_data, read_cards
 from latentmake.reports.page import page, table
 from latentmake.reports.status import StatusRow, status_of

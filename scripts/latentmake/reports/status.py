@@ -9,11 +9,10 @@ from pydantic import BaseModel, ByteSize
 
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of
-from latentmake.plan import store
-from latentmake.plan.estimates import CacheEstimate, Estimates, estimates_by_part
+from latentmake.plan import estimates, store
 from latentmake.plan.facts import Facts
 from latentmake.plan.listing import Folder
-from latentmake.plan.orders import jobs_of
+from latentmake.plan.orders import Order
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.running import BuildProgress, running_builds
 from latentmake.plan.target import Part
@@ -112,10 +111,15 @@ def _rows(facts: Facts, plan: RunPlan) -> list[StatusRow]:
     listings = {place: Folder("/".join(("cache", *place))) for place in {x[:2] for x in rows}}
     for name, row in rows.items():
         _add_sizes(facts, row, parts[name], listings[name[:2]])
-    for place, estimate in estimates_by_part(facts.memo, plan.orders).items():
-        name = row_of(Part(*place))
+
+    def group(order: Order, part: str) -> tuple[str, str, str]:
+        return row_of(Part(order.dataset, order.model, part))
+
+    for name, rest in estimates.estimates(facts.memo, plan.orders, group).items():
         if name in rows:
-            _add_rest(rows[name], estimate)
+            rows[name].rest = rest.number
+            rows[name].rest_bytes = round(rest.size) if rest.size else None
+            rows[name].rest_seconds = round(rest.seconds, 3) if rest.seconds else None
     return [*rows.values()]
 
 
@@ -134,19 +138,9 @@ def _add_sizes(facts: Facts, row: StatusRow, parts: Iterable[Part], listing: Fol
     row.bytes = sum(seen.values())
 
 
-def _add_rest(row: StatusRow, estimate: CacheEstimate) -> None:
-    row.rest += estimate.count
-    known = row.rest_bytes is not None and not estimate.unknown
-    row.rest_bytes = (row.rest_bytes or 0) + estimate.size if known else None
-    timed = row.rest_seconds is not None and estimate.minutes is not None
-    row.rest_seconds = (
-        round((row.rest_seconds or 0.0) + 60 * (estimate.minutes or 0.0), 3) if timed else None
-    )
-
-
 def _lines(facts: Facts, plan: RunPlan) -> Iterator[str]:
     yield from recipe_changes(facts, [plan])
-    yield from Estimates(facts.memo, jobs_of(((order, ()) for order in plan.orders), 1)).lines()
+    yield from estimates.lines(facts.memo, plan.orders)
     yield from _past_jobs(plan, facts.memo)
     if plan.manifest_order is not None:
         yield f"{plan.name}: the manifest is to be written"
@@ -160,9 +154,9 @@ def _lines(facts: Facts, plan: RunPlan) -> Iterator[str]:
 
 def _past_jobs(plan: RunPlan, memo: Memo) -> Iterator[str]:
     for work in dict.fromkeys((kind_of(part.name), part.model) for part in plan.parts):
-        if rate := memo.rate(" ".join(work)):
-            words = rate.words and f", {rate.words}"
-            yield f"past jobs of {' of '.join(work)}: {_speed(rate.speed)} targets/s{words}"
+        if past := estimates.past_jobs(memo, " ".join(work)):
+            speed, words = past.targets / past.seconds, past.words and f", {past.words}"
+            yield f"past jobs of {' of '.join(work)}: {_speed(speed)} targets/s{words}"
 
 
 def _speed(targets: float) -> str:

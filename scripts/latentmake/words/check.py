@@ -10,9 +10,8 @@ import typer
 
 from latentmake import backends
 from latentmake.files.disk import free, human, shortages
-from latentmake.plan.estimates import Estimates
+from latentmake.plan import estimates
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import jobs_of
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import PartState
 from latentmake.plan.target import Part
@@ -71,9 +70,8 @@ def _findings(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
 
 def _estimated(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
     """Yield estimates of what is to be encoded and trained, and whether the disk has room."""
-    estimates = Estimates(facts.memo, jobs_of(((order, ()) for order in plan.orders), 1))
-    needs = estimates.needs(plan.orders)
-    for line in estimates.lines():
+    needs = estimates.needs(facts.memo, plan.orders)
+    for line in estimates.lines(facts.memo, plan.orders):
         yield Finding("to encode", "ok", line)
     if plan.estimate is not None:
         needs.append(plan.estimate.need)

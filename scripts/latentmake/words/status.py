@@ -10,7 +10,7 @@ import typer
 
 from latentmake.files.disk import human
 from latentmake.plan.state import REASONS
-from latentmake.plan.training_estimate import duration
+from latentmake.progress import duration
 from latentmake.reports.status import Status, StatusRow, status_of
 from latentmake.words.project import ConfigFiles, Directory, Json, Runs, opened
 from latentmake.words.shown import table

@@ -14,7 +14,6 @@ from latentmake import digest
 from latentmake.files.cachefile import Picture
 from latentmake.files.media import Media
 from latentmake.index.memo import Memo, SourceStat, TargetStat, source_stat, target_stat
-from latentmake.index.rates import Work
 
 SOURCE = SourceStat(1, 2, 3, 4)
 TARGET = TargetStat(5, 6, 7)
@@ -91,7 +90,7 @@ def test_what_is_learnt_or_forgotten_is_known_before_it_is_saved() -> None:
             memo.snapshots.blob("row"),
             memo.pictures(["digest"], upright=True),
             memo.media(["a.mp4"]),
-            memo.rate("latents tiny"),
+            memo.rates.get("latents tiny"),
         ]
 
     with Memo(None) as memo:
@@ -109,7 +108,7 @@ def test_what_is_learnt_or_forgotten_is_known_before_it_is_saved() -> None:
         memo.snapshots.learn("row", None, b"bytes")
         memo.learn_picture("digest", Picture(60, 40, True))
         memo.learn_media("a.mp4", SOURCE, Media(64, 48, 9, "1/24:1x9", 90))
-        memo.learn_rate("latents tiny", Work(10, 5.0, 1.0))
+        memo.rates.learn("latents tiny", None, "{}")
         before = everything(memo)
         memo.save()
         assert everything(memo) == before

@@ -1,170 +1,145 @@
-"""Estimates of caches are the bytes that the real encoders write; what has no room is refused."""
+"""Past jobs tell time and bytes of the next ones."""
 
 from __future__ import annotations
 
-import re
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from diffusers import AutoencoderKL
-from item_world import work_of
-from latentmake import layouts
-from latentmake.caches.encode import carry_out
-from latentmake.config import Dataset, Model, Weights
-from latentmake.errors import StorageError
-from latentmake.files.disk import Need, free, human, refuse, shortages
-from latentmake.files.media import Media, probe_image
+from latentmake.config import Cluster, Dataset, Model, parse
+from latentmake.files.disk import Need
 from latentmake.geometry.buckets import Size
+from latentmake.geometry.clips import Clip
 from latentmake.index.memo import Memo
-from latentmake.index.rates import Work
-from latentmake.layouts import size_of
-from latentmake.models import recipe
-from latentmake.plan.estimates import Estimates
-from latentmake.plan.jobs import jobs_of
-from latentmake.plan.orders import Target, WorkOrder
-from order_world import put_image
-from wan_world import tiny_wan_vae
+from latentmake.plan.estimates import (
+    Past,
+    estimates,
+    learn_job,
+    lines,
+    needs,
+    past_jobs,
+    resources_of,
+)
+from latentmake.plan.facts import Facts
+from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.planner import make_plan
+from latentmake.plan.receipts import Receipt, learn_receipts
 
-BROKEN = Weights(path="vae")
-MODELS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "plain, half": {"dtype": "float16"},
-    "wan": {"task": "t2v-1.3B"},
-    "wan, image to video": {"task": "i2v-A14B", "vae_dtype": "float16"},
-    "sdxl": {"architecture": "sdxl", "layout": "sdscripts", "dtype": "bfloat16"},
-    "flux": {"architecture": "flux", "layout": "sdscripts"},
-}
+TINY = {"vae": "vae", "text": ["text"]}
+VAE = {"block_out_channels": [8, 8], "latent_channels": 4}
 
 
-@pytest.fixture(scope="module")
-def vaes(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, str]:
-    """Folders of a VAE of images, and of one of videos."""
-    folder = tmp_path_factory.mktemp("vaes")
-    torch.manual_seed(0)
-    AutoencoderKL(
-        block_out_channels=(8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        norm_num_groups=4,
-    ).save_pretrained(folder / "images")
-    tiny_wan_vae().save_pretrained(folder / "videos")
-    return {False: str(folder / "images"), True: str(folder / "videos")}
-
-
-def order_of(vaes: dict[bool, str], **settings: Any) -> WorkOrder:
-    data = Dataset(path="data", fit="bucket" if "task" in settings else "crop")
-    texts = 2 if settings.get("architecture") else 1
-    vae = vaes["task" in settings]
-    model = Model.model_validate({"vae": vae, "text": ["text"] * texts, **settings})
-    layout = layouts.of(model.layout_name)
-    items = []
-    for stem, size in {"a": (96, 96), "b": (64, 128)}.items():
-        source = put_image(Path(f"data/{stem}.png"), (9, 99, 199), size)
-        media = probe_image(str(source))
-        targets = []
-        for part in ("64", "64x128"):
-            (named,) = layout.named(f"cache/{part}", part, stem, media, data)
-            targets.append(Target(part, named.path, None, size_of(part)))
-        items.append(work_of(stem, str(source), None, tuple(targets), media=media))
-    return WorkOrder(
-        kind="latents",
-        dataset="data",
-        model="tiny",
-        dataset_settings=data,
-        model_settings=model,
-        recipe=recipe.make("latents", data, model),
-        items=tuple(items),
-    )
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_estimated_bytes_are_those_of_the_caches(
-    name: str, vaes: dict[bool, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    order = order_of(vaes, **MODELS[name])
-    (need,) = Estimates(Memo(None), jobs_of([(order, [])], 1)).needs([order])
-    carry_out(order, order.receipt, say=lambda line: None)
-    written = sum(Path(path).stat().st_size for path in order.paths)
-    exact = order.model_settings.spec.video
-    assert need.size == (written if exact else pytest.approx(written, rel=0.01))
 
 
-def test_what_a_job_will_name_stops_no_estimate(
-    vaes: dict[bool, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    order = order_of(vaes, **MODELS["flux"])
-    first = order.items[0]._replace(media=Media(60_000, 1, 0))  # too narrow
-    narrow = replace(order, items=(first, *order.items[1:]))
-    (line,) = Estimates(Memo(None), jobs_of([(narrow, [])], 1)).lines()
-    assert line.startswith("latents of tiny: 4 images of ")
-    (tmp_path / "vae").mkdir()
-    (tmp_path / "vae/config.json").write_text("{")
-    broken = replace(order, model_settings=order.model_settings.model_copy(update={"vae": BROKEN}))
-    assert not Estimates(Memo(None), jobs_of([(broken, [])], 1)).lines()
+def order_of(
+    kind: str = "latents", count: int = 100, clip: Clip | None = None, **keys: Any
+) -> WorkOrder:
+    size = Size(96, 64) if kind == "latents" else None
+    part = "64x96" if size else "text"
+    targets = [(Target(part, f"cache/{n}", None, size, clip),) for n in range(count)]
+    items = tuple(WorkItem(str(n), f"{n}", None, each) for n, each in enumerate(targets))
+    model = Model.model_validate(TINY | keys)
+    return WorkOrder(kind, "cats", "tiny", Dataset(path="data"), model, {"format": 1}, items)
 
 
-def test_time_is_that_of_past_jobs_and_before_them_a_guess_by_size(
-    vaes: dict[bool, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    order, memo = order_of(vaes), Memo(None)
-    (line,) = Estimates(memo, jobs_of([(order, [])], 1)).lines()
-    assert re.search(
-        r"latents of tiny: 4 images of up to 128 x 64, .* if it does \S+ TFLOP/s$", line
-    )
-    memo.learn_rate(order.work, Work(2, 360.0, 60.0))
-    memo.save()
-    (line,) = Estimates(memo, jobs_of([(order, [])], 1)).lines()
-    assert line.endswith("; about 13 min at the rate measured here")
-    assert not Estimates(memo, []).lines()
+def receipt_of(order: WorkOrder, seconds: float, **others: Any) -> dict[str, Any]:
+    """A job that started in 60 s, encoded half of the targets and linked the others to these."""
+    count = len(order.paths)
+    counts = {"encoded": count // 2, "linked": count // 2, "kept": 7}
+    targets = {path: [1000, 1, 2, "key"] for path in order.paths}
+    values = {"starting": 60.0, "work": order.work}
+    receipt = Receipt({}, targets, [], counts, seconds + 60.0, 0.0, **(values | others))
+    return vars(receipt)
 
 
-def test_of_caches_in_shapes_of_other_scripts_the_number_and_time_are_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def learnt(*receipts: dict[str, Any]) -> Memo:
+    memo, folder = Memo(None), Path(".latentmake/orders")
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, receipt in enumerate(receipts):
+        (folder / f"{number}.receipt.json").write_text(json.dumps(receipt))
+    learn_receipts(memo)
+    return memo
+
+
+def test_each_job_counts_twice_as_much_as_the_one_before() -> None:
     memo = Memo(None)
-    for kind in ("latents", "text"):
-        memo.learn_rate(f"{kind} tiny", Work(2, 360.0, 60.0))
-    memo.save()
-    values = {"vae": "vae", "text": ["text"], "task": "edit-2509", "dit": "dit"}
-    model = Model.model_validate({**values, "architecture": "qwen_image_edit"})
-    sizes = [Size(64, 64), Size(96, 96)]
-    beside = tuple(Target(f"text@{size.width}", "x", None, size) for size in sizes)
-    alike = tuple(target._replace(size=None) for target in beside)
-    media = Media(64, 48, 0)
-    for kind, targets, said in (
-        ("text", beside, "text of tiny: 2 captions, size unknown"),
-        ("text", alike, "text of tiny: 1 caption, size unknown"),
-        ("latents", beside, "latents of tiny: 2 images of up to 80 x 112, size unknown"),
+    learn_job(memo, "text tiny", Past(100, 10.0, 1000.0, 8.0, "bottleneck: reading"))
+    learn_job(memo, "text tiny", Past(0, 5.0, 9.0, 99.0))  # it encoded nothing
+    learn_job(memo, "text tiny", Past(100, 40.0, 4000.0))  # short, and in a process that had begun
+    assert past_jobs(memo, "text tiny") == Past(150, 45.0, 4500.0, 8.0, "bottleneck: reading")
+    assert past_jobs(memo, "latents tiny") is None
+
+
+@pytest.mark.parametrize("row", ["[[1.0, 2.0, 3.0], ]", '{"amount": 1}', "null", "12 3.0"])
+def test_what_a_former_version_wrote_is_ignored(row: str) -> None:
+    memo = Memo(None)
+    memo.rates.learn("text tiny", None, row)
+    assert past_jobs(memo, "text tiny") is None
+    learn_job(memo, "text tiny", Past(10, 1.0))
+    assert past_jobs(memo, "text tiny") == Past(10, 1.0)
+
+
+def test_receipts_tell_time_and_bytes_even_those_with_keys_of_other_versions() -> None:
+    memo = learnt(receipt_of(order_of("text"), 240.0) | {"amount": 5100.0, "new": None})
+    assert [*lines(memo, [order_of("text", 200)])] == ["text of tiny: about 9 min, 0.1 MB"]
+    two = [order_of("text"), replace(order_of("text"), dataset="dogs")]
+    assert [*lines(memo, two)] == ["text of tiny: about 9 min, 0.1 MB"]
+    assert needs(memo, two) == [Need("text of tiny", "cache", 100_000)]
+    found = estimates(memo, two, lambda order, part: (order.dataset, part))
+    assert found == {(each, "text"): (100, 50_000, 240.0) for each in ("cats", "dogs")}
+
+
+def test_without_past_jobs_the_bytes_of_latents_follow_from_the_vae() -> None:
+    memo, order = Memo(None), order_of()
+    assert not [*lines(memo, [order, order_of("text")])]
+    Path("vae").mkdir()
+    for text, said in (("{", []), (json.dumps(VAE), ["latents of tiny: about 2.5 MB"])):
+        Path("vae/config.json").write_text(text)
+        assert [*lines(memo, [order])] == said
+    assert needs(memo, [order]) == [Need("latents of tiny", "cache", 100 * 4 * 48 * 32 * 4)]
+    half = order_of(vae_dtype="float16")
+    assert needs(memo, [half]) == [Need("latents of tiny", "cache", 100 * 4 * 48 * 32 * 2)]
+    wan = order_of(task="i2v-A14B", clip=Clip(0, 81), vae_dtype="float32")
+    assert needs(memo, [wan]) == [Need("latents of tiny", "cache", 100 * 36 * 21 * 12 * 8 * 4)]
+
+
+def test_what_is_linked_needs_nothing() -> None:
+    order = order_of("text", 1)
+    linked = order.items[0]._replace(targets=(Target("text", "x", None, at_hand=("y",)),))
+    memo = learnt(receipt_of(order_of("text"), 240.0))
+    assert not needs(memo, [replace(order, items=(linked,))])
+
+
+def test_a_job_on_a_cluster_gets_twice_the_expected_time() -> None:
+    cluster = Cluster.model_validate({"encode": {"runtime": 10}, "train": {"nodes": 2}})
+    orders = [order_of("text"), order_of("text")]
+    for memo, kind, minutes in (
+        (None, "encode", 10 + 2 * 200 * 2 / 60),
+        (learnt(receipt_of(orders[0], 240.0)), "encode", 10 + 2 * (1 + 8)),
+        (None, "train", cluster.train.runtime),
     ):
-        item = work_of("a", None, "a cat", targets, media=media)
-        settings = Dataset(path="data", fit="bucket")
-        order = WorkOrder(kind, "data", "tiny", settings, model, {"format": 1}, (item,))
-        (line,) = Estimates(memo, jobs_of([(order, [])], 1)).lines()
-        assert line.startswith(said)
+        found = resources_of(cluster, kind, orders, memo)
+        limit: Any = found["runtime"]
+        assert limit(None, 1) == pytest.approx(minutes, abs=1)
+        assert limit(None, 2) == pytest.approx(2 * minutes, abs=1)
+        assert ("nodes" in found) == (kind == "train") and "slurm_account" not in found
 
 
-def test_what_has_no_room_is_one_line_a_disk(tmp_path: Path) -> None:
-    there = free(tmp_path / "not" / "made" / "yet")
-    half = Need("latents of wan", str(tmp_path / "cache"), there * 6 // 10)
-    assert not list(shortages([half]))
-    both = [half, half._replace(what="clips", folder=str(tmp_path / "clips"))]
-    with pytest.raises(StorageError) as caught:
-        refuse(both)
-    line = str(caught.value)
-    assert line.startswith(f"{tmp_path}/cache: {human(half.size)} of latents of wan, ")
-    assert "of clips must be written, but only" in line and "; free some space" in line
-    assert not (tmp_path / "not").exists()
-    assert not list(shortages([Need("nothing", "cache", 0)]))
-
-
-def test_bytes_for_people() -> None:
-    sizes = (999, 250_000, 4_190_000, 503_000_000, 4.137e11, 1.2e12)
-    named = ["1.0 kB", "0.2 MB", "4.2 MB", "0.5 GB", "413.7 GB", "1.2 TB"]
-    assert [*map(human, sizes)] == named
+def test_batches_are_as_large_as_past_jobs_allow() -> None:
+    Path("data").mkdir()
+    for number in range(32):
+        Path(f"data/{number}.png").write_text(f"{number}")
+        Path(f"data/{number}.txt").write_text("a cat")
+    run = {"datasets": "cats", "model": "tiny", "resolutions": [64, 96]}
+    batch = {"items": "auto", "minutes": 0.5}
+    values = {"datasets": {"cats": {"path": "data"}}, "models": {"tiny": TINY}}
+    memo = Memo(None)
+    learn_job(memo, "latents tiny", Past(10, 10.0, starting=1.0))  # 29 targets in 30 s
+    facts = Facts(parse({**values, "runs": {"a": run}, "batch": batch}), memo, encoders=False)
+    orders = make_plan(facts, ["a"]).orders
+    assert [len(x.items) for x in orders if x.kind == "latents"] == [14, 14, 4]

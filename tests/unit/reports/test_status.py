@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from latentmake.config import parse
 from latentmake.index.memo import Memo
-from latentmake.index.rates import Work
+from latentmake.plan.estimates import Past, learn_job
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.reports.status import status_of
@@ -28,8 +28,8 @@ def test_status_names_the_bottleneck_of_past_jobs_once_a_model(
         Path(f"data/a.{ending}").write_text("a")
     with Memo(None) as memo:
         words = "device busy 40%, bottleneck: reading"
-        memo.learn_rate("latents tiny", Work(9000, 6.0, 1.0, amount=1e6, words=words))
-        memo.learn_rate("latents tiny", Work(3000, 3.0, 1.0, amount=1e6))  # a short one
+        learn_job(memo, "latents tiny", Past(9000, 6.0, words=words))
+        learn_job(memo, "latents tiny", Past(3000, 3.0))  # a short one
         memo.save()
         config = parse(CONFIG)
         facts = Facts(config, memo, encoders=False)

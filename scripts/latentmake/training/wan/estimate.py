@@ -8,11 +8,10 @@ from pathlib import Path
 
 from latentmake.config import Config, Model, Run, WanTrainer
 from latentmake.geometry.buckets import Size
-from latentmake.models.flops import training_flops
 from latentmake.models.wan_dit import Dit, check_targets, read_dit
 from latentmake.models.wan_memory import TrainingMemory, lora_parameters, training_memory
+from latentmake.plan.estimates import TrainingEstimate
 from latentmake.plan.lock import run_folder
-from latentmake.plan.training_estimate import TrainingEstimate
 
 _CONTEXT = 500_000_000  # bytes that CUDA itself takes
 _TEXT = 512  # tokens of a text, padded
@@ -47,7 +46,6 @@ def estimate_training(config: Config, name: str, model: Model) -> TrainingEstima
         folder=str(folder),
         steps=_steps(trainer),
         seconds=_seconds_a_step(folder),
-        work=max(_flops(dit, trainer, largest_latent(config, run), model) for dit in dits),
     )
 
 
@@ -87,16 +85,6 @@ def _memory(
         gradient_checkpointing=trainer.gradient_checkpointing,
         optimizer=trainer.optimizer,
         ema=trainer.ema_decay is not None,
-    )
-
-
-def _flops(dit: Dit, trainer: WanTrainer, latent: tuple[int, int, int], model: Model) -> float:
-    return trainer.gradient_accumulation_steps * training_flops(
-        dit.shapes,
-        latent,
-        batch=trainer.train_batch_size,
-        text_tokens=_text_tokens(model),
-        gradient_checkpointing=trainer.gradient_checkpointing,
     )
 
 

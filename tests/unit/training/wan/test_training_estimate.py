@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -68,8 +67,7 @@ def test_of_the_real_network_and_81_frames(tmp_path: Path, monkeypatch: pytest.M
     assert found.memory["weights"] == pytest.approx(2.84e9, rel=0.02)
     assert found.steps == 50
     assert found.note.startswith("about 10.8 GB of GPU memory (weights 2.8 GB, LoRA ")
-    assert re.search(r"GB of disk; about \S+ (min|h) if it does \S+ TFLOP/s$", found.note)
-    assert found.work == pytest.approx(1.05e15, rel=0.05)
+    assert found.note.endswith(" GB of disk")
     larger = config("dit.safetensors", gradient_checkpointing=False, rank=64)
     other = estimate_training(larger, "films", larger.models["wan"])
     assert other.memory["activations"] > 8 * found.memory["activations"]
@@ -85,7 +83,7 @@ def test_time_is_that_of_the_last_training(tmp_path: Path, monkeypatch: pytest.M
     found = estimate_training(settings, "films", settings.models["wan"])
     assert found.note.endswith("; 42 min at 4.2 s a step, as in the last training")
     (tmp_path / "runs/films/training.json").write_text("{")
-    assert "if it does" in estimate_training(settings, "films", settings.models["wan"]).note
+    assert estimate_training(settings, "films", settings.models["wan"]).note.endswith("of disk")
 
 
 def test_disk_is_that_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

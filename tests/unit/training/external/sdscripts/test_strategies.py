@@ -18,9 +18,6 @@ from latentmake.caches.encode import carry_out
 from latentmake.config import parse
 from latentmake.errors import ConfigError, DeviceError, ModelError, SourceError, TrainingError
 from latentmake.files import cachefile
-from latentmake.index.memo import Memo
-from latentmake.plan.estimates import Estimates
-from latentmake.plan.jobs import jobs_of
 from latentmake.plan.orders import WorkOrder
 from latentmake.plan.planner import make_plan
 from latentmake.reports.recipe_changes import recipe_changes
@@ -215,16 +212,6 @@ def test_options_reach_the_tokenizer_and_an_empty_caption_may_be_zeros() -> None
     assert "text" not in orders(values)
     values["models"]["tiny"]["text_arguments"][1] = "tell"
     assert len(orders(values)["text"].items) == 6 and "latents" in orders(values)
-
-
-def test_a_plan_says_how_large_the_caches_will_be() -> None:
-    found = Estimates(
-        Memo(Path(".latentmake/memo.sqlite")),
-        jobs_of([(order, []) for order in orders(make()).values()], 1),
-    ).lines()
-    (latents,), (text,) = ([x for x in found if x.startswith(kind)] for kind in ("latents", "text"))
-    assert "6 images of 64 x 64, 3" in latents and "kB" in latents
-    assert "6 captions, about 14.2 MB" in text
 
 
 def test_sources_that_the_classes_import_count_and_no_others() -> None:
