@@ -13,11 +13,11 @@ from operator import itemgetter
 from typing import Any
 
 from latentmake.config import Dataset
+from latentmake.index.listing import Folder, Listing
 from latentmake.index.memo import TargetStat
 from latentmake.layouts import Layout
 from latentmake.plan import manifest
 from latentmake.plan.facts import Facts
-from latentmake.plan.listing import Folder, Listing
 from latentmake.plan.snapshots import MOST_CHANGED, Asked, Snapshot
 from latentmake.plan.staleness import Evaluation, PartState
 from latentmake.sources import s3

@@ -14,6 +14,7 @@ import latentmake
 from latentmake import digest
 from latentmake.config import Run
 from latentmake.errors import SourceError
+from latentmake.index.listing import Folder, Listing
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of
 from latentmake.plan import changes, manifest, owners, reuse, snapshots, staleness
@@ -21,7 +22,6 @@ from latentmake.plan.batches import batches
 from latentmake.plan.facts import Facts
 from latentmake.plan.jobs import jobs_of
 from latentmake.plan.keys import UNKNOWN, Source, unreadable
-from latentmake.plan.listing import Folder, Listing
 from latentmake.plan.manifest_job import plan_manifest
 from latentmake.plan.parts import (
     PROMPTS,

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from latentmake.errors import CacheError
 from latentmake.files.cachefile import read_header
+from latentmake.index.listing import Folder
 from latentmake.index.memo import Memo
 from latentmake.plan import store
-from latentmake.plan.listing import Folder
 from latentmake.plan.staleness import Evaluation
 
 _MOST = 3  # files that are tried for one target

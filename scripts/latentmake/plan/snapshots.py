@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from latentmake import digest
+from latentmake.index.listing import Folder
 from latentmake.index.memo import Memo
-from latentmake.plan.listing import Folder
 from latentmake.plan.staleness import Evaluation
 from latentmake.sources.items import Scan
 

@@ -20,12 +20,12 @@ from latentmake.config import Dataset
 from latentmake.errors import CacheError, SourceError
 from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.files.cachefile import Header, read_header, target_key
+from latentmake.files.paths import is_text
 from latentmake.geometry.clips import AnyClip
+from latentmake.index.listing import Listing
 from latentmake.index.memo import Memo, TargetStat
-from latentmake.index.table import is_text
 from latentmake.layouts import Layout, Named, kind_of
 from latentmake.plan.keys import UNKNOWN, Keys, Source
-from latentmake.plan.listing import Listing
 from latentmake.sources import s3
 
 REASONS = ("reusable", "new", "edited", "changed recipe", "damaged")

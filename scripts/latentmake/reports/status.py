@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 
 from pydantic import BaseModel, ByteSize
 
+from latentmake.index.listing import Folder
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of
 from latentmake.plan import store
 from latentmake.plan.estimates import CacheEstimate, Estimates, estimates_by_part
 from latentmake.plan.facts import Facts
 from latentmake.plan.jobs import jobs_of
-from latentmake.plan.listing import Folder
 from latentmake.plan.parts import Part, RunPlan
 from latentmake.plan.running import BuildProgress, running_builds
 from latentmake.reports.plan_table import row_of

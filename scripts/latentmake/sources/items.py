@@ -7,8 +7,6 @@ file and digests what it saw; `items` makes items of a scan.
 from __future__ import annotations
 
 import errno
-import hashlib
-import marshal
 import os
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
@@ -16,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from stat import S_ISREG
 from typing import Any, NamedTuple
 
+from latentmake import digest
 from latentmake.config import Dataset
 from latentmake.errors import DatasetError, SourceError
 from latentmake.files.media import UNREAD_FORMATS, VIDEO_EXTENSIONS, Media, unread_format
@@ -158,7 +157,7 @@ def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
         what = "is not a folder" if Path(root).exists() else "does not exist"
         what = f"the dataset folder {root} {what}"
         raise DatasetError(what, where=where, hint="correct the path or create it")
-    return Scan(root, entries, fingerprint(entries))
+    return Scan(root, entries, digest.of_entries(entries))
 
 
 def _entries(root: str, *, flat: bool) -> list[tuple[str, int, int, int, int]]:
@@ -207,15 +206,6 @@ def _entries(root: str, *, flat: bool) -> list[tuple[str, int, int, int, int]]:
                         seen.add((stat.st_dev, stat.st_ino))
                         pending.append((f"{path}/", entry.path))
     return entries
-
-
-def fingerprint(entries: Any) -> str:
-    """Return a digest of a listing (tuples of text and whole numbers) in its order.
-
-    A folder's order changes only when the folder does; otherwise nothing but time is lost.
-    """
-    # Version 2 of the marshal format depends on values alone, not on which objects are shared.
-    return hashlib.sha256(marshal.dumps(entries, 2)).hexdigest()
 
 
 def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[Fault]]:
