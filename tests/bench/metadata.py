@@ -1,9 +1,9 @@
-"""What a metadata file of many captions costs, when it is read and when it is known.
+"""What reading a metadata file of many captions costs.
 
     python tests/bench/metadata.py [--entries 1000000] [--length 900] [--kind json]
 
-A generated file in sd-scripts' form, read into a memo by a process of its own, and then again.
-Printed: seconds of both, the file's size, and the most memory that the process held.
+A generated file in sd-scripts' form, read by a process of its own. Printed: seconds, the file's
+size, and the most memory that the process held.
 """
 
 from __future__ import annotations
@@ -40,18 +40,15 @@ def make(path: Path, entries: int, length: int) -> None:
         file.write("}" if path.suffix == ".json" else "")
 
 
-def read(path: Path, memo_path: Path) -> None:
+def read(path: Path) -> None:
     """Read it as planning does, and print seconds, entries and memory."""
-    from latentmake.index.memo import Memo
     from latentmake.sources.metadata import entries_of
 
     began = time.monotonic()
-    memo = Memo(memo_path)
-    listed = entries_of("bench", str(path), "images", memo)
-    some = listed.find(f"{number % 1000:03d}/{number:08d}.png" for number in range(0, 1000, 7))
+    count = len(entries_of("bench", str(path), "images"))
     seconds = time.monotonic() - began
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    sys.stdout.write(json.dumps([seconds, listed.count, len(some), memory]))
+    sys.stdout.write(json.dumps([seconds, count, memory]))
 
 
 def main() -> None:
@@ -59,22 +56,20 @@ def main() -> None:
     parser.add_argument("--entries", type=int, default=1_000_000)
     parser.add_argument("--length", type=int, default=900)
     parser.add_argument("--kind", choices=["json", "jsonl"], default="json")
-    parser.add_argument("--read", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--read", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.read:
-        read(Path(arguments.read[0]), Path(arguments.read[1]))
+        read(Path(arguments.read))
         return
-    rows = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"meta.{arguments.kind}"
         make(path, arguments.entries, arguments.length)
-        for what in ("first", "again"):
-            command = [sys.executable, __file__, "--read", str(path), f"{folder}/memo.sqlite"]
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
-            seconds, count, _, memory = json.loads(done.stdout)
-            rows.append([what, count, path.stat().st_size / 1e6, seconds, memory])
-    headers = ["reading", "entries", "file [MB]", "seconds", "memory [MB]"]
-    sys.stdout.write(tabulate(rows, headers=headers, floatfmt=".2f") + "\n")
+        command = [sys.executable, __file__, "--read", str(path)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+        seconds, count, memory = json.loads(done.stdout)
+        row = [count, path.stat().st_size / 1e6, seconds, memory]
+    headers = ["entries", "file [MB]", "seconds", "memory [MB]"]
+    sys.stdout.write(tabulate([row], headers=headers, floatfmt=".2f") + "\n")
 
 
 if __name__ == "__main__":

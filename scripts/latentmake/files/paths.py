@@ -27,6 +27,14 @@ def is_windows(path: str) -> bool:
     return _WINDOWS.match(path) is not None
 
 
+def is_text(path: str) -> bool:
+    """Whether a path is UTF-8; a foreign one may be none."""
+    try:
+        return path.isascii() or bool(path.encode())
+    except UnicodeEncodeError:
+        return False
+
+
 def absolute(path: str) -> str:
     """Return a path as an absolute one; a path of Windows stays as it is."""
     return path if is_windows(path) else os.path.abspath(path)  # noqa: PTH100 -- links stay

@@ -1,132 +1,195 @@
 """Facts about files, remembered by their stat, so that no file is read twice.
 
-The memo can be deleted at any time: headers and sources are the truth. Only the process that plans
-opens it. Where it cannot be written (locked, read-only, full), planning goes on without.
+You can delete the memo at any time: headers and sources are the truth. Only the process that plans
+opens it. Where it cannot be written (locked, read-only, full), planning goes on without it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from latentmake import digest
 from latentmake.files.cachefile import Picture
 from latentmake.files.media import Media
+from latentmake.files.paths import is_text
 from latentmake.geometry.buckets import Size
-from latentmake.index.table import (
-    NoStat,
-    SourceStat,
-    Stat,
-    Table,
-    TargetStat,
-    matching,
-    source_stat,
-    target_stat,
-)
-
-__all__ = [
-    "MEMO",
-    "Entry",
-    "Listed",
-    "Memo",
-    "SourceStat",
-    "Table",
-    "TargetStat",
-    "source_stat",
-    "target_stat",
-]
 
 MEMO = Path(".latentmake/memo.sqlite")
 """The memo of a project."""
+
 _VERSION = 7
 _CACHE = 32_768  # KiB of pages
 _SECONDS, _MANY = 5.0, 50_000  # time and number of new facts after which these are saved
-_VERDICT_NS = 90 * 24 * 3600 * 10**9  # after which a verdict is forgotten
-# Kinds of facts, by number; texts of former versions lack empty lines.
-_SOURCE, _TARGET, _MEDIA, _OLD_TEXT, _LIST, _PICTURE, _VERDICT, _OLD_RATE, _RECEIPT, _RATE = range(
-    1, 11
-)
-_SNAPSHOT, _TEXT = 11, 12
+_KEPT_NS = 90 * 24 * 3600 * 10**9  # after which verdicts and snapshots are forgotten
+_FEW = 2000  # names that are looked up one by one, not by reading all names below their folders
+# Kinds of facts. 4, 5 and 8 were used by former versions.
+_SOURCE, _TARGET, _MEDIA, _PICTURE, _VERDICT = 1, 2, 3, 6, 7
+_RECEIPT, _RATE, _SNAPSHOT, _TEXT = 9, 10, 11, 12
 _SCHEMA = f"""
-CREATE TABLE IF NOT EXISTS facts (
-    kind INT, name TEXT, size INT, mtime_ns INT, ctime_ns INT, inode INT, value TEXT,
-    PRIMARY KEY (kind, name)
-) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS facts (kind INT, name TEXT, size INT, mtime_ns INT, ctime_ns INT,
+    inode INT, value TEXT, PRIMARY KEY (kind, name)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS source_sizes ON facts (size) WHERE kind = {_SOURCE};
 CREATE INDEX IF NOT EXISTS target_keys ON facts (value) WHERE kind = {_TARGET};
-CREATE TABLE IF NOT EXISTS entries (
-    list INT, name TEXT, caption TEXT, tags TEXT, PRIMARY KEY (list, name)
-) WITHOUT ROWID;
 PRAGMA user_version = {_VERSION};
 """
+# Without statistics, SQLite would rather read all facts of the kind.
+_INDEXES = {"size": "INDEXED BY source_sizes", "value": "INDEXED BY target_keys"}
+_LISTED = "IN (SELECT value FROM json_each(?))"
 
 
-class Entry(NamedTuple):
-    """An image's entry in a metadata file: its name there, and its caption and tags, if any."""
+class SourceStat(NamedTuple):
+    """Same stat, same bytes. The change time reveals an edit whose mtime was set back."""
 
-    name: str
-    caption: str | None
-    tags: str | None
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
 
 
-class Listed:
-    """The entries of one metadata file, on disk: there may be more than memory holds."""
+class TargetStat(NamedTuple):
+    """The same for cache files, without the change time: a second hard link alters it."""
 
-    def __init__(self, database: sqlite3.Connection, number: int, count: int) -> None:
-        self._database, self._number, self.count = database, number, count
+    size: int
+    mtime_ns: int
+    inode: int
 
-    def find(self, names: Iterable[str]) -> dict[str, Entry]:
-        """Return the entries of some names."""
-        query = "SELECT name, caption, tags FROM entries WHERE list = ? AND name"
-        rows = matching(self._database, query, [self._number], names)
-        return {row[0]: Entry(*row) for row in rows}
 
-    def entries(self) -> Iterator[Entry]:
-        """Yield all entries, in the order of their names."""
-        query = "SELECT name, caption, tags FROM entries WHERE list = ? ORDER BY name"
-        return (Entry(*row) for row in self._database.execute(query, (self._number,)))
+class NoStat(NamedTuple):
+    """Of a fact about no file: the time when it was learnt."""
 
-    def names(self) -> Iterator[str]:
-        """Yield all names, in order."""
-        query = "SELECT name FROM entries WHERE list = ? ORDER BY name"
-        return (row[0] for row in self._database.execute(query, (self._number,)))
+    mtime_ns: int
+
+
+def source_stat(stat: os.stat_result) -> SourceStat:
+    """Return the stat that identifies a source's content."""
+    return SourceStat(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+
+
+def target_stat(stat: os.stat_result) -> TargetStat:
+    """Return the stat that identifies a cache file's content."""
+    return TargetStat(stat.st_size, stat.st_mtime_ns, stat.st_ino)
+
+
+Stat = TypeVar("Stat", bound=tuple[int, ...])
+
+
+class Table(Generic[Stat]):
+    """Facts of one kind: from a name, usually a path, to a stat and a text, or bytes.
+
+    New facts lie in the dictionary `new` until the memo is saved; None is a forgotten fact.
+    """
+
+    def __init__(
+        self, database: sqlite3.Connection, kind: int, stat: type[Any], learnt: Callable[[], None]
+    ) -> None:
+        self._database, self._kind, self._stat, self._learnt = database, kind, stat, learnt
+        self._columns = ("name", *stat._fields, "value")
+        self.new: dict[str, tuple[Any, Any] | None] = {}
+
+    def learn(self, name: str, stat: Stat | None, value: str | bytes) -> None:
+        """Remember a fact; `stat` is None if it is about no file."""
+        if is_text(name):
+            self.new[name] = stat or (time.time_ns(),), value
+            self._learnt()
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Forget facts, because their files are gone."""
+        self.new.update(dict.fromkeys(names))
+
+    def get(self, name: str, stat: Stat | None = None) -> str | None:
+        """Return a value, if it is known and has this stat (or any, without `stat`)."""
+        found = self.known([name]).get(name)
+        return None if found is None or stat not in (None, found[0]) else str(found[1])
+
+    def blob(self, name: str) -> bytes | None:
+        """Return a value of bytes, if it is known."""
+        found: Any = self.known([name]).get(name)
+        return None if found is None else bytes(found[1])
+
+    def below(self, folder: str) -> dict[str, tuple[Stat, str]]:
+        """Return path -> stat and value of the facts below a folder; "" stands for all."""
+        first, last = _range(folder)
+        new = {name: fact for name, fact in self.new.items() if fact and first < name < last}
+        return self._saved("name > ? AND name < ?", first, last) | new
+
+    def known(self, names: Collection[str], *folders: str) -> dict[str, tuple[Stat, str]]:
+        """Return path -> stat and value of some paths, and perhaps of others in their `folders`."""
+        if folders and len(names) > _FEW:
+            return {path: fact for each in folders for path, fact in self.below(each).items()}
+        new = {name: fact for name in self.new.keys() & names if (fact := self.new[name])}
+        return self._saved(f"name {_LISTED}", json.dumps([*names])) | new
+
+    def where(self, column: str, values: Iterable[object]) -> Iterator[tuple[str, Stat, str]]:
+        """Yield name, stat and value of the facts with one of some values in an indexed column."""
+        wanted, place = set(values), self._columns.index(column) - 1
+        found = self._saved(f"{column} {_LISTED}", json.dumps([*wanted]), index=_INDEXES[column])
+        found |= {name: x for name, x in self.new.items() if x and (*x[0], x[1])[place] in wanted}
+        return ((name, self._stat._make(stat), value) for name, (stat, value) in found.items())
+
+    def names(self) -> set[str]:
+        """Return all names."""
+        return {*self.below("")}
+
+    def any(self, folder: str = "") -> bool:
+        """Whether there is a fact below a folder."""
+        first, last = _range(folder)
+        new = any(fact and first < name < last for name, fact in self.new.items())
+        # Each new fact hides one row at most.
+        rows = f"name > ? AND name < ? LIMIT {len(self.new) + 1}"
+        return new or bool(self._saved(rows, first, last))
+
+    def write(self) -> None:
+        """Write the new facts to the database."""
+        gone = [(self._kind, name) for name, fact in self.new.items() if fact is None]
+        rows = [(self._kind, name, *fact[0], fact[1]) for name, fact in self.new.items() if fact]
+        columns, marks = ", ".join(self._columns), ", ?" * len(self._columns)
+        insert = f"INSERT OR REPLACE INTO facts (kind, {columns}) VALUES (?{marks})"  # noqa: S608
+        self._database.executemany("DELETE FROM facts WHERE kind = ? AND name = ?", gone)
+        self._database.executemany(insert, rows)
+
+    def _saved(self, condition: str, *values: str, index: str = "") -> dict[str, Any]:
+        """Return name -> stat, as a plain tuple, and value of saved facts without a newer one."""
+        # The kind stands in the text, because SQLite uses an index of one kind only then.
+        table = f"facts {index} WHERE kind = {self._kind} AND {condition}"
+        query = f"SELECT {', '.join(self._columns)} FROM {table}"  # noqa: S608
+        with contextlib.suppress(sqlite3.Error):
+            rows = self._database.execute(query, values).fetchall()
+            return {row[0]: (row[1:-1], row[-1]) for row in rows if row[0] not in self.new}
+        return {}
+
+
+def _range(folder: str) -> tuple[str, str]:
+    # Paths below a folder are one range of the primary key: "/" is followed by "0".
+    return (f"{folder}/", f"{folder}0") if folder else ("", "\U0010ffff")
 
 
 class Memo(contextlib.AbstractContextManager["Memo"]):
-    """A dictionary in an SQLite file, or in memory; what is learnt is known at once.
+    """A dictionary in an SQLite file, or in memory; facts are known as soon as they are learnt.
 
-    It is written every few seconds, and by `save` at the end of a plan.
-
-    Attributes:
-        is_new: whether it knew no source when it was opened: it was deleted, or never was.
-        sources: path -> digest.
-        targets: path of a cache file -> key.
-        texts: path of a file of text -> its content.
-        receipts: names of those that were taken in.
-        rates: kind and model -> past jobs; see `plan.estimates`.
-        snapshots: see `plan.snapshots`; forgotten after 90 days.
+    It is written every few seconds, and by `save` at the end of a plan. `is_new` says whether it
+    knew no source when it was opened: it was deleted, or never was.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._database = _open(path)
         self._saved, self._count = time.monotonic(), 0  # of the last save, and facts since then
         self._tables: list[Table[Any]] = []
-        self.sources = self._table(_SOURCE, SourceStat)
-        self.targets = self._table(_TARGET, TargetStat)
-        self.texts = self._table(_TEXT, SourceStat)
-        self.receipts = self._table(_RECEIPT, NoStat)
+        self.sources = self._table(_SOURCE, SourceStat)  # path -> digest
+        self.targets = self._table(_TARGET, TargetStat)  # path of a cache file -> key
+        self.texts = self._table(_TEXT, SourceStat)  # path of a file of text -> its content
+        self.receipts = self._table(_RECEIPT, NoStat)  # names of those that were read
+        self.snapshots = self._table(_SNAPSHOT, NoStat)  # see `plan.remembered`
         self._verdicts = self._table(_VERDICT, NoStat)
-        self.snapshots = self._table(_SNAPSHOT, NoStat)
         self._media = self._table(_MEDIA, SourceStat)
-        self._lists = self._table(_LIST, SourceStat)  # number of a list, and its length
-        # Whether it is turned as EXIF says, and digest -> width and height.
-        self._pictures = self._table(_PICTURE, NoStat)
-        self.rates = self._table(_RATE, NoStat)
+        self._pictures = self._table(_PICTURE, NoStat)  # turned as EXIF says, digest -> size
+        self.rates = self._table(_RATE, NoStat)  # kind and model -> past jobs; `plan.estimates`
         self.is_new = not self.sources.any()
 
     def __exit__(self, *error: object) -> None:
@@ -138,24 +201,23 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
         return self._tables[-1]
 
     def _learnt(self) -> None:
-        """Save now and then: a plan may be killed, and what took long is not to be lost."""
+        """Save now and then: a plan may be killed, and facts that took long must not be lost."""
         self._count += 1
         if self._count > _MANY or time.monotonic() - self._saved > _SECONDS:
             self.save()
 
     def save(self) -> None:
-        """Write what was learnt; a memo that cannot be written stays as it is."""
+        """Write the new facts; a memo that cannot be written stays as it is."""
         self._saved, self._count = time.monotonic(), 0
         if not any(table.new for table in self._tables):
             return
-        old = (_VERDICT, _SNAPSHOT, time.time_ns() - _VERDICT_NS)
         with contextlib.suppress(sqlite3.Error):
-            with _transaction(self._database):
+            with self._database:  # all or nothing
+                self._database.execute("BEGIN IMMEDIATE")
                 for table in self._tables:
                     table.write()
-                self._database.execute(
-                    "DELETE FROM facts WHERE kind IN (?, ?) AND mtime_ns < ?", old
-                )
+                old = "DELETE FROM facts WHERE kind IN (?, ?) AND mtime_ns < ?"
+                self._database.execute(old, (_VERDICT, _SNAPSHOT, time.time_ns() - _KEPT_NS))
             for table in self._tables:
                 table.new.clear()
 
@@ -171,8 +233,8 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
     def media(self, paths: Collection[str], *folders: str) -> dict[str, tuple[SourceStat, Media]]:
         """Return stat, size and length of known images and videos; see `Table.known`."""
         found = self._media.known(paths, *folders).items()
-        known = {path: (stat, _media(text)) for path, (stat, text) in found}
-        return {path: (stat, media) for path, (stat, media) in known.items() if media is not None}
+        rows = ((path, stat, text) for path, (stat, text) in found if text[0] == "[")  # since 0.2
+        return {path: (stat, Media(*json.loads(text))) for path, stat, text in rows}
 
     def learn_media(self, path: str, stat: SourceStat, media: Media) -> None:
         """Remember an image's or a video's size and length."""
@@ -180,41 +242,13 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
 
     def pictures(self, contents: Iterable[str], *, upright: bool) -> dict[str, Size]:
         """Return the known sizes of images, as EXIF turns them or not, by their files' digests."""
-        rows = self._pictures.where("name", [f"{upright:d}{content}" for content in contents])
-        return {name[1:]: Size(*map(int, value.split())) for name, _, value in rows}
+        found = self._pictures.known([f"{upright:d}{content}" for content in contents])
+        return {name[1:]: Size(*map(int, size.split())) for name, (_, size) in found.items()}
 
     def learn_picture(self, content: str, picture: Picture) -> None:
         """Remember the size of an image by the digest of its file."""
         size = f"{picture.width} {picture.height}"
         self._pictures.learn(f"{picture.upright:d}{content}", None, size)
-
-    def listed(self, path: str, stat: SourceStat) -> Listed | None:
-        """Return the entries of a metadata file of this stat, where it was read before."""
-        found = self._lists.get(path, stat)
-        return None if found is None else Listed(self._database, *map(int, found.split()))
-
-    def learn_list(self, path: str, stat: SourceStat, entries: Iterable[Entry]) -> Listed:
-        """Keep the entries of a metadata file, each as soon as it comes; all of them or none.
-
-        Where the memo cannot be written, a temporary file of the system holds them. Errors of
-        `entries` are passed on.
-        """
-        old, database = self._lists.get(path), self._database
-        try:
-            database.execute("BEGIN IMMEDIATE")
-        except sqlite3.Error:
-            old, database = None, _connect("")
-            database.execute("BEGIN")
-        with _transaction(database):
-            if old is not None:
-                database.execute("DELETE FROM entries WHERE list = ?", (old.split()[0],))
-            ((number,),) = database.execute("SELECT ifnull(max(list), 0) + 1 FROM entries")
-            rows = ((number, *entry) for entry in entries)
-            database.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?)", rows)
-            ((count,),) = database.execute("SELECT count(*) FROM entries WHERE list = ?", (number,))
-            fact = (_LIST, path, *stat, f"{number} {count}")
-            database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?, ?, ?, ?, ?, ?)", fact)
-        return Listed(database, number, count)
 
     def verdict(self, question: str) -> str | None:
         """Return the answer given to a question (a digest of all it depends on), if any."""
@@ -224,42 +258,25 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
         """Remember the answer to a question, for 90 days."""
         self._verdicts.learn(question, None, answer)
 
+    def remembered(self, question: object, find: Callable[[], tuple[Any, Iterable[object]]]) -> Any:
+        """Return a fact about files and folders, found anew only if one of their stats is new.
 
-def _media(text: str) -> Media | None:
-    """Read the size and length of an image or video; None where timestamps are to be learnt."""
-    if text.startswith("["):
-        return Media(*json.loads(text))
-    width, height, frames = map(int, text.split())  # as it was written before
-    return None if frames else Media(width, height, 0)
-
-
-@contextlib.contextmanager
-def _transaction(database: sqlite3.Connection) -> Iterator[None]:
-    """Commit what is written within the `with`, or none of it."""
-    try:
-        if not database.in_transaction:
-            database.execute("BEGIN IMMEDIATE")
-        yield
-        database.execute("COMMIT")
-    except BaseException:
-        if database.in_transaction:
-            database.execute("ROLLBACK")
-        raise
+        `find` returns it with the paths it depends on. Question and fact are JSON values.
+        """
+        name = digest.of_value(["remembered", 1, question])
+        stats, fact = json.loads(self.verdict(name) or "[null, null]")
+        if stats is None or stats != _stats(stats):
+            fact, paths = find()
+            self.learn_verdict(name, json.dumps([_stats(map(str, paths)), fact]))
+        return fact
 
 
 def _open(path: Path | None) -> sqlite3.Connection:
-    """Open the memo, or one in memory where that is impossible."""
-    for _ in range(2):
-        if path is None:
-            break
-        try:
+    """Open the memo, or one in memory if that is impossible (locked, read-only, full)."""
+    with contextlib.suppress(sqlite3.Error, OSError):
+        if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             return _connect(str(path))
-        except (sqlite3.OperationalError, OSError):
-            break  # locked, read-only, full: plan without it
-        except sqlite3.DatabaseError:  # damaged, or of another version
-            with contextlib.suppress(OSError):
-                path.unlink()
     return _connect(":memory:")
 
 
@@ -268,11 +285,22 @@ def _connect(place: str) -> sqlite3.Connection:
     try:
         database.execute(f"PRAGMA cache_size = -{_CACHE}")
         (version,) = database.execute("PRAGMA user_version").fetchone()
-        if version not in (0, _VERSION):
-            raise sqlite3.DatabaseError("written by another version")
         if version == 0:
             database.executescript(_SCHEMA)
-    except sqlite3.Error:
+        elif version != _VERSION:
+            raise sqlite3.DatabaseError("written by another version")
+        return database
+    except sqlite3.DatabaseError as error:
         database.close()
-        raise
-    return database
+        if isinstance(error, sqlite3.OperationalError):
+            raise
+        Path(place).unlink()  # damaged, or of another version
+        return _connect(place)
+
+
+def _stats(paths: Iterable[str]) -> dict[str, list[int] | None]:
+    found: dict[str, list[int] | None] = dict.fromkeys(paths)
+    for path in found:
+        with contextlib.suppress(OSError):
+            found[path] = list(target_stat(os.stat(path)))  # noqa: PTH116 -- hundreds of files
+    return found

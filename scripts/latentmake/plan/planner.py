@@ -20,6 +20,7 @@ from latentmake.config import Dataset, Run, nearest
 from latentmake.config.checks import check_sides, check_steps
 from latentmake.config.mistakes import refuse_unknown
 from latentmake.errors import ConfigError, SourceError
+from latentmake.index.listing import Folder, Listing
 from latentmake.index.memo import Memo, target_stat
 from latentmake.layouts import kind_of, text_of
 from latentmake.models import checkpoints, checks, shapes
@@ -27,7 +28,6 @@ from latentmake.plan import owners, remembered, state
 from latentmake.plan.contents import unreadable
 from latentmake.plan.estimates import batch_items
 from latentmake.plan.facts import Facts
-from latentmake.plan.listing import Folder, Listing
 from latentmake.plan.lock import images_digest, place_of
 from latentmake.plan.orders import Order, Work, jobs_of
 from latentmake.plan.receipts import learn_receipts

@@ -17,11 +17,11 @@ from operator import itemgetter
 from typing import Any
 
 from latentmake.config import Dataset
+from latentmake.index.listing import Folder, Listing
 from latentmake.index.memo import Memo, TargetStat
 from latentmake.layouts import Layout
 from latentmake.plan import lock
 from latentmake.plan.facts import Facts
-from latentmake.plan.listing import Folder, Listing
 from latentmake.plan.state import PartState, State
 from latentmake.sources import s3
 from latentmake.sources.item import Item, Scan

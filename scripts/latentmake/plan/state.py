@@ -21,13 +21,13 @@ from latentmake.config import Dataset
 from latentmake.errors import CacheError, SourceError
 from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.files.cachefile import Header, read_header, target_key
+from latentmake.files.paths import is_text
 from latentmake.geometry.buckets import Size
+from latentmake.index.listing import Folder, Listing
 from latentmake.index.memo import Memo, TargetStat
-from latentmake.index.table import is_text
 from latentmake.layouts import Layout, kind_of
 from latentmake.plan import store
 from latentmake.plan.contents import Contents
-from latentmake.plan.listing import Folder, Listing
 from latentmake.plan.target import Part, Target, targets_of, view_of
 from latentmake.sources.item import CAPTION, IMAGE, Item
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 
 from pydantic import BaseModel, ByteSize
 
+from latentmake.index.listing import Folder
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of
 from latentmake.plan import estimates, store
 from latentmake.plan.facts import Facts
-from latentmake.plan.listing import Folder
 from latentmake.plan.orders import Order
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.running import BuildProgress, running_builds

@@ -7,13 +7,13 @@ its text.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Literal, NamedTuple
 
 from latentmake.config import Captions, Dataset
 from latentmake.errors import SourceError
-from latentmake.index.memo import Entry, Listed, Memo
+from latentmake.index.memo import Memo
 from latentmake.progress import Progress
 from latentmake.sources import s3
 from latentmake.sources.caption_pipeline import (
@@ -24,6 +24,7 @@ from latentmake.sources.caption_pipeline import (
     variants,
 )
 from latentmake.sources.item import CAPTION, TAGS, Fault, File, Item
+from latentmake.sources.metadata import Entry
 
 _Lines = Literal["all", "first", "before"]
 """Lines of a caption that count where wildcards take none: all; the first, as in sd-scripts; the
@@ -110,7 +111,7 @@ def texts_of(
     settings: Dataset,
     roots: Sequence[str],
     items: Sequence[Item],
-    listed: Listed | None,
+    listed: Mapping[str, Entry] | None,
     memo: Memo,
     rows: Mapping[str, Entry] | None = None,
     *,
@@ -129,9 +130,11 @@ def texts_of(
     """
     made = Texts({}, [], [], {})
     making = settings.captions or Captions()
-    entries = dict(rows or {})
+    entries, strangers = dict(rows or {}), set[str]()
     if listed is not None:
-        entries = _entries(listed, items, roots[0])
+        names = _names(listed, items, roots[0])
+        entries = {stem: listed[name] for stem, name in names.items()}
+        strangers = listed.keys() - names.values()
     files = _Files(memo, roots, items)
     with files.progress:
         for item in items:
@@ -151,23 +154,24 @@ def texts_of(
             # Dropped captions are empty on purpose.
             if len({text for text in texts if text}) < sum(text != "" for text in texts):
                 made.alike.append(item.stem)
-    if listed is not None and len(entries) < listed.count:
-        made.faults.append(_strangers(str(settings.metadata_file), listed, entries.values()))
+    if strangers:
+        made.faults.append(_unmatched(str(settings.metadata_file), strangers))
     return made
 
 
-def _entries(listed: Listed, items: Sequence[Item], root: str) -> dict[str, Entry]:
-    """Return stem -> entry; a key is an image's path below the folder, with its ending or not."""
-    names = {item.image[len(root) + 1 :]: item.stem for item in items}
-    found = {names[name]: entry for name, entry in listed.find(names).items()}
-    return found | listed.find(item.stem for item in items if item.stem not in found)
+def _names(listed: Collection[str], items: Iterable[Item], root: str) -> dict[str, str]:
+    """Return stem -> name in a metadata file: the image's below the folder, or the stem."""
+    return {
+        item.stem: name
+        for item in items
+        for name in (item.stem, item.image[len(root) + 1 :])  # the latter counts
+        if name in listed
+    }
 
 
-def _strangers(file: str, listed: Listed, known: Iterable[Entry]) -> Fault:
+def _unmatched(file: str, names: Collection[str]) -> Fault:
     """Say in one line which entries name no image: there may be a million."""
-    names = {entry.name for entry in known}
-    first = next(name for name in listed.names() if name not in names)
-    count = listed.count - len(names)
+    first, count = min(names), len(names)
     who = f"{first} names no image" if count == 1 else f"{first} and {count - 1} more name no image"
     hint = "a key is the image's path below the dataset's folder: correct it or take it out"
     return Fault(file, f"({file})", f"{who} of the dataset", hint)
@@ -239,8 +243,7 @@ class _Sources:
     @property
     def has_lines(self) -> bool:
         """Whether its lines count otherwise than in an earlier release, as far as it has some."""
-        entry = self._entry or ("", "", "")
-        texts = (self._caption, self._tags, *entry[1:])
+        texts = (self._caption, self._tags, *(self._entry or ()))
         return not self._making.enable_wildcard and any("\n" in clean(x) for x in texts if x)
 
     def texts(self, which: _Lines) -> list[str]:

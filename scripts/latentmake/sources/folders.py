@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from stat import S_ISREG
 
+from latentmake import digest
 from latentmake.config import Dataset
 from latentmake.errors import DatasetError, SourceError
 from latentmake.files.media import UNREAD_FORMATS, VIDEO_EXTENSIONS, unread_format
@@ -28,7 +29,6 @@ from latentmake.sources.item import (
     File,
     Item,
     Scan,
-    fingerprint,
 )
 from latentmake.sources.names import unusable_name
 from latentmake.sources.numbered import Names, in_order
@@ -72,7 +72,7 @@ def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
         what = "is not a folder" if Path(root).exists() else "does not exist"
         what = f"the dataset folder {root} {what}"
         raise DatasetError(what, where=where, hint="correct the path or create it")
-    return Scan(root, entries, fingerprint(entries))
+    return Scan(root, entries, digest.of_entries(entries))
 
 
 def _entries(root: str, *, flat: bool) -> list[tuple[str, int, int, int, int]]:

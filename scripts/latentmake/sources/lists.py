@@ -1,7 +1,6 @@
 """Datasets that are lists: a JSON or JSONL file whose rows name videos or images.
 
-Rows are read once, into the memo; then a list costs its stat and one of each file that it names.
-One bad row stops no other.
+A plan reads the list, and the stat of each file that it names. One bad row stops no other.
 """
 
 from __future__ import annotations
@@ -9,18 +8,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from posixpath import basename, splitext
 from stat import S_ISDIR, S_ISREG
-from typing import IO
 
+from latentmake import digest
 from latentmake.config import Dataset
 from latentmake.errors import DatasetError
 from latentmake.files.media import NPZ, UNREAD_FORMATS, VIDEO_EXTENSIONS, unread_format
 from latentmake.geometry.clips import Span
-from latentmake.index.memo import Entry, Listed, Memo, SourceStat, source_stat
-from latentmake.progress import Progress
+from latentmake.index.memo import SourceStat, source_stat
 from latentmake.sources.caption_pipeline import newlines
 from latentmake.sources.item import (
     CAPTION,
@@ -32,17 +29,13 @@ from latentmake.sources.item import (
     File,
     Item,
     Scan,
-    fingerprint,
 )
-from latentmake.sources.metadata import json_objects, learned, name_of
+from latentmake.sources.metadata import Entry, name_of, records, refusing
 from latentmake.sources.names import unusable_name
 from latentmake.sources.rows import Row, columns_of, layers_of, row_of
 
-_LARGE = 50_000_000  # bytes of a file whose reading is worth a progress bar
-_LONGEST_LINE = 1 << 24  # bytes: more is no row
 
-
-def scan(name: str, dataset: Dataset, memo: Memo) -> Scan:
+def scan(name: str, dataset: Dataset, memo: object = None) -> Scan:
     """Read a list, and the stats of the files that its rows name and of the captions beside them.
 
     Raises:
@@ -58,7 +51,7 @@ def scan(name: str, dataset: Dataset, memo: Memo) -> Scan:
         what = f"the list {place} is a pipe, a socket or a device and no file"
         raise DatasetError(what, where=where, hint="correct the path")
     root, stat = os.path.normpath(place.parent), source_stat(found)
-    rows, faults = _rows(_read(str(place), stat, where, memo), dataset, root)
+    rows, faults = _rows(dataset, where, root)
     stats: dict[str, SourceStat] = {}
     for number, row in enumerate(rows):
         if row.path not in stats:
@@ -70,7 +63,7 @@ def scan(name: str, dataset: Dataset, memo: Memo) -> Scan:
                 stats[path] = _stat(path)
     entries = [(str(place), *stat), *((path, *found) for path, found in stats.items())]
     folders = {path.rpartition("/")[0] for path in stats if not path.startswith(f"{root}/")}
-    return Scan(root, entries, fingerprint(entries), rows, faults, (root, *sorted(folders)))
+    return Scan(root, entries, digest.of_entries(entries), rows, faults, (root, *sorted(folders)))
 
 
 def _from_here(row: Row, root: str) -> Row:
@@ -106,77 +99,43 @@ def _stat(path: str) -> SourceStat:
 # -- reading --------------------------------------------------------------------------------------
 
 
-def _read(file: str, stat: SourceStat, where: str, memo: Memo) -> Listed:
-    """Return the rows of a list as the memo keeps them; it is read only if its stat is new."""
-    return learned(memo, f"{file}\nrows", stat, lambda: _kept(Path(file)), where=where)
+_STRICT = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
 
 
-def _kept(path: Path) -> Iterator[Entry]:
-    """Yield the number of each row with its object in JSON, or what is wrong with the line."""
-    size = path.stat().st_size
-    bar = Progress(total=size, desc=path.name, unit="B", unit_scale=True, disable=size < _LARGE)
-    with path.open("rb") as stream, bar as progress:
-        read = _lines if path.suffix.lower() == ".jsonl" else _objects
-        for count, (number, text, fault) in enumerate(read(stream)):
-            if count % 4096 == 0:
-                progress.update(stream.tell() - progress.n)
-            yield Entry(f"{number:012d}", text, fault)
-        progress.update(size - progress.n)
-
-
-def _lines(stream: IO[bytes]) -> Iterator[tuple[int, str | None, str | None]]:
-    for number, line in enumerate(iter(lambda: stream.readline(_LONGEST_LINE + 1), b""), 1):
-        if len(line) > _LONGEST_LINE:
-            raise ValueError(f"has a line {number} of more than {_LONGEST_LINE} bytes")
-        try:
-            text = line.decode("utf-8-sig")
-            if text.strip():
-                yield number, _json(json.loads(text)), None
-        except UnicodeDecodeError as error:
-            yield number, None, f"is not UTF-8 (byte {error.start + 1})"
-        except json.JSONDecodeError as error:
-            whole = line.endswith(b"\n")
-            yield number, None, f"is not JSON ({error.msg})" if whole else "ends in the middle"
-        except UnicodeEncodeError:
-            yield number, None, "is not JSON (it holds half a character)"
-        except ValueError:
-            yield number, None, "is not JSON (it holds NaN, infinity or a number that is too long)"
-        except RecursionError:
-            yield number, None, "is not JSON (it is nested too deeply)"
-
-
-def _objects(stream: IO[bytes]) -> Iterator[tuple[int, str | None, str | None]]:
-    for number, (key, values) in enumerate(json_objects(stream), 1):
-        if key is not None and isinstance(values, dict):  # sd-scripts' form
-            values = {"path": key, **values}
-        yield number, _json(values), None
-
-
-def _json(values: object) -> str:
-    """Return a row's JSON; a ValueError says that it holds half a character, NaN or infinity."""
-    text = json.dumps(values, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-    text.encode()
-    return text
-
-
-def _rows(listed: Listed, dataset: Dataset, root: str) -> tuple[list[Row], list[Fault]]:
+def _rows(dataset: Dataset, where: str, root: str) -> tuple[list[Row], list[Fault]]:
+    """Read the rows of a list; one bad row stops no other."""
     rows: list[Row] = []
     faults: list[Fault] = []
     roots = _roots(root)
-    for number, text, fault in listed.entries():
-        line = int(number)
-        try:
-            if text is None:
-                raise ValueError(fault)
-            row = row_of(line, json.loads(text), roots, video=dataset.video)
-        except ValueError as error:
-            hint = "correct the line, or take it out"
-            faults.append(Fault(_line(dataset, line), _unnamed(line), str(error), hint))
-            continue
-        if not row.path.startswith("/"):
-            row = row._replace(path=f"{root}/{row.path}")
-        rows.append(row)
+    with refusing(dataset.path, where):
+        for number, key, value in records(Path(dataset.path)):
+            if key is not None and isinstance(value, dict):  # sd-scripts' form
+                value = {"path": key, **value}
+            try:
+                row = row_of(number, _checked(value), roots, video=dataset.video)
+            except ValueError as error:
+                hint = "correct the line, or take it out"
+                faults.append(Fault(_line(dataset, number), _unnamed(number), str(error), hint))
+                continue
+            if not row.path.startswith("/"):
+                row = row._replace(path=f"{root}/{row.path}")
+            rows.append(row)
     return rows, faults
+
+
+def _checked(value: object) -> object:
+    """Return a row; a ValueError says what is wrong with its line, or that no file can hold it."""
+    if isinstance(value, ValueError):
+        raise value
+    try:
+        _STRICT.encode(value).encode()
+    except UnicodeEncodeError:
+        raise ValueError("is not JSON (it holds half a character)") from None
+    except RecursionError:
+        raise ValueError("is not JSON (it is nested too deeply)") from None
+    except ValueError:
+        raise ValueError("is not JSON (it holds NaN or infinity)") from None
+    return value
 
 
 def _roots(root: str) -> set[str]:
@@ -256,7 +215,7 @@ def items(
             continue
         found[item.stem] = item, row.line
         if row.caption is not None or row.tags is not None:
-            texts[item.stem] = Entry(item.stem, row.caption, row.tags)
+            texts[item.stem] = Entry(row.caption, row.tags)
     return sorted(item for item, _ in found.values()), sorted(faults), texts
 
 

@@ -5,23 +5,23 @@
     .csv     a table with the columns file_name (or image_path), text (or caption), tags
 
 Sources: sd-scripts' FineTuningDataset (library/train_util.py); the `imagefolder` of Hugging Face's
-datasets. Such a file may be larger than memory: it is read as a stream, once, into the memo.
+datasets. Datasets that are lists read the same kinds of file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
-import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from posixpath import normpath
 from stat import S_ISREG
-from typing import IO, Any
+from typing import Any, NamedTuple
 
 from latentmake.errors import DatasetError
-from latentmake.index.memo import Entry, Listed, Memo, SourceStat, source_stat
-from latentmake.progress import Progress
+from latentmake.files.paths import is_text
+from latentmake.index.memo import SourceStat, source_stat
 from latentmake.sources.caption_pipeline import text_fault
 
 NAMES = (
@@ -30,8 +30,30 @@ NAMES = (
 )
 """Columns that may name a file; the first of them counts."""
 _CAPTIONS = ("caption", "text")
-_LARGE = 50_000_000  # bytes of a file whose reading is worth a progress bar
-_LONGEST_LINE = 1 << 24  # characters: more is no line of text
+_KINDS = (".json", ".jsonl", ".csv")
+_LONGEST_FIELD = 1 << 24  # characters of a field of a CSV file
+
+
+class Entry(NamedTuple):
+    """Caption and tags of an image, from a metadata file or a row of a list."""
+
+    caption: str | None
+    tags: str | None
+
+
+class Record(NamedTuple):
+    """An object of a JSON, JSONL or CSV file.
+
+    Attributes:
+        number: of its line, of the object in a JSON file, or of the row below a CSV file's head,
+            from 1.
+        key: in a JSON file that is one object, its key there.
+        value: the object; a ValueError says what is wrong with a line.
+    """
+
+    number: int
+    key: str | None
+    value: object
 
 
 def metadata_stat(dataset: str, file: str) -> SourceStat:
@@ -47,48 +69,33 @@ def metadata_stat(dataset: str, file: str) -> SourceStat:
     return source_stat(found)
 
 
-def entries_of(dataset: str, file: str, root: str, memo: Memo) -> Listed:
-    """Return the entries of a metadata file; it is read only if its stat is new.
+def entries_of(dataset: str, file: str, root: str, memo: object = None) -> dict[str, Entry]:
+    """Return the entries of a metadata file, by the images' names below the folder `root`.
 
     Raises:
         DatasetError: it cannot be read, ends in the middle, or is no such file.
     """
-    where = f"datasets.{dataset}.metadata_file"
-    stat = metadata_stat(dataset, file)
-    # Names are below the dataset's folder, so that another folder makes another list of them.
-    return learned(memo, f"{file}\n{root}", stat, lambda: _entries(file, root), where=where)
+    where, path = f"datasets.{dataset}.metadata_file", Path(file)
+    metadata_stat(dataset, file)
+    roots = {str(Path(root).absolute()), str(Path(root).resolve())}
+    with refusing(file, where):
+        if path.suffix.lower() not in _KINDS:
+            raise ValueError(f"is none of {', '.join(_KINDS)}")
+        return dict(_entry(record, roots) for record in records(path))
 
 
-def learned(
-    memo: Memo, name: str, stat: SourceStat, read: Callable[[], Iterator[Entry]], *, where: str
-) -> Listed:
-    """Return the entries of a file; it is read only if its stat is new.
-
-    Args:
-        memo: keeps them.
-        name: of the entries in the memo: the file's path, a line feed, and what they depend on.
-        stat: of the file.
-        read: called if it is to be read.
-        where: key of the configuration that names the file.
-
-    Raises:
-        DatasetError: it cannot be read, or holds no such entries.
-    """
-    if (known := memo.listed(name, stat)) is not None:
-        return known
-    file = name.rpartition("\n")[0]
+@contextlib.contextmanager
+def refusing(file: str, where: str) -> Iterator[None]:
+    """Turn errors while a file of objects is read into a DatasetError about a key of the config."""
     try:
-        return memo.learn_list(name, stat, read())
+        yield
+        return
     except UnicodeDecodeError as error:
-        what = f"{file} is not UTF-8 (byte {error.start + 1} of a part)"
-        hint = "save it as UTF-8"
+        what, hint = f"{file} is not UTF-8 (byte {error.start + 1})", "save it as UTF-8"
     except (ValueError, csv.Error) as error:
         what, hint = f"{file} {error}", "correct the file, or write it again"
     except OSError as error:
         what, hint = f"{file} cannot be read ({error.strerror})", "check the file's permissions"
-    except sqlite3.Error as error:
-        what = f"the entries of {file} cannot be kept ({error})"
-        hint = "free space on the disk of .latentmake"
     raise DatasetError(what, where=where, hint=hint)
 
 
@@ -106,34 +113,19 @@ def name_of(key: str, roots: Collection[str]) -> str:
     return key
 
 
-def _entries(file: str, root: str) -> Iterator[Entry]:
-    path = Path(file)
-    readers = {".json": json_objects, ".jsonl": _jsonl, ".csv": _csv}
-    reader = readers.get(path.suffix.lower())
-    if reader is None:
-        raise ValueError(f"is none of {', '.join(readers)}")
-    roots = {str(Path(root).absolute()), str(Path(root).resolve())}
-    size = path.stat().st_size
-    quiet = size < _LARGE
-    bar = Progress(total=size, desc=path.name, unit="B", unit_scale=True, disable=quiet)
-    with path.open("rb") as stream, bar as progress:
-        for number, (key, values) in enumerate(reader(stream)):
-            if number % 4096 == 0:
-                progress.update(stream.tell() - progress.n)
-            yield _entry(key, values, roots, number)
-        progress.update(size - progress.n)
-
-
-def _entry(key: str | None, values: object, roots: Collection[str], number: int) -> Entry:
+def _entry(record: Record, roots: Collection[str]) -> tuple[str, Entry]:
+    number, key, values = record
+    if isinstance(values, ValueError):
+        raise ValueError(f"has a line {number} that {values}")
     if not isinstance(values, Mapping):
-        raise ValueError(f"has no object with a caption at {key or f'entry {number + 1}'}")
+        raise ValueError(f"has no object with a caption at {key or f'entry {number}'}")
     if key is None:
         key = next((str(values[name]) for name in NAMES if values.get(name)), None)
     if not key:
-        raise ValueError(f"names no image in entry {number + 1} ({' or '.join(NAMES[:2])})")
+        raise ValueError(f"names no image in entry {number} ({' or '.join(NAMES[:2])})")
     caption = next((values[name] for name in _CAPTIONS if values.get(name) is not None), None)
     name = name_of(key, roots)
-    return Entry(name, text_of(caption, "\n", name), text_of(values.get("tags"), ", ", name))
+    return name, Entry(text_of(caption, "\n", name), text_of(values.get("tags"), ", ", name))
 
 
 def text_of(value: object, separator: str, name: str) -> str | None:
@@ -143,71 +135,85 @@ def text_of(value: object, separator: str, name: str) -> str | None:
     if value is None:
         return None
     fault = text_fault(value) if isinstance(value, str) else "is no text"
-    if fault is None:
+    if fault is None and is_text(str(value)):
         return str(value)
+    fault = fault or "holds half a character"
     raise ValueError(f"has a caption that {fault} at {name}")
 
 
-def json_objects(stream: IO[bytes]) -> Iterator[tuple[str | None, object]]:
-    """Yield the values of a JSON list, or key and value of a JSON object, while it is read.
+# -- reading --------------------------------------------------------------------------------------
+
+
+def records(path: Path) -> Iterator[Record]:
+    """Yield the objects of a JSON, JSONL or CSV file.
 
     Raises:
-        ValueError: it is neither; says what is wrong with it.
+        ValueError: it is no such file; says what is wrong with it.
+        csv.Error: likewise.
+        OSError: it cannot be read.
     """
-    import ijson
-
-    head = stream.read(64)
-    start = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
-    stream.seek(3 if head.startswith(b"\xef\xbb\xbf") else 0)
-    if start == b"[":
-        pairs = ((None, values) for values in ijson.items(stream, "item", use_float=True))
-    elif start == b"{":
-        pairs = ijson.kvitems(stream, "", use_float=True)
+    kind = path.suffix.lower()
+    if kind == ".csv":
+        yield from _csv(path)
+    elif kind == ".jsonl":
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip(b"\xef\xbb\xbf \t\r\n"):
+                    yield Record(number, None, _line(line))
     else:
-        raise ValueError("is no JSON object or list")
-    count = 0
+        pairs = _pairs(path.read_bytes().decode("utf-8-sig"))
+        yield from (Record(number, *pair) for number, pair in enumerate(pairs, 1))
+
+
+def _line(line: bytes) -> object:
     try:
-        for pair in pairs:
-            yield pair
-            count += 1
-    except ijson.JSONError as error:
-        said = error.args[0] if error.args else ""
-        said = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
-        said = said.strip().split("\n")[0].removeprefix("parse error: ")
-        what = f"is not JSON ({said})"
-        if "premature EOF" in said or "incomplete" in said.lower():
+        return _value(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        return ValueError(f"is not UTF-8 (byte {error.start + 1})")
+    except ValueError as error:
+        return error
+
+
+def _pairs(text: str) -> list[tuple[str | None, object]]:
+    """Return key and value of each pair of a JSON object, or the values of a JSON list."""
+    if not text.lstrip().startswith(("{", "[")):
+        raise ValueError("is no JSON object or list")
+    pairs: list[tuple[Any, Any]] = []
+
+    def noted(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal pairs
+        pairs = found  # the outermost object ends last; a key may stand there twice
+        return dict(found)
+
+    value = _value(text, noted)
+    return [(None, each) for each in value] if isinstance(value, list) else pairs
+
+
+def _value(text: str, hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> object:
+    """Return the value of JSON text; a ValueError says what is wrong with it."""
+    try:
+        return json.loads(text, object_pairs_hook=hook)
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, " if error.lineno > 1 else ""
+        what = f"is not JSON ({error.msg}, {place}column {error.colno})"
+        if error.msg.startswith("Unterminated") or error.pos >= len(text.rstrip()):
             what = "ends in the middle"
-        elif "UTF8" in said or "UTF-8" in said:
-            what = "is not UTF-8"
-        raise ValueError(f"{what}, after {count} entries") from None
+    except ValueError:
+        what = "is not JSON (it holds a number that is too long)"
+    except RecursionError:
+        what = "is not JSON (it is nested too deeply)"
+    raise ValueError(what)
 
 
-def _jsonl(stream: IO[bytes]) -> Iterator[tuple[str | None, object]]:
-    for number, line in enumerate(stream, 1):
-        text = line.decode("utf-8-sig")
-        if not text.strip():
-            continue
-        try:
-            values = json.loads(text)
-        except json.JSONDecodeError as error:
-            ends = not line.endswith(b"\n")
-            what = "ends in the middle of" if ends else f"is not JSON ({error.msg}) in"
-            raise ValueError(f"{what} line {number}") from None
-        yield None, values
-
-
-def _csv(stream: IO[bytes]) -> Iterator[tuple[str | None, Mapping[str, Any]]]:
-    lines = (
-        line.decode("utf-8-sig" if number == 0 else "utf-8") for number, line in enumerate(stream)
-    )
-    csv.field_size_limit(_LONGEST_LINE)
-    reader = csv.DictReader(lines, strict=True)
-    columns = reader.fieldnames or []
-    if not set(columns) & set(NAMES) or not set(columns) & {*_CAPTIONS, "tags"}:
-        raise ValueError(
-            f"has the columns {', '.join(columns) or 'none'}: it needs file_name, and text or tags"
-        )
-    for row in reader:
-        if None in row:
-            raise ValueError(f"has too many columns in line {reader.line_num}")
-        yield None, row
+def _csv(path: Path) -> Iterator[Record]:
+    csv.field_size_limit(_LONGEST_FIELD)
+    with path.open(encoding="utf-8-sig", newline="") as lines:
+        reader = csv.DictReader(lines, strict=True)
+        columns = reader.fieldnames or []
+        if not set(columns) & set(NAMES) or not set(columns) & {*_CAPTIONS, "tags"}:
+            names = ", ".join(columns) or "none"
+            raise ValueError(f"has the columns {names}: it needs file_name, and text or tags")
+        for number, row in enumerate(reader, 1):
+            if None in row:
+                raise ValueError(f"has too many columns in line {reader.line_num}")
+            yield Record(number, None, row)

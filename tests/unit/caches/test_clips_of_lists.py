@@ -49,7 +49,7 @@ def clips_of(row: dict[str, Any], size: str, **settings: Any) -> dict[str, torch
     Path("list.jsonl").write_text(json.dumps({"prompt": "p", **row}))
     asked = Dataset.model_validate({"path": "list.jsonl", **SETTINGS, **settings})
     memo, layout = Memo(None), layouts.of("musubi")
-    scan = lists.scan("d", asked, memo)
+    scan = lists.scan("d", asked)
     found, faults, _ = lists.items("d", asked, scan)
     made = measured(layout, asked, scan, found, None, memo)
     assert faults == made.faults == [] and len(made.found) == 1

@@ -49,19 +49,16 @@ def test_what_was_learnt_is_known_the_next_time(place: Path) -> None:
         assert knows_something(memo)
 
 
-def test_sizes_and_timestamps_are_known_and_videos_without_them_are_not(place: Path) -> None:
+def test_sizes_and_timestamps_are_known_and_those_of_old_versions_are_not(place: Path) -> None:
     video, image = Media(64, 48, 9, "1/24:1x9", 90), Media(30, 20, 0)
     with Memo(place) as memo:
         memo.learn_media("data/a.mp4", SOURCE, video)
         memo.learn_media("data/b.png", SOURCE, image)
-        # As they were written before there were timestamps.
-        memo._media.learn("data/c.mp4", SOURCE, "64 48 9")
-        memo._media.learn("data/d.png", SOURCE, "30 20 0")
+        memo._media.learn("data/c.png", SOURCE, "30 20 0")  # as it was written before 0.2.0
     with Memo(place) as memo:
-        assert memo.media([f"data/{name}" for name in ("a.mp4", "b.png", "c.mp4", "d.png")]) == {
+        assert memo.media([f"data/{name}" for name in ("a.mp4", "b.png", "c.png")]) == {
             "data/a.mp4": (SOURCE, video),
             "data/b.png": (SOURCE, image),
-            "data/d.png": (SOURCE, image),
         }
 
 

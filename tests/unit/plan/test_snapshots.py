@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from latentmake.index.listing import Folder
 from latentmake.index.memo import Memo
-from latentmake.plan.listing import Folder
 from latentmake.plan.snapshots import Asked, keep, latest
 from latentmake.plan.staleness import Evaluation, PartState
 from latentmake.sources.item import Scan

@@ -22,11 +22,12 @@ from latentmake.config import Dataset
 from latentmake.errors import CacheError
 from latentmake.files import atomic, cachefile
 from latentmake.geometry.buckets import Size
+from latentmake.index.listing import Folder
 from latentmake.index.memo import Memo, source_stat
 from latentmake.layouts import plain, size_of
 from latentmake.plan import manifest
 from latentmake.plan import staleness as evaluate
-from latentmake.plan.listing import Folder
+from latentmake.index.listing import Folder
 from latentmake.plan.staleness import Evaluation, recall, remember
 from safetensors.torch import save_file
 

@@ -44,7 +44,7 @@ def made(
     asked = Dataset.model_validate({**values, **settings})
     memo = memo or Memo(None)
     root = str(folder)
-    listed = entries_of("d", asked.metadata_file, root, memo) if asked.metadata_file else None
+    listed = entries_of("d", asked.metadata_file, root) if asked.metadata_file else None
     items, faults = folders.items("d", asked, folders.scan("d", asked))
     found = texts_of(asked, [root], items, listed, memo)
     return found, [fault.line for fault in (*faults, *found.faults)]

@@ -40,16 +40,16 @@ def put(root: Path, *names: str) -> None:
         (root / name).write_bytes(b"content of " + os.fsencode(name))
 
 
-def find(path: Path, memo: Memo | None = None, **changes: Any) -> tuple[list[Item], list[Fault]]:
+def find(path: Path, **changes: Any) -> tuple[list[Item], list[Fault]]:
     asked = Dataset.model_validate({"path": str(path), "target_frames": [5], **changes})
-    found, faults, _ = lists.items("d", asked, lists.scan("d", asked, memo or Memo(None)))
+    found, faults, _ = lists.items("d", asked, lists.scan("d", asked))
     return found, faults
 
 
 def probe(path: Path, memo: Memo | None = None, **changes: Any) -> Measured:
     asked = Dataset.model_validate({"path": str(path), "target_frames": [5], **changes})
     memo = memo or Memo(None)
-    scan = lists.scan("d", asked, memo)
+    scan = lists.scan("d", asked)
     found, faults, _ = lists.items("d", asked, scan)
     assert faults == []
     return measured(layouts.of("musubi"), asked, scan, found, None, memo)
@@ -205,7 +205,7 @@ def test_captions_and_tags_of_rows_are_composed_like_those_of_files(tmp_path: Pa
     asked = Dataset.model_validate(
         {"path": str(path), "tags_extension": ".tags", "captions": {"caption_prefix": "photo:"}}
     )
-    scan = lists.scan("d", asked, Memo(None))
+    scan = lists.scan("d", asked)
     found, faults, rows = lists.items("d", asked, scan)
     made = texts_of(asked, scan.roots, found, None, Memo(None), rows)
     assert faults == made.faults == []
@@ -218,8 +218,8 @@ def test_captions_and_tags_of_rows_are_composed_like_those_of_files(tmp_path: Pa
 @pytest.mark.parametrize(
     ("row", "what"),
     [
-        ("{", "is not JSON"),
-        ('{"video": "a.mp4", "prompt": "x", "n": NaN}', "is not JSON (it holds NaN, infinity"),
+        ("{,", "is not JSON"),
+        ('{"video": "a.mp4", "prompt": "x", "n": NaN}', "is not JSON (it holds NaN or infinity"),
         ('{"video": "a.mp4", "prompt": "\\ud800"}', "is not JSON (it holds half a character)"),
         ("[" * 100_000, "is not JSON (it is nested too deeply)"),
         ("[1]", "is no object with the name of a file"),
@@ -330,23 +330,7 @@ def test_a_folder_with_the_name_of_a_list_is_a_folder(tmp_path: Path) -> None:
     assert not Dataset(path=str(tmp_path / "set.json")).is_list
 
 
-# -- the memo -------------------------------------------------------------------------------------
-
-
-def test_an_unchanged_list_is_not_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(tmp_path, "a.mp4", "b.mp4")
-    path = write(tmp_path / "list.jsonl", {"video": "a.mp4", "prompt": "p"}, "{")
-    with Memo(tmp_path / "memo.sqlite") as memo:
-        first = find(path, memo)
-    monkeypatch.setattr(lists, "_kept", lambda _: pytest.fail("was read again"))
-    with Memo(tmp_path / "memo.sqlite") as memo:
-        assert find(path, memo) == first
-    monkeypatch.undo()
-    write(path, {"video": "b.mp4", "prompt": "p"})
-    with Memo(tmp_path / "memo.sqlite") as memo:
-        assert [item.stem for item in find(path, memo)[0]] == ["b"]
+# -- the listing ----------------------------------------------------------------------------------
 
 
 def test_a_listing_changes_with_each_file_that_rows_name(tmp_path: Path) -> None:
@@ -355,7 +339,7 @@ def test_a_listing_changes_with_each_file_that_rows_name(tmp_path: Path) -> None
     asked = Dataset(path=str(path), target_frames=[5])
 
     def print_() -> str:
-        return lists.scan("d", asked, Memo(None)).fingerprint
+        return lists.scan("d", asked).fingerprint
 
     seen = {print_()}
     for name in ("a.mp4", "b.mp4", "b.txt"):
@@ -557,6 +541,6 @@ def test_an_absolute_name_with_dots_leads_no_cache_out_of_its_folder(
     (tmp_path / "a.png").write_bytes(b"picture")
     path = write(tmp_path / "list.jsonl", {"image": f"{up}{tmp_path}/a.png", "prompt": "p"})
     asked = Dataset(path=str(path))
-    (item,), faults, _ = lists.items("d", asked, lists.scan("d", asked, Memo(None)))
+    (item,), faults, _ = lists.items("d", asked, lists.scan("d", asked))
     assert not faults and Path(item.image).samefile(tmp_path / "a.png")
     assert ".." not in f"{item.image}/{item.stem}".split("/")

@@ -18,7 +18,6 @@ from typing import Any
 
 from latentmake import digest
 from latentmake.index.memo import Memo
-from latentmake.index.remembered import remembered
 
 _MAX_FILES = 2000
 
@@ -70,7 +69,7 @@ class Sources:
             return _Reader(script, roots, without).facts()
 
         question = ["sources 6", str(script), [str(root) for root in roots], *without]
-        facts: dict[str, Any] = remembered(memory, question, find)
+        facts: dict[str, Any] = memory.remembered(question, find) if memory else find()[0]
         lists = {key: frozenset(each) for key, each in facts.items() if isinstance(each, list)}
         return cls(**{**facts, **lists})
 

@@ -16,7 +16,6 @@ from typing import NamedTuple, Self
 import latentmake
 from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
-from latentmake.index.remembered import remembered
 from latentmake.training.external.cli_flags import Sources
 
 _SECONDS = 120.0  # a first look into a large environment on a network drive takes its time
@@ -206,7 +205,9 @@ class Installation:
 
         question = ["modules", str(self.python), str(self._scripts), names]
         question.append(self.environment().get("PYTHONPATH", ""))
-        found: dict[str, bool] = remembered(self._memory, question, find)
+        found: dict[str, bool] = (
+            self._memory.remembered(question, find) if self._memory else find()[0]
+        )
         return found
 
     def does_import(self, module: str) -> bool:
