@@ -21,7 +21,6 @@ from latentmake.layouts import Layout, kind_of
 from latentmake.plan import holdout, store
 from latentmake.plan.orders import all_of, one_or_all, run_order
 from latentmake.plan.receipts import GONE, check_listed, read_receipt
-from latentmake.plan.spool import spooled
 from latentmake.sources.items import Item
 
 CAPTIONS = "captions"
@@ -100,7 +99,6 @@ class ManifestOrder:
         orphans: cache files whose items are gone.
         planned: time of the plan, in nanoseconds: no two orders are the same file to Snakemake.
         layout: name of the layout of the cache files.
-        replaced: keys of replaced files, which the spool keeps until this job.
         validation: number of sources to hold out of training.
     """
 
@@ -113,7 +111,6 @@ class ManifestOrder:
     orphans: list[str]
     planned: int
     layout: str = "plain"
-    replaced: list[str] = field(default_factory=list)
     validation: int = 0
 
     @property
@@ -280,8 +277,6 @@ def write_manifest(
     atomic.write(folder / "manifest.jsonl", listed)
     text = json.dumps(lock.values(), indent=1, sort_keys=True, ensure_ascii=False)
     atomic.write(folder / "dataset.lock", f"{text}\n".encode())
-    for key in set(order.replaced) - used:
-        store.put_away(spooled(key), key)
     return lock
 
 
@@ -379,7 +374,7 @@ def _remove(orphans: Iterable[str], used: Collection[str], say: Callable[[str], 
         if key is None or key in used:
             path.unlink(missing_ok=True)
         else:
-            store.put_away(path, key)
+            store.put(path, key)
         removed += 1
         with contextlib.suppress(OSError):  # a folder that is not empty
             for parent in path.parents[:-4]:  # cache/{dataset}/{model} stay

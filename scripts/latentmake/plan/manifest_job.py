@@ -60,7 +60,6 @@ def plan_manifest(
         counts = {name: len(texts[name].items() - former[name].items()) for name in datasets}
         plan.rules = {name: (rule, count) for name, count in counts.items() if count}
     orphans = [path for state in plan.parts.values() for path in state.orphans]
-    replaced = [stale.found for state in plan.parts.values() for stale in state.stale]
     known = {} if dry else {part: state.known() for part, state in plan.parts.items()}
     order = manifest.ManifestOrder(
         run=plan.name,
@@ -72,7 +71,6 @@ def plan_manifest(
         orphans=sorted(orphans),
         planned=time.time_ns(),
         layout=facts.layout(run.model).name,
-        replaced=[each.partition("@")[0] for each in replaced if each is not None],
         validation=validation,
     )
     plan.manifest_order = order.path

@@ -16,7 +16,7 @@ from latentmake.config import Run
 from latentmake.errors import SourceError
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of
-from latentmake.plan import changes, manifest, owners, reuse, snapshots, staleness
+from latentmake.plan import build, changes, manifest, reuse, snapshots, staleness
 from latentmake.plan.batches import batches
 from latentmake.plan.facts import Facts
 from latentmake.plan.jobs import jobs_of
@@ -81,7 +81,7 @@ def make_plan(
             asked.setdefault(part.name, set()).add(name)
     states = _evaluate_all(facts, runs, needed, generated)
     for (dataset, _), state in states.items():
-        owners.refuse_other_items(dataset, state.parts.values())
+        build.refuse_other_items(dataset, state.parts.values())
     reuse.mark(facts.memo, [*states.values()])
     plans = {
         name: RunPlan(
