@@ -51,14 +51,15 @@ _FOLDERS = (*_WRITTEN, *(f"logs/{each}" for each in (*_LOGS, "publish", "report"
 class Build:
     """A command that may build, from before Snakemake locks the folder until its process ends.
 
+    Attributes:
+        orders: those that it carries out.
+
     Args:
         cluster: whether its jobs run elsewhere, and go on when it is killed.
     """
 
     def __init__(self, *, cluster: bool) -> None:
         self.orders: Sequence[WorkOrder] = ()
-        self._watchdog: Watchdog | None = None
-        self._note: BinaryIO | None = None
         self._ends = contextlib.ExitStack()
         self._machine = _CLUSTER if cluster else socket.gethostname()
         self._held: BinaryIO | None = None
@@ -76,7 +77,7 @@ class Build:
         try:
             fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            sys.stderr.write("note: waits for another command that works in this folder\n")
+            sys.stderr.write("note: waiting for another command that works in this folder\n")
             fcntl.flock(held, fcntl.LOCK_SH)
         if any(_SNAKEMAKE.glob("*.machine")) or not any(_SNAKEMAKE.glob("*.lock")):
             _SNAKEMAKE.mkdir(parents=True, exist_ok=True)
@@ -90,10 +91,11 @@ class Build:
         Raises:
             StorageError: a running build makes some of the same files.
         """
+        self.orders = orders
+        if (note := announce(orders, runs, targets)) is not None:
+            self._ends.callback(note.close)
         if self._machine != _CLUSTER:
             self._watch()
-        self._note = announce(orders, runs, targets)
-        self.orders = orders
         store.keep(orders)
 
     def _watch(self) -> None:
@@ -104,7 +106,7 @@ class Build:
                 file = until_watched.enter_context(_JOBS.open("ab"))
                 fcntl.flock(file, fcntl.LOCK_SH)
                 held = [file.fileno()]
-            watchdog = self._watchdog = Watchdog(held)
+            watchdog = Watchdog(held)
         os.environ.update(watchdog.environment)
 
         def interrupt(_number: int) -> None:
@@ -115,17 +117,14 @@ class Build:
             raise KeyboardInterrupt
 
         self._ends.enter_context(signals_call(interrupt))
+        self._ends.callback(watchdog.close, _GRACE)  # signals still reach jobs while it waits
 
     def end(self, keep: int | None) -> None:
         """Wait for the jobs; after a successful build, limit the store to `keep` bytes.
 
         A build that failed (None), or beside which another one runs, leaves all as it is.
         """
-        if self._watchdog is not None:
-            self._watchdog.close(_GRACE)
         self._ends.close()
-        if self._note is not None:
-            self._note.close()
         if keep is None or self._held is None:
             return
         with contextlib.suppress(OSError):  # files left behind cost space, no more
@@ -191,10 +190,7 @@ def _forget_orders(keep: set[str]) -> None:
 def announce(
     orders: Iterable[WorkOrder], runs: Iterable[str], targets: Sequence[str]
 ) -> BinaryIO | None:
-    """Note what a build makes and trains; return a file to hold until it ends.
-
-    Returns:
-        None where it makes neither caches nor trainings, or no file can be written or locked.
+    """Note what a build makes and trains, if anything; return a file to hold until it ends.
 
     Raises:
         StorageError: a running build makes some of it. Snakemake knows by its locks, but each
@@ -271,12 +267,10 @@ def _is_made(target: Target) -> bool:
 
 def _last_line(log: Path, began: float) -> str:
     """Return the last line of a log that was written since a build began; of a bar as it is now."""
-    with contextlib.suppress(OSError), log.open("rb") as file:
-        stat = os.fstat(file.fileno())
-        if stat.st_mtime >= began - 1:  # another machine may have another clock
-            file.seek(max(0, stat.st_size - 4096))
-            text = file.read().decode(errors="replace").replace("\r", "\n")
-            return next((line.strip() for line in reversed(text.split("\n")) if line.strip()), "")
+    with contextlib.suppress(OSError):
+        if log.stat().st_mtime >= began - 1:  # another machine may have another clock
+            text = log.read_text(errors="replace").replace("\r", "\n")
+            return text.rstrip().rpartition("\n")[2].strip()
     return ""
 
 

@@ -10,18 +10,17 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from stat import S_ISREG
 from typing import Annotated, Any
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 
 from latentmake import digest
 from latentmake.config import Config
-from latentmake.config.fields import Name
 from latentmake.config.mistakes import refuse_unknown
 from latentmake.errors import CacheError, ConfigError, StorageError, UserError
 from latentmake.files import atomic
@@ -30,12 +29,11 @@ from latentmake.files.disk import human
 from latentmake.layouts import kind_of
 from latentmake.plan.build import ADOPTED, OWNER, alone, other_owner
 from latentmake.plan.facts import Facts
-from latentmake.plan.parts import PROMPTS, parts_of, read_lock
+from latentmake.plan.parts import parts_of, read_lock
 from latentmake.plan.store import STORE
 from latentmake.words.project import ConfigFiles, Directory, Json, opened
 from latentmake.words.shown import printable, table
 
-_NAME = TypeAdapter(Name)
 _TEMPORARY = re.compile(rf"\.[0-9a-f]{{16,32}}(\.\d+)+{re.escape(atomic.TEMPORARY_SUFFIX)}")
 _FOREIGN = "not written by latentmake"
 _SHOWN = 10
@@ -60,6 +58,14 @@ class Pruning:
         """All files that may be removed."""
         return {path: stat for files in self.groups.values() for path, stat in files.items()}
 
+    def values(self, dataset: str) -> dict[str, object]:
+        """Return it for JSON."""
+        groups = [
+            {"what": what, "why": why, "files": [*files]}
+            for (what, why), files in self.groups.items()
+        ]
+        return {"dataset": dataset, "groups": groups, "left": self.left, "bytes": freed(self.files)}
+
 
 def prune(
     datasets: Annotated[
@@ -80,7 +86,7 @@ def prune(
         with alone() if yes else contextlib.nullcontext():
             found = [(name, find(project.facts, name)) for name in datasets or known]
             if as_json:
-                typer.echo(json.dumps([_values(name, each) for name, each in found], indent=1))
+                typer.echo(json.dumps([each.values(name) for name, each in found], indent=1))
             for name, each in () if as_json else found:
                 _show(name, each, verbose=verbose)
             if yes:
@@ -117,13 +123,6 @@ def remove(files: Files) -> None:
 # -- shown ----------------------------------------------------------------------------------------
 
 
-def _values(name: str, found: Pruning) -> dict[str, object]:
-    groups = [
-        {"what": what, "why": why, "files": [*files]} for (what, why), files in found.groups.items()
-    ]
-    return {"dataset": name, "groups": groups, "left": found.left, "bytes": freed(found.files)}
-
-
 def _show(name: str, found: Pruning, *, verbose: bool) -> None:
     rows = [
         [what, str(len(files)), human(freed(files)), why]
@@ -148,12 +147,9 @@ def _amount(files: Files) -> str:
 
 def freed(files: Files) -> int:
     """Return the bytes that removing all of some files frees: a file with other names stays."""
-    names: dict[int, int] = {}
-    total = 0
-    for stat in files.values():
-        names[stat.st_ino] = names.get(stat.st_ino, 0) + 1
-        total += stat.st_size if names[stat.st_ino] == stat.st_nlink else 0
-    return total
+    names = Counter(stat.st_ino for stat in files.values())
+    each = {stat.st_ino: stat for stat in files.values()}
+    return sum(stat.st_size for inode, stat in each.items() if names[inode] == stat.st_nlink)
 
 
 # -- found ----------------------------------------------------------------------------------------
@@ -161,14 +157,8 @@ def freed(files: Files) -> int:
 
 def prunable(config: Config) -> list[str]:
     """Return the datasets of a configuration, and folders of `cache/` that are none of them."""
-    found = {each.name for each in Path("cache").glob("*") if _is_name(each.name)}
+    found = {each.name for each in Path("cache").glob("[!.]*") if each.is_dir()}
     return sorted(found | {*config.datasets})
-
-
-def _is_name(name: str) -> bool:
-    with contextlib.suppress(ValidationError):
-        return bool(_NAME.validate_python(name))
-    return name == PROMPTS
 
 
 def find(facts: Facts, dataset: str) -> Pruning:
@@ -190,38 +180,49 @@ def find(facts: Facts, dataset: str) -> Pruning:
 
 def _find_caches(facts: Facts, dataset: str, found: Pruning) -> None:
     """Find caches of unnamed models and parts, and of other layouts than a model's."""
-    root, spared = f"cache/{dataset}", _spared(facts.config)
+    spared = _spared(facts.config)
     parts: dict[str, set[str]] = {}
     for run in facts.config.runs.values():
         for part in parts_of(facts.config, run, generated=True):
             if part.dataset == dataset:
                 folder = facts.layout(part.model).folder(*part)
                 parts.setdefault(part.model, set()).add(folder.split("/", 3)[3])
-    for path, stat in _files_below(root):
-        model, _, rest = path.removeprefix(f"{root}/").partition("/")
-        part_folder, _, name = rest.partition("/")
-        is_note = rest == ADOPTED or (model == OWNER and not rest)
-        if model == OWNER and not rest:
-            what, why = root, "no run has the dataset"
-        elif model not in parts:
-            what, why = f"{root}/{model}", f"no run of {dataset} has the model {model}"
-        elif part_folder not in parts[model]:
-            what, why = f"{root}/{model}/{part_folder}", f"no run needs {part_folder} of it"
-        else:
-            layout = facts.layout(model)
-            what, why = f"{root}/{model}/{part_folder}", f"not of the layout {layout.name}"
-            if layout.owners(name) or _is_temporary(path):
-                continue  # builds remove what has no item
-        if is_note and (parts if model == OWNER else model in parts):
+    for path, stat in _files_below(f"cache/{dataset}"):
+        names = Path(path).parts[2:]
+        reason = _reason(facts, dataset, parts, names)
+        is_note = names in ((OWNER,), (*names[:1], ADOPTED))
+        if reason is None:
             continue
         if stat is None:
             found.left[path] = "a link, or no regular file"
-        elif (not rest and not is_note) or not (is_note or _is_temporary(path) or _header(path)):
+        elif not (is_note or (names[1:] and (_is_temporary(path) or _header(path)))):
             found.left[path] = _FOREIGN
         elif _is_spared(path, spared):
             found.left[path] = "the configuration names it"
         else:
-            found.groups.setdefault((what, why), {})[path] = stat
+            found.groups.setdefault(reason, {})[path] = stat
+
+
+def _reason(
+    facts: Facts, dataset: str, parts: Mapping[str, set[str]], names: Sequence[str]
+) -> tuple[str, str] | None:
+    """Return the group and the reason of a file that runs do not need; else None.
+
+    `parts` has the folders of each model that they need, `names` are below `cache/{dataset}`.
+    """
+    root, model, *others = f"cache/{dataset}", *names, ""
+    if model == OWNER:
+        return None if parts else (root, "no run has the dataset")
+    if model not in parts:
+        return f"{root}/{model}", f"no run of {dataset} has the model {model}"
+    if others[0] == ADOPTED:
+        return None
+    if others[0] not in parts[model]:
+        return f"{root}/{model}/{others[0]}", f"no run needs {others[0]} of it"
+    layout = facts.layout(model)
+    if layout.owners("/".join(others[1:-1])) or _is_temporary(names[-1]):
+        return None  # builds remove what has no item
+    return f"{root}/{model}/{others[0]}", f"not of the layout {layout.name}"
 
 
 def _files_below(folder: str) -> Iterator[tuple[str, os.stat_result | None]]:
