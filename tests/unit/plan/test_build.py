@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -95,7 +96,9 @@ def test_a_build_that_ends_well_and_alone_limits_the_store_and_forgets_old_order
 
 
 @pytest.mark.usefixtures("project")
-def test_a_command_that_deletes_files_of_builds_works_alone() -> None:
+def test_a_command_that_deletes_files_of_builds_works_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     planning = Build(cluster=True)
     with pytest.raises(StorageError, match="another build is running here; wait"), build.alone():
         pass
@@ -105,8 +108,14 @@ def test_a_command_that_deletes_files_of_builds_works_alone() -> None:
         pass
     planning.end(None)
     del planning
-    with build.alone(), pytest.raises(StorageError, match="another build"), build.alone():
-        pass
+    waiting = threading.Thread(target=lambda: Build(cluster=True))
+    with build.alone():
+        with pytest.raises(StorageError, match="another build"), build.alone():
+            pass
+        waiting.start()
+        waiting.join(0.2)
+        assert waiting.is_alive() and "waiting for another command" in capsys.readouterr().err
+    waiting.join()
 
 
 @pytest.mark.parametrize(
