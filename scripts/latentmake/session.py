@@ -18,14 +18,13 @@ from latentmake.exchange.ai_training.plan import plan_export
 from latentmake.exchange.clip_files.order import ClipsOrder, plan_clips
 from latentmake.files.disk import Need
 from latentmake.index.memo import MEMO, Memo
-from latentmake.plan import owners, running, spool, workspace
+from latentmake.plan.build import Build, check_folder, check_run_folder, claim
 from latentmake.plan.estimates import Resources, resources_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
 from latentmake.plan.orders import EncodingJob, Order, write_order
 from latentmake.plan.plan_file import PlanFile
 from latentmake.plan.planner import make_plan, many_objects, single
-from latentmake.plan.processes import Jobs, enter
 from latentmake.plan.run_plan import Plan, RunPlan
 from latentmake.plan.targets import (
     built_orders,
@@ -89,13 +88,13 @@ class Session:
         self._main = main
         self._targets = targets
         self._side_by_side = side_by_side
-        self._jobs: Jobs | None = None
+        self._build: Build | None = None
         self._singles: dict[str, tuple[Order, bool]] = {}
         with exit_on_mistake(), contextlib.ExitStack() as finally_:
             if main:
-                workspace.check(home, dry=dry)
+                check_folder(home, dry=dry)
                 if not dry:
-                    self._entered = enter(cluster=side_by_side is None)
+                    self._build = Build(cluster=side_by_side is None)
             own = {name: value for name, value in values.items() if main or name != "prompt"}
             self.config: Config = parse(own)
             if not main:
@@ -146,7 +145,7 @@ class Session:
                 backends.plan_training(self._facts, plan, train=name in trained)
                 listed = plan.manifest_order and kinds_built(name, targets)
                 if listed or (plan.training_order and name in trained):
-                    workspace.check_run(run_folder(name))
+                    check_run_folder(run_folder(name))
 
     def _plan_requests(self, targets: Sequence[str]) -> Iterator[Need]:
         """Write the orders of what is done on request alone; yield the room that it needs."""
@@ -199,29 +198,24 @@ class Session:
                 check_known(targets, self.runs, rules=rules, is_made=is_made)
 
     def begin(self) -> None:
-        """Clean up, and keep what jobs will replace: after Snakemake locked, before any job."""
-        if self._main and self._side_by_side is not None:
-            self._jobs = Jobs()
+        """Tell others of the build: after Snakemake locked, before any job."""
+        if self._build is None:
+            return
         orders = built_orders(self.plan, self._targets)
         orders += [order for order, stale in self._singles.values() if stale]
         plans = self.plan.runs.values()
         built = [plan.parts for plan in plans if kinds_built(plan.name, self._targets)]
-        owners.claim({part.dataset for parts in built for part in parts})
+        claim({part.dataset for parts in built for part in parts})
         with exit_on_mistake():
-            self._held = spool.begin(orders)
-            self._announced = running.announce(orders, self.plan.runs, self._targets)
-        self._built = orders
+            self._build.begin(orders, self.plan.runs, self._targets)
 
     def end(self, *, succeeded: bool) -> None:
-        """Clean up if a build succeeded, before Snakemake unlocks."""
-        if self._jobs is not None:
-            self._jobs.end()
-        if self._announced is not None:
-            self._announced.close()
-        if succeeded:
-            spool.end(self._held, self._built, self.config.store.keep)
-            if self._built:
-                report_built(self._built)
+        """Clean up, before Snakemake unlocks."""
+        if self._build is None:
+            return
+        self._build.end(self.config.store.keep if succeeded else None)
+        if succeeded and self._build.orders:
+            report_built(self._build.orders)
 
     # -- inputs and resources of rules --------------------------------------------------------
 

@@ -231,7 +231,7 @@ def main() -> None:
     else:
         loop, warm_up = (bare if options.loop == "bare" else plain)(case, folder, out)
     if options.serve:
-        written = ["cache", ".latentmake/spool", ".latentmake/store"]
+        written = ["cache", ".latentmake/store"]
         serve(loop, warm_up, [out / name for name in written] if out == folder else [out])
     else:
         loop()

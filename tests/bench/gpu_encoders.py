@@ -69,7 +69,7 @@ def job(order: WorkOrder) -> Row:
     """Carry out an order twice; the second time batch sizes are known."""
     row: Row = {}
     for known in (False, True):
-        for made in ("cache", ".latentmake/spool"):
+        for made in ("cache", ".latentmake/store"):
             shutil.rmtree(made, ignore_errors=True)
         BUSY.seconds, BUSY.sizes = 0.0, []
         lines: list[str] = []

@@ -232,7 +232,7 @@ def run_job(
 
 def forget() -> None:
     """Delete caches and all else that a job left."""
-    for folder in ("cache", ".latentmake/spool"):
+    for folder in ("cache", ".latentmake/store"):
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -23,7 +23,7 @@ import yaml
 from latentmake.cli import app
 from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.files.cachefile import read_header
-from latentmake.plan.owners import OWNER
+from latentmake.plan.build import OWNER
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -329,9 +329,9 @@ class Project:
     def lock(self, run: str = "tiny") -> dict[str, Any]:
         return json.loads((self / f"runs/{run}/dataset.lock").read_bytes())
 
-    def spool(self) -> list[Path]:
-        folder = self / ".latentmake/spool"
-        return sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    def store(self) -> list[Path]:
+        folder = self / ".latentmake/store"
+        return sorted(folder.iterdir()) if folder.is_dir() else []
 
     def temporaries(self) -> list[Path]:
         """Return every file with a temporary name, wherever it lies."""

@@ -93,7 +93,7 @@ def test_editing_one_caption_changes_exactly_one_text_cache(built: Project) -> N
     edited = built.snapshot()
     caption.write_bytes(old)
     result = built.run("caches_tiny")
-    assert result.encoded() == Counts(linked=1)
+    assert result.encoded() == Counts(spooled=1)
     assert built.changed(edited) == NOTHING._replace(content=built.texts("fox"))
     assert built.changed(before) == NOTHING  # the very file of before, from the store
     assert built.lock()["digest"] == lock
@@ -261,6 +261,6 @@ def test_equal_captions_are_encoded_once_and_hard_linked(template: Project) -> N
     assert not (template / bee).samefile(template / cat)
 
 
-def test_nothing_is_left_in_the_spool_of_a_finished_build(template: Project) -> None:
-    assert template.spool() == []
+def test_nothing_is_left_in_the_store_of_a_first_build(template: Project) -> None:
+    assert template.store() == []
     assert template.temporaries() == []

@@ -212,7 +212,7 @@ def test_what_a_build_keeps_no_other_command_takes_away(built: Project, tmp_path
         (built / f"data/shapes/{stem}.txt").write_text(f"{stem}, edited")
     running = built.start("caches_tiny")
     process = stopped(running)
-    kept = built.spool()
+    kept = built.store()
     assert len(kept) == 12 + 5  # what both jobs will replace
     built.run("caches_tiny", check=False).one_line("Directory cannot be locked")
     built.run("cache/shapes/micro/16/fox.latents.safetensors")
@@ -222,7 +222,7 @@ def test_what_a_build_keeps_no_other_command_takes_away(built: Project, tmp_path
     made = re.findall(r"^  (\S+) of micro: (\d+) of (\d+) targets made$", status, re.MULTILINE)
     assert {kind: total for kind, _, total in made} == {"latents": "12", "text": "6"}
     assert FINISHED <= sum(int(number) for _, number, _ in made) == finished < 18
-    assert {*kept} <= {*built.spool()}
+    assert {*kept} <= {*built.store()}
     (built / "stopped").unlink()
     os.kill(process, signal.SIGCONT)
     stopped(running, after=process)

@@ -24,11 +24,6 @@ def forget(project: Project) -> None:
     (project / ".latentmake/memo.sqlite").unlink()
 
 
-def store(project: Project) -> list[Path]:
-    folder = project / ".latentmake/store"
-    return sorted(folder.iterdir()) if folder.is_dir() else []
-
-
 def contents(project: Project, folder: str) -> dict[str, bytes]:
     root = project / folder
     return {
@@ -56,7 +51,7 @@ def test_an_item_a_dataset_and_a_model_renamed_are_encoded_nowhere(
     for name in old:
         assert (before[name][0]) == built.snapshot()[name.replace("cat", "zebra")][0]
     assert built.lock()["parts"]["shapes/text"] != lock
-    assert store(built) == []  # the key has a name in the cache
+    assert built.store() == []  # the key has a name in the cache
     assert built.run("caches_tiny").idle
 
     caches = contents(built, "cache/shapes/micro")
@@ -69,7 +64,7 @@ def test_an_item_a_dataset_and_a_model_renamed_are_encoded_nowhere(
         assert built.run("caches_tiny").idle
     assert contents(built, "cache/forms/small") == caches
     assert contents(built, "cache/shapes/micro") == caches  # which nobody removes
-    assert built.spool() == []
+    assert built.store() == []
 
 
 def test_an_edit_undone_encodes_nothing_until_the_store_forgets_it(built: Project) -> None:
@@ -77,16 +72,16 @@ def test_an_edit_undone_encodes_nothing_until_the_store_forgets_it(built: Projec
     before, text, lock = built.snapshot(), caption.read_text(), built.lock()
     caption.write_text("something else\n")
     assert built.run("caches_tiny").encoded() == Counts(encoded=1)
-    assert [path.stat().st_nlink for path in store(built)] == [1]
+    assert [path.stat().st_nlink for path in built.store()] == [1]
     caption.write_text(text)
     undone = built.run("caches_tiny")
-    assert undone.encoded() == Counts(linked=1)
+    assert undone.encoded() == Counts(spooled=1)
     assert [job for job in undone.jobs if job.startswith("encode")] == []
     changes = built.changed(before)
     assert not changes.added | changes.removed | changes.content
     assert built.lock() == lock
     assert built.run("caches_tiny").idle
-    for path in store(built):  # "something else"
+    for path in built.store():  # "something else"
         path.write_bytes(path.read_bytes()[:-9])
     caption.write_text("something else\n")
     assert built.run("caches_tiny").encoded() == Counts(encoded=1)
@@ -96,7 +91,7 @@ def test_an_edit_undone_encodes_nothing_until_the_store_forgets_it(built: Projec
     built.configure(lambda values: values.update(store={"keep": 0}))
     caption.write_text("something else\n")
     assert built.run("caches_tiny").encoded().encoded in (0, 1)
-    assert store(built) == []
+    assert built.store() == []
     assert "store: 0 B of 0 B used" in built.ask("status").output
 
 
@@ -133,10 +128,10 @@ def test_an_item_that_returns_is_taken_from_the_store(built: Project, tmp_path: 
         shutil.copy(built / f"data/shapes/dog.{ending}", tmp_path / f"dog.{ending}")
         (built / f"data/shapes/dog.{ending}").unlink()
     built.run("caches_tiny")
-    assert len(store(built)) == 3
+    assert len(built.store()) == 3
     for ending in ("png", "txt"):
         shutil.copyfile(tmp_path / f"dog.{ending}", built / f"data/shapes/dog.{ending}")
-    assert built.run("caches_tiny").encoded() == Counts(linked=3)
-    assert store(built) == []
+    assert built.run("caches_tiny").encoded() == Counts(spooled=3)
+    assert built.store() == []
     changes = built.changed(before)
     assert not changes.added | changes.removed | changes.content

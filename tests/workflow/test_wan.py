@@ -266,7 +266,7 @@ def test_a_model_that_turns_out_to_be_broken_costs_nothing_when_it_is_put_right(
     assert {name: content for name, (content, _) in built.snapshot().items()} == {
         name: content for name, (content, _) in before.items()
     }
-    assert all(path.stat().st_nlink > 1 for path in built.spool())  # they take no room
+    assert all(path.stat().st_nlink > 1 for path in built.store())  # they take no room
 
 
 def test_what_a_training_lacks_is_named_before_anything_is_encoded(

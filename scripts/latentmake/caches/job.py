@@ -21,7 +21,6 @@ from latentmake.caches.clip_jobs import make_clips
 from latentmake.caches.encoders import Encoder, Loaded
 from latentmake.caches.identify import identified
 from latentmake.caches.inputs import Sample, check_clips, samples_of
-from latentmake.caches.keyed_files import has_files, holds, link_of_key
 from latentmake.caches.pipeline import Pipeline
 from latentmake.caches.reading import Reading, read_ahead, unreadable
 from latentmake.caches.refusals import fault_of, skipped_before, too_large, wrong_values
@@ -32,7 +31,7 @@ from latentmake.errors import DeviceError, SourceError, is_surely_memory
 from latentmake.files import atomic, cachefile
 from latentmake.files.frames import Workers
 from latentmake.index.memo import target_stat
-from latentmake.plan import spool, store
+from latentmake.plan import store
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target
 from latentmake.progress import Progress
@@ -94,8 +93,7 @@ class Job:
         self._recipe_text = digest.canonical(self.recipe)
         self.recipe_digest = digest.of_bytes(self._recipe_text.encode())
         # Asked for each target, unless the folder is empty, as it is most often.
-        kept = {spool.SPOOL: spool.spooled, store.STORE: store.stored}
-        self._kept = [path_of for folder, path_of in kept.items() if has_files(folder)]
+        self._has_store = store.has_files()
         self._lock = threading.RLock()  # of all that workers change
         self._turns = Turns()  # one at a time puts work into a device's queue
 
@@ -174,8 +172,8 @@ class Job:
             if key in uncounted:
                 uncounted.remove(key)  # counted when it is encoded
                 continue
-            is_spooled = self.places.get(key) == spool.spooled(key) and key not in making
-            self.counts["spooled" if is_spooled else "linked"] += 1
+            is_stored = self.places.get(key) == store.stored(key) and key not in making
+            self.counts["spooled" if is_stored else "linked"] += 1
 
     def read(self, work: Work, known: dict[str, list[Any]] | None = None) -> Reading:
         """Read an item's source, and decode an image or a caption unless all its targets exist.
@@ -197,12 +195,12 @@ class Job:
         keys, source = identified(self.order, self.recipe_digest, reading)
         for target, key in keys.items():
             # Found while planning, or written since: by a job that was killed and is tried again.
-            if holds(Path(target.path), key):
+            if store.holds(Path(target.path), key):
                 reading.kept += 1
                 self._finish(target.path, key, Path(target.path).stat())
                 continue
             reading.keys[target] = key
-            if found := next((x for x in self._places(target, key) if holds(x, key)), None):
+            if found := next((x for x in self._places(target, key) if store.holds(x, key)), None):
                 self.places[key] = found
             else:
                 reading.missing[target] = key
@@ -211,8 +209,8 @@ class Job:
 
     def _places(self, target: Target, key: str) -> Iterator[Path]:
         """Yield the files besides its own that may hold a target; most often there are none."""
-        for path_of in self._kept:
-            yield path_of(key)
+        if self._has_store:
+            yield store.stored(key)
         if key in self.before:
             yield Path(self.before[key])
         yield from map(Path, target.at_hand)
@@ -394,7 +392,7 @@ class Job:
             if work.item.stem in self.failed:
                 continue
             for place in (self.places.get(key), linked.get(key)):
-                if place is not None and link_of_key(place, Path(path), key):
+                if place is not None and store.link(place, Path(path), key):
                     linked[key] = Path(path)
                     self._finish(path, key, Path(path).stat())
                     del self.wanted[path]

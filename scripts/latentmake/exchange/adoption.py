@@ -18,17 +18,16 @@ from typing import Any, NamedTuple, Protocol
 from latentmake import digest
 from latentmake.caches.identify import identified
 from latentmake.caches.inputs import SourceBytes
-from latentmake.caches.keyed_files import link_of_key
 from latentmake.caches.reading import Reading
 from latentmake.errors import CacheError, SourceError
 from latentmake.exchange.record import Record
 from latentmake.files import atomic, cachefile
 from latentmake.index.memo import target_stat
-from latentmake.plan import owners, spool
+from latentmake.plan import store
+from latentmake.plan.build import ADOPTED as RECORD
 from latentmake.plan.orders import FOLDER, Order, Work
 from latentmake.plan.receipts import Receipt
 from latentmake.plan.run_plan import RunPlan
-from latentmake.plan.store import put_away
 from latentmake.plan.target import PROMPTS, Target
 from latentmake.progress import Progress
 from latentmake.sources.item import Item
@@ -111,9 +110,9 @@ def adopt(
     stale = sum(len(order.paths) for order in works)
     total = Counter({FRESH: sum(state.fresh for state in states)})
     total[WITHOUT] = sum(len(state.stale) for state in states) - stale
-    spool.keep_replaced(works)
+    store.keep(works)
     total += adopt_works(works, form, say=say, threads=threads)
-    spool.forget_delivered()
+    store.forget_made(works)
     say(f"{plan.name}: " + ", ".join(f"{total[state]} {state}" for state in STATES))
     return total
 
@@ -132,7 +131,7 @@ def adopt_works(
         stack.callback(pool.shutdown, cancel_futures=True)
         records: dict[Path, Record] = {}
         for number, work in enumerate(works):
-            path = Path(f"cache/{work.dataset}/{work.model}", owners.ADOPTED)
+            path = Path(f"cache/{work.dataset}/{work.model}", RECORD)
             if path not in records:
                 records[path] = stack.enter_context(Record(path))
             batch = _Batch(work, form, records[path])
@@ -147,8 +146,6 @@ def adopt_works(
             total += counts
             receipt = FOLDER / f"adopted-{planned}-{number}.receipt.json"
             Receipt(batch.sources, batch.targets, [], dict(counts), 0.0).write(receipt)
-            for key in batch.replaced:
-                put_away(spool.spooled(key), key)
     return total
 
 
@@ -158,13 +155,11 @@ class _Batch:
     Attributes:
         sources: path -> stat and digest of what was read.
         targets: path -> stat and key of written targets.
-        replaced: keys of replaced cache files.
     """
 
     def __init__(self, work: Order, form: Format, record: Record) -> None:
         self.sources: dict[str, list[Any]] = {}
         self.targets: dict[str, list[Any]] = {}
-        self.replaced: list[str] = []
         self._work = work
         self._form = form
         self._record = record
@@ -265,7 +260,7 @@ class _Batch:
                 )
         with self._lock:
             made = self._made.get((key, adopted))
-        if made is None or not link_of_key(made, Path(target.path), key):
+        if made is None or not store.link(made, Path(target.path), key):
             recipe, view = self._work.recipe, self._placing.get(key, "")
             stamp = cachefile.stamp(key=key, source=source.digest, recipe=recipe, view=view)
             stamp[cachefile.ADOPTED] = adopted
@@ -276,8 +271,6 @@ class _Batch:
         with self._lock:
             self._made.setdefault((key, adopted), Path(target.path))
             self.targets[target.path] = [*target_stat(Path(target.path).stat()), key]
-            if existing is not None:
-                self.replaced.append(existing.key)
 
 
 def _state_of(error: CacheError | SourceError) -> str:

@@ -119,7 +119,7 @@ def head_of(entries: Mapping[str, object], metadata: Mapping[str, str], body: me
 def read_header(path: str | os.PathLike[str]) -> Header:
     """Read the header of a cache file, and check that the file is complete; tensors are not read.
 
-    Its name tells an npz file; so do its first bytes, since the spool names files by key alone. A
+    Its name tells an npz file; so do its first bytes, since the store names files by key alone. A
     file that is cut short, damaged, or not one of ours is a CacheError.
     """
     if os.fspath(path).endswith(".npz"):

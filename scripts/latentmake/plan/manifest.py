@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +32,6 @@ from latentmake.plan.lock import (
 )
 from latentmake.plan.orders import run_order
 from latentmake.plan.receipts import GONE, check_listed, read_receipt
-from latentmake.plan.spool import spooled
 from latentmake.sources.item import Item
 
 CAPTIONS = "captions"
@@ -66,7 +65,6 @@ class ManifestOrder:
         orphans: cache files whose items are gone.
         planned: time of the plan, in nanoseconds: no two orders are the same file to Snakemake.
         layout: name of the layout of the cache files.
-        replaced: keys of replaced files, which the spool keeps until this job.
         validation: number of sources to hold out of training.
     """
 
@@ -79,7 +77,6 @@ class ManifestOrder:
     orphans: list[str]
     planned: int
     layout: str = "plain"
-    replaced: list[str] = field(default_factory=list)
     validation: int = 0
 
     @property
@@ -188,8 +185,6 @@ def write_manifest(
     atomic.write(folder / "manifest.jsonl", listed)
     text = json.dumps(lock.values(), indent=1, sort_keys=True, ensure_ascii=False)
     atomic.write(folder / "dataset.lock", f"{text}\n".encode())
-    for key in set(order.replaced) - used:
-        store.put_away(spooled(key), key)
     return lock
 
 
@@ -288,7 +283,7 @@ def _remove(orphans: Iterable[str], used: Collection[str], say: Callable[[str], 
         if key is None or key in used:
             path.unlink(missing_ok=True)
         else:
-            store.put_away(path, key)
+            store.put(path, key)
         removed += 1
         with contextlib.suppress(OSError):  # a folder that is not empty
             for parent in path.parents[:-4]:  # cache/{dataset}/{model} stay

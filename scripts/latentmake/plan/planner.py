@@ -24,7 +24,7 @@ from latentmake.index.listing import Folder, Listing
 from latentmake.index.memo import Memo, target_stat
 from latentmake.layouts import kind_of, text_of
 from latentmake.models import checkpoints, checks, shapes
-from latentmake.plan import owners, remembered, state
+from latentmake.plan import build, remembered, state
 from latentmake.plan.contents import unreadable
 from latentmake.plan.estimates import batch_items
 from latentmake.plan.facts import Facts
@@ -92,7 +92,7 @@ def make_plan(
             asked.setdefault(part.name, set()).add(name)
     states = _judge_all(facts, runs, needed, generated)
     for (dataset, _), found in states.items():
-        owners.refuse_other_items(dataset, found.parts.values())
+        build.refuse_other_items(dataset, found.parts.values())
     state.mark_reusable(facts.memo, states.values())
     plans = {
         name: RunPlan(

@@ -30,7 +30,7 @@ class Receipt:
             image whose targets are not named by its size also width, height, upright.
         targets: path -> stat (size, mtime_ns, inode) and key.
         faults: skipped items: stem, path and digest of the faulty file, and the fault in a line.
-        counts: targets `encoded`, `spooled`, `linked` to an equal one, `kept`.
+        counts: targets `encoded`, `spooled` (of the store), `linked` to an equal one, `kept`.
         began: seconds since 1970, by the clock of its machine.
         starting: seconds from its start to the first encoded item; None where its process had
             encoded for another order.

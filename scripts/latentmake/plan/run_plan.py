@@ -128,7 +128,6 @@ def plan_manifest(
         rule = facts.layout(run.model).lines_rule
         counts = {name: len(texts[name].items() - former[name].items()) for name in datasets}
         plan.rules = {name: (rule, count) for name, count in counts.items() if count}
-    replaced = [stale.target.found for state in plan.parts.values() for stale in state.stale]
     known = {} if dry else {part: state.known() for part, state in plan.parts.items()}
     order = ManifestOrder(
         run=plan.name,
@@ -140,7 +139,6 @@ def plan_manifest(
         orphans=sorted(path for state in plan.parts.values() for path in state.orphans),
         planned=time.time_ns(),
         layout=facts.layout(run.model).name,
-        replaced=[each.partition("@")[0] for each in replaced if each is not None],
         validation=validation,
     )
     plan.manifest_order = order.path

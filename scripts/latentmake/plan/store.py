@@ -1,7 +1,7 @@
-"""The store: cache files that builds replaced or removed, by key, up to a limit in bytes.
+"""The store: cache files by key that builds replaced or removed, up to a limit in bytes.
 
-An edit or setting that is taken back, an item that returns: each finds here what was encoded
-before. Anything in the folder, and all of it, can be deleted at any time.
+If an edit or a setting is undone, or an item returns, a build links the files from here instead of
+encoding them again. Anything in the folder, and all of it, can be deleted at any time.
 """
 
 from __future__ import annotations
@@ -10,24 +10,14 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-from latentmake.files.atomic import TEMPORARY_SUFFIX
+from latentmake.errors import CacheError
+from latentmake.files import atomic, cachefile
+from latentmake.plan.orders import Order
 
 STORE = Path(".latentmake/store")
-
-
-class _Entry(NamedTuple):
-    """A file of the store.
-
-    Attributes:
-        since: time it came there (ns): giving a file another name sets its change time.
-        size: bytes that deleting it frees; 0 where the file has another name.
-    """
-
-    since: int
-    path: str
-    size: int
+_SPOOL = Path(".latentmake/spool")
+"""Here earlier releases kept the files that a running build replaces."""
 
 
 def stored(key: str) -> Path:
@@ -42,45 +32,106 @@ def keys() -> set[str]:
     return set()
 
 
-def put_away(path: Path, key: str) -> None:
-    """Move a cache file into the store; where it cannot be, delete it."""
+def has_files() -> bool:
+    """Whether there is any file."""
+    return next(_files(), None) is not None
+
+
+def holds(path: Path, key: str) -> bool:
+    """Whether a cache file exists, is complete and has a key."""
+    try:
+        return cachefile.read_header(path).key == key
+    except (CacheError, OSError):
+        return False  # missing, or cut short by a power failure
+
+
+def link(existing: Path, path: Path, key: str) -> bool:
+    """Link the file of a key to a further name; return False if it is gone or replaced."""
+    # A file of the store is never replaced; another job may have replaced a cache file.
+    if existing.parts[0] == path.parts[0] and not holds(existing, key):
+        return False
+    try:
+        atomic.link(existing, path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def put(path: Path, key: str) -> None:
+    """Move a cache file into the store, or delete it where the store cannot take it."""
     with contextlib.suppress(OSError):
         STORE.mkdir(parents=True, exist_ok=True)
         path.replace(stored(key))
     path.unlink(missing_ok=True)  # renaming does nothing between two names of one file
 
 
-def _entries() -> Iterator[_Entry]:
-    with contextlib.suppress(OSError), os.scandir(STORE) as found:
-        for entry in found:
-            with contextlib.suppress(OSError):
-                stat = entry.stat(follow_symlinks=False)
-                alone = stat.st_nlink == 1 and not entry.name.endswith(TEMPORARY_SUFFIX)
-                yield _Entry(stat.st_ctime_ns, entry.path, stat.st_size if alone else 0)
+def keep(orders: Iterable[Order]) -> None:
+    """Give the files under the names of some orders' targets a further name in the store.
+
+    Jobs replace them, and Snakemake deletes those that a job declares. If an edit or a change of
+    the configuration is undone, the next job links them from here.
+    """
+    for target in (each for order in orders for item in order.items for each in item.targets):
+        with contextlib.suppress(OSError, CacheError):  # it spares work, no more
+            found, _, moment = (target.found or "").partition("@")
+            same = str(Path(target.path).stat().st_mtime_ns) == moment
+            key = found if same else cachefile.read_header(target.path).key
+            if key != "damaged" and not holds(stored(key), key):
+                STORE.mkdir(parents=True, exist_ok=True)
+                stored(key).unlink(missing_ok=True)
+                os.link(target.path, stored(key))
+
+
+def take_spool() -> None:
+    """Move the files of an earlier release's spool into the store."""
+    for path in [*_SPOOL.glob("*.safetensors")]:
+        with contextlib.suppress(OSError):  # a folder that somebody put there
+            put(path, path.stem)
+
+
+def forget_made(orders: Iterable[Order]) -> None:
+    """Delete the files that bear the name of one of some orders' targets now.
+
+    They would keep the bytes of targets that the user deletes. Files with other names stay: of a
+    project that was copied by hard links, all have one.
+    """
+    shared = {(stat.st_dev, stat.st_ino): path for path, stat in _files() if stat.st_nlink > 1}
+    for target in (path for order in orders for path in order.paths) if shared else ():
+        with contextlib.suppress(OSError):
+            stat = os.lstat(target)
+            if path := shared.pop((stat.st_dev, stat.st_ino), None):
+                Path(path).unlink()
 
 
 def used() -> int:
     """Return the size of the store in bytes."""
-    return sum(entry.size for entry in _entries())
+    return sum(_size(path, stat) for path, stat in _files())
 
 
-def forget_taken(paths: Iterable[str]) -> None:
-    """Delete those files of the store that got a name in the cache."""
-    for path in paths:
-        if path.startswith(f"{STORE}/"):
-            with contextlib.suppress(OSError):
-                if os.lstat(path).st_nlink > 1:
-                    Path(path).unlink()
+def limit(size: int) -> None:
+    """Delete the oldest files until the store takes `size` bytes at most; 0 empties it.
 
-
-def prune(limit: int) -> None:
-    """Delete the oldest files until the store takes `limit` bytes at most; 0 empties it."""
-    entries = sorted(_entries())
-    excess = sum(entry.size for entry in entries) - limit
-    for entry in entries:
-        if limit and excess <= 0:
+    Age is the change time, which giving a file another name sets, not the time of its content.
+    """
+    files = sorted(_files(), key=lambda file: file[1].st_ctime_ns)
+    excess = sum(_size(*file) for file in files) - size
+    for path, stat in files:
+        if size and excess <= 0:
             break
         with contextlib.suppress(OSError):  # a folder that somebody put there
-            if entry.size or not limit:
-                Path(entry.path).unlink()
-                excess -= entry.size
+            if _size(path, stat) or not size:
+                Path(path).unlink()
+                excess -= _size(path, stat)
+
+
+def _files() -> Iterator[tuple[str, os.stat_result]]:
+    with contextlib.suppress(OSError), os.scandir(STORE) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                yield entry.path, entry.stat(follow_symlinks=False)
+
+
+def _size(path: str, stat: os.stat_result) -> int:
+    """Return the bytes that deleting a file frees; 0 if it has another name, or is half written."""
+    alone = stat.st_nlink == 1 and not path.endswith(atomic.TEMPORARY_SUFFIX)
+    return stat.st_size if alone else 0

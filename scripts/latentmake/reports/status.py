@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from pydantic import BaseModel, ByteSize
 
@@ -11,10 +12,10 @@ from latentmake.index.listing import Folder
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of
 from latentmake.plan import estimates, store
+from latentmake.plan.build import running_builds
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order
 from latentmake.plan.run_plan import RunPlan
-from latentmake.plan.running import BuildProgress, running_builds
 from latentmake.plan.target import Part
 from latentmake.reports.plan_table import row_of
 from latentmake.reports.recipe_changes import recipe_changes
@@ -63,7 +64,7 @@ class Status(BaseModel, extra="forbid", frozen=True):
     rows: list[StatusRow]
     files: list[dict[str, str]]
     faulty: list[str]
-    builds: list[BuildProgress]
+    builds: list[dict[str, Any]]
     lines: list[str]
 
     @property

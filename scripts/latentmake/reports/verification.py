@@ -24,7 +24,7 @@ from latentmake.files.cachefile import Header, read_header, read_recipe
 from latentmake.files.intact import read_intact
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of
-from latentmake.plan import spool, store
+from latentmake.plan import store
 from latentmake.plan.explain import recipe_differences
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
@@ -233,7 +233,7 @@ def _repaired(finding: Finding, key: str, memo: Memo) -> Finding:
     path = Path(finding.path)
     try:
         if finding.key and not path.is_symlink():
-            store.put_away(path, finding.key)
+            store.put(path, finding.key)
             return finding._replace(done="moved to the store")
         for name in [*_other_names(path, key, memo), path]:
             name.unlink(missing_ok=True)
@@ -247,7 +247,7 @@ def _other_names(path: Path, key: str, memo: Memo) -> list[Path]:
     """Return other names of a damaged file, from which the next build would link it again."""
     if path.is_symlink() or path.stat().st_nlink == 1:
         return []
-    known = [store.stored(key), spool.spooled(key)]
+    known = [store.stored(key)]
     known += [Path(name) for name, _, _ in memo.targets.where("value", [key])]
     return [each for each in known if each.exists() and each.samefile(path)]
 

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from latentmake.files.cores import usable_cores
-from latentmake.words.project import ConfigFiles, Directory, alone, opened
+from latentmake.plan.build import alone
+from latentmake.words.project import ConfigFiles, Directory, opened
 
 
 def adopt(

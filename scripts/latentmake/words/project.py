@@ -20,13 +20,12 @@ import typer
 from latentmake import backends
 from latentmake.config import Config, nearest, parse
 from latentmake.config.document import check_file
-from latentmake.errors import ConfigError, StorageError
+from latentmake.errors import ConfigError
 from latentmake.index.memo import MEMO, Memo
-from latentmake.plan import spool, workspace
+from latentmake.plan.build import check_folder
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan, many_objects
 from latentmake.plan.run_plan import Plan
-from latentmake.plan.running import running_builds
 
 HOME = Path(__file__).resolve().parents[3]
 """Folder of the Snakefile."""
@@ -92,25 +91,6 @@ class Project:
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """Keep builds of this folder out, as a word does that deletes or writes their files.
-
-    Raises:
-        StorageError: a build runs here.
-    """
-    for build in running_builds():
-        asked = " ".join(build.targets) or "all"
-        what = f"a build is running here ({asked}, process {build.process})"
-        raise StorageError(what, hint="wait until it ends, then run the same command")
-    held = spool.begin([], alone=True)
-    try:
-        yield
-    finally:
-        if held is not None:
-            held.close()
-
-
-@contextlib.contextmanager
 def opened(
     configfile: Sequence[Path] | None, directory: Path | None, *, encoders: bool | None = None
 ) -> Iterator[Project]:
@@ -127,7 +107,7 @@ def opened(
     """
     files = [path.absolute() for path in configfile or ()]
     config = parse(_values(files, directory))
-    workspace.check(HOME, dry=True)
+    check_folder(HOME, dry=True)
     facts = Facts(
         config,
         Memo(MEMO),

@@ -1,21 +1,71 @@
-"""`latentmake prune`: files that no configuration names any more."""
+"""`latentmake prune`: files that no configuration names any more.
+
+Only files that Latentmake wrote are listed: cache files by their headers, unfinished ones by their
+names, a manifest by the digest in its lock. All of them can be made again.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from typing import Annotated
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from stat import S_ISREG
+from typing import Annotated, Any
 
 import typer
 
+from latentmake import digest
+from latentmake.config import Config
 from latentmake.config.mistakes import refuse_unknown
+from latentmake.errors import CacheError, ConfigError, StorageError, UserError
+from latentmake.files import atomic
+from latentmake.files.cachefile import read_header
 from latentmake.files.disk import human
-from latentmake.files.removal import ListedFile, freed
-from latentmake.plan.prune import Pruning, find, prunable
-from latentmake.words.project import ConfigFiles, Directory, Json, alone, opened
+from latentmake.layouts import kind_of
+from latentmake.plan.build import ADOPTED, OWNER, alone, other_owner
+from latentmake.plan.facts import Facts
+from latentmake.plan.lock import read_lock
+from latentmake.plan.store import STORE
+from latentmake.plan.target import parts_of
+from latentmake.words.project import ConfigFiles, Directory, Json, opened
 from latentmake.words.shown import printable, table
 
+_TEMPORARY = re.compile(rf"\.[0-9a-f]{{16,32}}(\.\d+)+{re.escape(atomic.TEMPORARY_SUFFIX)}")
+_FOREIGN = "not written by latentmake"
 _SHOWN = 10
+
+Files = dict[str, os.stat_result]
+
+
+@dataclass
+class Pruning:
+    """Files of a dataset's caches that may be removed.
+
+    Attributes:
+        groups: what and why -> path -> stat.
+        left: path -> why it stays.
+    """
+
+    groups: dict[tuple[str, str], Files] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def files(self) -> Files:
+        """All files that may be removed."""
+        return {path: stat for files in self.groups.values() for path, stat in files.items()}
+
+    def values(self, dataset: str) -> dict[str, object]:
+        """Return it for JSON."""
+        groups = [
+            {"what": what, "why": why, "files": [*files]}
+            for (what, why), files in self.groups.items()
+        ]
+        return {"dataset": dataset, "groups": groups, "left": self.left, "bytes": freed(self.files)}
 
 
 def prune(
@@ -37,22 +87,41 @@ def prune(
         with alone() if yes else contextlib.nullcontext():
             found = [(name, find(project.facts, name)) for name in datasets or known]
             if as_json:
-                typer.echo(json.dumps([_values(name, each) for name, each in found], indent=1))
+                typer.echo(json.dumps([each.values(name) for name, each in found], indent=1))
             for name, each in () if as_json else found:
                 _show(name, each, verbose=verbose)
             if yes:
-                removed = [file for _, each in found for file in each.remove()]
-                typer.echo(f"removed {_amount(removed)}", err=as_json)
+                files = {path: stat for _, each in found for path, stat in each.files.items()}
+                remove(files)
+                typer.echo(f"removed {_amount(files)}", err=as_json)
             elif not as_json and any(each.groups for _, each in found):
                 typer.echo("nothing is removed yet; to remove these files, add --yes")
 
 
-def _values(name: str, found: Pruning) -> dict[str, object]:
-    groups = [
-        {"what": what, "why": why, "files": [file.path for file in files]}
-        for (what, why), files in found.groups.items()
-    ]
-    return {"dataset": name, "groups": groups, "left": found.left, "bytes": freed(found.files)}
+def remove(files: Files) -> None:
+    """Remove files, and the folders of `cache/` that are empty then.
+
+    Raises:
+        StorageError: some cannot be removed; all others are.
+    """
+    failed: list[tuple[str, str | None]] = []
+    for path in files:
+        try:
+            Path(path).unlink(missing_ok=True)
+        except OSError as error:
+            failed.append((path, error.strerror))
+    above = {str(each) for path in files for each in [*Path(path).parents][:-2]}
+    for folder in sorted(above, key=len, reverse=True):
+        if folder.startswith("cache/"):
+            with contextlib.suppress(OSError):  # it is not empty, or a link
+                Path(folder).rmdir()
+    if failed:
+        path, fault = failed[0]
+        what = f"cannot be removed ({fault}), and {len(failed) - 1} more"
+        raise StorageError(what, where=path, hint="check the permissions of its folder")
+
+
+# -- shown ----------------------------------------------------------------------------------------
 
 
 def _show(name: str, found: Pruning, *, verbose: bool) -> None:
@@ -63,8 +132,8 @@ def _show(name: str, found: Pruning, *, verbose: bool) -> None:
     if rows:
         headers = ["to be removed", "files", "bytes", "reason"]
         table(headers, rows, numbers=headers[1:3])
-    for file in found.files if verbose else ():
-        typer.echo(printable(f"{human(file.size):>10} {file.path}"))
+    for path, stat in found.files.items() if verbose else ():
+        typer.echo(printable(f"{human(stat.st_size):>10} {path}"))
     shown = [*found.left.items()][: None if verbose else _SHOWN]
     for path, why in shown:
         typer.echo(printable(f"left: {path}: {why}"))
@@ -73,5 +142,170 @@ def _show(name: str, found: Pruning, *, verbose: bool) -> None:
     typer.echo(f"{name}: " + (f"{_amount(found.files)} to be removed" if rows else "nothing"))
 
 
-def _amount(files: list[ListedFile]) -> str:
+def _amount(files: Files) -> str:
     return f"{len(files)} file{'s' * (len(files) != 1)}, {human(freed(files))}"
+
+
+def freed(files: Files) -> int:
+    """Return the bytes that removing all of some files frees: a file with other names stays."""
+    names = Counter(stat.st_ino for stat in files.values())
+    each = {stat.st_ino: stat for stat in files.values()}
+    return sum(stat.st_size for inode, stat in each.items() if names[inode] == stat.st_nlink)
+
+
+# -- found ----------------------------------------------------------------------------------------
+
+
+def prunable(config: Config) -> list[str]:
+    """Return the datasets of a configuration, and folders of `cache/` that are none of them."""
+    found = {each.name for each in Path("cache").glob("[!.]*") if each.is_dir()}
+    return sorted(found | {*config.datasets})
+
+
+def find(facts: Facts, dataset: str) -> Pruning:
+    """Return the files of a dataset that the configuration does not name; removes nothing.
+
+    Raises:
+        ConfigError: another project uses the caches.
+    """
+    if (project := other_owner(dataset)) is not None:
+        what = f"the project {project} uses this folder too"
+        raise ConfigError(what, where=f"cache/{dataset}", hint="give the command in its folder")
+    found = Pruning()
+    _find_caches(facts, dataset, found)
+    _find_stored(facts, found)
+    for what, why, path in _manifests(dataset, facts.config):
+        found.groups.setdefault((what, why), {})[path] = os.lstat(path)
+    return found
+
+
+def _find_caches(facts: Facts, dataset: str, found: Pruning) -> None:
+    """Find caches of unnamed models and parts, and of other layouts than a model's."""
+    spared = _spared(facts.config)
+    parts: dict[str, set[str]] = {}
+    for run in facts.config.runs.values():
+        for part in parts_of(facts.config, run, generated=True):
+            if part.dataset == dataset:
+                folder = facts.layout(part.model).folder(*part)
+                parts.setdefault(part.model, set()).add(folder.split("/", 3)[3])
+    for path, stat in _files_below(f"cache/{dataset}"):
+        names = Path(path).parts[2:]
+        reason = _reason(facts, dataset, parts, names)
+        is_note = names in ((OWNER,), (*names[:1], ADOPTED))
+        if reason is None:
+            continue
+        if stat is None:
+            found.left[path] = "a link, or no regular file"
+        elif not (is_note or (names[1:] and (_is_temporary(path) or _header(path)))):
+            found.left[path] = _FOREIGN
+        elif _is_spared(path, spared):
+            found.left[path] = "the configuration names it"
+        else:
+            found.groups.setdefault(reason, {})[path] = stat
+
+
+def _reason(
+    facts: Facts, dataset: str, parts: Mapping[str, set[str]], names: Sequence[str]
+) -> tuple[str, str] | None:
+    """Return the group and the reason of a file that runs do not need; else None.
+
+    `parts` has the folders of each model that they need, `names` are below `cache/{dataset}`.
+    """
+    root, model, *others = f"cache/{dataset}", *names, ""
+    if model == OWNER:
+        return None if parts else (root, "no run has the dataset")
+    if model not in parts:
+        return f"{root}/{model}", f"no run of {dataset} has the model {model}"
+    if others[0] == ADOPTED:
+        return None
+    if others[0] not in parts[model]:
+        return f"{root}/{model}/{others[0]}", f"no run needs {others[0]} of it"
+    layout = facts.layout(model)
+    if layout.owners("/".join(others[1:-1])) or _is_temporary(names[-1]):
+        return None  # builds remove what has no item
+    return f"{root}/{model}/{others[0]}", f"not of the layout {layout.name}"
+
+
+def _files_below(folder: str) -> Iterator[tuple[str, os.stat_result | None]]:
+    """Yield the path and stat of each file below a folder; None for a link, a pipe and so on.
+
+    Links are not followed. A folder that cannot be read yields nothing.
+    """
+    if os.path.islink(folder):  # noqa: PTH114
+        yield folder, None
+        return
+    for top, folders, files in os.walk(folder):
+        folders.sort()
+        links = [each for each in folders if os.path.islink(f"{top}/{each}")]  # noqa: PTH114
+        for name in sorted([*files, *links]):
+            with contextlib.suppress(FileNotFoundError):
+                stat = os.lstat(f"{top}/{name}")
+                yield f"{top}/{name}", stat if S_ISREG(stat.st_mode) else None
+
+
+def _is_temporary(path: str) -> bool:
+    return _TEMPORARY.fullmatch(path.rpartition("/")[2]) is not None
+
+
+def _header(path: str) -> Any:
+    with contextlib.suppress(CacheError, OSError):
+        return read_header(path)
+    return None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts of a configuration, of which some are paths."""
+    if isinstance(value, dict):
+        value = [*value.values()]
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
+    elif isinstance(value, str | Path) and str(value) and "\0" not in str(value):
+        yield str(value)
+
+
+def _spared(config: Config) -> list[str]:
+    """Return the real paths in `cache/` that a configuration names: sources, models and others."""
+    root = f"{os.path.realpath('cache')}/"
+    real = (os.path.realpath(text) for text in _texts(config.model_dump()))
+    return sorted({path for path in real if path.startswith(root)})
+
+
+def _is_spared(path: str, spared: list[str]) -> bool:
+    real = os.path.realpath(path)
+    return any(real == each or real.startswith(f"{each}/") for each in spared)
+
+
+def _find_stored(facts: Facts, found: Pruning) -> None:
+    """Find files of the store whose recipe no run has, so that no build links them."""
+    recipes: set[str] = set()
+    try:
+        for run in facts.config.runs.values():
+            for part in parts_of(facts.config, run, generated=True):
+                recipe = facts.recipe(part.dataset, part.model, kind_of(part.name))
+                if not recipe:
+                    raise CacheError("is not made yet", where=f"models.{part.model}")
+                recipes.add(digest.of_value(recipe))
+    except UserError as error:
+        found.left[str(STORE)] = f"a run's recipe is not known ({error})"
+        return
+    for path, stat in _files_below(str(STORE)):
+        header = _header(path) if stat is not None else None
+        if stat is None or header is None or header.key != path.removeprefix(f"{STORE}/"):
+            if not _is_temporary(path):
+                found.left[path] = _FOREIGN
+        elif header.recipe not in recipes:
+            found.groups.setdefault((str(STORE), "no run has their recipe"), {})[path] = stat
+
+
+def _manifests(dataset: str, config: Config) -> Iterator[tuple[str, str, str]]:
+    """Yield manifests and locks of the dataset's runs that are gone; weights and pictures stay."""
+    for path in sorted(Path("runs").glob("*/dataset.lock")):
+        folder, lock, manifest = path.parent, read_lock(path.parent.name), None
+        if folder.name in config.runs or any(each.is_symlink() for each in (folder, path)):
+            continue
+        with contextlib.suppress(OSError):
+            manifest = digest.of_file(folder / "manifest.jsonl")
+        if any(part.startswith(f"{dataset}/") for part in lock.parts) and manifest == lock.manifest:
+            for each in (path, folder / "manifest.jsonl"):
+                yield str(folder), f"there is no run {folder.name}", str(each)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Annotated
+import time
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -34,11 +35,22 @@ def status(
         typer.echo(json.dumps([each.model_dump(mode="json") for each in found], indent=1))
         return
     for line in dict.fromkeys(
-        line for each in found for build in each.builds for line in build.lines()
+        line for each in found for build in each.builds for line in _progress(build)
     ):
         typer.echo(line)
     for each in found:
         _show(each, verbose=verbose)
+
+
+def _progress(build: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a running build in words."""
+    asked = " ".join(build["targets"]) or "all"
+    since = duration(max(0.0, time.time() - build["began"]) / 60)
+    yield f"a build runs: {asked} (process {build['process']}), for {since}"
+    for work, (made, total) in build["made"].items():
+        yield f"  {' of '.join(work.split(' ', 1))}: {made} of {total} targets made"
+    for run, line in build["training"].items():
+        yield f"  training of {run}: {line or 'not begun'}"
 
 
 def _show(found: Status, *, verbose: bool) -> None:

@@ -13,9 +13,10 @@ import typer
 
 from latentmake.files.cores import usable_cores
 from latentmake.files.disk import human
+from latentmake.plan.build import alone
 from latentmake.reports import verification
 from latentmake.reports.verification import Finding, Verified
-from latentmake.words.project import ConfigFiles, Directory, Json, Runs, alone, opened
+from latentmake.words.project import ConfigFiles, Directory, Json, Runs, opened
 from latentmake.words.shown import printable
 
 

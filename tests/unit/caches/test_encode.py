@@ -22,9 +22,9 @@ from latentmake.errors import ModelError, SourceError
 from latentmake.files import atomic, cachefile
 from latentmake.files.media import probe_image
 from latentmake.index.memo import source_stat, target_stat
+from latentmake.plan import store
 from latentmake.plan.orders import WorkOrder
 from latentmake.plan.receipts import Receipt, read_receipt
-from latentmake.plan.spool import forget_delivered, spooled
 from order_world import Encoder, key_of, order, put_image, silent, target, whole_numbers
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -53,9 +53,9 @@ def cache_of(stem: str, part: str = "16") -> Path:
     return Path(target(stem, part).path)
 
 
-def into_spool(path: Path) -> Path:
+def into_store(path: Path) -> Path:
     """Move a cache file to where a build keeps what it replaces."""
-    place = spooled(cachefile.read_header(path).key)
+    place = store.stored(cachefile.read_header(path).key)
     place.parent.mkdir(parents=True, exist_ok=True)
     return path.rename(place)
 
@@ -127,11 +127,11 @@ def test_the_same_order_gives_the_same_bytes_again() -> None:
 # -- what is there already ------------------------------------------------------------------------
 
 
-def test_a_spooled_target_is_not_encoded_again() -> None:
+def test_a_stored_target_is_not_encoded_again() -> None:
     work = order("latents", cats(3))
     carry(work, Encoder())
     for stem in ("00", "01", "02"):
-        into_spool(cache_of(stem))
+        into_store(cache_of(stem))
     again = Encoder()
     assert carry(work, again).counts == {"encoded": 0, "spooled": 3, "linked": 0, "kept": 0}
     assert again.batches == []
@@ -154,16 +154,16 @@ def test_a_job_that_died_leaves_what_it_finished() -> None:
     assert again.stems == ["03", "04"]
 
 
-def test_a_damaged_file_in_the_spool_is_made_again() -> None:
+def test_a_damaged_file_in_the_store_is_made_again() -> None:
     work = order("latents", cats(2))
     carry(work, Encoder())
     whole = cache_of("00").read_bytes()
-    into_spool(cache_of("00")).write_bytes(whole[:-5])  # as a power failure leaves it
+    into_store(cache_of("00")).write_bytes(whole[:-5])  # as a power failure leaves it
     carry(work, Encoder())
     assert cache_of("00").read_bytes() == whole
 
 
-def test_what_another_build_takes_from_the_spool_at_the_last_moment_is_made_again(
+def test_what_another_build_takes_from_the_store_at_the_last_moment_is_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     put_image(Path("data/same.png"), (0, 2, 3))  # the content of 00
@@ -172,12 +172,12 @@ def test_what_another_build_takes_from_the_spool_at_the_last_moment_is_made_agai
     carry(work, Encoder())
     before = {path: path.read_bytes() for path in Path("cache").rglob("*.*")}
     for path in before:
-        into_spool(path)
+        into_store(path)
     taken: list[Path] = []
 
     def another_build_tidies(existing: Path, path: Path) -> None:
         if not taken and path == cache_of("01", "16"):
-            taken.extend(Path(".latentmake/spool").glob("*.safetensors"))
+            taken.extend(store.STORE.iterdir())
             for each in taken:
                 each.unlink()
         link(existing, path)
@@ -324,7 +324,7 @@ def test_values_that_no_encoder_should_give_are_refused_and_never_written(
     assert "data/01.png: the encoder returned" in str(caught.value)
     assert fault in str(caught.value)
     assert caches() == ["00", "02"]
-    assert not Path(".latentmake/spool").exists()
+    assert not store.STORE.exists()
 
 
 def test_equal_images_that_cannot_be_encoded_are_all_set_aside() -> None:
@@ -426,7 +426,6 @@ def test_a_file_at_hand_is_linked_where_its_header_keeps_its_word() -> None:
     sources = cats(2)
     work = order("latents", sources)
     carry(work, Encoder())
-    forget_delivered()
     first, second = (cache_of(stem) for stem in ("00", "01"))
     again = order("latents", {"new": sources["00"]})
     encoder = Encoder()
@@ -442,7 +441,6 @@ def test_a_file_at_hand_is_linked_where_its_header_keeps_its_word() -> None:
 def test_a_job_waits_for_a_gpu_when_it_has_something_to_encode_and_not_before() -> None:
     sources = cats(2)
     carry(order("latents", {"00": sources["00"]}), Encoder())
-    forget_delivered()
     asked: list[str] = []
 
     @contextlib.contextmanager
@@ -467,7 +465,6 @@ def test_a_file_at_hand_that_becomes_another_meanwhile_is_not_linked(
     work = order("latents", sources)
     carry(work, Encoder())
     first, second = (cache_of(stem) for stem in ("00", "01"))
-    forget_delivered()
     deliver = Job.deliver
 
     def replaced(job: Job) -> list[Any]:

@@ -17,7 +17,7 @@ from latentmake.files import atomic, cachefile
 from latentmake.geometry.clips import Span
 from latentmake.index.memo import SourceStat
 from latentmake.layouts import plain
-from latentmake.plan import manifest, store
+from latentmake.plan import manifest
 from latentmake.plan.manifest import (
     Lock,
     ManifestOrder,
@@ -27,7 +27,6 @@ from latentmake.plan.manifest import (
     read_lock,
 )
 from latentmake.plan.receipts import Receipt
-from latentmake.plan.spool import spooled
 from latentmake.sources.item import CAPTION, CONTROL, IMAGE, LAYER, File, Item
 from order_world import silent
 from safetensors.torch import save_file
@@ -330,16 +329,6 @@ def test_a_folder_with_something_else_in_it_stays() -> None:
     notes.write_text("mine")
     write(order(item("a"), orphans=[gone]))
     assert notes.exists()
-
-
-def test_what_was_replaced_goes_to_the_store_and_other_work_stays_in_the_spool() -> None:
-    for key in ("replaced", "made", "waiting"):
-        atomic.write(spooled(key), key.encode())
-    made = receipt({make("a", "64", "made"): "made"})
-    write(order(item("a"), replaced=["replaced", "made", "gone"]), made)
-    assert {path.stem for path in spooled("x").parent.iterdir()} == {"made", "waiting"}
-    assert store.keys() == {"replaced"}
-    assert store.stored("replaced").read_bytes() == b"replaced"
 
 
 # -- orders ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The store keeps the newest of what builds replaced, within its bound; it can be deleted."""
+"""The store keeps the newest of what builds replace, within its limit; it can be deleted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+from latentmake.config import Dataset, Model
+from latentmake.files import atomic, cachefile
 from latentmake.plan import store
+from latentmake.plan.orders import Target, WorkItem, WorkOrder
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +21,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def put(key: str, size: int = 10) -> Path:
     path = Path(f"cache-{key}")
     path.write_bytes(bytes(size))
-    store.put_away(path, key)
+    store.put(path, key)
     # The change time of a file tells since when it lies there, in ticks of the system's clock.
     clock = Path("clock")
     clock.touch()
@@ -27,52 +31,133 @@ def put(key: str, size: int = 10) -> Path:
     return store.stored(key)
 
 
+def make_order(*targets: Target) -> WorkOrder:
+    model = Model.model_validate({"vae": "vae", "text": ["text"]})
+    items = (WorkItem("a", "a.png", None, targets),)
+    return WorkOrder("latents", "cats", "small", Dataset(path="."), model, {"a": 1}, items)
+
+
+def make_cache(path: str, key: str) -> Target:
+    """Write a cache file; return a target whose plan found it."""
+    stamp = cachefile.stamp(key=key, source="s", recipe={"format": 1})
+    atomic.write(Path(path), cachefile.serialize({"x": torch.ones(1)}, stamp))
+    return Target("64", path, f"{key}@{Path(path).stat().st_mtime_ns}")
+
+
+# -- its limit ------------------------------------------------------------------------------------
+
+
 def test_the_oldest_go_first_and_no_more_than_needed() -> None:
     for key in ("c", "a", "b"):
         put(key)
     os.utime(store.stored("a"), (1, 1))  # what was made long ago and replaced just now is new
-    store.prune(30)
+    store.limit(30)
     assert store.keys() == {"a", "b", "c"}
-    store.prune(29)
+    store.limit(29)
     assert store.keys() == {"b", "a"}
-    store.prune(10)
+    store.limit(10)
     assert store.keys() == {"a"}
-    store.prune(0)
+    store.limit(0)
     assert store.keys() == set()
 
 
 def test_a_file_that_has_another_name_takes_nothing() -> None:
     put("alone")
     os.link(put("shared"), "cache")
+    store.stored(f".x{atomic.TEMPORARY_SUFFIX}").write_bytes(bytes(99))
     assert store.used() == 10
-    store.prune(10)
-    assert store.keys() == {"alone", "shared"}
-    store.prune(5)
-    assert store.keys() == {"shared"}
-    store.forget_taken({str(store.stored("shared")), "cache", str(store.stored("gone"))})
-    assert store.keys() == set() and Path("cache").exists()
-
-
-def test_a_file_that_the_store_has_already_leaves_its_other_name() -> None:
-    kept = put("key")
-    os.link(kept, "cache")
-    store.put_away(Path("cache"), "key")
-    assert not Path("cache").exists() and kept.stat().st_nlink == 1
-
-
-def test_what_the_store_cannot_take_is_deleted() -> None:
-    Path(".latentmake").mkdir()
-    store.STORE.write_text("in its place")
-    path = Path("cache")
-    path.write_bytes(b"x")
-    store.put_away(path, "key")
-    assert not path.exists()
-    assert store.keys() == set() and store.used() == 0
-    store.prune(0)
+    store.limit(10)
+    assert store.keys() >= {"alone", "shared"}
+    store.limit(5)
+    assert "shared" in store.keys() and "alone" not in store.keys()  # noqa: SIM118
+    store.stored("somebody's folder").mkdir()
+    store.limit(0)
+    assert store.keys() == {"somebody's folder"} and Path("cache").exists()
 
 
 def test_no_store_is_an_empty_one() -> None:
-    assert store.keys() == set() and store.used() == 0
-    store.prune(0)
-    store.put_away(Path("gone"), "key")
+    assert store.keys() == set() and store.used() == 0 and not store.has_files()
+    store.limit(0)
+    store.take_spool()
+    store.forget_made([make_order(Target("64", "a", None))])
+    store.put(Path("gone"), "key")
     assert store.keys() == set()
+
+
+# -- what comes to it -----------------------------------------------------------------------------
+
+
+def test_what_the_store_has_already_or_cannot_take_is_deleted() -> None:
+    kept = put("key")
+    os.link(kept, "cache")
+    store.put(Path("cache"), "key")
+    assert not Path("cache").exists() and kept.stat().st_nlink == 1
+    kept.unlink()
+    store.STORE.rmdir()
+    store.STORE.write_text("in its place")
+    Path("cache").write_bytes(b"x")
+    store.put(Path("cache"), "key")
+    assert not Path("cache").exists()
+    assert store.keys() == set() and store.used() == 0
+    store.limit(0)
+
+
+def test_what_is_replaced_is_kept_until_the_store_is_limited() -> None:
+    target = make_cache("cache/old", "key")
+    damaged = make_cache("cache/broken", "other")._replace(found="x")
+    damaged = damaged._replace(found=f"damaged@{Path(damaged.path).stat().st_mtime_ns}")
+    old = Path(target.path).read_bytes()
+    store.keep([make_order(target, damaged)])
+    assert store.keys() == {"key"} and store.used() == 0
+    Path(target.path).unlink()  # as Snakemake does before a job
+    assert store.stored("key").read_bytes() == old
+    assert store.used() == len(old)
+
+
+def test_what_another_build_has_made_since_is_kept_under_its_own_key() -> None:
+    for found in (None, "old@5", "damaged@5"):
+        target = make_cache(f"cache/{found}", "new")._replace(found=found)
+        store.keep([make_order(target)])
+        assert store.keys() == {"new"}
+        store.stored("new").unlink()
+
+
+def test_a_whole_file_takes_the_place_of_a_damaged_one() -> None:
+    target = make_cache("cache/a", "key")
+    put("key")
+    store.keep([make_order(target)])
+    assert store.holds(store.stored("key"), "key")
+    inode = store.stored("key").stat().st_ino
+    store.keep([make_order(make_cache("cache/b", "key"))])
+    assert store.stored("key").stat().st_ino == inode  # a whole one stays
+
+
+def test_only_what_has_a_targets_name_is_forgotten() -> None:
+    kept, made = make_cache("cache/kept", "replaced"), make_cache("cache/made", "made")
+    order = make_order(kept, made)
+    store.keep([order])
+    os.link(store.stored("replaced"), "copy")  # the project was copied by hard links
+    make_cache(kept.path, "new")
+    store.forget_made([order])
+    assert store.keys() == {"replaced"}
+    assert Path(made.path).exists()
+
+
+def test_the_spool_of_an_earlier_release_is_taken_in() -> None:
+    spool = Path(".latentmake/spool")
+    spool.mkdir(parents=True)
+    for key in ("a", "b"):
+        (spool / f"{key}.safetensors").write_text(key)
+    os.link(spool / "a.safetensors", "target")
+    store.take_spool()
+    assert store.keys() == {"a", "b"} and not [*spool.iterdir()]
+    assert store.stored("b").read_text() == "b"
+
+
+def test_a_link_is_made_of_the_key_that_is_asked_for_or_not_at_all() -> None:
+    make_cache("cache/a", "key")
+    assert store.link(Path("cache/a"), Path("cache/deep/b"), "key")
+    assert store.holds(Path("cache/deep/b"), "key") and not store.holds(Path("cache/b"), "x")
+    assert not store.link(Path("cache/a"), Path("cache/c"), "other")
+    assert not store.link(store.stored("gone"), Path("cache/c"), "gone")
+    assert not Path("cache/c").exists()

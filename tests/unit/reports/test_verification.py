@@ -17,7 +17,7 @@ from latentmake import digest
 from latentmake.files import cachefile
 from latentmake.files.safetensors import read_head
 from latentmake.index.memo import Memo, target_stat
-from latentmake.plan import spool, store
+from latentmake.plan import store
 from latentmake.plan.planner import make_plan
 from latentmake.reports.verification import DAMAGED, UNEXPECTED, Verified, verify
 from safetensors.torch import load_file
@@ -84,7 +84,7 @@ def test_a_repair_deletes_each_name_from_which_a_build_would_link_the_damage(
 ) -> None:
     key = caches.files[0].key
     other = Path("cache/other/micro/16/x.latents.safetensors")
-    places = [other, store.stored(key), spool.spooled(key)]
+    places = [other, store.stored(key)]
     for place in places:
         place.parent.mkdir(parents=True, exist_ok=True)
         os.link(caches[0], place)

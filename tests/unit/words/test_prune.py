@@ -12,9 +12,9 @@ from latentmake.config import parse
 from latentmake.errors import ConfigError, StorageError
 from latentmake.files.cachefile import serialize, stamp
 from latentmake.index.memo import Memo
+from latentmake.plan.build import ADOPTED, OWNER, claim
 from latentmake.plan.facts import Facts
-from latentmake.plan.owners import ADOPTED, OWNER, claim
-from latentmake.plan.prune import Pruning, find, prunable
+from latentmake.words.prune import Pruning, find, freed, prunable, remove
 
 Find = Callable[..., Pruning]
 
@@ -53,15 +53,26 @@ def test_a_resolution_that_no_run_needs_is_removed_behind_a_link_of_the_whole_fo
     (why,) = pruning.groups
     assert why == ("cache/cats/tiny/96", "no run needs 96 of it")
     assert "a run's recipe is not known" in pruning.left[".latentmake/store"]
-    assert len(pruning.remove()) == 1
+    remove(pruning.files)
     assert not Path("cache/cats/tiny/96").exists() and not found(64).groups
     assert Path("cache/cats/tiny/64/a.latents.safetensors").exists()
 
 
-def test_a_file_that_changed_since_it_was_listed_stays(found: Find) -> None:
-    pruning, path = found(64), Path("cache/cats/tiny/96/a.latents.safetensors")
-    path.write_bytes(path.read_bytes()[:-1] + b"\7")
-    assert pruning.remove() == [] and path.exists()
+def test_names_of_one_file_free_its_bytes_once_and_together(found: Find) -> None:
+    path = Path("cache/cats/tiny/96/a.latents.safetensors")
+    path.with_name("b.latents.safetensors").hardlink_to(path)
+    path.with_name("c").hardlink_to(path)
+    size = path.stat().st_size
+    assert freed(found(64).files) == size
+    Path("other").hardlink_to(path)
+    assert len(found(64).files) == 3 and freed(found(64).files) == 0
+
+
+def test_nothing_behind_a_link_is_listed(found: Find) -> None:
+    Path("cache/cats/tiny/96").rename("elsewhere")
+    Path("cache/cats/tiny/96").symlink_to(Path("elsewhere").resolve())
+    assert found(64).files == {}
+    assert found(64).left["cache/cats/tiny/96"] == "a link, or no regular file"
 
 
 def test_notes_of_ours_go_with_the_last_caches(found: Find) -> None:
@@ -69,9 +80,9 @@ def test_notes_of_ours_go_with_the_last_caches(found: Find) -> None:
     owner, record = Path("cache/cats", OWNER), Path("cache/cats/tiny", ADOPTED)
     record.write_text("a.npz\tx\ty\n")
     kept = found(64)
-    assert {file.path for file in kept.files} == {"cache/cats/tiny/96/a.latents.safetensors"}
+    assert {*kept.files} == {"cache/cats/tiny/96/a.latents.safetensors"}
     assert not {str(owner), str(record)} & kept.left.keys()
-    found(64, model="other").remove()
+    remove(found(64, model="other").files)
     assert owner.exists() and not record.exists()  # a run has the dataset
 
 
@@ -95,9 +106,9 @@ def test_a_file_that_cannot_be_removed_stops_the_removal_of_no_other(found: Find
     try:
         subprocess.run(["mount", "-o", "remount,ro,bind", locked], check=True)
         with pytest.raises(StorageError, match="cannot be removed"):
-            pruning.remove()
+            remove(pruning.files)
     finally:
         subprocess.run(["umount", locked], check=True)
     assert list(locked.iterdir()) and not free.exists()
-    found(32).remove()
+    remove(found(32).files)
     assert not locked.exists()
