@@ -36,7 +36,7 @@ from latentmake.caches.encoders import load
 from latentmake.caches.encoders.device import DTYPES, pick_device
 from latentmake.caches.encoders.wan_vae import WanVae
 from latentmake.config import Model
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.orders import Order
 
 Row = dict[str, object]
 SIZES = (1, 2, 4, 8, 16, 32)
@@ -65,7 +65,7 @@ class Busy:
 BUSY = Busy()
 
 
-def job(order: WorkOrder) -> Row:
+def job(order: Order) -> Row:
     """Carry out an order twice; the second time batch sizes are known."""
     row: Row = {}
     for known in (False, True):

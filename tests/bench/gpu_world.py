@@ -30,7 +30,8 @@ from item_world import work_of
 from latentmake import layouts  # noqa: E402
 from latentmake.config import Dataset, Model  # noqa: E402
 from latentmake.files.media import Media  # noqa: E402
-from latentmake.plan.orders import Target, WorkOrder  # noqa: E402
+from latentmake.plan.orders import Order
+from latentmake.plan.target import Target
 
 SENTENCE = "a quiet old house stands under the blue sky beside a red stone bridge"
 WORDS = SENTENCE.split()
@@ -149,7 +150,7 @@ def pixels(count: int, *shape: int) -> torch.Tensor:
     return torch.randint(0, 256, (count, *shape, 3), dtype=torch.uint8, generator=generator)
 
 
-def order_of(kind: str, model: Model, sources: list[Path] | list[str], part: str) -> WorkOrder:
+def order_of(kind: str, model: Model, sources: list[Path] | list[str], part: str) -> Order:
     """Return an order for pictures, all of one size, or captions."""
     layout = layouts.of(model.layout_name)
     base = layout.folder("bench", "bench", part)
@@ -159,7 +160,7 @@ def order_of(kind: str, model: Model, sources: list[Path] | list[str], part: str
     if kind == "latents":
         with Image.open(sources[0]) as image:
             media = Media(*image.size, 0)
-    return WorkOrder(
+    return Order(
         kind=kind,
         dataset="bench",
         model="bench",

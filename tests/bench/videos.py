@@ -51,8 +51,8 @@ from latentmake.caches.inputs import Sample  # noqa: E402
 from latentmake.config import parse  # noqa: E402
 from latentmake.index.memo import MEMO, Memo  # noqa: E402
 from latentmake.plan.facts import Facts  # noqa: E402
-from latentmake.plan.orders import WorkOrder  # noqa: E402
-from latentmake.plan.planner import make_plan  # noqa: E402
+from latentmake.plan.orders import Order
+from latentmake.plan.planner import make_plan
 
 # -- sources --------------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ def processor_time() -> float:
 # -- planning -------------------------------------------------------------------------------------
 
 
-def planned(config: Any) -> tuple[float, list[WorkOrder]]:
+def planned(config: Any) -> tuple[float, list[Order]]:
     """Plan in this process; return its seconds of processor time, and the orders for latents."""
     began = processor_time()
     with Memo(MEMO) as memo:
@@ -142,7 +142,7 @@ def carry(path: Path, seconds: float, threads: int) -> None:
     """Carry out an order in this process, and print what it took."""
     import torch
 
-    order = WorkOrder.read(path)
+    order = Order.read(path)
     values = torch.rand(1 << 20).to(torch.bfloat16)
 
     def encode(samples: list[Sample]) -> Any:
@@ -157,7 +157,7 @@ def carry(path: Path, seconds: float, threads: int) -> None:
             found.append(({name: repeated.view(shape).clone()}, {}))
         return found
 
-    def carried(work: WorkOrder) -> float:
+    def carried(work: Order) -> float:
         began = time.monotonic()
         carry_out(work, work.receipt, say=lambda _: None, threads=threads, encoder=loaded)
         return time.monotonic() - began
@@ -209,7 +209,7 @@ def occupied(folder: Path, but: set[Path]) -> int:
 
 
 def run_job(
-    order: WorkOrder, options: argparse.Namespace, *, traced: bool = False
+    order: Order, options: argparse.Namespace, *, traced: bool = False
 ) -> tuple[list[float], int]:
     """Carry out an order in a process of its own; return what it printed, and the most disk."""
     order.write()

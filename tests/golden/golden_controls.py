@@ -19,8 +19,9 @@ from latentmake.layouts import size_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.keys import Keys
 from latentmake.plan.manifest import ManifestOrder, row_of
-from latentmake.plan.manifest_job import manifest_items
-from latentmake.plan.orders import Target, Work, WorkOrder
+from latentmake.plan.orders import Order, Work
+from latentmake.plan.run_plan import members
+from latentmake.plan.target import Target
 
 GOLDEN = HERE / "controls.json"
 RECIPE = "3" * 64
@@ -70,9 +71,9 @@ def _planned(facts: Facts, dataset: str) -> dict[str, Any]:
             (named,) = layout.named(folder, part, item.stem, item.media, settings)
             work.append(Work(source, (Target(part, named.path, None, size_of(part)),), content))
     model = facts.config.models["wan"]
-    order = WorkOrder("latents", dataset, "wan", Dataset(path="data"), model, {}, tuple(work))
+    order = Order("latents", dataset, "wan", Dataset(path="data"), model, {}, tuple(work))
     order.write()
-    rows = manifest_items(facts, facts.config.runs["all"], {}, {})
+    rows = members(facts, facts.config.runs["all"], {}, {})
     items = [row for row in rows if row.dataset == dataset]
     written = ManifestOrder("all", "wan", {}, [], items, {}, [], 1).write().read_text()
     return {

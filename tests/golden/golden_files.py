@@ -24,7 +24,8 @@ from latentmake.config import Dataset, Model
 from latentmake.geometry.buckets import Size
 from latentmake.layouts import plain
 from latentmake.models import recipe
-from latentmake.plan.orders import Target, WorkOrder
+from latentmake.plan.orders import Order
+from latentmake.plan.target import Target
 from PIL import Image
 
 HERE = Path(__file__).parent
@@ -82,7 +83,7 @@ def write_caches(folder: Path) -> None:
                 ("text", "a.txt", "text", None),
             ):
                 target = Target(part, f"{kind}.safetensors", None, size)
-                order = WorkOrder(
+                order = Order(
                     kind=kind,
                     dataset="golden",
                     model="tiny",

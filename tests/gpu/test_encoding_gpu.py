@@ -26,7 +26,7 @@ from latentmake.caches.encoders.transfer import download, stacked, upload
 from latentmake.caches.inputs import Sample
 from latentmake.config import Model
 from latentmake.errors import DeviceError
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.orders import Order
 from order_world import order, silent
 from PIL import Image
 from wan_world import write_wan_vae
@@ -81,9 +81,9 @@ def pictures(count: int, side: int, frames: int = 0) -> list[Sample]:
     ]
 
 
-def latents_order(model: Model, paths: dict[str, Path], side: int) -> WorkOrder:
+def latents_order(model: Model, paths: dict[str, Path], side: int) -> Order:
     made = order("latents", dict(paths), parts=(str(side),))
-    return WorkOrder(**{**vars(made), "model_settings": model, "recipe": {"dtype": model.dtype}})
+    return Order(**{**vars(made), "model_settings": model, "recipe": {"dtype": model.dtype}})
 
 
 def vae(dtype: str, channels: tuple[int, ...] = (32, 64, 64)) -> Model:
@@ -281,7 +281,7 @@ def said_by(code: str, **environment: str) -> str:
     return line
 
 
-def skipping(work: WorkOrder) -> WorkOrder:
+def skipping(work: Order) -> Order:
     settings = work.dataset_settings.model_copy(update={"on_error": "skip"})
     return replace(work, dataset_settings=settings)
 

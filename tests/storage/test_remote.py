@@ -19,7 +19,7 @@ from latentmake.caches.encoders import Loaded
 from latentmake.config import Dataset, parse
 from latentmake.errors import ConfigError, DatasetError, SourceError, StorageError
 from latentmake.index.memo import SourceStat
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.orders import Order
 from latentmake.sources import folders, s3
 from s3_server import Bucket
 
@@ -167,7 +167,7 @@ def test_an_address_is_taken_by_the_configuration() -> None:
     assert not parse(smallest()).datasets["cats"].remote
 
 
-def on_s3(bucket: Bucket, *stems: str, **settings: Any) -> WorkOrder:
+def on_s3(bucket: Bucket, *stems: str, **settings: Any) -> Order:
     """Return an order for the texts of some captions in a bucket."""
     order = order_world.order("text", dict.fromkeys(stems, ""), **settings)
     items = [

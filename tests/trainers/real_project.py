@@ -15,7 +15,7 @@ from latentmake import layouts
 from latentmake.backends import encoder_of
 from latentmake.caches.encode import carry_out
 from latentmake.config import parse
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.orders import Order
 from latentmake.session import Session
 from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.check_caches import cache_faults, item_faults
@@ -59,7 +59,7 @@ class RealProject:
         self.project = Project.make(folder, real_models.config(world, tuner, venv))
         real_models.write(world, folder, weights)
 
-    def plan(self) -> list[WorkOrder]:
+    def plan(self) -> list[Order]:
         """Return the work orders of a plan; nothing is written."""
         return self.session(dry=True).plan.orders
 
@@ -102,7 +102,7 @@ class RealProject:
             text |= {CONTROL} if scripts.text.reads_controls else set()
         return self.names("latents", latents) | self.names("text", text)
 
-    def everything(self, kind: str) -> list[WorkOrder]:
+    def everything(self, kind: str) -> list[Order]:
         """Return work orders of all items of a kind, as they would be without caches."""
         if not hasattr(self, "_all"):
             self._all = self.plan()

@@ -29,8 +29,8 @@ from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of, size_of
 from latentmake.plan.facts import Facts
-from latentmake.plan.parts import RunPlan
 from latentmake.plan.planner import make_plan
+from latentmake.plan.run_plan import RunPlan
 from latentmake.sources.caption_files import read_caption
 
 pytestmark = pytest.mark.real_trainer

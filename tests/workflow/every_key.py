@@ -22,7 +22,9 @@ from config_keys import keys_of
 from latentmake import backends, digest
 from latentmake.config import Config
 from latentmake.layouts import kind_of
-from latentmake.plan.parts import PROMPTS, RunPlan, read_lock
+from latentmake.plan.lock import read_lock
+from latentmake.plan.run_plan import RunPlan
+from latentmake.plan.target import PROMPTS
 from latentmake.session import Session
 from latentmake.training.external.backend import External
 from latentmake.training.external.result import is_trained

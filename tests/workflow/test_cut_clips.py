@@ -19,7 +19,7 @@ from latentmake import CachedClipDataset, ClipDataset, collate_fn
 from latentmake.errors import UserError
 from latentmake.index.memo import Memo
 from latentmake.plan import estimates
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.orders import Order
 from project import Project
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
@@ -305,7 +305,7 @@ def test_the_loop_of_the_documentation_trains_a_lora(
 
 def test_estimated_bytes_of_latents_are_those_of_the_files(built: Project) -> None:
     orders = [
-        WorkOrder.read(path)
+        Order.read(path)
         for path in (built / ".latentmake/orders").glob("*.json")
         if len(path.suffixes) == 1
     ]

@@ -18,7 +18,8 @@ from latentmake.files.frames import Workers
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Span, clips, kept_indices
-from latentmake.plan.orders import Target, Work, WorkOrder
+from latentmake.plan.orders import Order, Work
+from latentmake.plan.target import Target
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
@@ -59,10 +60,10 @@ def item_of(
     )
 
 
-def order_of(*items: Work, **dataset: Any) -> WorkOrder:
+def order_of(*items: Work, **dataset: Any) -> Order:
     """Return an order for clips, cropped to exactly the size of their targets."""
     settings = Dataset(**{"path": "data", "target_frames": [5], "fit": "crop", **dataset})
-    return WorkOrder(
+    return Order(
         kind="latents",
         dataset="waves",
         model="wan",

@@ -10,7 +10,7 @@ from latentmake.files.cachefile import target_key
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.keys import Keys
-from latentmake.plan.parts import part_names
+from latentmake.plan.target import part_names
 from latentmake.sources.item import Fault, Item
 from PIL import Image
 

@@ -17,7 +17,8 @@ from latentmake.files.media import probe_image
 from latentmake.geometry.buckets import Size
 from latentmake.layouts import plain, size_of
 from latentmake.models import recipe
-from latentmake.plan.orders import Target, WorkOrder
+from latentmake.plan.orders import Order
+from latentmake.plan.target import Target
 from PIL import Image
 
 Encoded = list[tuple[dict[str, Any], dict[str, str]]]
@@ -35,7 +36,7 @@ def target(stem: str, part: str, *, dataset: str = "cats", found: str | None = N
     return Target(part, plain.path(dataset, "tiny", part, stem), found, size_of(part))
 
 
-def key_of(order: WorkOrder, source: Path, part: str) -> str:
+def key_of(order: Order, source: Path, part: str) -> str:
     """Return the key that a target of an order gets: of a text, or of an image with no EXIF."""
     size = Size(0, 0) if part == "text" else Size(*probe_image(str(source))[:2])
     variant = layouts.of("plain").variant(size_of(part), size, order.dataset_settings, None)
@@ -50,7 +51,7 @@ def order(
     parts: Iterable[str] = ("16",),
     found: dict[str, str] | None = None,
     **dataset: Any,
-) -> WorkOrder:
+) -> Order:
     """Return an order for items of the dataset `cats`: stem -> source, or the caption itself."""
     settings = Dataset(path="data", **dataset)
     if kind == "latents":
@@ -58,7 +59,7 @@ def order(
     else:
         values, parts = recipe.text_recipe(MODEL, [("weights", "tokenizer")]), ("text",)
     lying = found or {}
-    return WorkOrder(
+    return Order(
         kind=kind,
         dataset="cats",
         model="tiny",

@@ -17,7 +17,8 @@ from latentmake import layouts
 from latentmake.config import Dataset, Model, MusubiTuner
 from latentmake.files.media import Media
 from latentmake.layouts import size_of
-from latentmake.plan.orders import Target, WorkOrder
+from latentmake.plan.orders import Order
+from latentmake.plan.target import Target
 from PIL import Image
 
 STEMS = ("ant", "bee", "cat", "dog", "eel", "fox")
@@ -202,7 +203,7 @@ def order(
     captions: Mapping[str, str] | None = None,
     stems: Sequence[str] = STEMS,
     **model: Any,
-) -> WorkOrder:
+) -> Order:
     """Return an order for some pictures, or for their captions, below the working directory."""
     texts = ["models/text", "models/text2"] if architecture == "hunyuan_video" else "models/text"
     for name in ("vae", "text", "text2"):
@@ -232,7 +233,7 @@ def order(
             if kind == "latents"
             else work_of(stem, None, text, targets)
         )
-    return WorkOrder(
+    return Order(
         kind=kind,
         dataset="cats",
         model="model",

@@ -17,9 +17,9 @@ from latentmake.caches.encode import carry_out
 from latentmake.config import parse
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import WorkOrder
-from latentmake.plan.parts import Plan
+from latentmake.plan.orders import Order
 from latentmake.plan.planner import make_plan
+from latentmake.plan.run_plan import Plan
 from safetensors.torch import save_file
 
 STEMS = ("ant", "bee", "cat", "dog", "eel", "fox")
@@ -191,7 +191,7 @@ def plan(values: dict[str, Any]) -> Plan:
     return make_plan(facts(values), ["tiny"])
 
 
-def encode(order: WorkOrder, said: list[str] | None = None) -> Any:
+def encode(order: Order, said: list[str] | None = None) -> Any:
     """Carry out an order; return its receipt."""
     say = (said if said is not None else []).append
     return carry_out(order, order.receipt, say=say, encoder=backends.encoder_of(order))

@@ -19,7 +19,7 @@ from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of, plain
 from latentmake.plan.expected import Expected, expected_files, sources_of
 from latentmake.plan.facts import Facts
-from latentmake.plan.parts import parts_of
+from latentmake.plan.target import parts_of
 from latentmake.reports.verification import DAMAGED, UNEXPECTED
 from PIL import Image
 

@@ -10,7 +10,7 @@ import pytest
 from latentmake.caches import stages
 from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.orders import Order
 from latentmake.plan.receipts import Receipt, read_receipt
 from order_world import Encoder, order, put_image
 
@@ -18,13 +18,13 @@ RECEIPT = Path(".latentmake/orders/receipt.json")
 
 
 @pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkOrder:
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Order:
     monkeypatch.chdir(tmp_path)
     items = {f"{n}": put_image(Path(f"data/{n}.png"), (n, 2, 3)) for n in range(6)}
     return order("latents", {**items}, parts=("16", "32"))
 
 
-def carried_out(work: WorkOrder) -> tuple[str, Receipt]:
+def carried_out(work: Order) -> tuple[str, Receipt]:
     said: list[str] = []
     receipt = carry_out(work, RECEIPT, say=said.append, encoder=Loaded(Encoder(), 1))
     assert read_receipt(RECEIPT) == receipt
@@ -32,7 +32,7 @@ def carried_out(work: WorkOrder) -> tuple[str, Receipt]:
 
 
 def test_the_last_line_ends_with_the_bottleneck(
-    work: WorkOrder, monkeypatch: pytest.MonkeyPatch
+    work: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stages, "_SHORTEST", 0.0)
     line, receipt = carried_out(work)
@@ -42,7 +42,7 @@ def test_the_last_line_ends_with_the_bottleneck(
 
 
 def test_a_receipt_tells_number_and_seconds_of_what_was_encoded(
-    work: WorkOrder, monkeypatch: pytest.MonkeyPatch
+    work: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stages, "_SHORTEST", math.inf)
     line, receipt = carried_out(work)

@@ -26,7 +26,7 @@ from latentmake.files.frames import Workers
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Span
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.orders import Order
 from latentmake.plan.receipts import Receipt
 from latentmake.progress import Progress
 from numpy.typing import NDArray
@@ -54,7 +54,7 @@ def film(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_video(path, "libx264", 120, g="12", bf="3")
 
 
-def carry(work: WorkOrder, encoder: Encoder, *, batch: int = 1, **options: Any) -> Receipt:
+def carry(work: Order, encoder: Encoder, *, batch: int = 1, **options: Any) -> Receipt:
     ready = Loaded(encoder, batch)
     say = options.pop("say", silent)
     return carry_out(work, Path("receipt.json"), say=say, encoder=ready, **options)

@@ -18,7 +18,8 @@ from latentmake.caches.encoders import Loaded
 from latentmake.config import Dataset
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
-from latentmake.plan.orders import Target, Work, WorkOrder
+from latentmake.plan.orders import Order, Work
+from latentmake.plan.target import Target
 from latentmake.sources import lists
 from latentmake.sources.probe import measured
 from numpy.typing import NDArray
@@ -57,7 +58,7 @@ def clips_of(row: dict[str, Any], size: str, **settings: Any) -> dict[str, torch
     named = layout.named("cache/d/m/x", size, source.stem, source.media, asked, source.span)
     width_height = Size(*map(int, size.split("x")))
     targets = tuple(Target(size, path, None, width_height, clip) for path, clip in named)
-    order: WorkOrder = order_of(Work(source, targets), **asked.model_dump())
+    order: Order = order_of(Work(source, targets), **asked.model_dump())
     carry_out(order, Path("receipt.json"), say=silent, encoder=Loaded(Encoder(), 1))
     return {path: load_file(path)["latents"] for path, _ in named}
 

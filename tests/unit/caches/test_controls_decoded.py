@@ -13,12 +13,13 @@ from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import Target, Work, WorkOrder
+from latentmake.plan.orders import Order, Work
+from latentmake.plan.target import Target
 from PIL import Image
 
 
 @pytest.fixture
-def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkOrder:
+def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Order:
     """An order for the text of one item with two controls, which lie in a dataset on the disk."""
     monkeypatch.chdir(tmp_path)
     put("cat")
@@ -31,31 +32,31 @@ def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkOrder:
     work = Work(source, (Target("text@64", "cache/cat.safetensors", None),))
     section = config.datasets["pictures"]
     tuner = MusubiTuner(path="musubi-tuner")
-    return WorkOrder(
+    return Order(
         *("text", "pictures", "model", section, config.models["model"], {}, (work,)),
         musubi_tuner=tuner,
     )
 
 
-def text_of(order: WorkOrder) -> object:
+def text_of(order: Order) -> object:
     ((item, targets, _),) = order.items
     caption, *controls = (Path(path).read_bytes() for path in (item.source or "", *item.controls))
     source = SourceBytes(item, caption, digest.of_bytes(caption), tuple(controls))
     return samples_of(order, source, dict.fromkeys(targets, "key"))[0].content
 
 
-def test_the_caption_is_what_is_encoded(order: WorkOrder) -> None:
+def test_the_caption_is_what_is_encoded(order: Order) -> None:
     assert text_of(order) == "this is cat"
 
 
-def test_a_damaged_control_is_named(order: WorkOrder) -> None:
+def test_a_damaged_control_is_named(order: Order) -> None:
     path = Path("control/cat_1.png")
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(SourceError, match=r"^control/cat_1\.png: "):
         text_of(order)
 
 
-def test_an_image_that_got_another_size_after_the_plan_is_named(order: WorkOrder) -> None:
+def test_an_image_that_got_another_size_after_the_plan_is_named(order: Order) -> None:
     draw("data/cat.png", size=(48, 64))
     with pytest.raises(SourceError, match=r"^data/cat\.png: was changed after the build began"):
         text_of(order)
@@ -76,7 +77,7 @@ def layered(mode: str) -> list[Sample]:
     work = Work(item.inputs("64"), (Target("64", "x", None, Size(64, 64)),))
     section, model = config.datasets["pictures"], config.models["model"]
     tuner = MusubiTuner(path="musubi-tuner")
-    order = WorkOrder(
+    order = Order(
         *("latents", "pictures", "model", section, model, {}, (work,)), musubi_tuner=tuner
     )
     pictures = [Path(path).read_bytes() for path in (item.image, *item.layers)]

@@ -23,7 +23,7 @@ from latentmake.files import atomic, cachefile
 from latentmake.files.media import probe_image
 from latentmake.index.memo import source_stat, target_stat
 from latentmake.plan import store
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.orders import Order
 from latentmake.plan.receipts import Receipt, read_receipt
 from order_world import Encoder, key_of, order, put_image, silent, target, whole_numbers
 from safetensors import safe_open
@@ -44,7 +44,7 @@ def cats(count: int, **options: Any) -> dict[str, Path | str]:
     }
 
 
-def carry(work: WorkOrder, encoder: Any, **options: Any) -> Receipt:
+def carry(work: Order, encoder: Any, **options: Any) -> Receipt:
     ready = encoder and Loaded(encoder, options.pop("batch_size", 1))
     return carry_out(work, RECEIPT, say=options.pop("say", silent), encoder=ready, **options)
 
@@ -413,7 +413,7 @@ def test_the_outcome_is_said_in_numbers() -> None:
 # -- files at hand --------------------------------------------------------------------------------
 
 
-def at_hand(work: WorkOrder, *paths: str) -> WorkOrder:
+def at_hand(work: Order, *paths: str) -> Order:
     """Return an order whose targets seem to be at hand in some files."""
     items = tuple(
         item._replace(targets=tuple(x._replace(at_hand=paths) for x in item.targets))

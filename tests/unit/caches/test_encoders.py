@@ -24,7 +24,7 @@ from latentmake.caches.encoders.vae import TILE, encode_images, load_vae, tile
 from latentmake.caches.inputs import Sample
 from latentmake.config import Dataset, Model, TextWeights, Weights
 from latentmake.errors import ModelError
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.orders import Order
 from order_world import silent
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -573,7 +573,7 @@ def test_a_single_text_file_without_a_configuration_is_refused(
 
 def loaded_of(kind: str, settings: dict[str, Any], said: list[str] | None = None) -> Any:
     model = Model.model_validate({"vae": "nowhere", "text": ["nowhere"], **settings})
-    order = WorkOrder(
+    order = Order(
         kind=kind, dataset="cats", model="tiny", dataset_settings=Dataset(path="data"),
         model_settings=model, recipe={"format": 1}, items=(),
     )  # fmt: skip

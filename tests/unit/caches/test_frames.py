@@ -25,7 +25,8 @@ from latentmake.files.frames.reading import read_frames
 from latentmake.files.media import Media, probe_image, probe_video
 from latentmake.geometry.buckets import Size, wan_size
 from latentmake.geometry.clips import Clip, clips, kept_indices
-from latentmake.plan.orders import Target, Work, WorkOrder
+from latentmake.plan.orders import Order, Work
+from latentmake.plan.target import Target
 from numpy.typing import NDArray
 from PIL import Image
 from video_world import KINDS, write_kind, write_video
@@ -294,8 +295,8 @@ def made(
     return [found[target.path] for target in targets]
 
 
-def order_of(settings: Dataset, *items: Work) -> WorkOrder:
-    return WorkOrder(
+def order_of(settings: Dataset, *items: Work) -> Order:
+    return Order(
         kind="latents",
         dataset="cats",
         model="wan",
@@ -530,7 +531,7 @@ def test_no_frame_is_guessed_and_no_damage_is_more_than_one_bad_file(
 # -- what is asked of them by a build -------------------------------------------------------------
 
 
-def asked(path: Path, control: Path | None, *, limit: int, clip: bool) -> WorkOrder:
+def asked(path: Path, control: Path | None, *, limit: int, clip: bool) -> Order:
     media = probe_video(str(path)) if clip else probe_image(str(path))
     target = Target("64", "a.safetensors", None, Size(64, 64), Clip(0, 5) if clip else None)
     settings = Dataset(
@@ -542,7 +543,7 @@ def asked(path: Path, control: Path | None, *, limit: int, clip: bool) -> WorkOr
     )
 
 
-def samples_for(work: WorkOrder) -> list[Sample]:
+def samples_for(work: Order) -> list[Sample]:
     (item,) = work.items
     missing = {item.targets[0]: "key"}
     if work.dataset_settings.video:

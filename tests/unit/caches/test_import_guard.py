@@ -18,12 +18,12 @@ import numpy as np
 from latentmake.config import Dataset, Model
 from latentmake.caches.encoders import load
 from latentmake.caches.inputs import Sample
-from latentmake.plan.orders import Work, WorkOrder
+from latentmake.plan.orders import Order, Work
 from item_world import inputs_of
 
 place, alone = sys.argv[1:]
 model = Model(vae=place, text=[place])
-order = WorkOrder("latents", "d", "m", Dataset(path="d"), model, {"format": 1}, ())
+order = Order("latents", "d", "m", Dataset(path="d"), model, {"format": 1}, ())
 loaded = load.encoder(order, threads=1, say=lambda line: None, alone=alone == "yes")
 pixels = np.arange(16 * 16 * 3, dtype=np.uint8).reshape(16, 16, 3)
 sample = Sample("0" * 64, "", inputs_of("a", "a.png", None), pixels, (16, 16))

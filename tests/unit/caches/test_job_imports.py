@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import world
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.orders import Order
 from order_world import key_of, order, put_image
 from trainer_world import make_vae
 from transformers import CLIPTextConfig, CLIPTextModel
@@ -33,7 +33,7 @@ UNUSED = {
 }
 
 
-def imported(order: WorkOrder) -> set[str]:
+def imported(order: Order) -> set[str]:
     """Return the modules that a job of an order has imported when it ends."""
     order.write()
     command = [sys.executable, "-c", JOB, str(SCRIPTS), "log.txt", str(order.path)]

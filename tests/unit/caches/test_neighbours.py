@@ -26,7 +26,7 @@ from latentmake.caches.several import carry_out_all
 from latentmake.config import parse
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import Work, WorkOrder
+from latentmake.plan.orders import Order, Work
 from latentmake.plan.planner import make_plan
 from order_world import Encoder, silent
 from text_world import letters, make_texts
@@ -52,7 +52,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def orders(root: Path, layout: str, **changes: Any) -> tuple[WorkOrder, ...]:
+def orders(root: Path, layout: str, **changes: Any) -> tuple[Order, ...]:
     texts = [f"{root}/clip/text_encoder", f"{root}/t5/text_encoder"]
     models: dict[str, dict[str, Any]] = {
         "plain": {"vae": f"{root}/vae", "text": texts},

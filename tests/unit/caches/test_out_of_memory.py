@@ -25,7 +25,7 @@ from latentmake.caches.inputs import Sample
 from latentmake.caches.job import Job
 from latentmake.config import Dataset, Model
 from latentmake.errors import DeviceError, SourceError
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.orders import Order
 from latentmake.plan.receipts import Receipt
 from order_world import Encoded, Encoder, order, put_image, silent, target
 from test_encoders import tiny_vae
@@ -81,8 +81,8 @@ def ready(model: Model) -> Loaded:
     return encoder(work_of(model), threads=1, say=silent)._replace(size=4)
 
 
-def work_of(model: Model) -> WorkOrder:
-    return WorkOrder(
+def work_of(model: Model) -> Order:
+    return Order(
         kind="latents",
         dataset="cats",
         model="tiny",
@@ -248,7 +248,7 @@ def cats(count: int) -> dict[str, Path | str]:
     }
 
 
-def latents(sources: dict[str, Path | str], *large: str, **dataset: Any) -> WorkOrder:
+def latents(sources: dict[str, Path | str], *large: str, **dataset: Any) -> Order:
     """Return an order for latents of 16 x 16 pixels, of some images 32 x 32."""
     work = order("latents", sources, **dataset)
     items = (
@@ -258,7 +258,7 @@ def latents(sources: dict[str, Path | str], *large: str, **dataset: Any) -> Work
     return replace(work, items=tuple(items))
 
 
-def carry(work: WorkOrder, encoder: Encoder, **options: Any) -> Receipt:
+def carry(work: Order, encoder: Encoder, **options: Any) -> Receipt:
     ready = Loaded(encoder, options.pop("batch_size", 1))
     options.setdefault("say", silent)
     return carry_out(work, Path("receipt.json"), encoder=ready, **options)

@@ -22,7 +22,8 @@ from latentmake.files.media import Media, probe_image
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.sdscripts import SdScripts
 from latentmake.models import recipe
-from latentmake.plan.orders import Target, WorkOrder
+from latentmake.plan.orders import Order
+from latentmake.plan.target import Target
 from order_world import silent
 from PIL import Image
 from sdscripts_world import latents_fault, read, text_fault, tiny_vae
@@ -50,7 +51,7 @@ def model(architecture: str, **settings: Any) -> Model:
     return Model.model_validate(values | settings)
 
 
-def order(which: Model, resolution: str = "128", **dataset: Any) -> WorkOrder:
+def order(which: Model, resolution: str = "128", **dataset: Any) -> Order:
     settings = Dataset.model_validate({"path": "data", **BUCKETS, **dataset})
     layout = layouts.of(which.layout_name)
     folder = layout.folder("shapes", "tiny", resolution)
@@ -62,7 +63,7 @@ def order(which: Model, resolution: str = "128", **dataset: Any) -> WorkOrder:
         (named,) = layout.named(folder, resolution, f"sub/{stem}", media, settings)
         target = Target(resolution, named.path, None, Size(side, side))
         items.append(work_of(f"sub/{stem}", path, None, (target,), media=media))
-    return WorkOrder(
+    return Order(
         kind="latents",
         dataset="shapes",
         model="tiny",
@@ -292,7 +293,7 @@ def test_text_of_real_encoders_is_what_sd_scripts_would_train_on(
         (named,) = layout.named("cache/shapes/tiny/text", "text", f"sub/{stem}", None, None)
         target = Target("text", named.path, None)
         items.append(work_of(f"sub/{stem}", None, caption, (target,)))
-    work = WorkOrder(
+    work = Order(
         kind="text",
         dataset="shapes",
         model="tiny",

@@ -11,7 +11,7 @@ import pytest
 from latentmake.caches.encoders import Loaded
 from latentmake.caches.several import carry_out_all
 from latentmake.errors import SourceError
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.orders import Order
 from latentmake.plan.receipts import read_receipt
 from order_world import Encoder, order, put_image
 
@@ -21,12 +21,12 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
 
 
-def latents(*stems: str, **options: Any) -> WorkOrder:
+def latents(*stems: str, **options: Any) -> Order:
     sources = {stem: put_image(Path(f"data/{stem}.png"), (ord(stem), 2, 3)) for stem in stems}
     return order("latents", {**sources}, **options)
 
 
-def carry(*orders: WorkOrder, **options: Any) -> list[str]:
+def carry(*orders: Order, **options: Any) -> list[str]:
     """Carry out some orders with one encoder; return the stems that it got."""
     encoder = Encoder()
     loaded = Loaded(encoder, 1)
@@ -67,7 +67,7 @@ def test_what_an_order_has_made_is_linked_for_the_next() -> None:
 def test_an_order_is_read_when_it_is_its_turn() -> None:
     first, second = latents("a"), latents("b")
 
-    def orders() -> Iterator[WorkOrder]:
+    def orders() -> Iterator[Order]:
         yield first
         assert first.receipt.exists()
         yield second

@@ -14,7 +14,8 @@ from latentmake.caches.encode import carry_out
 from latentmake.config import Dataset, Model
 from latentmake.errors import ModelError
 from latentmake.models import recipe, tokenizers
-from latentmake.plan.orders import Target, WorkOrder
+from latentmake.plan.orders import Order
+from latentmake.plan.target import Target
 from pydantic import ValidationError
 from safetensors import safe_open
 from text_world import (
@@ -361,7 +362,7 @@ def test_a_job_names_what_it_cut_at_its_end_and_writes_masks_as_whole_numbers(
         target = Target("text", f"{stem}.safetensors", None)
         items.append(work_of(stem, f"{stem}.txt", None, (target,)))
     model = model_of(root, "sdxl", text_dtype="bfloat16")
-    order = WorkOrder(
+    order = Order(
         kind="text", dataset="cats", model="tiny", dataset_settings=Dataset(path="data"),
         model_settings=model, recipe=recipe.make("text", None, model),
         items=tuple(items),

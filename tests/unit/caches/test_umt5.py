@@ -22,7 +22,7 @@ from latentmake.caches.encoders.wan import text
 from latentmake.caches.inputs import Sample
 from latentmake.config import Dataset, Model, TextWeights
 from latentmake.models.tokenizers import limits
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.orders import Order
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import (
@@ -268,7 +268,7 @@ def test_captions_that_are_cut_are_named_at_the_end_by_the_limit_that_is_told(
 ) -> None:
     settings = {"path": str(places["folder"]), "max_length": 5}
     model = Model.model_validate({"task": "t2v-1.3B", "vae": "nowhere", "text": settings})
-    order = WorkOrder("text", "cats", "wan", Dataset(path="data"), model, {}, ())
+    order = Order("text", "cats", "wan", Dataset(path="data"), model, {}, ())
     ready = text(order, CPU, 1, lambda line: None)
     for number, caption in enumerate(["a", "a &amp; b c d e f g", "a b c d e f g"]):
         item = inputs_of(f"{number}", f"{number}.txt", None)

@@ -30,9 +30,9 @@ from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo, source_stat, target_stat
 from latentmake.models.shapes import Latents, Tokens
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import FOLDER, WorkOrder
-from latentmake.plan.parts import RunPlan
+from latentmake.plan.orders import FOLDER, Order
 from latentmake.plan.receipts import read_receipt
+from latentmake.plan.run_plan import RunPlan
 from order_world import order, put_image, silent, target
 from safetensors.torch import load_file
 from xxhash import xxh3_128_hexdigest
@@ -72,12 +72,12 @@ def content(ending: str, shape: list[int], value: float = 1.5, dtype: str = "") 
     return safetensors(**{NAMES[ending]: (dtype, shape, one * int(np.prod(shape)))})
 
 
-def image(stem: str = "a", size: tuple[int, int] = (20, 16)) -> WorkOrder:
+def image(stem: str = "a", size: tuple[int, int] = (20, 16)) -> Order:
     """Return the order for the latents of one image."""
     return order("latents", {stem: put_image(Path(f"data/{stem}.png"), (1, 2, 3), size)})
 
 
-def caption(stem: str = "a", text: str = CAPTION) -> WorkOrder:
+def caption(stem: str = "a", text: str = CAPTION) -> Order:
     """Return the order for the embedding of one caption."""
     path = Path(f"data/{stem}.txt")
     path.parent.mkdir(exist_ok=True)
@@ -92,7 +92,7 @@ def put(ending: str, data: bytes, stem: str = "a") -> Path:
 
 
 def run(
-    *works: WorkOrder, texts: tuple[str, ...] = (T5,), say: Callable[[str], None] = silent
+    *works: Order, texts: tuple[str, ...] = (T5,), say: Callable[[str], None] = silent
 ) -> list[int]:
     """Adopt what some orders ask for; return how many targets are in which state."""
     form = AiTraining(

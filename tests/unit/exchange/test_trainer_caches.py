@@ -20,8 +20,8 @@ from latentmake.geometry.buckets import Size
 from latentmake.geometry.sdscripts_buckets import crop_ltrb
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.plan.parts import RunPlan
 from latentmake.plan.planner import make_plan
+from latentmake.plan.run_plan import RunPlan
 from numpy.typing import NDArray
 from safetensors.numpy import load, load_file, save_file
 

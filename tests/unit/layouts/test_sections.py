@@ -12,7 +12,8 @@ from latentmake.config.musubi import MUSUBI
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Section, kept_indices, sections
-from latentmake.plan.orders import Target, WorkOrder
+from latentmake.plan.orders import Order
+from latentmake.plan.target import Target
 
 FRAMEPACK = layouts.of("musubi-framepack")
 MEDIA = Media(96, 64, 100)
@@ -76,7 +77,7 @@ def test_a_work_order_tells_sections_from_clips(
         Target("64", "a", None, Size(64, 64), Clip(0, 73)),
         Target("64", "b", None, Size(64, 64), Section(0, 73, 1)),
     )
-    order = WorkOrder(
+    order = Order(
         "latents",
         "clips",
         "fp",
@@ -86,7 +87,7 @@ def test_a_work_order_tells_sections_from_clips(
         (work_of("walk", "walk.mp4", None, targets, media=MEDIA),),
     )
     order.write()
-    found = WorkOrder.read(order.path)
+    found = Order.read(order.path)
     assert [type(each.clip) for each in found.items[0].targets] == [Clip, Section]
     assert found == order and found.name == order.name
 

@@ -33,10 +33,10 @@ from latentmake.plan.build import (
     running_builds,
 )
 from latentmake.plan.keys import Source
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
-from latentmake.plan.parts import PROMPTS
+from latentmake.plan.orders import Order, WorkItem
 from latentmake.plan.receipts import Receipt
-from latentmake.plan.staleness import PartState, Stale
+from latentmake.plan.state import PartState, Stale
+from latentmake.plan.target import PROMPTS, Target
 from latentmake.session import Session
 
 PACKAGE = Path(build.__file__).parents[2]
@@ -56,13 +56,13 @@ def project(folder: Path) -> None:
     LOCK.parent.mkdir(parents=True)
 
 
-def make_order(kind: str, **found: str | None) -> WorkOrder:
+def make_order(kind: str, **found: str | None) -> Order:
     model = Model.model_validate({"vae": "vae", "text": ["text"]})
     items = tuple(
         WorkItem(stem, f"{stem}.png", None, (Target("64", stem, there),))
         for stem, there in found.items()
     )
-    order = WorkOrder(kind, "cats", "small", Dataset(path="."), model, {"a": 1}, items)
+    order = Order(kind, "cats", "small", Dataset(path="."), model, {"a": 1}, items)
     order.write()
     return order
 
@@ -70,7 +70,7 @@ def make_order(kind: str, **found: str | None) -> WorkOrder:
 # -- begin and end --------------------------------------------------------------------------------
 
 
-def begun(*orders: WorkOrder) -> Build:
+def begun(*orders: Order) -> Build:
     made = Build(cluster=True)
     made.begin(orders, [], [])
     return made

@@ -23,9 +23,10 @@ from latentmake.plan.expected import expected_files, sources_of
 from latentmake.plan.explained import explain
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest_job import plan_manifest
-from latentmake.plan.parts import Part, RunPlan
 from latentmake.plan.planner import make_plan
-from latentmake.plan.staleness import PartState
+from latentmake.plan.run_plan import RunPlan
+from latentmake.plan.state import PartState
+from latentmake.plan.target import Part
 from latentmake.reports.recipe_changes import recipe_changes
 from PIL import Image
 

@@ -21,8 +21,8 @@ from latentmake.files import atomic
 from latentmake.index.memo import Memo
 from latentmake.layouts import plain
 from latentmake.plan.facts import Facts
-from latentmake.plan.parts import Plan, RunPlan
 from latentmake.plan.planner import make_plan
+from latentmake.plan.run_plan import Plan, RunPlan
 from PIL import Image
 
 STEMS = ("a", "b", "b.c", "ab", "sub/a", "sub/d")

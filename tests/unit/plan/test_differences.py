@@ -12,7 +12,8 @@ from latentmake.files.cachefile import Header, Picture, target_key
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.models import recipe
-from latentmake.plan.differences import placement_differences, recipe_differences
+from latentmake.plan.differences import placement_differences
+from latentmake.plan.explain import recipe_differences
 
 OLD, NEW = digest.of_bytes(b"old"), digest.of_bytes(b"new")
 BEFORE, NOW = f"{OLD[:8]}..", f"{NEW[:8]}.."

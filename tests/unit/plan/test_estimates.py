@@ -23,9 +23,10 @@ from latentmake.plan.estimates import (
     resources_of,
 )
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import Order, WorkItem
 from latentmake.plan.planner import make_plan
 from latentmake.plan.receipts import Receipt, learn_receipts
+from latentmake.plan.target import Target
 
 TINY = {"vae": "vae", "text": ["text"]}
 VAE = {"block_out_channels": [8, 8], "latent_channels": 4}
@@ -38,16 +39,16 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def order_of(
     kind: str = "latents", count: int = 100, clip: Clip | None = None, **keys: Any
-) -> WorkOrder:
+) -> Order:
     size = Size(96, 64) if kind == "latents" else None
     part = "64x96" if size else "text"
     targets = [(Target(part, f"cache/{n}", None, size, clip),) for n in range(count)]
     items = tuple(WorkItem(str(n), f"{n}", None, each) for n, each in enumerate(targets))
     model = Model.model_validate(TINY | keys)
-    return WorkOrder(kind, "cats", "tiny", Dataset(path="data"), model, {"format": 1}, items)
+    return Order(kind, "cats", "tiny", Dataset(path="data"), model, {"format": 1}, items)
 
 
-def receipt_of(order: WorkOrder, seconds: float, **others: Any) -> dict[str, Any]:
+def receipt_of(order: Order, seconds: float, **others: Any) -> dict[str, Any]:
     """A job that started in 60 s, encoded half of the targets and linked the others to these."""
     count = len(order.paths)
     counts = {"encoded": count // 2, "linked": count // 2, "kept": 7}

@@ -14,7 +14,8 @@ import world
 from latentmake.errors import UserError
 from latentmake.files.cachefile import read_header
 from latentmake.plan import store
-from latentmake.plan.explained import Explanation, explain
+from latentmake.plan.explain import Explanation
+from latentmake.plan.explained import explain
 from latentmake.plan.planner import make_plan
 from latentmake.reports.explanation import explanation_text
 from latentmake.reports.recipe_changes import recipe_changes

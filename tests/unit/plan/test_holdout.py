@@ -16,8 +16,8 @@ from latentmake.config import parse
 from latentmake.errors import ConfigError
 from latentmake.files import atomic, cachefile
 from latentmake.layouts import plain
-from latentmake.plan.holdout import chosen, refuse_too_many
-from latentmake.plan.manifest import Lock, ManifestOrder, Member, keys_digest, lock_digest
+from latentmake.plan.lock import Lock, chosen, keys_digest, lock_digest, refuse_too_many
+from latentmake.plan.manifest import ManifestOrder, Member
 from latentmake.plan.manifest import write_manifest as _write
 from latentmake.plan.receipts import Receipt
 from order_world import silent

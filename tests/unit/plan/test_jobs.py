@@ -7,19 +7,18 @@ from typing import Any
 
 import pytest
 from latentmake.config import MusubiTuner
-from latentmake.plan.jobs import EncodingJob, jobs_of
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.orders import EncodingJob, Order, jobs_of
 from order_world import order
 
 A, B = frozenset("a"), frozenset("b")
 
 
-def texts(*stems: str, **changes: Any) -> WorkOrder:
+def texts(*stems: str, **changes: Any) -> Order:
     made = order("text", {stem: f"caption of {stem}" for stem in stems})
     return dataclasses.replace(made, **changes)
 
 
-def at_hand(work: WorkOrder) -> WorkOrder:
+def at_hand(work: Order) -> Order:
     items = [
         item._replace(targets=tuple(each._replace(at_hand=("x",)) for each in item.targets))
         for item in work.items
@@ -58,7 +57,7 @@ def test_a_job_of_one_order_is_named_as_the_order() -> None:
     ids=["another run", "a further run", "model", "kind", "at hand", "external"],
 )
 def test_what_others_need_or_another_encoder_makes_is_another_job(
-    other: WorkOrder, runs: frozenset[str]
+    other: Order, runs: frozenset[str]
 ) -> None:
     assert stems(jobs_of([(texts("a"), A), (other, runs)], 1)) == [["a"], ["b"]]
 

@@ -18,14 +18,8 @@ from latentmake.geometry.clips import Span
 from latentmake.index.memo import SourceStat
 from latentmake.layouts import plain
 from latentmake.plan import manifest
-from latentmake.plan.manifest import (
-    Lock,
-    ManifestOrder,
-    Member,
-    keys_digest,
-    lock_digest,
-    read_lock,
-)
+from latentmake.plan.lock import Lock, keys_digest, lock_digest, read_lock
+from latentmake.plan.manifest import ManifestOrder, Member
 from latentmake.plan.receipts import Receipt
 from latentmake.sources.item import CAPTION, CONTROL, IMAGE, LAYER, File, Item
 from order_world import silent

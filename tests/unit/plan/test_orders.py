@@ -18,8 +18,8 @@ from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Span
 from latentmake.plan import receipts
 from latentmake.plan.orders import FOLDER, Order, Work
-from latentmake.plan.target import Target
 from latentmake.plan.receipts import Receipt, read_receipt
+from latentmake.plan.target import Target
 
 texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 targets = st.builds(
@@ -49,7 +49,7 @@ work_items = st.builds(
 MODEL = Model(vae="vae", text=["text"])  # type: ignore[arg-type, list-item]
 
 
-def work_order(**changes: Any) -> WorkOrder:
+def work_order(**changes: Any) -> Order:
     target = Target("64", "cache/cats/tiny/64/a.latents.safetensors", None, Size(64, 64))
     values: dict[str, Any] = {
         "kind": "latents",
@@ -60,10 +60,10 @@ def work_order(**changes: Any) -> WorkOrder:
         "recipe": {"format": 1},
         "items": (work_of("a", "data/a.png", None, (target,)),),
     }
-    return WorkOrder(**{**values, **changes})
+    return Order(**{**values, **changes})
 
 
-def with_target(**changes: Any) -> WorkOrder:
+def with_target(**changes: Any) -> Order:
     item = work_order().items[0]
     target = item.targets[0]._replace(**changes)
     return work_order(items=(item._replace(targets=(target,)),))
@@ -79,7 +79,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_order_survives_being_written_and_read(items: tuple[Work, ...]) -> None:
     order = work_order(items=items)
     order.write()
-    again = WorkOrder.read(order.path)
+    again = Order.read(order.path)
     assert again == order
     assert again.name == order.name
     order.path.unlink()
@@ -90,7 +90,7 @@ def test_an_order_whose_items_have_no_span_yet_is_read() -> None:
     order.write()
     path = order.path.with_suffix(".items.json")
     path.write_text(json.dumps([item[:7] for item in order.items]))
-    assert WorkOrder.read(order.path) == order
+    assert Order.read(order.path) == order
 
 
 def test_whatever_an_order_asks_for_or_found_is_in_its_name() -> None:
@@ -160,7 +160,7 @@ def test_planning_again_leaves_an_order_alone_until_it_is_done() -> None:
     order.receipt.unlink()
     order.path.write_text("{")
     order.write()
-    assert WorkOrder.read(order.path) == order
+    assert Order.read(order.path) == order
 
 
 @settings(deadline=None)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from latentmake.errors import LatentmakeError
-from latentmake.plan.jobs import EncodingJob
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.orders import EncodingJob, Order
 from latentmake.plan.plan_file import VARIABLE, PlanFile
 from order_world import order
 
@@ -19,7 +18,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(VARIABLE, "")
 
 
-def written(*stems: str) -> list[WorkOrder]:
+def written(*stems: str) -> list[Order]:
     orders = []
     for stem in stems:
         orders.append(order("text", {stem: f"caption of {stem}"}))

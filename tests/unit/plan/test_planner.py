@@ -13,9 +13,8 @@ from latentmake.config import parse
 from latentmake.errors import UserError
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.plan.parts import awaits_prompts, prompt_path
-from latentmake.plan.planner import make_plan
-from latentmake.plan.single import single
+from latentmake.plan.planner import make_plan, single
+from latentmake.plan.target import prompt_path
 from PIL import Image
 
 CONFIG: dict[str, Any] = {

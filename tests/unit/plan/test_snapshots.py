@@ -5,7 +5,7 @@ from __future__ import annotations
 from latentmake.index.listing import Folder
 from latentmake.index.memo import Memo
 from latentmake.plan.snapshots import Asked, keep, latest
-from latentmake.plan.staleness import Evaluation, PartState
+from latentmake.plan.state import PartState
 from latentmake.sources.item import Scan
 
 

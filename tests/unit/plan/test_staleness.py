@@ -27,8 +27,7 @@ from latentmake.index.memo import Memo, source_stat
 from latentmake.layouts import plain, size_of
 from latentmake.plan import manifest
 from latentmake.plan import staleness as evaluate
-from latentmake.index.listing import Folder
-from latentmake.plan.staleness import Evaluation, recall, remember
+from latentmake.plan.staleness import recall, remember
 from safetensors.torch import save_file
 
 RECIPES: dict[str, dict[str, object]] = {

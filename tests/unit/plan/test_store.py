@@ -10,7 +10,8 @@ import torch
 from latentmake.config import Dataset, Model
 from latentmake.files import atomic, cachefile
 from latentmake.plan import store
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import Order, WorkItem
+from latentmake.plan.target import Target
 
 
 @pytest.fixture(autouse=True)
@@ -31,10 +32,10 @@ def put(key: str, size: int = 10) -> Path:
     return store.stored(key)
 
 
-def make_order(*targets: Target) -> WorkOrder:
+def make_order(*targets: Target) -> Order:
     model = Model.model_validate({"vae": "vae", "text": ["text"]})
     items = (WorkItem("a", "a.png", None, targets),)
-    return WorkOrder("latents", "cats", "small", Dataset(path="."), model, {"a": 1}, items)
+    return Order("latents", "cats", "small", Dataset(path="."), model, {"a": 1}, items)
 
 
 def make_cache(path: str, key: str) -> Target:

@@ -19,7 +19,8 @@ from latentmake.config import parse
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import Target, WorkOrder
+from latentmake.plan.orders import Order
+from latentmake.plan.target import Target
 from latentmake.reports.cards import page_data, read_cards
 from picture_world import clouds
 from PIL import Image
@@ -64,7 +65,7 @@ def pixels_of(facts: Facts, stem: str) -> list[np.ndarray]:
     """Return the pixels that a job hands to the encoder, of each resolution."""
     (item,) = (each for each in facts.items("shapes", "micro")[0] if each.stem == stem)
     settings, model = facts.config.datasets["shapes"], facts.config.models["micro"]
-    work = WorkOrder("latents", "shapes", "micro", settings, model, {}, ())
+    work = Order("latents", "shapes", "micro", settings, model, {}, ())
     sizes = facts.config.runs["tiny"].resolutions
     targets = {Target(x.name, x.name, None, layouts.size_of(x.name)): x.name for x in sizes}
     source = work_of(stem, item.image, None, tuple(targets), media=item.media)

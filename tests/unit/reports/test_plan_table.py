@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from latentmake.plan.parts import Plan, RunPlan
+from latentmake.plan.run_plan import Plan, RunPlan
 from latentmake.reports.plan_table import plan_table
 from latentmake.sources.item import Fault
 

@@ -18,7 +18,8 @@ from latentmake.caches.pixels.arrays import array_of, by_pillow, lanczos, view_o
 from latentmake.config import Dataset, Model
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size, place, placement
-from latentmake.plan.orders import Target, WorkOrder
+from latentmake.plan.orders import Order
+from latentmake.plan.target import Target
 from picture_world import HARD, PHOTOGRAPHS, Pixels, Shape, encoded, noise, psnr
 from PIL import ExifTags, Image
 
@@ -44,7 +45,7 @@ def samples(data: bytes, sizes: Iterable[Size], **changes: Any) -> list[Sample]:
     targets = [Target(f"{size}", f"{size}.safetensors", None, size) for size in sizes]
     item = work_of("a", "a.jpg", None, tuple(targets))
     dataset = Dataset(path="data", **changes)
-    order = WorkOrder("latents", "data", "tiny", dataset, MODEL, {}, (item,))
+    order = Order("latents", "data", "tiny", dataset, MODEL, {}, (item,))
     missing = {target: str(number) for number, target in enumerate(targets)}
     return plain.samples_of(order, SourceBytes(item, data, "digest"), missing)
 

@@ -11,7 +11,7 @@ import pytest
 from latentmake.config import Config, MusubiTrainer, SdTrainer, WanTrainer, parse
 from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
-from latentmake.plan.parts import RunPlan
+from latentmake.plan.run_plan import RunPlan
 from latentmake.training.external.backend import External
 from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.order import MusubiOrder

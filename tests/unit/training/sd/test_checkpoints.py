@@ -11,7 +11,7 @@ import pytest
 from latentmake import digest
 from latentmake.config import parse
 from latentmake.index.memo import Memo
-from latentmake.plan.parts import Plan, RunPlan
+from latentmake.plan.run_plan import Plan, RunPlan
 from latentmake.reports.plan_report import report
 from latentmake.training.loop import drawing
 from latentmake.training.loop.plan import finish_plan

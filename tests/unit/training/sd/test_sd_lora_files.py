@@ -12,7 +12,7 @@ from diffusers import StableDiffusionPipeline, UNet2DConditionModel
 from diffusers.utils import convert_state_dict_to_diffusers
 from latentmake.files import cachefile
 from latentmake.files.safetensors import read_head
-from latentmake.plan.parts import RunPlan
+from latentmake.plan.run_plan import RunPlan
 from latentmake.training.loop.plan import is_trained
 from latentmake.training.loop.result import RunFiles
 from latentmake.training.sd import network

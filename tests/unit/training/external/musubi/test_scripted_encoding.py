@@ -26,13 +26,13 @@ from latentmake.config import Dataset
 from latentmake.errors import DeviceError, ModelError, SourceError
 from latentmake.files import cachefile
 from latentmake.files.safetensors import read_head
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.orders import Order
 from latentmake.plan.receipts import Receipt
 from latentmake.training.external.musubi import written
 from latentmake.training.external.musubi.encode import make_by_scripts
 from scripts_world import STEMS, calls, stems
 
-Carry = Callable[[WorkOrder], Receipt]
+Carry = Callable[[Order], Receipt]
 TUNER = Path("musubi-tuner")
 
 
@@ -43,7 +43,7 @@ def _in_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(written, "_SECONDS", 0.02)
 
 
-def carry_out(order: WorkOrder, **options: Any) -> tuple[Receipt, list[str]]:
+def carry_out(order: Order, **options: Any) -> tuple[Receipt, list[str]]:
     said: list[str] = []
     options = {"threads": 2, **options}
     receipt = encode.carry_out(
@@ -52,7 +52,7 @@ def carry_out(order: WorkOrder, **options: Any) -> tuple[Receipt, list[str]]:
     return receipt, said
 
 
-def faults(order: WorkOrder) -> str:
+def faults(order: Order) -> str:
     """Carry out an order some of whose items are faulty; return the one line about them."""
     with pytest.raises(SourceError) as caught:
         carry_out(order)
@@ -71,7 +71,7 @@ def runs(pid: int) -> bool:
         return False
 
 
-def made(order: WorkOrder) -> list[str]:
+def made(order: Order) -> list[str]:
     return [item.stem for item in order.items if Path(item.targets[0].path).exists()]
 
 
@@ -212,7 +212,7 @@ def test_of_a_hundred_items_all_but_the_bad_ones_are_made(
     assert len(calls(TUNER)) <= len(bad) + 3
 
 
-def skipped(order: WorkOrder) -> list[str]:
+def skipped(order: Order) -> list[str]:
     """Carry out an order twice, the second time of the items skipped at first; return these."""
     order = replace(order, dataset_settings=Dataset(path="data", on_error="skip"))
     receipt, _ = carry_out(order)
@@ -267,7 +267,7 @@ def test_items_larger_than_all_that_fit_are_named(lengths: tuple[int, ...]) -> N
     assert len(calls(TUNER)) <= 4
 
 
-def stopped(order: WorkOrder) -> str:
+def stopped(order: Order) -> str:
     """Carry out an order that a fault of the device stops; return its one line."""
     with pytest.raises(DeviceError) as caught:
         carry_out(order)
@@ -341,11 +341,11 @@ CHILD = """
 import sys
 from pathlib import Path
 from latentmake.caches import encode
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.orders import Order
 from latentmake.training.external.musubi import written
 from latentmake.training.external.musubi.encode import make_by_scripts
 written._SECONDS = 0.02
-order = WorkOrder.read(Path(sys.argv[1]))
+order = Order.read(Path(sys.argv[1]))
 encode.carry_out(order, Path("receipt.json"), say=print, encoder=make_by_scripts)
 """
 

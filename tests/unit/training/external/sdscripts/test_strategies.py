@@ -18,7 +18,7 @@ from latentmake.caches.encode import carry_out
 from latentmake.config import parse
 from latentmake.errors import ConfigError, DeviceError, ModelError, SourceError, TrainingError
 from latentmake.files import cachefile
-from latentmake.plan.orders import WorkOrder
+from latentmake.plan.orders import Order
 from latentmake.plan.planner import make_plan
 from latentmake.reports.recipe_changes import recipe_changes
 from safetensors.torch import save_file
@@ -32,7 +32,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
 
 
-def orders(values: dict[str, Any]) -> dict[str, WorkOrder]:
+def orders(values: dict[str, Any]) -> dict[str, Order]:
     found = plan(values).orders
     assert len({order.kind for order in found}) == len(found)
     return {order.kind: order for order in found}
@@ -87,7 +87,7 @@ def test_a_picture_whose_header_is_bad_takes_no_gpu() -> None:
     assert not loads(SCRIPTS)
 
 
-def stopped(order: WorkOrder) -> str:
+def stopped(order: Order) -> str:
     """Carry out an order that a fault of the device stops; return its one line."""
     with pytest.raises(DeviceError, match="CUDA out of memory") as caught:
         encode(order)
