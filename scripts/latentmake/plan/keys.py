@@ -59,12 +59,12 @@ def unreadable(path: str, error: OSError) -> SourceError:
 class Keys:
     """Keys of the targets of one dataset and model.
 
-    A item is read at most once, and only if its stat is new. What is done to an image depends on
+    An item is read at most once, and only if its stat is new. What is done to an image depends on
     its size, which the memo knows by the image's digest; so does the header of a target made of it.
 
     Attributes:
         recipes: part -> digest of its recipe, or `UNKNOWN`.
-        unreadable: stem -> fault of a item that had to be read and cannot be.
+        unreadable: stem -> fault of an item that had to be read and cannot be.
 
     Args:
         settings: the dataset's section of the configuration; None for prompts.
@@ -133,10 +133,10 @@ class Keys:
         return found if found in same else content
 
     def known_content(self, item: Item) -> str | None:
-        """Return the digest of a item of one file, if it is known without reading."""
-        if len(item.files) != 1:
+        """Return the digest of an item of one file, if it is known without reading."""
+        if item.source is None or len(item.read) != 1:
             return None
-        (file,) = item.files
+        (file,) = item.read
         found = self._known.get(file.path)
         return None if found is None or found[0] != file.stat else found[1]
 
@@ -212,8 +212,8 @@ class Keys:
 
         Args:
             part: of the target.
-            source: of the target.
-            content: digest of the item.
+            item: its inputs.
+            content: digest of the inputs.
             clip: frames of a video.
             header: of a file that may have been made of that content.
         """

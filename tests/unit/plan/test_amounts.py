@@ -73,7 +73,7 @@ def learnt(*receipts: Receipt) -> Memo:
 def test_the_amount_of_latents_is_pixels_times_frames() -> None:
     items = [work_of("a", "a.mp4", None, (target(64), target(32, clip=Clip(0, 9))))]
     assert amount_of("latents", DATA, TINY, items) == 64 * 64 + 9 * 32 * 32
-    small = [items[0]._replace(media=Media(16, 8, 0))]
+    small = [work_of("a", "a.mp4", None, items[0].targets, media=Media(16, 8, 0))]
     assert amount_of("latents", DATA, TINY, small) == 64 * 64 + 9 * 32 * 32
     not_scaled_up = DATA.model_copy(update={"bucket_no_upscale": True})
     assert amount_of("latents", not_scaled_up, TINY, small) == 16 * 8 + 9 * 16 * 8
@@ -85,7 +85,8 @@ def test_the_amount_of_text_is_the_tokens_of_all_captions() -> None:
     read = (work_of("a", "a.txt", None, (Target("text", "a", None),)),)
     assert amount_of("text", DATA, TINY, texts) == 3 * 51
     assert amount_of("text", DATA, TINY, read) == 101
-    assert amount_of("text", DATA, TINY, [read[0]._replace(source="s3://gone/a.txt")]) == 1
+    gone = work_of("a", "s3://gone/a.txt", None, read[0].targets)
+    assert amount_of("text", DATA, TINY, [gone]) == 1
     assert amount_of("text", DATA, TINY, ()) == 0
 
 

@@ -82,7 +82,7 @@ def stale(plan: RunPlan) -> dict[str, str]:
         item.stem: item.text if item.source is None else item.source
         for order in plan.orders
         if order.kind == "text"
-        for item in order.items
+        for item, *_ in order.items
     }
 
 

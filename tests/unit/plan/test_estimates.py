@@ -98,7 +98,8 @@ def test_what_a_job_will_name_stops_no_estimate(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     order = order_of(vaes, **MODELS["flux"])
-    first = order.items[0]._replace(media=Media(60_000, 1, 0))  # too narrow
+    first = order.items[0]
+    first = first._replace(item=first.item._replace(media=Media(60_000, 1, 0)))  # too narrow
     narrow = replace(order, items=(first, *order.items[1:]))
     (line,) = Estimates(Memo(None), jobs_of([(narrow, [])], 1)).lines()
     assert line.startswith("latents of tiny: 4 images of ")

@@ -87,11 +87,11 @@ def test_an_order_survives_being_written_and_read(items: tuple[Work, ...]) -> No
     order.path.unlink()
 
 
-def test_an_order_whose_items_have_no_span_yet_is_read() -> None:
+def test_an_order_whose_items_have_nothing_but_files_yet_is_read() -> None:
     order = work_order()
     order.write()
     path = order.path.with_suffix(".items.json")
-    path.write_text(json.dumps([item[:7] for item in order.items]))
+    path.write_text(json.dumps([(each.item[:2], each.targets) for each in order.items]))
     assert WorkOrder.read(order.path) == order
 
 

@@ -25,7 +25,7 @@ from latentmake.caches.reading import Reading
 from latentmake.files import atomic
 from latentmake.geometry.buckets import Size
 from latentmake.plan.orders import KEPT_SECONDS, Target, WorkOrder
-from latentmake.sources.item import Item
+from latentmake.sources.item import BUCKET, Item
 from latentmake.training.external.musubi.dataset_toml import shapes
 
 _FOLDER = Path(".latentmake/musubi")
@@ -148,7 +148,8 @@ class Scratch:
         """Return the line of an item in a list, with its caption if that is encoded."""
         item, kind = reading.item, self._kind
         if self._order.kind == "text":
-            caption, picture = str(reading.samples[0].content), item.image
+            image = item.file(BUCKET)
+            caption, picture = str(reading.samples[0].content), image and image.path
         else:
             caption, picture = "", item.source
         if picture is None:
