@@ -152,6 +152,8 @@ def test_a_plan_says_which_captions_of_sdscripts_lose_lines_and_leaves_the_other
     put_files(facts)
     plan = planned(facts)
     assert stale(plan) == {"two": "A cat sits.", "gap": "A dog runs."}
+    texts = [work for order in plan.orders if order.kind == "text" for work in order.items]
+    assert [work.content for work in texts] == [None, None]  # not the digest of the whole file
     assert [*recipe_changes(facts, [plan])] == [f"{FIRST_NOW}: 2 texts of cats"]
 
 
