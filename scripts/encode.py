@@ -13,10 +13,10 @@ with logged(snakemake.log[0]) as say:
     from latentmake.backends import encoder_of
     from latentmake.caches.gpu import lease
     from latentmake.caches.several import carry_out_all
-    from latentmake.plan.orders import WorkOrder
+    from latentmake.plan.orders import Order
 
     carry_out_all(
-        (WorkOrder.read(Path(path)) for path in snakemake.input.orders),
+        (Order.read(Path(path)) for path in snakemake.input.orders),
         say=say,
         threads=snakemake.threads,
         # A cache file that a job declares was asked for by its name, and cannot be skipped.

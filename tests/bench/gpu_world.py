@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/worlds"), str(ROOT / "tests/workflow")]
 
 from demo.text import clip_tokenizer, t5_tokenizer  # noqa: E402
-from item_world import work_of
+from item_world import work_of  # noqa: E402
 from latentmake import layouts  # noqa: E402
 from latentmake.config import Dataset, Model  # noqa: E402
 from latentmake.files.media import Media  # noqa: E402

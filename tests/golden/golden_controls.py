@@ -12,16 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from golden_files import HERE, bitmap
-from latentmake.config import Dataset, parse
+from latentmake.config import parse
 from latentmake.files.cachefile import target_key
 from latentmake.index.memo import Memo
-from latentmake.layouts import size_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.keys import Keys
 from latentmake.plan.manifest import ManifestOrder, row_of
-from latentmake.plan.orders import Order, Work
 from latentmake.plan.run_plan import members
-from latentmake.plan.target import Target
 
 GOLDEN = HERE / "controls.json"
 RECIPE = "3" * 64
@@ -39,7 +36,7 @@ CONFIG: dict[str, Any] = {
 
 
 def planned() -> dict[str, Any]:
-    """Return keys, items of orders and manifests of two pictures, one of them in a folder."""
+    """Return keys and manifests of two pictures, one of them in a folder."""
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as workplace:
         os.chdir(workplace)
@@ -59,28 +56,21 @@ def planned() -> dict[str, Any]:
 def _planned(facts: Facts, dataset: str) -> dict[str, Any]:
     settings, layout = facts.config.datasets[dataset], facts.layout("wan")
     keys = Keys(facts.memo, layout, settings, dict.fromkeys(PARTS, RECIPE))
-    found, work = [], []
+    found = []
     for item in facts.items(dataset, "wan")[0]:
         for part in PARTS:
-            source, folder = item.inputs(part), layout.folder(dataset, "wan", part)
+            source = item.inputs(part)
             content = keys.content(source)
             assert content is not None
             variant = keys.variant(part, source, content, None)
             assert variant is not None
             found.append(target_key(content, RECIPE, variant))
-            (named,) = layout.named(folder, part, item.stem, item.media, settings)
-            work.append(Work(source, (Target(part, named.path, None, size_of(part)),), content))
-    model = facts.config.models["wan"]
-    order = Order("latents", dataset, "wan", Dataset(path="data"), model, {}, tuple(work))
-    order.write()
     rows = members(facts, facts.config.runs["all"], {}, {})
     items = [row for row in rows if row.dataset == dataset]
-    written = ManifestOrder("all", "wan", {}, [], items, {}, [], 1).write().read_text()
+    order = ManifestOrder.read(ManifestOrder("all", "wan", {}, [], items, {}, [], 1).write())
     return {
         "keys": found,
-        "order": order.path.with_suffix(".items.json").read_text(),
-        "manifest order": written.split("\n")[1:],
-        "manifest": [json.dumps(row_of(item, 1, layout)) for item in items],
+        "manifest": [json.dumps(row_of(item, 1, layout)) for item in order.items],
     }
 
 

@@ -1,4 +1,4 @@
-"""Datasets of Wan keep their keys, orders and manifests, with one control image and with none."""
+"""Datasets of Wan keep their keys and manifests, with one control image and with none."""
 
 from __future__ import annotations
 

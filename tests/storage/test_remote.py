@@ -13,6 +13,7 @@ import order_world
 import pytest
 import wan
 from config_world import changed, smallest
+from item_world import work_of
 from latentmake import digest
 from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded
@@ -171,8 +172,8 @@ def on_s3(bucket: Bucket, *stems: str, **settings: Any) -> Order:
     """Return an order for the texts of some captions in a bucket."""
     order = order_world.order("text", dict.fromkeys(stems, ""), **settings)
     items = [
-        item._replace(source=f"s3://{bucket.name}/p/{item.stem}.txt", text=None)
-        for item in order.items
+        work_of(item.stem, f"s3://{bucket.name}/p/{item.stem}.txt", None, targets)
+        for item, targets, _ in order.items
     ]
     return replace(order, items=tuple(items))
 

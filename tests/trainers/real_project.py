@@ -158,8 +158,8 @@ class RealProject:
         places: dict[str, dict[str, list[str]]] = {"latents": {}, "text": {}}
         items = {}
         for order in self._all:
-            for item in order.items:
-                paths = [target.path for target in item.targets]
+            for item, targets, _ in order.items:
+                paths = [target.path for target in targets]
                 places[order.kind].setdefault(item.stem, []).extend(paths)
                 if order.kind == "latents":
                     items[item.stem] = item

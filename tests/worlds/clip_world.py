@@ -110,22 +110,23 @@ def whole(path: Path) -> list[NDArray[np.uint8]]:
 
 
 def check_caches(
-    item: Work,
+    work: Work,
     frames: list[NDArray[np.uint8]],
     scaled: Callable[[NDArray[np.uint8], Size], NDArray[np.uint8]],
 ) -> int:
     """Compare all caches of an item with its decoded frames; return how many there are."""
+    item, targets, _ = work
     assert item.media
     kept = [index for index, _ in kept_indices(len(frames), None, item.span or Span())]
-    for target in item.targets:
+    for target in targets:
         start, length = target.clip or Clip(0, 1)
         chosen = [frames[index] for index in kept[start : start + length]]
         expected = np.stack([scaled(frame, target.size or SIZE) for frame in chosen])
         found = load_file(target.path)["latents"]
         assert torch.equal(found, fingerprint(expected)), target
-    return len(item.targets)
+    return len(targets)
 
 
-def key_of(item: Work) -> str:
+def key_of(work: Work) -> str:
     """Return the digest of an item's source."""
-    return digest.of_file(Path(item.source or ""))
+    return digest.of_file(Path(work.item.source or ""))

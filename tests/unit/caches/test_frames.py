@@ -288,7 +288,7 @@ def made(
     settings = Dataset(path="data", target_frames=[5], source_fps=fps, fit=fit)  # type: ignore[arg-type]
     work = order_of(settings, item)
     keys = {target: target.path for target in targets}
-    maker = clip_maker(work, [Clips(item, "digest", keys)], read_frames)
+    maker = clip_maker(work, [Clips(item.item, "digest", keys)], read_frames)
     found: dict[str, Sample] = {}
     while maker.left:
         found |= {sample.key: sample for sample in maker.make()}
@@ -544,8 +544,8 @@ def asked(path: Path, control: Path | None, *, limit: int, clip: bool) -> Order:
 
 
 def samples_for(work: Order) -> list[Sample]:
-    (item,) = work.items
-    missing = {item.targets[0]: "key"}
+    ((item, targets, _),) = work.items
+    missing = {targets[0]: "key"}
     if work.dataset_settings.video:
         return clip_maker(work, [Clips(item, "digest", missing)], read_frames).make()
     controls = tuple(Path(each).read_bytes() for each in item.controls)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from item_world import inputs_of, work_of
+from item_world import inputs_of
 from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded
 from latentmake.caches.encoders.device import held_by_others
@@ -78,10 +78,10 @@ def autoencoder_kl(tmp_path: Path) -> Loaded:
 
 
 def ready(model: Model) -> Loaded:
-    return encoder(work_of(model), threads=1, say=silent)._replace(size=4)
+    return encoder(order_for(model), threads=1, say=silent)._replace(size=4)
 
 
-def work_of(model: Model) -> Order:
+def order_for(model: Model) -> Order:
     return Order(
         kind="latents",
         dataset="cats",
@@ -97,7 +97,7 @@ def job_of(layout: str, say: Callable[[str], None] = silent) -> Job:
     model: dict[str, Any] = {"vae": "vae", "text": ["text"]}
     if layout == "musubi":
         model |= {"task": "t2v-1.3B", "dtype": "float32"}
-    return Job(work_of(Model(**model)), {"made": "for this test"}, say)
+    return Job(order_for(Model(**model)), {"made": "for this test"}, say)
 
 
 def sample(number: int, layout: str, width: int = 32, height: int = 24) -> Sample:
@@ -252,7 +252,7 @@ def latents(sources: dict[str, Path | str], *large: str, **dataset: Any) -> Orde
     """Return an order for latents of 16 x 16 pixels, of some images 32 x 32."""
     work = order("latents", sources, **dataset)
     items = (
-        each._replace(targets=(target(each.stem, "32"),)) if each.stem in large else each
+        each._replace(targets=(target(each.item.stem, "32"),)) if each.item.stem in large else each
         for each in work.items
     )
     return replace(work, items=tuple(items))
@@ -441,7 +441,7 @@ def test_those_that_have_no_room_side_by_side_are_encoded_one_by_one() -> None:
 def test_of_wan_the_line_names_what_takes_less_memory(tmp_path: Path) -> None:
     for settings, names in (({}, True), ({"vae_cache_cpu": True}, False)):
         model = Model(vae="vae", text=["t5"], task="t2v-1.3B", **settings)  # type: ignore[arg-type, list-item]
-        job = Job(work_of(model), {}, silent)
+        job = Job(order_for(model), {}, silent)
         encode(job, Loaded(Short(lambda _: True), 1), [sample(0, "musubi")])
         (line,) = job.failed.values()
         assert ("`vae_cache_cpu: true`" in line) == names and "1 x 24 x 32 pixels" in line

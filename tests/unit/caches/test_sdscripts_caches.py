@@ -81,7 +81,7 @@ def made(which: Model, **dataset: Any) -> dict[str, Path]:
         tiny_vae(channels).save_pretrained("vae")
     work = order(which, **dataset)
     carry_out(work, Path("receipt.json"), say=silent)
-    return {item.stem.removeprefix("sub/"): Path(item.targets[0].path) for item in work.items}
+    return {x.item.stem.removeprefix("sub/"): Path(x.targets[0].path) for x in work.items}
 
 
 # -- names ----------------------------------------------------------------------------------------

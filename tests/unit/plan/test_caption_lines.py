@@ -83,7 +83,7 @@ def stale(plan: RunPlan) -> dict[str, str]:
         item.stem: item.text if item.source is None else item.source
         for order in plan.orders
         if order.kind == "text"
-        for item in order.items
+        for item, *_ in order.items
     }
 
 
@@ -153,6 +153,8 @@ def test_a_plan_says_which_captions_of_sdscripts_lose_lines_and_leaves_the_other
     put_files(facts)
     plan = planned(facts)
     assert stale(plan) == {"two": "A cat sits.", "gap": "A dog runs."}
+    texts = [work for order in plan.orders if order.kind == "text" for work in order.items]
+    assert [work.content for work in texts] == [None, None]  # not the digest of the whole file
     assert [*recipe_changes(facts, [plan])] == [f"{FIRST_NOW}: 2 texts of cats"]
 
 

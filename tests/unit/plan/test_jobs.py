@@ -27,7 +27,7 @@ def at_hand(work: Order) -> Order:
 
 
 def stems(jobs: list[EncodingJob]) -> list[list[str]]:
-    return [[item.stem for each in job.orders for item in each.items] for job in jobs]
+    return [[work.item.stem for each in job.orders for work in each.items] for job in jobs]
 
 
 def test_orders_of_one_model_and_the_same_runs_are_one_job() -> None:

@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from item_world import work_of
 from latentmake.config import Dataset, Model
+from latentmake.files import atomic, cachefile
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Span
-from latentmake.plan import receipts
+from latentmake.plan import receipts, spool
 from latentmake.plan.orders import FOLDER, Order, Work
 from latentmake.plan.receipts import Receipt, read_receipt
+from latentmake.plan.spool import spooled
 from latentmake.plan.target import Target
 
 texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
@@ -85,11 +88,11 @@ def test_an_order_survives_being_written_and_read(items: tuple[Work, ...]) -> No
     order.path.unlink()
 
 
-def test_an_order_whose_items_have_no_span_yet_is_read() -> None:
+def test_an_order_whose_items_have_nothing_but_files_yet_is_read() -> None:
     order = work_order()
     order.write()
     path = order.path.with_suffix(".items.json")
-    path.write_text(json.dumps([item[:7] for item in order.items]))
+    path.write_text(json.dumps([(each.item[:2], each.targets) for each in order.items]))
     assert Order.read(order.path) == order
 
 
@@ -148,6 +151,81 @@ def test_a_damaged_receipt_is_a_value_error(text: str) -> None:
         read_receipt(Path("receipt.json"))
 
 
+def test_old_orders_and_delivered_spool_files_are_forgotten_and_no_others() -> None:
+    kept, old, new = work_order(), work_order(kind="text"), work_order(dataset="dogs")
+    for order in (kept, old, new):
+        order.write()
+        Receipt({}, {}, [], {}, 0.0).write(order.receipt)
+    week = time.time() - 8 * 24 * 3600
+    for order in (kept, old):
+        os.utime(order.path, (week, week))
+        os.utime(order.receipt, (week, week))
+    spooled("x").parent.mkdir(parents=True)
+    for key in ("waiting", "delivered"):
+        spooled(key).write_bytes(b"x")
+    os.link(spooled("delivered"), "target")
+    os.utime(spooled("waiting"), (week, week))  # made long ago, but it lies there since today
+    spool.forget_old({kept.name})
+    assert not old.path.exists() and kept.path.exists() and new.path.exists()
+    assert set(receipts.receipts()) == {kept.receipt, new.receipt}
+    assert [path.name for path in spooled("x").parent.iterdir()] == [spooled("waiting").name]
+    assert Path("target").read_bytes() == b"x"
+
+
+def test_what_nobody_fetched_from_the_spool_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    spooled("x").parent.mkdir(parents=True)
+    spooled("given up").write_bytes(b"x")
+    spooled("a folder of somebody's").mkdir()
+    monkeypatch.setattr(spool, "KEPT_SECONDS", -1)
+    spool.forget_old(set())
+    assert not spooled("given up").exists()
+
+
+def test_what_is_replaced_is_kept_in_the_spool_until_then() -> None:
+    target = Target("64", "cache/old", "key@5", Size(64, 64))
+    damaged = Target("64", "cache/broken", "damaged@5", Size(64, 64))
+    for each in (target, damaged):
+        Path(each.path).parent.mkdir(exist_ok=True)
+        Path(each.path).write_bytes(b"old")
+        os.utime(each.path, ns=(5, 5))
+    order = work_order(items=(work_of("a", "data/a.png", None, (target, damaged)),))
+    spool.keep_replaced([order])
+    Path(target.path).unlink()  # as Snakemake does before a job
+    spool.forget_old({order.name})
+    assert spooled("key").read_bytes() == b"old"
+    assert len(list(spooled("key").parent.iterdir())) == 1
+
+
+def test_what_another_build_has_made_since_is_kept_under_its_own_key() -> None:
+    recipe = {"format": 1}
+    stamp = cachefile.stamp(key="new", source="s", recipe=recipe)
+    data = cachefile.serialize({"x": torch.ones(1)}, stamp)
+    found = [None, "old@5", "damaged@5"]
+    targets = [Target("64", f"cache/{each}", each, (64, 64)) for each in found]
+    for target in targets:
+        atomic.write(Path(target.path), data)
+    for target in targets:
+        spool.keep_replaced([work_order(items=(work_of("a", "a.png", None, (target,)),))])
+        assert [path.name for path in spooled("x").parent.iterdir()] == [spooled("new").name]
+        spooled("new").unlink()
+
+
+def test_beside_another_build_nothing_is_tidied_away() -> None:
+    spooled("x").parent.mkdir(parents=True)
+    spooled("kept").write_bytes(b"x")
+    os.link(spooled("kept"), "target")  # as a build keeps what it replaces
+    builds = [spool.begin([])]
+    assert not spooled("kept").exists()
+    os.link("target", spooled("kept"))
+    builds += [spool.begin([]), spool.begin([])]
+    assert spooled("kept").exists()
+    for build in builds:
+        assert build is not None
+        build.close()
+    build = spool.begin([])
+    assert not spooled("kept").exists()
+
+
 def test_planning_again_leaves_an_order_alone_until_it_is_done() -> None:
     order = work_order()
     order.write()
@@ -161,6 +239,11 @@ def test_planning_again_leaves_an_order_alone_until_it_is_done() -> None:
     order.path.write_text("{")
     order.write()
     assert Order.read(order.path) == order
+
+
+def test_forgetting_what_is_not_there_does_nothing() -> None:
+    spool.forget_old(set())
+    spool.forget_delivered()
 
 
 @settings(deadline=None)

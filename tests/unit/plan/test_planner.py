@@ -152,11 +152,11 @@ def prompts_to_encode(values: dict[str, Any], *generated: str) -> dict[str, str]
     """Return the texts of prompts, with their cache files, that a plan would encode."""
     plan = make_plan(facts_of(values), ["first"], generated=generated)
     return {
-        item.text or "": target.path
+        work.item.text or "": target.path
         for order in plan.orders
         if order.dataset == "_prompts"
-        for item in order.items
-        for target in item.targets
+        for work in order.items
+        for target in work.targets
     }
 
 

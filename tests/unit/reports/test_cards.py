@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import world
-from item_world import work_of
 from latentmake import layouts
 from latentmake.caches.inputs import SourceBytes, samples_of
 from latentmake.config import parse
@@ -68,7 +67,7 @@ def pixels_of(facts: Facts, stem: str) -> list[np.ndarray]:
     work = Order("latents", "shapes", "micro", settings, model, {}, ())
     sizes = facts.config.runs["tiny"].resolutions
     targets = {Target(x.name, x.name, None, layouts.size_of(x.name)): x.name for x in sizes}
-    source = work_of(stem, item.image, None, tuple(targets), media=item.media)
+    source = item.inputs("latents")
     samples = samples_of(work, SourceBytes(source, Path(item.image).read_bytes(), ""), targets)
     return [np.asarray(sample.content) for sample in samples]
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from item_world import work_of
+from item_world import inputs_of
 from latentmake.caches.inputs import Sample, SourceBytes
 from latentmake.caches.pixels import plain, sdscripts, wan
 from latentmake.caches.pixels.arrays import array_of, by_pillow, lanczos, view_of
 from latentmake.config import Dataset, Model
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size, place, placement
-from latentmake.plan.orders import Order
+from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target
 from picture_world import HARD, PHOTOGRAPHS, Pixels, Shape, encoded, noise, psnr
 from PIL import ExifTags, Image
@@ -43,9 +43,9 @@ def full_lanczos(data: bytes, size: Size, **changes: Any) -> Pixels:
 def samples(data: bytes, sizes: Iterable[Size], **changes: Any) -> list[Sample]:
     """Return the samples of some resolutions of one file, made in one job."""
     targets = [Target(f"{size}", f"{size}.safetensors", None, size) for size in sizes]
-    item = work_of("a", "a.jpg", None, tuple(targets))
+    item = inputs_of("a", "a.jpg")
     dataset = Dataset(path="data", **changes)
-    order = Order("latents", "data", "tiny", dataset, MODEL, {}, (item,))
+    order = Order("latents", "data", "tiny", dataset, MODEL, {}, (Work(item, tuple(targets)),))
     missing = {target: str(number) for number, target in enumerate(targets)}
     return plain.samples_of(order, SourceBytes(item, data, "digest"), missing)
 

@@ -72,7 +72,7 @@ def runs(pid: int) -> bool:
 
 
 def made(order: Order) -> list[str]:
-    return [item.stem for item in order.items if Path(item.targets[0].path).exists()]
+    return [x.item.stem for x in order.items if Path(x.targets[0].path).exists()]
 
 
 # -- one call for as many as possible --------------------------------------------------------------

@@ -159,7 +159,7 @@ def driver() -> Path:
 def test_a_killed_driver_leaves_what_it_had_finished() -> None:
     values = make()
     order = orders(values)["latents"]
-    victim = sorted(order.items, key=lambda item: item.stem)[0].stem
+    victim = min(each.item.stem for each in order.items)
     set_moods(SCRIPTS, **{victim: "kill"})
     with pytest.raises(ModelError, match=r"it was killed by SIGKILL.*finished caches are kept"):
         encode(order)
