@@ -29,8 +29,6 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, ImageOps
-
 ROOT = Path(__file__).resolve().parents[2]
 
 BOUNDS = {
@@ -152,8 +150,10 @@ def is_record(node: ast.ClassDef) -> bool:
 
 
 def at_import(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a module that run when it is imported, with any `TYPE_CHECKING`."""
+    """Yield the nodes of a module that run when it is imported."""
     for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
         yield node
         if not isinstance(node, ast.FunctionDef | ast.Lambda):
             yield from at_import(node)
@@ -218,8 +218,7 @@ def source_figures(package: Package) -> Figures:
     every = list(package.files)
     groups: dict[str, list[str]] = {}
     for name in every:
-        inside = "." in name or package.files[name].name == "__init__.py"
-        groups.setdefault(folder_of(name) if inside and name else "root", []).append(name)
+        groups.setdefault(folder_of(name) or "__init__", []).append(name)
     figures = {"package": _of_modules(package, every)}
     files, tops = circles(package.at_import), circles(folders(package.at_import))
     figures["package"] |= {
@@ -228,7 +227,7 @@ def source_figures(package: Package) -> Figures:
         "circles of files": len(files),
         "circles of folders": len(tops),
     }
-    return figures | {f"{name}/": _of_modules(package, groups[name]) for name in sorted(groups)}
+    return figures | {name: _of_modules(package, groups[name]) for name in sorted(groups)}
 
 
 def _of_modules(package: Package, names: list[str]) -> dict[str, float]:
@@ -314,6 +313,8 @@ def _process(command: list[str]) -> str:
 
 def way_figures(checkout: Path) -> tuple[Figures, dict[str, list[str]]]:
     """Build the sample of a checkout; return figures and functions of each way and process."""
+    from PIL import Image, ImageOps
+
     figures: Figures = {}
     listed: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory(prefix="house-") as folder:
