@@ -1,0 +1,195 @@
+"""The package is a house of layers without circles, of small modules and small functions."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import statistics
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import by_path
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+house = by_path.load("tests/bench/house.py")
+package = house.Package(ROOT / "scripts/latentmake")
+
+# From the lowest to the highest. Those of one line are siblings: neither imports the other.
+LAYERS = (
+    ("errors", "progress", "regular"),
+    ("digest",),
+    ("config",),
+    ("geometry",),
+    ("files",),
+    ("layouts", "index"),
+    ("sources", "models"),
+    ("plan",),
+    ("caches",),
+    ("training",),
+    ("training.loop",),
+    ("training.sd", "training.wan", "training.external", "exchange"),
+    ("training.external.musubi", "training.external.sdscripts"),
+    ("reports",),
+    ("backends", "session", "entry"),
+    ("words",),
+    ("cli",),
+    ("__main__",),
+)
+LEVEL = {folder: level for level, layer in enumerate(LAYERS) for folder in layer}
+TOP = ("backends", "session", "entry")
+
+# Folders and modules of the root that break a law of `broken` below. The list only shrinks.
+STILL_TO_DO = {
+    "caches",
+    "cli",
+    "config",
+    "exchange",
+    "files",
+    "index",
+    "layouts",
+    "models",
+    "plan",
+    "regular",
+    "reports",
+    "session",
+    "sources",
+    "training",
+    "words",
+}
+
+FAN_OUT = 12
+MODULE = range(60, 601)
+MEDIAN, P90, LONGEST = 10, 35, 100
+RECORDS = 45  # of all folders that are done
+LINES = {("plan",): 3200, ("index",): 350, ("session", "cli"): 600}
+
+HEAVY = {"torch", "numpy", "PIL", "av"}
+HEAVY_FOLDERS = {"caches", "training"}
+
+# Each module but the package's own, which has its lazy interface.
+MODULES = sorted(package.files.keys() - {""})
+FOLDERS = sorted({house.folder_of(module) for module in MODULES})
+DONE = sorted(set(FOLDERS) - STILL_TO_DO)
+
+
+def broken(folder: str) -> Iterator[str]:
+    """Yield each law that a folder breaks, with the place."""
+    lengths = []
+    for module in MODULES:
+        if house.folder_of(module) == folder:
+            yield from (f"{module}: {fault}" for fault in _broken_by_module(module))
+            functions = package.functions(module)
+            lengths += [node.end_lineno - node.lineno + 1 for node in functions]
+    lengths.sort()
+    if lengths and statistics.median_low(lengths) > MEDIAN:
+        yield f"functions have a median of {statistics.median_low(lengths)} lines"
+    if lengths and lengths[int(len(lengths) * 0.9)] > P90:
+        yield f"a tenth of the functions has {lengths[int(len(lengths) * 0.9)]} lines or more"
+    for group, most in LINES.items():
+        members = [module for module in MODULES if house.folder_of(module) in group]
+        if folder in group and (lines := sum(map(package.lines, members))) > most:
+            yield f"{' and '.join(group)}: {lines} lines, at most {most}"
+
+
+def _broken_by_module(module: str) -> Iterator[str]:
+    initial = package.files[module].stem in ("__init__", "__main__")
+    if (lines := package.lines(module)) not in MODULE and not initial:
+        yield f"{lines} lines"
+    if len(package.imports[module]) > FAN_OUT:
+        yield f"imports {len(package.imports[module])} modules"
+    for node in package.functions(module):
+        if node.end_lineno - node.lineno >= LONGEST:
+            yield f"{node.name} is too long"
+    tree = package.trees[module]
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    if "__all__" in names:
+        yield "has __all__"
+    if initial and (others := _bound(tree.body) - names):
+        yield f"passes on {', '.join(sorted(others))}"
+    if house.folder_of(module) not in HEAVY_FOLDERS:
+        heavy = {name.partition(".")[0] for name in _imported(house.at_import(tree))} & HEAVY
+        yield from (f"imports {name}" for name in sorted(heavy))
+
+
+def _imported(nodes: Iterator[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        match node:
+            case ast.ImportFrom(module=str(name)):
+                yield name
+            case ast.Import(names=names):
+                yield from (name.name for name in names)
+
+
+def _bound(nodes: list[ast.stmt]) -> set[str]:
+    """Return the names that statements import from this package."""
+    return {
+        alias.asname or alias.name
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("latentmake")
+        for alias in node.names
+    }
+
+
+def _layer(module: str) -> str:
+    names = itertools.accumulate(module.split("."), "{}.{}".format)
+    found = [name for name in names if name in LEVEL]
+    assert found, f"{module} stands in no layer"
+    return found[-1]
+
+
+@pytest.mark.parametrize("folder", DONE)
+def test_a_folder_keeps_the_laws_of_the_house(folder: str) -> None:
+    assert not list(broken(folder))
+
+
+@pytest.mark.parametrize("folder", sorted(STILL_TO_DO))
+def test_a_folder_that_is_still_to_do_breaks_a_law(folder: str) -> None:
+    assert list(broken(folder)), f"{folder} is done: take it from STILL_TO_DO"
+
+
+def test_the_folders_that_are_done_have_few_records() -> None:
+    done = [module for module in MODULES if house.folder_of(module) in DONE]
+    classes = [each for module in done for each in package.classes(module)]
+    records = [each.name for each in classes if house.is_record(each)]
+    assert len(records) <= RECORDS, records
+
+
+def test_a_module_imports_its_own_folder_and_what_stands_below_it() -> None:
+    upwards = {
+        (module, other)
+        for module in MODULES
+        for other in package.imports[module]
+        if _layer(module) != _layer(other)
+        and LEVEL[_layer(other)] >= LEVEL[_layer(module)]
+        and not {_layer(module), _layer(other)} <= set(TOP)
+    }
+    assert not upwards
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    try:
+        TopologicalSorter(package.imports).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_no_top_folders_import_each_other_in_a_circle() -> None:
+    assert not house.circles(house.folders(package.at_import))
+
+
+def test_an_import_names_its_module_in_full() -> None:
+    relative = [
+        module
+        for module, tree in package.trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+    assert not relative
+
+
+def test_the_root_holds_few_modules() -> None:
+    root = {path.stem for path in package.folder.glob("*.py")} - {"__init__"}
+    named = {"backends", "digest", "entry", "errors", "progress", "regular", "session"}
+    assert root == named | {"__main__", "cli"}
