@@ -61,16 +61,18 @@ class Task(NamedTuple):
 
 # -- a version ------------------------------------------------------------------------------------
 
-# Each question is answered in a copy of the process, so that it keeps nothing of the one before.
+# Each question is answered in a copy of the process, so that it keeps nothing of the one before but
+# what a copy had to import.
 _SERVER = """
-import gc, json, os, runpy, sys, traceback
+import contextlib, gc, importlib, json, os, runpy, sys, traceback
 import latentmake.cli, snakemake.cli, snakemake.common.configfile
 sys.argv = ["snakemake"]
 snakemake.cli.parse_args(["all"])  # which imports its plugins
-gc.freeze()
 print(latentmake.__file__, flush=True)
 for line in sys.stdin:
     folder, arguments = json.loads(line)
+    gc.freeze()
+    known, (heard, told) = {*sys.modules}, os.pipe()
     if (child := os.fork()) == 0:
         os.chdir(folder)
         for number, name in ((1, "said.json"), (2, "said.txt")):
@@ -85,7 +87,12 @@ for line in sys.stdin:
             status = 1
         sys.stdout.flush()
         sys.stderr.flush()
+        os.write(told, " ".join(sys.modules.keys() - known).encode()[:60_000])
         os._exit(status)
+    os.close(told)
+    with open(heard) as file, contextlib.suppress(ImportError):
+        for name in file.read().split():
+            importlib.import_module(name)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
