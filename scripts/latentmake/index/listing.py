@@ -9,9 +9,7 @@ from latentmake import digest
 from latentmake.errors import CacheError
 from latentmake.index.memo import TargetStat
 
-Listing = dict[str, TargetStat]
-"""Path -> stat of every file."""
-
+Listing = dict[str, TargetStat]  # path -> stat of every file
 _File = tuple[str, int, int, int]  # name, size, mtime_ns and inode
 
 

@@ -13,7 +13,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from latentmake import digest
 from latentmake.files.cachefile import Picture
@@ -21,22 +21,23 @@ from latentmake.files.media import Media
 from latentmake.files.paths import is_text
 from latentmake.geometry.buckets import Size
 
-MEMO = Path(".latentmake/memo.sqlite")
-"""The memo of a project."""
-
+MEMO = Path(".latentmake/memo.sqlite")  # of a project
+Stat = TypeVar("Stat", bound=tuple[int, ...])
 _VERSION = 7
-_CACHE = 32_768  # KiB of pages
-_SECONDS, _MANY = 5.0, 50_000  # time and number of new facts after which these are saved
+_SECONDS = 5.0  # after which new facts are saved
 _KEPT_NS = 90 * 24 * 3600 * 10**9  # after which verdicts and snapshots are forgotten
 _FEW = 2000  # names that are looked up one by one, not by reading all names below their folders
 # Kinds of facts. 4, 5 and 8 were used by former versions.
 _SOURCE, _TARGET, _MEDIA, _PICTURE, _VERDICT = 1, 2, 3, 6, 7
 _RECEIPT, _RATE, _SNAPSHOT, _TEXT = 9, 10, 11, 12
+# Version 0.2.0 needs the table `entries`, which stays empty.
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS facts (kind INT, name TEXT, size INT, mtime_ns INT, ctime_ns INT,
     inode INT, value TEXT, PRIMARY KEY (kind, name)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS source_sizes ON facts (size) WHERE kind = {_SOURCE};
 CREATE INDEX IF NOT EXISTS target_keys ON facts (value) WHERE kind = {_TARGET};
+CREATE TABLE IF NOT EXISTS entries (list INT, name TEXT, caption TEXT, tags TEXT,
+    PRIMARY KEY (list, name)) WITHOUT ROWID;
 PRAGMA user_version = {_VERSION};
 """
 # Without statistics, SQLite would rather read all facts of the kind.
@@ -61,12 +62,6 @@ class TargetStat(NamedTuple):
     inode: int
 
 
-class NoStat(NamedTuple):
-    """Of a fact about no file: the time when it was learnt."""
-
-    mtime_ns: int
-
-
 def source_stat(stat: os.stat_result) -> SourceStat:
     """Return the stat that identifies a source's content."""
     return SourceStat(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
@@ -77,27 +72,22 @@ def target_stat(stat: os.stat_result) -> TargetStat:
     return TargetStat(stat.st_size, stat.st_mtime_ns, stat.st_ino)
 
 
-Stat = TypeVar("Stat", bound=tuple[int, ...])
-
-
 class Table(Generic[Stat]):
     """Facts of one kind: from a name, usually a path, to a stat and a text, or bytes.
 
     New facts lie in the dictionary `new` until the memo is saved; None is a forgotten fact.
     """
 
-    def __init__(
-        self, database: sqlite3.Connection, kind: int, stat: type[Any], learnt: Callable[[], None]
-    ) -> None:
-        self._database, self._kind, self._stat, self._learnt = database, kind, stat, learnt
+    def __init__(self, memo: Memo, kind: int, stat: type[Any]) -> None:
+        self._memo, self._kind, self._stat = memo, kind, stat
         self._columns = ("name", *stat._fields, "value")
         self.new: dict[str, tuple[Any, Any] | None] = {}
 
     def learn(self, name: str, stat: Stat | None, value: str | bytes) -> None:
-        """Remember a fact; `stat` is None if it is about no file."""
+        """Remember a fact; `stat` is None if it is about no file, and its time counts."""
         if is_text(name):
-            self.new[name] = stat or (time.time_ns(),), value
-            self._learnt()
+            self.new[name] = stat or (None, time.time_ns(), None), value
+            self._memo.save_now_and_then()
 
     def forget(self, names: Iterable[str]) -> None:
         """Forget facts, because their files are gone."""
@@ -106,18 +96,18 @@ class Table(Generic[Stat]):
     def get(self, name: str, stat: Stat | None = None) -> str | None:
         """Return a value, if it is known and has this stat (or any, without `stat`)."""
         found = self.known([name]).get(name)
-        return None if found is None or stat not in (None, found[0]) else str(found[1])
+        return None if found is None or stat not in (None, found[0]) else found[1]
 
     def blob(self, name: str) -> bytes | None:
         """Return a value of bytes, if it is known."""
-        found: Any = self.known([name]).get(name)
-        return None if found is None else bytes(found[1])
+        return cast("bytes | None", self.get(name))
 
-    def below(self, folder: str) -> dict[str, tuple[Stat, str]]:
+    def below(self, folder: str, most: int = -1) -> dict[str, tuple[Stat, str]]:
         """Return path -> stat and value of the facts below a folder; "" stands for all."""
-        first, last = _range(folder)
+        # These paths are one range of the primary key: "/" is followed by "0".
+        first, last = (f"{folder}/", f"{folder}0") if folder else ("", "\U0010ffff")
         new = {name: fact for name, fact in self.new.items() if fact and first < name < last}
-        return self._saved("name > ? AND name < ?", first, last) | new
+        return self._saved(f"name > ? AND name < ? LIMIT {most}", first, last) | new
 
     def known(self, names: Collection[str], *folders: str) -> dict[str, tuple[Stat, str]]:
         """Return path -> stat and value of some paths, and perhaps of others in their `folders`."""
@@ -139,11 +129,7 @@ class Table(Generic[Stat]):
 
     def any(self, folder: str = "") -> bool:
         """Whether there is a fact below a folder."""
-        first, last = _range(folder)
-        new = any(fact and first < name < last for name, fact in self.new.items())
-        # Each new fact hides one row at most.
-        rows = f"name > ? AND name < ? LIMIT {len(self.new) + 1}"
-        return new or bool(self._saved(rows, first, last))
+        return bool(self.below(folder, len(self.new) + 1))  # each new fact hides one row at most
 
     def write(self) -> None:
         """Write the new facts to the database."""
@@ -151,8 +137,8 @@ class Table(Generic[Stat]):
         rows = [(self._kind, name, *fact[0], fact[1]) for name, fact in self.new.items() if fact]
         columns, marks = ", ".join(self._columns), ", ?" * len(self._columns)
         insert = f"INSERT OR REPLACE INTO facts (kind, {columns}) VALUES (?{marks})"  # noqa: S608
-        self._database.executemany("DELETE FROM facts WHERE kind = ? AND name = ?", gone)
-        self._database.executemany(insert, rows)
+        self._memo.database.executemany("DELETE FROM facts WHERE kind = ? AND name = ?", gone)
+        self._memo.database.executemany(insert, rows)
 
     def _saved(self, condition: str, *values: str, index: str = "") -> dict[str, Any]:
         """Return name -> stat, as a plain tuple, and value of saved facts without a newer one."""
@@ -160,64 +146,57 @@ class Table(Generic[Stat]):
         table = f"facts {index} WHERE kind = {self._kind} AND {condition}"
         query = f"SELECT {', '.join(self._columns)} FROM {table}"  # noqa: S608
         with contextlib.suppress(sqlite3.Error):
-            rows = self._database.execute(query, values).fetchall()
+            rows = self._memo.database.execute(query, values).fetchall()
             return {row[0]: (row[1:-1], row[-1]) for row in rows if row[0] not in self.new}
         return {}
-
-
-def _range(folder: str) -> tuple[str, str]:
-    # Paths below a folder are one range of the primary key: "/" is followed by "0".
-    return (f"{folder}/", f"{folder}0") if folder else ("", "\U0010ffff")
 
 
 class Memo(contextlib.AbstractContextManager["Memo"]):
     """A dictionary in an SQLite file, or in memory; facts are known as soon as they are learnt.
 
-    It is written every few seconds, and by `save` at the end of a plan. `is_new` says whether it
-    knew no source when it was opened: it was deleted, or never was.
+    It is written every few seconds, and by `save`. `is_new`: it knew no source when it was opened.
     """
 
     def __init__(self, path: Path | None) -> None:
-        self._database = _open(path)
-        self._saved, self._count = time.monotonic(), 0  # of the last save, and facts since then
+        self.database = _connect(str(path or ":memory:"))
+        self._saved = time.monotonic()
         self._tables: list[Table[Any]] = []
         self.sources = self._table(_SOURCE, SourceStat)  # path -> digest
         self.targets = self._table(_TARGET, TargetStat)  # path of a cache file -> key
         self.texts = self._table(_TEXT, SourceStat)  # path of a file of text -> its content
-        self.receipts = self._table(_RECEIPT, NoStat)  # names of those that were read
-        self.snapshots = self._table(_SNAPSHOT, NoStat)  # see `plan.remembered`
-        self._verdicts = self._table(_VERDICT, NoStat)
+        self.receipts = self._table(_RECEIPT, TargetStat)  # names of those that were read
+        self.snapshots = self._table(_SNAPSHOT, TargetStat)  # see `plan.remembered`
+        self._verdicts = self._table(_VERDICT, TargetStat)
         self._media = self._table(_MEDIA, SourceStat)
-        self._pictures = self._table(_PICTURE, NoStat)  # turned as EXIF says, digest -> size
-        self.rates = self._table(_RATE, NoStat)  # kind and model -> past jobs; `plan.estimates`
+        self._pictures = self._table(_PICTURE, TargetStat)  # turned as EXIF says, digest -> size
+        self.rates = self._table(_RATE, TargetStat)  # past jobs; see `plan.estimates`
         self.is_new = not self.sources.any()
 
     def __exit__(self, *error: object) -> None:
         self.save()
-        self._database.close()
+        self.database.close()
 
     def _table(self, kind: int, stat: type[Stat]) -> Table[Stat]:
-        self._tables.append(Table(self._database, kind, stat, self._learnt))
+        self._tables.append(Table(self, kind, stat))
         return self._tables[-1]
 
-    def _learnt(self) -> None:
-        """Save now and then: a plan may be killed, and facts that took long must not be lost."""
-        self._count += 1
-        if self._count > _MANY or time.monotonic() - self._saved > _SECONDS:
+    def save_now_and_then(self) -> None:
+        """Save every few seconds: a plan may be killed, and must not lose what took long."""
+        if time.monotonic() - self._saved > _SECONDS:
             self.save()
 
     def save(self) -> None:
         """Write the new facts; a memo that cannot be written stays as it is."""
-        self._saved, self._count = time.monotonic(), 0
+        self._saved = time.monotonic()
         if not any(table.new for table in self._tables):
             return
         with contextlib.suppress(sqlite3.Error):
-            with self._database:  # all or nothing
-                self._database.execute("BEGIN IMMEDIATE")
+            with self.database:  # all or nothing
+                self.database.execute("BEGIN IMMEDIATE")
                 for table in self._tables:
                     table.write()
                 old = "DELETE FROM facts WHERE kind IN (?, ?) AND mtime_ns < ?"
-                self._database.execute(old, (_VERDICT, _SNAPSHOT, time.time_ns() - _KEPT_NS))
+                self.database.execute(old, (_VERDICT, _SNAPSHOT, time.time_ns() - _KEPT_NS))
             for table in self._tables:
                 table.new.clear()
 
@@ -247,8 +226,8 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
 
     def learn_picture(self, content: str, picture: Picture) -> None:
         """Remember the size of an image by the digest of its file."""
-        size = f"{picture.width} {picture.height}"
-        self._pictures.learn(f"{picture.upright:d}{content}", None, size)
+        width, height, upright = picture.width, picture.height, picture.upright
+        self._pictures.learn(f"{upright:d}{content}", None, f"{width} {height}")
 
     def verdict(self, question: str) -> str | None:
         """Return the answer given to a question (a digest of all it depends on), if any."""
@@ -259,10 +238,7 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
         self._verdicts.learn(question, None, answer)
 
     def remembered(self, question: object, find: Callable[[], tuple[Any, Iterable[object]]]) -> Any:
-        """Return a fact about files and folders, found anew only if one of their stats is new.
-
-        `find` returns it with the paths it depends on. Question and fact are JSON values.
-        """
+        """Return a fact from `find`, which names its paths too: asked again if a stat is new."""
         name = digest.of_value(["remembered", 1, question])
         stats, fact = json.loads(self.verdict(name) or "[null, null]")
         if stats is None or stats != _stats(stats):
@@ -271,31 +247,25 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
         return fact
 
 
-def _open(path: Path | None) -> sqlite3.Connection:
-    """Open the memo, or one in memory if that is impossible (locked, read-only, full)."""
-    with contextlib.suppress(sqlite3.Error, OSError):
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return _connect(str(path))
-    return _connect(":memory:")
-
-
 def _connect(place: str) -> sqlite3.Connection:
-    database = sqlite3.connect(place, timeout=1, isolation_level=None)
-    try:
-        database.execute(f"PRAGMA cache_size = -{_CACHE}")
-        (version,) = database.execute("PRAGMA user_version").fetchone()
-        if version == 0:
-            database.executescript(_SCHEMA)
-        elif version != _VERSION:
-            raise sqlite3.DatabaseError("written by another version")
-        return database
-    except sqlite3.DatabaseError as error:
-        database.close()
-        if isinstance(error, sqlite3.OperationalError):
-            raise
-        Path(place).unlink()  # damaged, or of another version
+    """Open the memo, or one in memory if that is impossible (locked, read-only, full)."""
+    with contextlib.suppress(sqlite3.OperationalError, OSError):
+        Path(place).parent.mkdir(parents=True, exist_ok=True)
+        database = sqlite3.connect(place, timeout=1, isolation_level=None)
+        try:
+            database.execute("PRAGMA cache_size = -32768")  # KiB
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            if version == 0:
+                database.executescript(_SCHEMA)
+            if version in (0, _VERSION):
+                return database
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise
+        database.close()  # damaged, or of another version
+        Path(place).unlink()
         return _connect(place)
+    return _connect(":memory:")
 
 
 def _stats(paths: Iterable[str]) -> dict[str, list[int] | None]:

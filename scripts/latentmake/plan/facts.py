@@ -75,7 +75,7 @@ class Facts:
         if dataset not in self._scans:
             settings = self.config.datasets[dataset]
             self._scans[dataset] = (
-                lists.scan(dataset, settings, self.memo)
+                lists.scan(dataset, settings)
                 if settings.is_list
                 else folders.scan(dataset, settings)
             )
@@ -160,7 +160,7 @@ class Facts:
         if settings.composed:
             if settings.metadata_file is not None:
                 place = settings.metadata_file
-                listed = metadata.entries_of(dataset, place, scan.root, self.memo)
+                listed = metadata.entries_of(dataset, place, scan.root)
             roots, first = scan.roots, layout.first_line
             made = texts_of(settings, roots, found, listed, self.memo, entries, first_line=first)
             if note := made.note(dataset, settings.text_variants):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from pathlib import Path
@@ -16,7 +17,7 @@ from latentmake.files.media import Media
 from latentmake.index.memo import Memo, SourceStat, TargetStat, source_stat, target_stat
 
 SOURCE = SourceStat(1, 2, 3, 4)
-TARGET = TargetStat(5, 6, 7)
+TARGET, TARGET_7 = TargetStat(5, 6, 7), TargetStat(7, 1, 1)
 
 
 @pytest.fixture
@@ -42,33 +43,61 @@ def knows_something(memo: Memo) -> bool:
     return known[0]
 
 
-def test_what_was_learnt_is_known_the_next_time(place: Path) -> None:
+@pytest.mark.parametrize("saved", [False, True])
+def test_what_was_learnt_is_known_the_next_time(place: Path, saved: bool) -> None:
     with Memo(place) as memo:
+        assert not knows_something(memo)
         learn_something(memo)
+        if saved:
+            memo.save()
+        assert knows_something(memo)
+    with Memo(place) as memo:
+        assert knows_something(memo)
+
+
+def test_facts_of_a_memo_that_is_never_closed_are_saved_every_few_seconds(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("latentmake.index.memo._SECONDS", 0.0)
+    learn_something(Memo(place))  # of a plan that is killed
     with Memo(place) as memo:
         assert knows_something(memo)
 
 
-def test_sizes_and_timestamps_are_known_and_those_of_old_versions_are_not(place: Path) -> None:
-    video, image = Media(64, 48, 9, "1/24:1x9", 90), Media(30, 20, 0)
+def test_a_memo_of_version_0_2_is_read(place: Path) -> None:
+    place.parent.mkdir()
+    database = sqlite3.connect(place)
+    database.executescript(
+        """
+        CREATE TABLE facts (
+            kind INT, name TEXT, size INT, mtime_ns INT, ctime_ns INT, inode INT, value TEXT,
+            PRIMARY KEY (kind, name)
+        ) WITHOUT ROWID;
+        CREATE INDEX source_sizes ON facts (size) WHERE kind = 1;
+        CREATE INDEX target_keys ON facts (value) WHERE kind = 2;
+        CREATE TABLE entries (list INT, name TEXT, caption TEXT, tags TEXT,
+            PRIMARY KEY (list, name)) WITHOUT ROWID;
+        PRAGMA user_version = 7;
+        INSERT INTO facts VALUES
+            (1, 'data/a.png', 1, 2, 3, 4, 'digest'), (2, 'cache/a', 5, 6, NULL, 7, 'key'),
+            (3, 'data/a.mp4', 1, 2, 3, 4, '[64, 48, 9, "1/24:1x9", 90]'),
+            (3, 'data/old.png', 1, 2, 3, 4, '30 20 0'), -- of versions before 0.2.0
+            (5, 'meta.json', 1, 2, 3, 4, '1 1'), (6, '1digest', NULL, 1, NULL, NULL, '60 40'),
+            (7, 'question', NULL, 1, NULL, NULL, 'answer'),
+            (9, 'receipt', NULL, 1, NULL, NULL, ''), (12, 'data/a.txt', 1, 2, 3, 4, 'a cat');
+        INSERT INTO entries VALUES (1, 'a', 'a cat', NULL);
+        """
+    )
+    database.close()
     with Memo(place) as memo:
-        memo.learn_media("data/a.mp4", SOURCE, video)
-        memo.learn_media("data/b.png", SOURCE, image)
-        memo._media.learn("data/c.png", SOURCE, "30 20 0")  # as it was written before 0.2.0
-    with Memo(place) as memo:
-        assert memo.media([f"data/{name}" for name in ("a.mp4", "b.png", "c.png")]) == {
-            "data/a.mp4": (SOURCE, video),
-            "data/b.png": (SOURCE, image),
-        }
-
-
-def test_saving_in_the_middle_is_enough(place: Path) -> None:
-    with Memo(place) as memo:
-        learn_something(memo)
-        memo.save()
         assert knows_something(memo)
-    with Memo(place) as memo:
-        assert knows_something(memo)
+        assert not memo.is_new
+        assert memo.texts.get("data/a.txt", SOURCE) == "a cat"
+        video = Media(64, 48, 9, "1/24:1x9", 90)
+        assert memo.media(["data/a.mp4", "data/old.png"]) == {"data/a.mp4": (SOURCE, video)}
+        assert memo.pictures(["digest"], upright=True) == {"digest": (60, 40)}
+        assert [*memo.sources.where("size", [1])] == [("data/a.png", SOURCE, "digest")]
+        assert [*memo.targets.where("value", ["key"])] == [("cache/a", TARGET, "key")]
 
 
 def test_what_is_learnt_or_forgotten_is_known_before_it_is_saved() -> None:
@@ -114,47 +143,6 @@ def test_what_is_learnt_or_forgotten_is_known_before_it_is_saved() -> None:
     assert before[7:10] == ["new", None, b"bytes"]
 
 
-def test_facts_that_cannot_be_saved_are_known(place: Path) -> None:
-    with Memo(place) as memo:
-        learn_something(memo)
-    other = sqlite3.connect(place, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    try:
-        with Memo(place) as memo:
-            memo.learn_verdict("another", "answer")
-            memo.save()
-            assert memo.verdict("another") == "answer"
-    finally:
-        other.close()
-
-
-def test_what_is_learnt_last_counts(place: Path) -> None:
-    with Memo(place) as memo:
-        memo.targets.learn("cache/a", TARGET, "old")
-        memo.targets.learn("cache/a", TARGET, "older")
-        memo.learn_verdict("question", "old")
-    with Memo(place) as memo:
-        learn_something(memo)
-    with Memo(place) as memo:
-        assert memo.targets.below("cache") == {"cache/a": (TARGET, "key")}
-        assert memo.verdict("question") == "answer"
-
-
-def test_it_knows_nothing_that_it_was_not_told(place: Path) -> None:
-    with Memo(place) as memo:
-        assert memo.sources.below("data") == {}
-        assert memo.targets.below("cache") == {}
-        assert memo.verdict("question") is None
-        assert memo.receipts.names() == set()
-
-
-def test_a_memo_in_memory_works_alike() -> None:
-    with Memo(None) as memo:
-        learn_something(memo)
-        memo.save()
-        assert knows_something(memo)
-
-
 paths = st.lists(
     st.text("abc.-0/é \U0001f600", min_size=1, max_size=6).filter(
         lambda text: "//" not in f"/{text}/"
@@ -178,14 +166,6 @@ def test_below_a_folder_is_what_a_path_says(names: list[str], folder: str) -> No
         assert set(memo.targets.below(folder)) == below
 
 
-def test_a_folder_does_not_take_in_those_whose_names_it_begins() -> None:
-    with Memo(None) as memo:
-        for name in ("a/b/x", "a/bc/x", "a/b", "a/b0", "a/b.x", "a/b/y/z", "A/b/x"):
-            memo.sources.learn(name, SOURCE, name)
-        memo.save()
-        assert set(memo.sources.below("a/b")) == {"a/b/x", "a/b/y/z"}
-
-
 # -- digests of files -----------------------------------------------------------------------------
 
 
@@ -207,6 +187,26 @@ def test_a_file_of_known_stat_is_not_read_again(place: Path, tmp_path: Path) -> 
         memo.sources.learn(str(file), source_stat(file.stat()), "told before")
     with Memo(place) as memo:
         assert memo.digest_of_file(file) == "told before"
+
+
+def test_a_fact_is_found_anew_once_one_of_its_files_changes(place: Path, tmp_path: Path) -> None:
+    file, missing, found = tmp_path / "script.py", tmp_path / "missing", []
+
+    def find() -> tuple[dict[str, int], list[Path]]:
+        found.append(file)
+        return {"found": len(found)}, [file, missing]
+
+    def ask() -> object:
+        with Memo(place) as memo:
+            return memo.remembered(["sources", str(file)], find)
+
+    file.write_bytes(b"one")
+    assert ask() == ask() == {"found": 1}
+    await_another_time(file)
+    file.write_bytes(b"two")
+    assert ask() == ask() == {"found": 2}
+    missing.touch()
+    assert ask() == {"found": 3}
 
 
 def test_an_edit_with_the_old_size_and_mtime_is_noticed(place: Path, tmp_path: Path) -> None:
@@ -236,19 +236,10 @@ def test_a_second_name_does_not_change_a_targets_stat_but_any_content_does(tmp_p
 # -- what may befall it ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("garbage", [b"garbage" * 1000, b"SQLite format 3\0" + b"\xff" * 4000])
-def test_a_damaged_memo_is_replaced(place: Path, garbage: bytes) -> None:
+@pytest.mark.parametrize("garbage", [b"", b"garbage" * 1000, b"SQLite format 3\0" + b"\xff" * 4000])
+def test_an_empty_or_damaged_memo_is_replaced(place: Path, garbage: bytes) -> None:
     place.parent.mkdir()
     place.write_bytes(garbage)
-    with Memo(place) as memo:
-        learn_something(memo)
-    with Memo(place) as memo:
-        assert knows_something(memo)
-
-
-def test_an_empty_file_becomes_a_memo(place: Path) -> None:
-    place.parent.mkdir()
-    place.touch()
     with Memo(place) as memo:
         learn_something(memo)
     with Memo(place) as memo:
@@ -287,34 +278,17 @@ def test_a_memo_damaged_inside_stops_nothing(place: Path, kept: int) -> None:
         learn_something(memo)
 
 
-def test_a_locked_memo_is_read_or_done_without(place: Path) -> None:
+@pytest.mark.parametrize("lock", ["IMMEDIATE", "EXCLUSIVE"])
+def test_a_memo_that_another_locks_is_left_as_it_is(place: Path, lock: str) -> None:
     with Memo(place) as memo:
         learn_something(memo)
-    other = sqlite3.connect(place, isolation_level=None)
-    other.execute("BEGIN EXCLUSIVE")
-    try:
+    with contextlib.closing(sqlite3.connect(place, isolation_level=None)) as other:
+        other.execute(f"BEGIN {lock}")
         with Memo(place) as memo:
-            knows_something(memo)
+            assert knows_something(memo) == (lock == "IMMEDIATE")  # may be read meanwhile
             memo.learn_verdict("another", "answer")
-    finally:
-        other.execute("ROLLBACK")
-        other.close()
-    with Memo(place) as memo:
-        assert knows_something(memo)
-
-
-def test_a_memo_being_written_by_another_is_read_and_left_as_it_is(place: Path) -> None:
-    with Memo(place) as memo:
-        learn_something(memo)
-    other = sqlite3.connect(place, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    try:
-        with Memo(place) as memo:
-            assert knows_something(memo)
-            memo.learn_verdict("another", "answer")
-    finally:
-        other.execute("ROLLBACK")
-        other.close()
+            memo.save()
+            assert memo.verdict("another") == "answer"
     with Memo(place) as memo:
         assert knows_something(memo)
         assert memo.verdict("another") is None
@@ -333,10 +307,8 @@ def test_a_memo_that_cannot_be_made_stops_nothing(tmp_path: Path) -> None:
 def test_old_verdicts_are_forgotten(place: Path) -> None:
     with Memo(place) as memo:
         learn_something(memo)
-    database = sqlite3.connect(place)
-    database.execute("UPDATE facts SET mtime_ns = mtime_ns - 91 * 24 * 3600 * 1000000000")
-    database.commit()
-    database.close()
+    with sqlite3.connect(place) as database:
+        database.execute("UPDATE facts SET mtime_ns = mtime_ns - 91 * 24 * 3600 * 1000000000")
     with Memo(place) as memo:
         assert memo.verdict("question") == "answer"
         memo.learn_verdict("another", "answer")
@@ -354,7 +326,7 @@ def test_files_are_found_by_key_and_by_size_until_they_are_forgotten(tmp_path: P
         for number in range(1200):  # more than one query takes
             memo.targets.learn(f"cache/a/b/{number}", TargetStat(number, 1, 1), f"key {number}")
             memo.sources.learn(f"data/{number}", SourceStat(number, 2, 3, 4), f"digest {number}")
-        memo.targets.learn("cache/c/d/7", TargetStat(7, 1, 1), "key 7")
+        memo.targets.learn("cache/c/d/7", TARGET_7, "key 7")
         memo.learn_picture("digest 7", Picture(60, 40, True))
     with Memo(tmp_path / "memo") as memo:
         assert not memo.is_new
@@ -364,11 +336,14 @@ def test_files_are_found_by_key_and_by_size_until_they_are_forgotten(tmp_path: P
         assert len([*memo.targets.where("value", keys)]) == 1201
         assert set(memo.targets.where("value", ["key 7"])) == {
             ("cache/a/b/7", (7, 1, 1), "key 7"),
-            ("cache/c/d/7", (7, 1, 1), "key 7"),
+            ("cache/c/d/7", TARGET_7, "key 7"),
         }
         assert [*memo.sources.where("size", [7, 5000])] == [("data/7", (7, 2, 3, 4), "digest 7")]
         assert memo.pictures(["digest 7", "digest 8"], upright=True) == {"digest 7": (60, 40)}
         assert memo.pictures(["digest 7"], upright=False) == {}
         memo.targets.forget(["cache/a/b/7", "cache/gone"])
-        memo.save()
-        assert [*memo.targets.where("value", ["key 7"])] == [("cache/c/d/7", (7, 1, 1), "key 7")]
+        for _ in range(2):
+            assert [*memo.targets.where("value", ["key 7"])] == [("cache/c/d/7", TARGET_7, "key 7")]
+            memo.save()
+        memo.targets.forget(["cache/c/d/7"])
+        assert not memo.targets.any("cache/c") and memo.targets.any("cache/a")
