@@ -48,7 +48,7 @@ def test_what_is_wrong_is_named_deleted_and_encoded_again_alone(written: Project
     built = written.run("caches_tiny").encoded()
     # Of files under each other's names the store has the bytes.
     swapped = {path for path, (_, reason) in spoilt.items() if reason.startswith("it was not")}
-    assert (built.encoded, built.linked) == (len(spoilt) - len(swapped), len(swapped))
+    assert (built.encoded, built.spooled) == (len(spoilt) - len(swapped), len(swapped))
     now = written.snapshot()
     assert {path for path in now if now[path] != before[path]} == spoilt.keys() - swapped
     assert now.keys() == before.keys()
