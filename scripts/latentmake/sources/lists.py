@@ -35,7 +35,7 @@ from latentmake.sources.names import unusable_name
 from latentmake.sources.rows import Row, columns_of, layers_of, row_of
 
 
-def scan(name: str, dataset: Dataset, memo: object = None) -> Scan:
+def scan(name: str, dataset: Dataset) -> Scan:
     """Read a list, and the stats of the files that its rows name and of the captions beside them.
 
     Raises:

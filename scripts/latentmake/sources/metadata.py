@@ -69,7 +69,7 @@ def metadata_stat(dataset: str, file: str) -> SourceStat:
     return source_stat(found)
 
 
-def entries_of(dataset: str, file: str, root: str, memo: object = None) -> dict[str, Entry]:
+def entries_of(dataset: str, file: str, root: str) -> dict[str, Entry]:
     """Return the entries of a metadata file, by the images' names below the folder `root`.
 
     Raises:
