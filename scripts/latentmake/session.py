@@ -17,8 +17,9 @@ from latentmake.errors import LatentmakeError
 from latentmake.exchange.ai_training.plan import plan_export
 from latentmake.exchange.clip_files.order import ClipsOrder, plan_clips
 from latentmake.files.disk import Need
+from latentmake.files.workspace import check_folder, check_run_folder, claim
 from latentmake.index.memo import MEMO, Memo
-from latentmake.plan.build import Build, check_folder, check_run_folder, claim
+from latentmake.plan.build import Build
 from latentmake.plan.estimates import Resources, resources_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder

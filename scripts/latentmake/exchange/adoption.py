@@ -22,9 +22,9 @@ from latentmake.caches.reading import Reading
 from latentmake.errors import CacheError, SourceError
 from latentmake.exchange.record import Record
 from latentmake.files import atomic, cachefile
+from latentmake.files.workspace import ADOPTED as RECORD
 from latentmake.index.memo import target_stat
 from latentmake.plan import store
-from latentmake.plan.build import ADOPTED as RECORD
 from latentmake.plan.orders import FOLDER, Order, Work
 from latentmake.plan.receipts import Receipt
 from latentmake.plan.run_plan import RunPlan

@@ -185,13 +185,6 @@ class Layout(ABC):
         """
         return ""
 
-    @property
-    def lines_rule(self) -> str:
-        """The lines of a caption that are encoded, and those that an earlier release encoded."""
-        if self.first_line:
-            return "the first line is encoded, as sd-scripts reads it; before, it was all lines"
-        return "all lines are encoded; before, it was only the first"
-
     @abstractmethod
     def placement(self, resolution: Size, image: Size, settings: Dataset) -> Placement:
         """Return how an image or a frame is brought to its size; arguments as of `variant`.

@@ -17,7 +17,7 @@ from latentmake.index.memo import Memo, SourceStat
 from latentmake.plan.target import joined
 from latentmake.sources import s3
 from latentmake.sources.caption_pipeline import newlines
-from latentmake.sources.item import CAPTION, FORMER, Item
+from latentmake.sources.item import Item
 
 _SMALL = 16_384  # bytes; files up to this size are read rather than presumed: captions
 _ALIKE = 2  # known files that an unknown one is presumed to equal
@@ -73,17 +73,6 @@ class Contents:
         _, path, stat = item.files[0]
         found = self._known.get(path)
         return None if found is None or found[0] != stat else found[1]
-
-    def is_former(self, item: Item, found: str) -> bool:
-        """Whether the digest in a header is of the text as an earlier release read it."""
-        if item.former is None:
-            return False
-        files = tuple(
-            each._replace(role=CAPTION) if each.role == FORMER else each
-            for each in item.files
-            if each.role != CAPTION
-        )
-        return self.of(item._replace(files=files, texts=item.former or None, former=None)) == found
 
     def with_line_ends(self, item: Item, content: str, found: str) -> str:
         """Return a text's digest, or the one found in a header if only line ends differ.

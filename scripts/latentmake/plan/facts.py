@@ -15,9 +15,9 @@ from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout, kind_of
 from latentmake.models import places, recipe
 from latentmake.models.encoder_files import encoder_fault
+from latentmake.models.recipe_differences import keep_places
 from latentmake.plan.contents import Contents
 from latentmake.plan.lock import read_lock
-from latentmake.plan.programs import keep_places
 from latentmake.plan.state import UNKNOWN, Judge
 from latentmake.plan.target import PROMPTS, known_prompts, prompt_items, text_parts
 from latentmake.sources import folders, lists, metadata, s3
@@ -165,12 +165,8 @@ class Facts:
             made = texts_of(settings, roots, found, listed, self.memo, entries, first_line=first)
             if note := made.note(dataset, settings.text_variants):
                 sys.stderr.write(f"note: {note}\n")
-            texts, former, faults = made.found, made.former, faults + made.faults
-            found = [
-                item._replace(texts=texts[x], former=former.get(x))
-                for item in found
-                if (x := item.stem) in texts
-            ]
+            texts, faults = made.found, faults + made.faults
+            found = [item._replace(texts=texts[x]) for item in found if (x := item.stem) in texts]
         elif layout.first_line:
             found, more = first_lines(settings, scan.roots, found, self.memo)
             faults = faults + more

@@ -37,8 +37,6 @@ class RunPlan:
         trainer: the order whose file is `trainer_order`.
         images: dataset -> digest of the paths of its images.
         lock: digest of what trains, from its lock; None where its manifest is to be written.
-        rules: dataset -> the change of a rule by which its captions, which the trainer encodes,
-            became others, and their number.
         reason: why it is to be trained; "" where it is trained.
         note: a line for the plan, where its training goes on from a checkpoint, or only writes
             files of trained weights anew.
@@ -54,7 +52,6 @@ class RunPlan:
     trainer: BaseModel | None = None
     images: dict[str, str] = field(default_factory=dict)
     lock: str | None = None
-    rules: dict[str, tuple[str, int]] = field(default_factory=dict)
     estimate: TrainingEstimate | None = None
     reason: str = ""
     note: str = ""
@@ -123,11 +120,6 @@ def plan_manifest(
     if fresh and not force:
         plan.lock = lock.data
         return
-    former = {name: _text_digests(facts, run, name, former=True) for name in datasets}
-    if former != texts and lock.digest == _digest_of(states, former, repeats, validation):
-        rule = facts.layout(run.model).lines_rule
-        counts = {name: len(texts[name].items() - former[name].items()) for name in datasets}
-        plan.rules = {name: (rule, count) for name, count in counts.items() if count}
     known = {} if dry else {part: state.known() for part, state in plan.parts.items()}
     order = ManifestOrder(
         run=plan.name,
@@ -176,10 +168,8 @@ def _stems(skipped: _Skipped) -> set[tuple[str, str]]:
     return {(name, fault["stem"]) for name, faults in skipped.items() for fault in faults}
 
 
-def _text_digests(facts: Facts, run: Run, name: str, *, former: bool = False) -> dict[str, str]:
+def _text_digests(facts: Facts, run: Run, name: str) -> dict[str, str]:
     """Return stem -> digest of an item's text, where the trainer encodes that itself.
-
-    With `former` of the text as an earlier release read it.
 
     sd-scripts does so with Stable Diffusion 1.x and 2.x: no cache tells that a caption changed.
     """
@@ -188,8 +178,6 @@ def _text_digests(facts: Facts, run: Run, name: str, *, former: bool = False) ->
     found: dict[str, str] = {}
     for item in facts.wanted_items(name, run.model):
         texts = item.texts
-        if former and item.former is not None:
-            texts = item.former or None
         if texts is not None:
             found[item.stem] = digest.of_value(texts)
         elif item.caption is not None:

@@ -45,7 +45,6 @@ class Stale(NamedTuple):
         reason: one of `REASONS`.
         content: digest of the inputs, if it is known.
         recipe: digest of the recipe of the file there, where that is another than it should be.
-        rule: the change of a rule that made it stale, as a sentence; "" of all others.
     """
 
     item: Item
@@ -53,7 +52,6 @@ class Stale(NamedTuple):
     reason: str
     content: str | None = None
     recipe: str = ""
-    rule: str = ""
 
     @property
     def path(self) -> str:
@@ -232,11 +230,8 @@ class Judge:
             return key
         header = wanted.header
         edited = header.recipe == recipe and header.source != wanted.content
-        rule = ""
-        if edited and self.contents.is_former(item, header.source):
-            rule = self._layout.lines_rule
-        reason = "edited" if edited and not rule else "changed recipe"
-        return Stale(item, target, reason, self.contents.known(item), header.recipe, rule)
+        reason = "edited" if edited else "changed recipe"
+        return Stale(item, target, reason, self.contents.known(item), header.recipe)
 
     def key_of(self, item: Item, target: Target, content: str, header: Header | None) -> str | None:
         """Return the key that a target needs; None where it is unknown. Arguments as of `view`."""

@@ -19,13 +19,11 @@ IMAGE_EXTENSIONS = frozenset(
 )
 IMAGE, CAPTION, TAGS, CONTROL, LAYER = "image", "caption", "tags", "control", "layer"
 """Roles of files. An image is the image or video that an item is named by."""
-BUCKET, FORMER = "bucket", "former"
-"""Roles of files whose content does not count: the image in whose bucket the controls of a text are
-put, and a caption that an earlier release read as a whole."""
+BUCKET = "bucket"
+"""Role of the image in whose bucket the controls of a text are put; its content does not count."""
 
 _MAIN = (IMAGE, CAPTION)
 _OF_LATENTS = (IMAGE, CONTROL, LAYER)
-_UNREAD = (BUCKET, FORMER)
 _SHOWN = 60  # characters of a text in messages
 
 
@@ -48,8 +46,6 @@ class Item(NamedTuple):
         span: the part of a video that its clips are cut from; None stands for all of it.
         row: the other columns of its row, where the dataset is a list.
         control_sizes: of its controls, where what is done to them depends on these.
-        former: the variants as an earlier release read them, where these were others; empty where
-            it read the whole caption file.
         place: list and line of its row.
         window: the part of a video in seconds, from which its span is computed when it is probed.
     """
@@ -61,7 +57,6 @@ class Item(NamedTuple):
     span: Span | None = None
     row: dict[str, Any] | None = None
     control_sizes: tuple[Size, ...] = ()
-    former: list[str] | None = None
     place: str | None = None
     window: tuple[float, float | None] | None = None
 
@@ -115,11 +110,7 @@ class Item(NamedTuple):
             return Item(
                 self.stem, files, None, self.media, self.span, control_sizes=self.control_sizes
             )
-        found = Item(self.stem, *self._text(part, self.texts))
-        if self.former is not None and text_of(part) != DROPPED:
-            files, texts = self._text(part, self.former or None)
-            former = tuple(each._replace(role=FORMER) for each in files)
-            found = found._replace(files=(*found.files, *former), former=texts or [])
+        found = Item(self.stem, *self._text(text_of(part)))
         if not controlled_text or not self.controls:
             return found
         controls = tuple(each for each in self.files if each.role == CONTROL)
@@ -130,20 +121,18 @@ class Item(NamedTuple):
             control_sizes=self.control_sizes,
         )
 
-    def _text(
-        self, part: str, texts: Sequence[str] | None
-    ) -> tuple[tuple[File, ...], list[str] | None]:
-        """Return the caption file of a part, or its text among several."""
-        name = text_of(part)
-        if texts is not None:
-            return (), ["" if name == DROPPED else texts[int(name.partition(".")[2] or 0)]]
+    def _text(self, name: str) -> tuple[tuple[File, ...], list[str] | None]:
+        """Return the caption file, or the text of a name among several."""
+        if self.texts is not None:
+            number = int(name.partition(".")[2] or 0) if name != DROPPED else 0
+            return (), ["" if name == DROPPED else self.texts[number]]
         files = tuple(each for each in self.files if each.role == CAPTION)
         return files, None if files else [""]
 
     @property
     def read(self) -> tuple[File, ...]:
         """Of inputs: the files whose content counts."""
-        return tuple(each for each in self.files if each.role not in _UNREAD)
+        return tuple(each for each in self.files if each.role != BUCKET)
 
     @property
     def source(self) -> str | None:
