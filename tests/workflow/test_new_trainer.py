@@ -12,7 +12,7 @@ SETTINGS = '''"""Settings of the trainer `dummy`."""
 
 from typing import ClassVar, Literal
 
-from latentmake.config.trainers.base import Trainer
+from latentmake.config.trainers import Trainer
 
 
 class DummyTrainer(Trainer):
