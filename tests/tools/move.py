@@ -23,6 +23,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
@@ -144,6 +145,26 @@ class Plan:
         olds = self.groups.get(module, [])
         return len(olds) > 1 and not any(self.exists(old) for old in olds if old != module)
 
+    def check(self) -> None:
+        """Raise the mistakes that were found."""
+        if self.mistakes:
+            raise Refusal("\n".join(dict.fromkeys(self.mistakes)))
+
+    def may_name(self, text: str) -> bool:
+        """Return whether a text may name what moves; to read it as Python takes long."""
+        return any(word in text for word in self._words)
+
+    @cached_property
+    def _words(self) -> set[str]:
+        names = {old for old, new in self.homes.items() if old != new} | self.renamed
+        parents = {f"from {name.rpartition('.')[0]} import" for name in names}
+        return names | parents | {name.replace(".", "/") for name in names}
+
+    @cached_property
+    def renamed(self) -> set[str]:
+        """Modules that definitions leave, or that give them other names."""
+        return {key.rpartition(".")[0] for key in [*self.moved, *self.renames]}
+
     def _holds(self, module: str, name: str) -> bool:
         return module in self.modules and name in self.modules[module].scope.names
 
@@ -165,7 +186,10 @@ class Plan:
         else:
             return full, []
         if not rest:
-            return self.homes.get(module, module), []
+            stays = any(
+                new.startswith(f"{module}.") for new in [*self.groups, *self.moved.values()]
+            )
+            return module if stays else self.homes.get(module, module), []
         name, *more = rest
         old = self.modules.get(module)
         listed = module in self.homes and (old is None or old.is_package)
@@ -208,12 +232,16 @@ class Plan:
 
     def text(self, text: str, breaks: bool = True) -> str:
         """Rewrite the names of modules and of their files in a text."""
+        if self.package not in text:
+            return text
         modules: dict[str, str] = {}
 
         def line(match: re.Match[str]) -> str:
             found: dict[str, list[str]] = defaultdict(list)
             for name in re.split(r"[\s,()]+", match[2].strip("() \n,")):
                 module, rest = self.resolve(f"{match[1]}.{name}")
+                if len(rest) > 1:  # of a module that is not there
+                    return match[0]
                 base, _, last = module.rpartition(".")
                 found[module if rest else base].append(rest[0] if rest else last)
                 if not rest and last != name:
@@ -255,13 +283,14 @@ class Rewriter(cst.CSTTransformer):
         super().__init__()
         self.plan, self.tree, self.name, self.home = plan, tree, name, home
         parsed = ast.parse(whole)
-        self.scopes = [scope_of(parsed.body)]
+        self.scopes: list[Scope | cst.CSTNode] = [scope_of(parsed.body)]
         self.needed: set[tuple[str, str]] = set()  # own names that come to stand elsewhere
         self.skipped: set[cst.CSTNode] = set()  # attributes and keywords
         self.roots: set[cst.CSTNode] = set()  # names before attributes
         self.bound = scope_of(parsed.body, deep=True).names
         self.uses: dict[str, set[str]] = defaultdict(set)  # local name -> attributes
         proposed: dict[str, set[str]] = defaultdict(set)  # new local name -> new full names
+        imported: dict[str, set[str]] = defaultdict(set)
         roots = set()
         for node in ast.walk(parsed):
             if isinstance(node, ast.Attribute):
@@ -270,6 +299,7 @@ class Rewriter(cst.CSTTransformer):
                 roots.add(id(node.value))
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 for local, full in scope_of([node]).imports.items():
+                    imported[local].add(full)
                     module, rest = plan.resolve(full)
                     plain = self.is_ours(full) and full.endswith(f".{local}")
                     new = ".".join([module, *rest])
@@ -277,6 +307,11 @@ class Rewriter(cst.CSTTransformer):
         self.proposed = proposed
         names = [n for n in ast.walk(parsed) if isinstance(n, ast.Name) and id(n) not in roots]
         self.bare = {node.id for node in names if isinstance(node.ctx, ast.Load)}
+        own = self.scope(0).names if name in plan.known else set()
+        self.changing = {each for each in own if plan.resolve(f"{name}.{each}") != (home, [each])}
+        self.changing |= {
+            local for local, fulls in imported.items() if any(map(self.is_ours, fulls))
+        }
 
     def is_ours(self, full: str) -> bool:
         """Return whether a full name is of the package."""
@@ -298,35 +333,43 @@ class Rewriter(cst.CSTTransformer):
         taken = self.bound | set(self.proposed)
         return local if any(one and one[0] in taken for one in ones) else None
 
+    def scope(self, place: int) -> Scope:
+        """Return a scope that the rewriter is in, from outside in; read when it is asked for."""
+        node = self.scopes[place]
+        if isinstance(node, cst.CSTNode):
+            code = self.tree.code_for_node(node).strip()
+            is_block = isinstance(node, cst.FunctionDef | cst.ClassDef)
+            made = ast.parse(code).body[0] if is_block else ast.parse(f"({code})").body[0]
+            made = made.value if isinstance(made, ast.Expr) else made
+            node = scope_of(ast.iter_child_nodes(made), is_class=isinstance(made, ast.ClassDef))
+            self.scopes[place] = node
+        return node
+
     def lookup(self, name: str) -> str | None:
-        """Return the full name of what a name stands for here; None of a local one."""
-        for scope in reversed(self.scopes):
-            if scope.is_class and scope is not self.scopes[-1]:
+        """Return the full name of what a name stands for here; None where it stays as it is."""
+        if name not in self.changing:
+            return None
+        for place in reversed(range(len(self.scopes))):
+            scope = self.scope(place)
+            if scope.is_class and place < len(self.scopes) - 1:
                 continue
             if name in scope.imports:
                 return scope.imports[name] if self.is_ours(scope.imports[name]) else None
             if name in scope.names:
-                own = scope is self.scopes[0] and self.name in self.plan.known
-                return f"{self.name}.{name}" if own else None
+                return f"{self.name}.{name}" if place == 0 else None
         return None
 
     def plain(self, name: str) -> cst.Name:
         """Return a name of the module, which no local one may hide."""
-        if any(name in scope.names for scope in self.scopes[1:] if not scope.is_class):
+        scopes = [self.scope(place) for place in range(1, len(self.scopes))]
+        if any(name in scope.names for scope in scopes if not scope.is_class):
             self.plan.mistakes.append(f"{self.name}: a local `{name}` hides the one of its module")
         return cst.Name(name)
-
-    def _enter(self, node: cst.CSTNode) -> None:
-        code = self.tree.code_for_node(node).strip()
-        is_block = isinstance(node, cst.FunctionDef | cst.ClassDef)
-        made = ast.parse(code).body[0] if is_block else ast.parse(f"({code})", mode="eval").body
-        scope = scope_of(ast.iter_child_nodes(made), is_class=isinstance(made, ast.ClassDef))
-        self.scopes.append(scope)
 
     def on_visit(self, node: cst.CSTNode) -> bool:
         """Open scopes; leave imports to their line, attributes and keywords alone."""
         if isinstance(node, _SCOPES):
-            self._enter(node)
+            self.scopes.append(node)
         elif isinstance(node, cst.Attribute):
             self.skipped.add(node.attr)
             self.roots.add(node.value)
@@ -371,8 +414,11 @@ class Rewriter(cst.CSTTransformer):
 
     def _full(self, node: cst.BaseExpression) -> tuple[str, str, list[str]]:
         """Return the first name of a chain, the full name of its module, and the attributes."""
-        code = self.tree.code_for_node(node).strip()
-        first, *rest = _chain(ast.parse(f"({code})", mode="eval").body) or [""]
+        rest: list[str] = []
+        while isinstance(node, cst.Attribute):
+            rest.insert(0, node.attr.value)
+            node = node.value
+        first = node.value if isinstance(node, cst.Name) else ""
         full = self.lookup(first) if first else None
         if full is None or self.plan.resolve(full)[1]:
             return first, "", rest
@@ -435,9 +481,10 @@ class Rewriter(cst.CSTTransformer):
             lines.append(cst.parse_statement(f"from {module} {text}" if module else text))
         if not lines:
             return cst.RemoveFromParent()
-        lines[0] = lines[0].with_changes(
-            leading_lines=updated.leading_lines, trailing_whitespace=updated.trailing_whitespace
-        )
+        lines = [
+            line.with_changes(trailing_whitespace=updated.trailing_whitespace) for line in lines
+        ]
+        lines[0] = lines[0].with_changes(leading_lines=updated.leading_lines)
         return cst.FlattenSentinel(lines)
 
     def _imports(self, node: ast.AST) -> dict[str, set[tuple[str, str | None]]]:
@@ -449,7 +496,7 @@ class Rewriter(cst.CSTTransformer):
                 found[""].add((module, alias.asname))
                 continue
             full = f"{getattr(node, 'module', '')}.{alias.name}"
-            if not self.is_ours(full):
+            if not self.is_ours(full) or len(self.plan.resolve(full)[1]) > 1:
                 found[getattr(node, "module", "")].add((alias.name, alias.asname))
                 continue
             before = alias.asname or alias.name
@@ -521,7 +568,7 @@ class Piece:
             match made[0]:
                 case ast.Import() | ast.ImportFrom():
                     self.imports.append(code.strip("\n"))
-                case ast.If(test=ast.Name(id="TYPE_CHECKING"), body=lines):
+                case ast.If(body=lines) if _imports_only(made):
                     self.typing += [ast.unparse(line) for line in lines if hasattr(line, "names")]
                 case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))):
                     self.main.append(code)
@@ -550,8 +597,8 @@ def _bound(line: str) -> set[str]:
 
 def _imports_only(body: list[ast.stmt]) -> bool:
     match body[0]:
-        case ast.If(test=ast.Name(id="TYPE_CHECKING")):
-            return True
+        case ast.If(test=ast.Name(id="TYPE_CHECKING"), body=lines, orelse=[]):
+            return all(isinstance(line, ast.Import | ast.ImportFrom | ast.Pass) for line in lines)
     return isinstance(body[0], ast.Import | ast.ImportFrom)
 
 
@@ -576,8 +623,7 @@ def ordered(pieces: list[Piece]) -> list[Piece]:
         for piece in pieces:
             put(piece.name)
         return list(found.values())
-    names = ", ".join(piece.name for piece in pieces)
-    raise Refusal(f"each of {names} runs code at import that needs the other")
+    raise Refusal(f"code that runs at import needs the other module's: {before}")
 
 
 def collisions(new: str, pieces: list[Piece]) -> Iterator[str]:
@@ -598,7 +644,9 @@ def collisions(new: str, pieces: list[Piece]) -> Iterator[str]:
 def merged(plan: Plan, new: str, olds: list[str]) -> str:
     """Return the text of a new module."""
     pieces = [Piece(plan, old, new) for old in olds]
-    plan.mistakes += collisions(new, pieces)
+    if doubles := list(collisions(new, pieces)):
+        plan.mistakes += doubles
+        return ""
     pieces = ordered(pieces)
     first = next((piece for piece in pieces if piece.name == olds[0]), pieces[0])
     docstring = plan.docstrings.get(new) or first.docstring or ""
@@ -621,6 +669,7 @@ def moved(plan: Plan) -> dict[Path, str | None]:
     targets = plan.targets()
     for new, olds in targets.items():
         texts[plan.path_of(new)] = merged(plan, new, olds)
+    plan.check()
     kept = {plan.path_of(new) for new in plan.groups}
     for old in plan.homes:
         if old in plan.modules and plan.modules[old].path not in kept:
@@ -629,6 +678,8 @@ def moved(plan: Plan) -> dict[Path, str | None]:
         if path in texts or path.name in HISTORY or path == Path(__file__).resolve():
             continue
         text = path.read_text(encoding="utf-8")
+        if not plan.may_name(text):
+            continue
         if path.suffix == ".py":
             name = plan.name_of(path) if path.is_relative_to(plan.source) else str(path)
             tree = cst.parse_module(text)
@@ -637,8 +688,7 @@ def moved(plan: Plan) -> dict[Path, str | None]:
             made = plan.text(text)
         if made != text:
             texts[path] = made
-    if plan.mistakes:
-        raise Refusal("\n".join(dict.fromkeys(plan.mistakes)))
+    plan.check()
     _packages(plan, texts)
     _no_circle(plan, texts)
     old_texts = {path: path.read_text(encoding="utf-8") for path in texts if path.exists()}
