@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from golden_files import HERE, bitmap
-from latentmake.config import Dataset, parse
+from latentmake.config.datasets import Dataset
+from latentmake.config.root import parse
 from latentmake.files.cachefile import target_key
 from latentmake.index.memo import Memo
 from latentmake.layouts import size_of

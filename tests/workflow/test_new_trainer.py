@@ -12,7 +12,7 @@ SETTINGS = '''"""Settings of the trainer `dummy`."""
 
 from typing import ClassVar, Literal
 
-from latentmake.config.trainers.base import Trainer
+from latentmake.config.trainers import Trainer
 
 
 class DummyTrainer(Trainer):
@@ -63,7 +63,7 @@ def test_a_new_trainer_is_planned_run_and_its_receipt_read(fresh: Callable[[], P
     (package / "training/dummy").mkdir()
     (package / "training/dummy/__init__.py").touch()
     (package / "training/dummy/backend.py").write_text(BACKEND, encoding="utf-8")
-    (package / "config/trainers/dummy.py").write_text(SETTINGS, encoding="utf-8")
+    (package / "config/dummy.py").write_text(SETTINGS, encoding="utf-8")
     _add_line(
         package / "backends.py",
         '    "sd": "latentmake.training.sd',

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from latentmake import digest, layouts
 from latentmake.caches.inputs import Sample
-from latentmake.config import Dataset, Model
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.files import cachefile
 from latentmake.files.media import probe_image
 from latentmake.geometry.buckets import Size

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from latentmake import layouts
-from latentmake.config import Dataset, Model, MusubiTuner
+from latentmake.config.datasets import Dataset
+from latentmake.config.machines import MusubiTuner
+from latentmake.config.models import Model
 from latentmake.files.media import Media
 from latentmake.layouts import size_of
 from latentmake.plan.orders import Target, WorkItem, WorkOrder

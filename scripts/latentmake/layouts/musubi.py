@@ -18,8 +18,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from latentmake import digest
-from latentmake.config import Dataset
 from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
+from latentmake.config.datasets import Dataset
 from latentmake.files.cachefile import CAPTION
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Placement, Size, place, wan_size

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from latentmake.config import Model, Weights
+from latentmake.config.models import Model
+from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
 from latentmake.files.cores import usable_cores
 from latentmake.models.files import encoder_files

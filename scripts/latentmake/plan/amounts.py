@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from latentmake import layouts
-from latentmake.config import Dataset, Model
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.errors import ModelError
 from latentmake.models.shapes import T5_LENGTH, text_tokens
 from latentmake.plan.orders import WorkItem, WorkOrder

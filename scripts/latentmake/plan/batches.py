@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.index.memo import Memo
 from latentmake.layouts import beside, kind_of, size_of
 from latentmake.plan.amounts import amount_of, order_amount

@@ -12,7 +12,7 @@ from functools import cache
 from operator import itemgetter
 from typing import Any
 
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.index.memo import TargetStat
 from latentmake.layouts import Layout
 from latentmake.plan import manifest

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
-from latentmake.config import Dataset, Model, TextWeights
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
+from latentmake.config.weights import TextWeights
 from latentmake.errors import SourceError
 from latentmake.files.cachefile import Header, target_key
 from latentmake.geometry.clips import AnyClip

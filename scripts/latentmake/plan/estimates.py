@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from latentmake.config import Model
+from latentmake.config.models import Model
 from latentmake.errors import SourceError
 from latentmake.files.cachefile import BYTES, size_of, stamp
 from latentmake.files.disk import Need, human

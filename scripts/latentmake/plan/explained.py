@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from latentmake.config import nearest
+from latentmake.config.mistakes import nearest
 from latentmake.errors import CacheError, SourceError, UserError
 from latentmake.files.cachefile import Header, read_header, read_metadata, read_recipe, target_key
 from latentmake.files.verified import Checked, verify

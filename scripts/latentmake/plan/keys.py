@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from latentmake import digest
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.errors import SourceError
 from latentmake.files.cachefile import Header, target_key
 from latentmake.files.media import Media

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from latentmake import digest
-from latentmake.config import Run
+from latentmake.config.runs import Run
 from latentmake.layouts import kind_of
 from latentmake.plan import holdout, manifest
 from latentmake.plan.facts import Facts

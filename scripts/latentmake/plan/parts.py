@@ -10,7 +10,9 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from latentmake import digest, layouts
-from latentmake.config import Config, Dataset, Run
+from latentmake.config.datasets import Dataset
+from latentmake.config.root import Config
+from latentmake.config.runs import Run
 from latentmake.layouts import kind_of
 from latentmake.plan import manifest
 from latentmake.plan.jobs import EncodingJob

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import latentmake
 from latentmake import digest
-from latentmake.config import Run
+from latentmake.config.runs import Run
 from latentmake.errors import SourceError
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of

@@ -17,8 +17,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from latentmake import digest
-from latentmake.config import Config
 from latentmake.config.fields import Name
+from latentmake.config.root import Config
 from latentmake.errors import CacheError, ConfigError, StorageError, UserError
 from latentmake.files import atomic
 from latentmake.files.cachefile import read_header

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from latentmake.config import Cluster, TrainingJob
+from latentmake.config.machines import Cluster, TrainingJob
 from latentmake.index.memo import Memo
 from latentmake.plan.batches import minutes_of
 from latentmake.plan.orders import WorkOrder

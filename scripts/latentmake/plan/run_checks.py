@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from latentmake.config import Run
 from latentmake.config.checks import check_sides, check_steps
+from latentmake.config.runs import Run
 from latentmake.errors import ConfigError
 from latentmake.models import checkpoints, checks, shapes
 from latentmake.plan.facts import Facts

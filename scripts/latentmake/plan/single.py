@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from latentmake.config import Run, nearest
-from latentmake.config.mistakes import refuse_unknown
+from latentmake.config.mistakes import nearest, refuse_unknown
+from latentmake.config.runs import Run
 from latentmake.errors import ConfigError, SourceError
 from latentmake.index.memo import target_stat
 from latentmake.layouts import Named, kind_of, text_of

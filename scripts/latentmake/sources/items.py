@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from stat import S_ISREG
 from typing import Any, NamedTuple
 
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.errors import DatasetError, SourceError
 from latentmake.files.media import UNREAD_FORMATS, VIDEO_EXTENSIONS, Media, unread_format
 from latentmake.geometry.buckets import Size

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake.caches.encode import carry_out
-from latentmake.config import Dataset, Model
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.errors import ModelError
 from latentmake.models import recipe, tokenizers
 from latentmake.plan.orders import Target, WorkItem, WorkOrder

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import AutoencoderKL, AutoencoderKLWan, WanTransformer3DModel
-from latentmake.config import Model
+from latentmake.config.models import Model
 from latentmake.models.flops import latents_flops, text_flops, training_flops
 from latentmake.models.wan_shapes import DitShapes
 from peft import LoraConfig

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latentmake.config import Dataset, Model, parse
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
+from latentmake.config.root import parse
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip

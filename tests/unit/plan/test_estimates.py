@@ -12,7 +12,9 @@ import torch
 from diffusers import AutoencoderKL
 from latentmake import layouts
 from latentmake.caches.encode import carry_out
-from latentmake.config import Dataset, Model, Weights
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
+from latentmake.config.weights import Weights
 from latentmake.errors import StorageError
 from latentmake.files.disk import Need, free, human, refuse, shortages
 from latentmake.files.media import Media, probe_image

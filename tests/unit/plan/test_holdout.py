@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from latentmake import digest
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.errors import ConfigError
 from latentmake.files import atomic, cachefile
 from latentmake.layouts import plain

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from latentmake.config import MusubiTuner
+from latentmake.config.machines import MusubiTuner
 from latentmake.plan.jobs import EncodingJob, jobs_of
 from latentmake.plan.orders import WorkOrder
 from order_world import order

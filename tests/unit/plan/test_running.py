@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from latentmake.config import Dataset, Model
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.errors import StorageError
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.plan.receipts import Receipt

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from latentmake.config import Captions, Dataset
+from latentmake.config.datasets import Captions, Dataset
 from latentmake.index.memo import Memo
 from latentmake.sources import items as datasets
 from latentmake.sources.caption_files import Texts, texts_of

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from latentmake.config import Model, Weights
-from latentmake.config.scripts import File
+from latentmake.config.models import Model
+from latentmake.config.rows import File
+from latentmake.config.weights import Weights
 from latentmake.models.scripted import script_of
 from latentmake.training.external.arguments import command_line
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from latentmake.config import resolution_name
+from latentmake.config.fields import resolution_name
 from latentmake.errors import SourceError
 from latentmake.files.safetensors import Tensor, read_head
 from latentmake.geometry.buckets import Size, wan_size
