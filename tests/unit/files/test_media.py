@@ -24,7 +24,7 @@ from latentmake.files.media import (
     probe_image,
     probe_video,
 )
-from latentmake.geometry.timing import Timing
+from latentmake.geometry.clips import Timing
 from latentmake.sources.items import IMAGE_EXTENSIONS
 from PIL import EpsImagePlugin, Image
 from video_world import KINDS, rewrap, turn, write_kind, write_timed, write_video
