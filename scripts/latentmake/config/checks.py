@@ -3,7 +3,7 @@
 Where a trainer would stop with an assertion, or round in silence, the configuration is refused.
 Sources: sd-scripts' `adjust_min_max_bucket_reso_by_steps` (library/train_util.py) and the calls of
 `verify_bucket_reso_steps` in its training scripts; musubi-tuner's `BucketSelector`
-(dataset/bucket.py).
+(dataset/bucket.py), and `handle_model_specific_args` and `main` of its *_train_network.py.
 """
 
 from __future__ import annotations

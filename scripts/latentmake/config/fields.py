@@ -1,4 +1,9 @@
-"""Building blocks of sections: closed sections, numbers, paths, resolutions."""
+"""Building blocks of sections: closed sections, numbers, paths, resolutions; what each key shapes.
+
+A key declares once which results it shapes: by a `Shapes` in its field, by the `shapes` of its
+section, or by the field that holds its section. Recipes and digests, the documentation and tests
+read these declarations.
+"""
 
 from __future__ import annotations
 

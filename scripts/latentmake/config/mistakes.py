@@ -1,4 +1,7 @@
-"""One line for each mistake in a configuration, with a hint: the intended key or value."""
+"""One line for each mistake in a configuration, with a hint: the intended key or value.
+
+The tree of sections, read off the fields of their classes, tells which keys may stand where.
+"""
 
 from __future__ import annotations
 

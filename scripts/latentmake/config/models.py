@@ -1,4 +1,4 @@
-"""Models: encoders, and the network to train."""
+"""Models: encoders, the network to train, and checks of keys that do not go together."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Architectures whose caches musubi-tuner's own scripts make: one row each.
+"""Architectures whose caches musubi-tuner's own scripts make: one row each, and parts they share.
 
-Facts are read from its scripts, see `config.scripts`. The names are those of its documentation.
+Facts are read from its scripts, see `config.rows`. The names are those of its documentation.
 """
 
 from __future__ import annotations

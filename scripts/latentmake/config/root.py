@@ -1,4 +1,8 @@
-"""The root of `config.yaml`, and its validation."""
+"""The root of `config.yaml`, its validation, and its JSON schema.
+
+Docstrings of keys are Markdown, as the reference shows it; the schema has them without links. They
+are read from the source here, since reading them in each process would take it 40 ms.
+"""
 
 from __future__ import annotations
 

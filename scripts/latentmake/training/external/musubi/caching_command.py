@@ -1,6 +1,6 @@
 """Command lines of musubi-tuner's caching scripts, as lists of arguments.
 
-Scripts, flags and versions come from the row of the architecture, see `config.scripts`. Paths come
+Scripts, flags and versions come from the row of the architecture, see `config.rows`. Paths come
 in as the machine that runs the command names them.
 """
 

@@ -2,7 +2,7 @@
 
 It globs its cache folders and trains on whatever fits the pattern; an item without its text cache
 is dropped with a warning, one of another shape ends the training at its batch. Tensors are not
-read. What an architecture's files hold is told by its row, see `config.scripts`.
+read. What an architecture's files hold is told by its row, see `config.rows`.
 """
 
 from __future__ import annotations
