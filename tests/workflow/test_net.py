@@ -39,7 +39,7 @@ BLANKS = [
     (r"(seconds\"?: ?)[\d.e-]+", r"\1TIME"),
     (r"((less than|about|up to|some) )?\b\d+(\.\d+)? ?(ms|s|min|h)\b", "TIME"),
     (r"loss \d+\.\d+ . \d+\.\d+", "loss NUMBER"),
-    (r"─+", "─"),
+    (r"[-─]{3,}", "---"),
     (r"[\d.]+( TFLOP/s| targets/s| [kMGT]?B free)", r"NUMBER\1"),
 ]
 
