@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from pprint import pformat
 
 import net_world
 import pytest
@@ -21,27 +22,26 @@ from made_once import made_once
 from project import PARTS, ROOT, Project
 
 PINS = Path(__file__).parents[1] / "golden/net"
-Step = str | Callable[[Project], object]
 
 # What differs between two machines, hours or folders, and the word that replaces it, in this order.
 BLANKS = [
-    (r"^(    (input|output|jobid|resources): .*|\d+ of \d+ steps .*|no GPU|encoding on .*)\n", ""),
-    (r"^cpu computes in .*\n|held-out item .*|, on cpu$", ""),
-    (r"builds/[\w.]+", "builds/BUILD"),
-    (r"^(Using workflow specific|Provided cores|Complete log|Elapsed time).*\n", ""),
-    (r"; device busy .*", ""),
+    (r"^(no GPU|encoding on .*|cpu computes in .*|past jobs of .*|.*held-out item .*)\n", ""),
+    (r", on cpu$", ""),
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)?", "DATE"),
-    (r"data:image/\w+;base64,[\w+/=]+", "PICTURE"),
     (r"events\.out\.tfevents\.\S+", "EVENTS"),
     (r"\b\d+\.\d{4,}(e-?\d+)?|\b\d+(\.\d+)?e-\d+", "NUMBER"),
     (r"(?<![0-9A-Za-z])([0-9a-f]{12,}(\.\d+(?=\.json))?|[0-9a-f]{8}\.\.)(?![0-9A-Za-z])", "DIGEST"),
-    (r"(inode\"?: )\d+|\b\d{7,}\b", r"\1NUMBER"),
-    (r"(seconds\"?: ?)[\d.e-]+", r"\1TIME"),
+    (r"(inode['\"]?: )\d+|\b\d{7,}\b", r"\1NUMBER"),
+    (r"(seconds['\"]?: ?)[\d.e-]+", r"\1TIME"),
     (r"((less than|about|up to|some) )?\b\d+(\.\d+)? ?(ms|s|min|h)\b", "TIME"),
     (r"loss \d+\.\d+ . \d+\.\d+", "loss NUMBER"),
-    (r"[-─]{3,}", "---"),
     (r"[\d.]+( TFLOP/s| targets/s| [kMGT]?B free)", r"NUMBER\1"),
+    (r"^( *[-─]{3,})+$\n", ""),
+    (r"(?<=\S)  +", "  "),
 ]
+JOB = re.compile(r"^\[\w{3} \w{3} .*\d{4}\]\n(?:local)?rule .*:\n(?:    .*\n)*", re.MULTILINE)
+TABLE = re.compile(r"Job stats:\njob .*\n[- ]+\n((?:\S+ +\d+\n)+)total .*\n\n*")
+OWN = r"^(Using workflow|Provided cores|Complete log|Elapsed time|\d+ of \d+ steps).*\n"
 
 
 def blank(text: str, project: Project) -> str:
@@ -53,23 +53,49 @@ def blank(text: str, project: Project) -> str:
     return "\n".join(line.rstrip() for line in text.splitlines())
 
 
-def in_order(output: str) -> str:
-    """Return the output of Snakemake with its jobs sorted, whose order is no promise."""
-    first, *jobs, last = ["", *re.split(r"^\[\w{3} \w{3} .*\d{4}\]\n", output, flags=re.MULTILINE)]
-    return "".join([first, *jobs[:1], *sorted(jobs[1:], key=job_name), last])
+def laid_out(text: str) -> str:
+    """Return JSON in few lines, without the bytes of pictures."""
+    value = json.loads(re.sub(r"data:image/\w+;base64,[\w+/=]+", "PICTURE", text))
+    return pformat(value, width=320, compact=True, sort_dicts=False)
 
 
-def job_name(job: str) -> str:
-    return re.sub(r"(_|/)[0-9a-f]{12,}", "", job)
+# -- commands that show something ------------------------------------------------------------------
+
+
+def snakemake(project: Project, *arguments: str) -> str:
+    """Return the plan and its jobs, and why they run or what they say, in any order."""
+    result = project.run(*arguments, check=False)
+    output = re.sub(OWN, "", result.output, flags=re.MULTILINE)
+    plan, *said = JOB.split(output)
+    plan = TABLE.sub(lambda table: f"jobs: {re.sub(' +', ' ', table[1]).splitlines()}\n", plan)
+    lines = "".join(said).splitlines()
+    if "-n" in arguments:
+        reasons = "".join(said).partition("\nReasons:\n")[2].replace(":\n        ", ": ")
+        lines = reasons.splitlines()[1:-1]
+    lines = [*plan.splitlines(), *sorted(lines), f"(exit {result.returncode})"]
+    return "\n".join(filter(None, lines))
+
+
+def latentmake(project: Project, *arguments: str) -> str:
+    result = project.ask(*arguments, check=False)
+    output = result.output
+    if arguments[0] == "doctor":  # the names of what it knows of this machine
+        output = re.sub(r"^(  [\w/]+:) .*", r"\1", blank(output, project), flags=re.MULTILINE)
+    elif "--json" in arguments and arguments[0] != "captions":
+        output = laid_out(output) + "\n"
+    return output + f"(exit {result.returncode})"
 
 
 def files(project: Project) -> str:
-    """Return the names of all files that commands made, and how many have the same name."""
-    given = {*PARTS, *net_world.GIVEN, ".snakemake"}
-    paths = (path.relative_to(project.folder) for path in project.folder.rglob("*"))
-    paths = (path for path in paths if path.parts[0] not in given and (project / path).is_file())
-    names = Counter(blank(str(path), project) for path in paths if "sqlite-" not in path.name)
-    return "\n".join(f"{name} x{count}" for name, count in sorted(names.items()))
+    """Return the files of each folder that commands made, and how many have the same name."""
+    found: dict[str, list[str]] = {}
+    for path in project.folder.rglob("*"):
+        place = path.relative_to(project.folder)
+        if path.is_file() and place.parts[0] not in (*PARTS, *net_world.GIVEN):
+            found.setdefault(str(place.parent), []).append(blank(path.name, project))
+    return "\n".join(
+        f"{folder}: {dict(Counter(sorted(found[folder])))}" for folder in sorted(found)
+    )
 
 
 def receipts(project: Project) -> str:
@@ -77,8 +103,8 @@ def receipts(project: Project) -> str:
     found = []
     for path in (project / ".latentmake/orders").glob("*.receipt.json"):
         receipt = json.loads(path.read_bytes())
-        work, counts, faults = receipt["work"], receipt["counts"], receipt["faults"]
-        found.append(f"{work}: {counts} {faults} {sorted(receipt['targets'])}")
+        counts = {name: count for name, count in receipt["counts"].items() if count}
+        found.append(f"{counts} {receipt['faults']} {sorted(receipt['targets'])}")
     return "\n".join(sorted(found))
 
 
@@ -87,45 +113,32 @@ def page(project: Project, name: str) -> str:
     text = (project / name).read_text(encoding="utf-8")
     data = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
     assert data, f"{name} has no data"
-    lines = []
-    for key, value in sorted(json.loads(data[1]).items()):
-        rows = value if isinstance(value, list) else [value]
-        lines += [key, *(f"  {json.dumps(row, ensure_ascii=False)}" for row in rows)]
-    return "\n".join(lines)
+    return laid_out(data[1])
 
 
-def read(project: Project, *names: str) -> str:
-    return "".join((project / name).read_text(encoding="utf-8") for name in names)
+def read(project: Project, name: str) -> str:
+    text = (project / name).read_text(encoding="utf-8")
+    return laid_out(text) if name.endswith((".json", ".lock")) else text
 
 
-def snakemake(project: Project, *arguments: str) -> str:
-    result = project.run(*arguments, check=False)
-    return in_order(result.output) + f"(exit {result.returncode})"
+SHOWN = {each.__name__: each for each in (snakemake, latentmake, files, receipts, page, read)}
+EDITS = {each.__name__: each for each in net_world.EDITS}
 
 
-def latentmake(project: Project, *arguments: str) -> str:
-    result = project.ask(*arguments, check=False)
-    output = result.output
-    if arguments[0] == "doctor":  # the names of what it knows of this machine
-        output = re.sub(r"^(  [\w/]+:) .*", r"\1", blank(output, project), flags=re.MULTILINE)
-    return output + f"(exit {result.returncode})"
-
-
-COMMANDS = {each.__name__: each for each in (snakemake, latentmake, files, receipts, page, read)}
-
-
-def transcript(project: Project, *steps: Step) -> str:
+def transcript(project: Project, *steps: str) -> str:
     """Take steps; return them with what they printed."""
     lines = []
-    for step in steps:
-        if callable(step):
-            step(project)
-            lines.append(f"# {step.__name__.replace('_', ' ')}\n")
+    for step in filter(None, steps):
+        word, *rest = shlex.split(step)
+        if word in EDITS:
+            EDITS[word](project, *rest)
+            lines.append(f"# {step}\n")
         else:
-            word, *rest = shlex.split(step)
-            said = blank(COMMANDS[word](project, *rest), project)
-            lines.append(f"$ {step}\n{said}\n")
+            lines.append(f"$ {step}\n{blank(SHOWN[word](project, *rest), project)}\n")
     return "\n".join(lines)
+
+
+# -- the tests -------------------------------------------------------------------------------------
 
 
 def check(name: str, text: str) -> None:
@@ -137,9 +150,6 @@ def check(name: str, text: str) -> None:
     assert text == path.read_text(encoding="utf-8")
 
 
-Made = Callable[[str], Project]
-
-
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each machine be one without a GPU."""
@@ -147,35 +157,45 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, micro: Path, preloading: None) -> Made:
+def made(
+    tmp_path_factory: pytest.TempPathFactory, micro: Path, preloading: None
+) -> Callable[[str], Project]:
     """Build a project of net_world and note what its targets said, unless that is done."""
 
     def make(folder: Path) -> None:
         world = net_world.WORLDS[folder.name.removeprefix("net_")]
         project = world.make(folder / "project", micro)
-        (folder / "said.txt").write_text(transcript(project, *world.targets), encoding="utf-8")
+        said = transcript(project, *world.targets.splitlines())
+        (folder / "said.txt").write_text(said, encoding="utf-8")
 
     return lambda name: Project(made_once(tmp_path_factory, f"net_{name}", make) / "project")
 
 
 @pytest.mark.parametrize("name", net_world.WORLDS)
-def test_targets_print_and_write_what_is_pinned(made: Made, name: str) -> None:
+def test_targets_print_and_write_what_is_pinned(made: Callable[[str], Project], name: str) -> None:
     check(f"{name}_targets", (made(name).folder.parent / "said.txt").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", net_world.WORLDS)
-def test_words_print_and_write_what_is_pinned(made: Made, name: str, tmp_path: Path) -> None:
+def test_words_print_and_write_what_is_pinned(
+    made: Callable[[str], Project], name: str, tmp_path: Path
+) -> None:
     project = made(name).copy(tmp_path / "project")
-    check(f"{name}_words", transcript(project, *net_world.WORLDS[name].words))
+    check(f"{name}_words", transcript(project, *net_world.WORLDS[name].words.splitlines()))
 
 
 @pytest.mark.parametrize("name", net_world.WORLDS)
-def test_the_plan_of_an_edit_is_as_pinned(made: Made, name: str, tmp_path: Path) -> None:
-    world = net_world.WORLDS[name]
-    said = []
-    for number, (edit, path) in enumerate(world.edits.items()):
+def test_the_plan_of_an_edit_is_as_pinned(
+    made: Callable[[str], Project], name: str, tmp_path: Path
+) -> None:
+    world, said = net_world.WORLDS[name], []
+    edits = [line.split(" -> ") for line in world.edits.strip().splitlines()]
+    plan = f"snakemake -n {world.trained}"
+    asked = f"latentmake status {world.trained.split()[0].removeprefix('train_')} -v"
+    for number, (edit, path) in enumerate(edits):
         project = made(name).copy(tmp_path / str(number))
-        said.append(transcript(project, edit, *world.after, f"latentmake explain {path}"))
+        said.append(transcript(project, edit, plan, asked, f"latentmake explain {path}"))
     project = made(name).copy(tmp_path / "all")
-    said.append(transcript(project, *list(world.edits)[:3], *world.built))
+    built = (f"snakemake {world.trained}", "receipts", "files", plan)
+    said.append(transcript(project, *(edit for edit, _ in edits[:3]), *built))
     check(f"{name}_edits", "\n".join(said))
