@@ -1,7 +1,7 @@
 """Every target and every word on built projects: they print and write what is pinned.
 
 The texts in tests/golden/net are the pins, and hold the commands: each line that begins with `$`.
-With `LATENTMAKE_PIN=1` what follows them is written anew, and `git diff` shows what changed. `fresh`
+With `LATENTMAKE_PIN=1` their output is written anew, and `git diff` shows what changed. `fresh`
 goes on with a new copy of the built project. The tests only run commands and read files.
 """
 
