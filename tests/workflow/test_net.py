@@ -1,7 +1,8 @@
 """Every target and every word on built projects: they print and write what is pinned.
 
-The texts in tests/golden/net are the pins. With `LATENTMAKE_PIN=1` they are written anew, and
-`git diff` shows what changed. The tests only run commands and read files.
+The texts in tests/golden/net are the pins, and hold the commands: each line that begins with `$`.
+With `LATENTMAKE_PIN=1` their output is written anew, and `git diff` shows what changed. `fresh`
+goes on with a new copy of the built project. The tests only run commands and read files.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from pprint import pformat
 
@@ -121,31 +123,28 @@ def read(project: Project, name: str) -> str:
     return laid_out(text) if name.endswith((".json", ".lock")) else text
 
 
-SHOWN = {each.__name__: each for each in (snakemake, latentmake, files, receipts, page, read)}
-EDITS = {each.__name__: each for each in net_world.EDITS}
+COMMANDS = (snakemake, latentmake, files, receipts, page, read, *net_world.EDITS)
+NAMED = {each.__name__: each for each in COMMANDS}
 
 
-def transcript(project: Project, *steps: str) -> str:
-    """Take steps; return them with what they printed."""
+def again(name: str, project: Project, fresh: Callable[[], Project] | None = None) -> str:
+    """Run the commands of a pinned text again; return the text as it is now."""
     lines = []
-    for step in filter(None, steps):
+    pinned = (PINS / f"{name}.txt").read_text(encoding="utf-8")
+    for step in re.findall(r"^\$ (.*)$", pinned, re.MULTILINE):
         word, *rest = shlex.split(step)
-        if word in EDITS:
-            EDITS[word](project, *rest)
-            lines.append(f"# {step}\n")
-        else:
-            lines.append(f"$ {step}\n{blank(SHOWN[word](project, *rest), project)}\n")
+        lines.append(f"$ {step}\n")
+        if word == "fresh" and fresh:
+            project = fresh()
+        elif said := NAMED[word](project, *rest):
+            lines[-1] += blank(said, project) + "\n"
     return "\n".join(lines)
-
-
-# -- the tests -------------------------------------------------------------------------------------
 
 
 def check(name: str, text: str) -> None:
     """Compare a text with the pinned one, or pin it."""
     path = PINS / f"{name}.txt"
     if os.environ.get("LATENTMAKE_PIN"):
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     assert text == path.read_text(encoding="utf-8")
 
@@ -163,10 +162,9 @@ def made(
     """Build a project of net_world and note what its targets said, unless that is done."""
 
     def make(folder: Path) -> None:
-        world = net_world.WORLDS[folder.name.removeprefix("net_")]
-        project = world.make(folder / "project", micro)
-        said = transcript(project, *world.targets.splitlines())
-        (folder / "said.txt").write_text(said, encoding="utf-8")
+        name = folder.name.removeprefix("net_")
+        project = net_world.WORLDS[name](folder / "project", micro)
+        (folder / "said.txt").write_text(again(f"{name}_targets", project), encoding="utf-8")
 
     return lambda name: Project(made_once(tmp_path_factory, f"net_{name}", make) / "project")
 
@@ -176,26 +174,10 @@ def test_targets_print_and_write_what_is_pinned(made: Callable[[str], Project], 
     check(f"{name}_targets", (made(name).folder.parent / "said.txt").read_text(encoding="utf-8"))
 
 
+@pytest.mark.parametrize("kind", ["words", "edits"])
 @pytest.mark.parametrize("name", net_world.WORLDS)
-def test_words_print_and_write_what_is_pinned(
-    made: Callable[[str], Project], name: str, tmp_path: Path
+def test_words_and_plans_of_edits_are_as_pinned(
+    made: Callable[[str], Project], name: str, kind: str, tmp_path: Path
 ) -> None:
-    project = made(name).copy(tmp_path / "project")
-    check(f"{name}_words", transcript(project, *net_world.WORLDS[name].words.splitlines()))
-
-
-@pytest.mark.parametrize("name", net_world.WORLDS)
-def test_the_plan_of_an_edit_is_as_pinned(
-    made: Callable[[str], Project], name: str, tmp_path: Path
-) -> None:
-    world, said = net_world.WORLDS[name], []
-    edits = [line.split(" -> ") for line in world.edits.strip().splitlines()]
-    plan = f"snakemake -n {world.trained}"
-    asked = f"latentmake status {world.trained.split()[0].removeprefix('train_')} -v"
-    for number, (edit, path) in enumerate(edits):
-        project = made(name).copy(tmp_path / str(number))
-        said.append(transcript(project, edit, plan, asked, f"latentmake explain {path}"))
-    project = made(name).copy(tmp_path / "all")
-    built = (f"snakemake {world.trained}", "receipts", "files", plan)
-    said.append(transcript(project, *(edit for edit, _ in edits[:3]), *built))
-    check(f"{name}_edits", "\n".join(said))
+    copies = (made(name).copy(tmp_path / str(number)) for number in count())
+    check(f"{name}_{kind}", again(f"{name}_{kind}", next(copies), lambda: next(copies)))
