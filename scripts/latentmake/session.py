@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from latentmake import backends
-from latentmake.config import Config, Run, parse
+from latentmake.config.root import Config, parse
+from latentmake.config.runs import Run
 from latentmake.entry import exit_on_mistake
 from latentmake.errors import LatentmakeError
 from latentmake.exchange.ai_training.plan import plan_export

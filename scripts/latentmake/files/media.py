@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from latentmake.errors import SourceError
-from latentmake.geometry.timing import Timing
+from latentmake.geometry.clips import Timing
 
 if TYPE_CHECKING:
     from av.container import InputContainer

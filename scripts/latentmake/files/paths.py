@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from latentmake.config import PathMap
+from latentmake.config.machines import PathMap
 
 System = Literal["linux", "windows", "wsl"]
 

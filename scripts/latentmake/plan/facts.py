@@ -8,7 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from latentmake import digest, layouts
-from latentmake.config import Config, ExternalProgram, Model
+from latentmake.config.machines import ExternalProgram
+from latentmake.config.models import Model
+from latentmake.config.root import Config
 from latentmake.errors import DatasetError, ModelError, SourceError, TrainingError
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo, SourceStat

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from latentmake import digest
-from latentmake.config import Run
+from latentmake.config.runs import Run
 from latentmake.layouts import kind_of
 from latentmake.plan.estimates import TrainingEstimate
 from latentmake.plan.facts import Facts

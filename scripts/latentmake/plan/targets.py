@@ -9,7 +9,8 @@ import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from latentmake.config import Run, nearest
+from latentmake.config.mistakes import nearest
+from latentmake.config.runs import Run
 from latentmake.errors import ConfigError
 from latentmake.plan.orders import Order
 from latentmake.plan.run_plan import Plan
