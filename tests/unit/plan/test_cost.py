@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 from types import FrameType
 
 import pytest
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
@@ -47,5 +48,5 @@ def test_planning_grows_linearly_with_stale_targets(
             Path(f"data/{number}.png").write_text("no image is opened by a plan")
             Path(f"data/{number}.txt").write_text(f"caption {number}")
         counts.append(calls_of_a_plan())
-    _, *more = (after - before for before, after in zip(counts, counts[1:], strict=False))
+    _, *more = (after - before for before, after in itertools.pairwise(counts))
     assert max(more) < 1.05 * min(more), counts
