@@ -12,8 +12,6 @@ from itertools import count as counting
 from itertools import groupby, islice
 from typing import Literal, NamedTuple
 
-from latentmake.geometry.timing import Timing
-
 SourceFps = float | Literal["auto"] | None
 """Frame rate of a file; `auto`: its own timestamps; None keeps each frame."""
 
@@ -100,6 +98,8 @@ def kept_indices(
     Raises:
         ValueError: `auto` without the durations of all frames.
     """
+    from latentmake.geometry.timing import Timing
+
     # A span of a few frames costs these alone, however long the file is.
     most = None if span.frames is None else span.frames * span.stride
     if source_fps == "auto":

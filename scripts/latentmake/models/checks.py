@@ -10,15 +10,17 @@ import json
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from latentmake.config import SdTrainer, Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.files.safetensors import read_head
 from latentmake.models.checkpoints import SCHEDULE, part_of
 from latentmake.models.files import network_config, weights_files
-from latentmake.models.weight_kinds import Role, kinds_of
 from latentmake.regular import read_regular
+
+if TYPE_CHECKING:
+    from latentmake.models.weight_kinds import Role
 
 _WORDS: dict[Role, str] = {"vae": "a VAE", "unet": "a UNet", "text": "a text encoder"}
 # Beginnings of class names in the configurations of diffusers' networks; transformers has many.
@@ -48,6 +50,8 @@ def check_kind(weights: Weights, expected: Role, where: str) -> None:
     Raises:
         ModelError: it is of another kind.
     """
+    from latentmake.models.weight_kinds import kinds_of
+
     path = Path(weights.path or "")
     if weights.path is None or not path.exists():
         return

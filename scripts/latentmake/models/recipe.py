@@ -22,8 +22,6 @@ from latentmake.models.files import (
     tokenizer_files,
     weights_files,
 )
-from latentmake.models.scripted import scripted_recipe
-from latentmake.models.strategies import strategies_recipe
 
 FORMAT_VERSIONS = {"plain": 4, "sdscripts": 2, "wan": 1, "text": 1}
 """By kind of bytes: latents by the encoding of their layout, and text. Raised when the same source
@@ -123,6 +121,9 @@ def make(
     Raises:
         ModelError: files are missing or cannot be read.
     """
+    from latentmake.models.scripted import scripted_recipe
+    from latentmake.models.strategies import strategies_recipe
+
     if not model.spec.encodes:
         by_strategies = model.spec.strategies is not None
         return (strategies_recipe if by_strategies else scripted_recipe)(

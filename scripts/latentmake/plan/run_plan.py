@@ -6,20 +6,23 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
 from latentmake import digest
 from latentmake.config import Run
 from latentmake.layouts import kind_of
-from latentmake.plan.estimates import TrainingEstimate
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import keys_digest, lock_digest, read_lock, refuse_too_many, run_folder
-from latentmake.plan.manifest import CAPTIONS, ManifestOrder, Member
 from latentmake.plan.orders import EncodingJob, Order
 from latentmake.plan.state import PartState
 from latentmake.plan.target import PROMPTS, Part, part_names, targets_of
 from latentmake.sources.item import Fault, Item
+
+if TYPE_CHECKING:
+    from latentmake.plan.estimates import TrainingEstimate
+    from latentmake.plan.manifest import Member
 
 _Skipped = dict[str, list[dict[str, str]]]
 
@@ -90,6 +93,8 @@ def plan_manifest(
     The plan of the run gets its faults, and the order or the lock's digest. The order of a `dry`
     run, which nobody reads, lists no items.
     """
+    from latentmake.plan.manifest import ManifestOrder
+
     datasets = {name: facts.config.datasets[name] for name in run.datasets}
     faults = {name: facts.known_faults(name, run.model) for name in datasets}
     plan.faults = {name: found for name, found in faults.items() if found}
@@ -145,6 +150,8 @@ def _digest_of(
     validation: int,
 ) -> str:
     """Return the digest of a lock of parts in which all is fresh."""
+    from latentmake.plan.manifest import CAPTIONS
+
     keys = {part: state.keys or "" for part, state in states.items()} | {
         f"{name}/{CAPTIONS}": keys_digest(found.items()) for name, found in texts.items() if found
     }
@@ -201,6 +208,8 @@ def members(
         known: part -> name of a target (`Layout.identity`) -> its key.
         texts: dataset -> stem -> digest of its text, where that is not cached.
     """
+    from latentmake.plan.manifest import Member
+
     for name in run.datasets:
         items, digests = facts.items(name, run.model)[0], texts.get(name, {})
         parts = [

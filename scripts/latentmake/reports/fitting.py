@@ -12,7 +12,6 @@ from latentmake.layouts import size_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import Plan
 from latentmake.plan.state import PartState
-from latentmake.sources import s3
 
 _ENLARGED = 1.01  # times: less is the rounding of sides
 
@@ -52,6 +51,8 @@ def fitting_lines(facts: Facts, plan: Plan) -> Iterator[str]:
 
 def _sizes(facts: Facts, dataset: str, state: PartState) -> Iterator[Size]:
     """Yield the size of each item to be encoded, where it is known."""
+    from latentmake.sources import s3
+
     unknown: dict[str, SourceStat] = {}
     for item in {stale.item.stem: stale.item for stale in state.stale}.values():
         if item.media is not None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
-from latentmake.files.disk import Need, human, shortages
 from latentmake.plan import estimates
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order
-from latentmake.plan.receipts import encoded
 from latentmake.plan.run_plan import Plan
 from latentmake.plan.targets import built_orders, is_training_asked
-from latentmake.reports.fitting import fitting_lines
 from latentmake.reports.plan_table import counted, plan_table
-from latentmake.reports.recipe_changes import recipe_changes
+
+if TYPE_CHECKING:
+    from latentmake.files.disk import Need
 
 
 def report(
@@ -32,6 +32,10 @@ def report(
     Raises:
         StorageError: what is to be built has no room.
     """
+    from latentmake.files.disk import human, shortages
+    from latentmake.reports.fitting import fitting_lines
+    from latentmake.reports.recipe_changes import recipe_changes
+
     trainings = [
         run.estimate
         for name, run in plan.runs.items()
@@ -59,6 +63,8 @@ def report(
 
 def report_built(orders: Sequence[Order]) -> None:
     """Print how many targets a build encoded: `1 text encoded, 0 latents`."""
+    from latentmake.plan.receipts import encoded
+
     counts = encoded(orders)
     latents = counted(counts["latents"], "latent")
     sys.stderr.write(f"{counted(counts['text'], 'text')} encoded, {latents}\n")

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 from latentmake import digest
 from latentmake.errors import DatasetError, SourceError, StorageError, UserError
 from latentmake.index.memo import SourceStat
-from latentmake.progress import Progress
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -128,6 +127,7 @@ def digests(
 
     Of an object that is gone or may not be read, the error is yielded.
     """
+    from latentmake.progress import Progress
 
     def digested(file: tuple[str, SourceStat]) -> tuple[str, SourceStat] | SourceError:
         try:

@@ -9,9 +9,7 @@ from latentmake.files import atomic
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import run_order
 from latentmake.plan.run_plan import RunPlan
-from latentmake.training.checks import refuse_failed
 from latentmake.training.loop.checkpoint import as_begun, resumable
-from latentmake.training.loop.checks import check_settings
 from latentmake.training.loop.order import TextSchedule, TrainingOrder
 from latentmake.training.loop.result import Record, RunFiles, checkpoint_digest, wanted_of
 from latentmake.training.loop.sample_images import are_drawn
@@ -19,6 +17,9 @@ from latentmake.training.loop.sample_images import are_drawn
 
 def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: bool) -> None:
     """Write the order of a run, and decide whether it is to be trained; see `Backend.plan`."""
+    from latentmake.training.checks import refuse_failed
+    from latentmake.training.loop.checks import check_settings
+
     order = order.model_copy(update={"kept": _named_checkpoints(facts.config)})
     if plan.lock:
         order = as_begun(order, wanted_of(order, data=plan.lock, weights=order.weights))
