@@ -18,7 +18,6 @@ from latentmake.config import Dataset, Model, TextWeights
 from latentmake.errors import StorageError
 from latentmake.files import atomic
 from latentmake.models.files import tokenizer_folder
-from latentmake.models.scripted import script_of
 
 _FOLDER = Path(".latentmake/programs")
 _DIGEST = re.compile(r"[0-9a-f]+")
@@ -110,6 +109,8 @@ def _values(recipe: Mapping[str, object]) -> Iterator[tuple[str, object]]:
 
 def _places_of(model: Model, kind: str) -> dict[str, str]:
     """Return key, as `recipe_values` has it -> path of the weights, or their id on the hub."""
+    from latentmake.models.scripted import script_of
+
     if model.scripted:
         keys = {file.flag: file.key for file in script_of(model, kind).files}
     else:

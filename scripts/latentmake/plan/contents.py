@@ -16,7 +16,6 @@ from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.plan.target import joined
 from latentmake.sources import s3
-from latentmake.sources.caption_pipeline import newlines
 from latentmake.sources.item import Item
 
 _SMALL = 16_384  # bytes; files up to this size are read rather than presumed: captions
@@ -79,6 +78,8 @@ class Contents:
 
         A byte order mark does not count either.
         """
+        from latentmake.sources.caption_pipeline import newlines
+
         path = item.source
         if path is None or content == found or s3.is_remote(path):
             return content

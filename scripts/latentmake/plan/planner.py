@@ -15,7 +15,6 @@ from pathlib import Path
 import latentmake
 from latentmake import digest
 from latentmake.config import Dataset, Run, nearest
-from latentmake.config.mistakes import refuse_unknown
 from latentmake.errors import ConfigError, SourceError
 from latentmake.files import atomic
 from latentmake.files.workspace import other_owner
@@ -25,7 +24,6 @@ from latentmake.layouts import kind_of, text_of
 from latentmake.models.run_checks import check_resolutions, check_run
 from latentmake.plan import remembered, state
 from latentmake.plan.contents import unreadable
-from latentmake.plan.estimates import batch_items
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import images_digest, place_of
 from latentmake.plan.orders import Order, Work, jobs_of
@@ -43,7 +41,7 @@ from latentmake.plan.target import (
     targets_of,
     text_parts,
 )
-from latentmake.sources import metadata, s3
+from latentmake.sources import s3
 from latentmake.sources.item import Item
 
 _Needed = Mapping[tuple[str, str], Mapping[str, set[str]]]
@@ -244,6 +242,8 @@ def _judge_dataset(facts: Facts, dataset: str, model: str, parts: Sequence[str])
 
 def _asked(facts: Facts, dataset: str, model: str, parts: Sequence[str]) -> remembered.Asked:
     """Return the question for the state of some parts, with all that the answer depends on."""
+    from latentmake.sources import metadata
+
     settings = facts.config.datasets[dataset]
     recipes = {part: facts.recipe_digest(dataset, model, kind_of(part)) for part in parts}
     control = facts.control(dataset)
@@ -317,6 +317,8 @@ def _batches(
 
 def _batch_size(facts: Facts, model: str, kind: str, works: Sequence[Work]) -> int:
     """Return the number of items of a batch: as configured, or by the speed of past jobs."""
+    from latentmake.plan.estimates import batch_items
+
     batch = facts.config.batch
     if batch.items != "auto":
         return batch.items
@@ -350,6 +352,8 @@ def single(facts: Facts, path: str) -> tuple[Order, bool]:
         SourceError: its item is faulty, or its source cannot be read.
         UserError: there is no such item, or something makes planning impossible.
     """
+    from latentmake.config.mistakes import refuse_unknown
+
     config = facts.config
     _, dataset, model, place, name = (*path.split("/", 4), "", "", "", "")[:5]
     refuse_unknown("dataset", dataset, (PROMPTS, *config.datasets), path)

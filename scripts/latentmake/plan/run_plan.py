@@ -63,6 +63,16 @@ class RunPlan:
         """Return the receipts of its batches of some kinds."""
         return [str(order.receipt) for order in self.orders if order.kind in kinds]
 
+    @property
+    def order_paths(self) -> dict[str, str]:
+        """Kind of an order (`manifest`, `train`, `trainer`) -> path."""
+        orders = {
+            "manifest": self.manifest_order,
+            "train": self.training_order,
+            "trainer": self.trainer_order,
+        }
+        return {kind: str(path) for kind, path in orders.items() if path is not None}
+
     def awaits(self, prompts: Collection[str]) -> bool:
         """Whether the embedding of one of these prompts is to be made."""
         return any(

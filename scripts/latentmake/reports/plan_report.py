@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from latentmake.plan import estimates
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order
+from latentmake.plan.request import Request
 from latentmake.plan.run_plan import Plan
-from latentmake.plan.targets import built_orders, is_training_asked
 from latentmake.reports.plan_table import counted, plan_table
 
 if TYPE_CHECKING:
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def report(
-    facts: Facts, plan: Plan, targets: Sequence[str], needs: Collection[Need], *, dry: bool
+    facts: Facts, plan: Plan, request: Request, needs: Collection[Need], *, dry: bool
 ) -> None:
     """Print the table of a plan, unless all that is asked for is a status, which has its own.
 
     Args:
         facts: of its runs.
         plan: the plan.
-        targets: of the command line.
+        request: of the command line.
         needs: room that is needed besides that of caches.
         dry: whether nothing is built, so that a disk without room is no more than a warning.
 
@@ -39,13 +39,11 @@ def report(
     trainings = [
         run.estimate
         for name, run in plan.runs.items()
-        if run.estimate is not None and is_training_asked(name, targets)
+        if run.estimate is not None and request.trains(name)
     ]
     lines = [*estimates.lines(facts.memo, plan.orders)]
     lines += [f"training of {each.run}: {each.note}" for each in trainings]
-    lines += [
-        run.note for name, run in plan.runs.items() if run.note and is_training_asked(name, targets)
-    ]
+    lines += [run.note for name, run in plan.runs.items() if run.note and request.trains(name)]
     lines = [
         *recipe_changes(facts, plan.runs.values()),
         *dict.fromkeys(fitting_lines(facts, plan)),
@@ -54,7 +52,7 @@ def report(
     lines += [f"{need.what}: {human(need.size)} in {need.folder}" for need in needs if need.size]
     if plan.runs:
         sys.stderr.write(plan_table(plan, lines) + "\n")
-    caches = estimates.needs(facts.memo, built_orders(plan, targets))
+    caches = estimates.needs(facts.memo, request.orders(plan))
     for shortage in shortages([*caches, *needs, *(each.need for each in trainings)]):
         if not dry:
             raise shortage
