@@ -15,7 +15,7 @@ from typing import Any
 from item_world import work_of
 from latentmake import layouts
 from latentmake.config import Dataset, Model, MusubiTuner
-from latentmake.files.media import Media
+from latentmake.geometry.clips import Media
 from latentmake.layouts import size_of
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target

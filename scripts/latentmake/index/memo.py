@@ -21,7 +21,7 @@ from latentmake.files.paths import is_text
 from latentmake.geometry.buckets import Size
 
 if TYPE_CHECKING:
-    from latentmake.files.media import Media
+    from latentmake.geometry.clips import Media
 
 MEMO = Path(".latentmake/memo.sqlite")  # of a project
 Stat = TypeVar("Stat", bound=tuple[int, ...])
@@ -213,7 +213,7 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
 
     def media(self, paths: Collection[str], *folders: str) -> dict[str, tuple[SourceStat, Media]]:
         """Return stat, size and length of known images and videos; see `Table.known`."""
-        from latentmake.files.media import Media
+        from latentmake.geometry.clips import Media
 
         found = self._media.known(paths, *folders).items()
         rows = ((path, stat, text) for path, (stat, text) in found if text[0] == "[")  # since 0.2

@@ -50,8 +50,6 @@ def check_kind(weights: Weights, expected: Role, where: str) -> None:
     Raises:
         ModelError: it is of another kind.
     """
-    from latentmake.models.weight_kinds import kinds_of
-
     path = Path(weights.path or "")
     if weights.path is None or not path.exists():
         return
@@ -59,6 +57,8 @@ def check_kind(weights: Weights, expected: Role, where: str) -> None:
     if found and next((role for role, x in _CLASSES if found.startswith(x)), "text") != expected:
         raise _another(weights, found, expected, where)
     if path.is_file() and path.suffix == ".safetensors":
+        from latentmake.models.weight_kinds import kinds_of
+
         kinds = [(kind, role) for kind, role in kinds_of(_names_in([path])) if role]
         if kinds and all(role != expected for _, role in kinds):
             raise _another(weights, f"a {kinds[0][0]}", expected, where)

@@ -109,9 +109,9 @@ def _values(recipe: Mapping[str, object]) -> Iterator[tuple[str, object]]:
 
 def _places_of(model: Model, kind: str) -> dict[str, str]:
     """Return key, as `recipe_values` has it -> path of the weights, or their id on the hub."""
-    from latentmake.models.scripted import script_of
-
     if model.scripted:
+        from latentmake.models.scripted import script_of
+
         keys = {file.flag: file.key for file in script_of(model, kind).files}
     else:
         keys = {key: key for key in ("vae", "clip", *_encoders(model, kind))}

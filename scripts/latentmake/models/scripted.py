@@ -15,9 +15,8 @@ from latentmake.config import Dataset, Model, Weights
 from latentmake.config.scripts import Script
 from latentmake.config.shapes import shaping
 from latentmake.errors import ModelError
-from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size, wan_size
-from latentmake.geometry.clips import AnyClip
+from latentmake.geometry.clips import AnyClip, Media
 from latentmake.models.files import refuse_missing
 
 FORMAT_VERSION = 1

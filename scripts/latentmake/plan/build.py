@@ -79,7 +79,7 @@ class Build:
             StorageError: a running build makes some of the same files.
         """
         self.orders = orders
-        if (note := announce(orders, trained, targets)) is not None:
+        if (note := announce(orders, runs, targets)) is not None:
             self._ends.callback(note.close)
         if self._machine != _CLUSTER:
             self._watch()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from latentmake import digest, layouts
 from latentmake.config import Config, ExternalProgram, Model
 from latentmake.errors import DatasetError, ModelError, SourceError, TrainingError
+from latentmake.files.paths import normalized
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout, kind_of
@@ -20,7 +21,7 @@ from latentmake.plan.contents import Contents
 from latentmake.plan.lock import read_lock
 from latentmake.plan.state import UNKNOWN, Judge
 from latentmake.plan.target import PROMPTS, known_prompts, prompt_items, text_parts
-from latentmake.sources import folders, s3
+from latentmake.sources import folders
 from latentmake.sources.item import Fault, Item, Scan
 
 if TYPE_CHECKING:
@@ -72,15 +73,14 @@ class Facts:
 
     def scan(self, dataset: str) -> Scan:
         """Return the listing of a dataset."""
-        from latentmake.sources import lists
-
         if dataset not in self._scans:
             settings = self.config.datasets[dataset]
-            self._scans[dataset] = (
-                lists.scan(dataset, settings)
-                if settings.is_list
-                else folders.scan(dataset, settings)
-            )
+            if settings.is_list:
+                from latentmake.sources import lists
+
+                self._scans[dataset] = lists.scan(dataset, settings)
+            else:
+                self._scans[dataset] = folders.scan(dataset, settings)
         return self._scans[dataset]
 
     def control(self, dataset: str) -> Scan | None:
@@ -262,7 +262,7 @@ class Facts:
         if settings is None:
             return Contents(self.memo, None, {})
         control = settings.control_directory
-        folders = [*self.scan(dataset).roots, *([s3.normalized(control)] if control else [])]
+        folders = [*self.scan(dataset).roots, *([normalized(control)] if control else [])]
         if items is not None:
             paths = {each.path for item in items for each in item.files}
             return Contents(self.memo, settings, self.memo.sources.known(paths, *folders))
@@ -319,12 +319,13 @@ class Facts:
         return self._recipes[asked]
 
     def _recipe(self, dataset: str, model: str, kind: str) -> dict[str, object]:
-        from latentmake.models.encoder_files import encoder_fault
-
         settings = self.config.models[model]
-        if wrong := encoder_fault(settings, kind):
-            where = f"models.{model}.{wrong[0]}"
-            raise ModelError(wrong[1], where=where, hint="name the right file")
+        if settings.spec.scripts is not None:
+            from latentmake.models.encoder_files import encoder_fault
+
+            if wrong := encoder_fault(settings, kind):
+                where = f"models.{model}.{wrong[0]}"
+                raise ModelError(wrong[1], where=where, hint="name the right file")
         data = self.config.datasets.get(dataset)
         found = recipe.make(kind, data, settings, self.memo.digest_of_file)
         program = self.config.encoding_program(settings)

@@ -17,6 +17,7 @@ from latentmake import digest
 from latentmake.config import Dataset, Run, nearest
 from latentmake.errors import ConfigError, SourceError
 from latentmake.files import atomic
+from latentmake.files.paths import is_remote
 from latentmake.files.workspace import other_owner
 from latentmake.index.listing import Folder, Listing
 from latentmake.index.memo import Memo, target_stat
@@ -41,7 +42,6 @@ from latentmake.plan.target import (
     targets_of,
     text_parts,
 )
-from latentmake.sources import s3
 from latentmake.sources.item import Item
 
 _Needed = Mapping[tuple[str, str], Mapping[str, set[str]]]
@@ -242,13 +242,13 @@ def _judge_dataset(facts: Facts, dataset: str, model: str, parts: Sequence[str])
 
 def _asked(facts: Facts, dataset: str, model: str, parts: Sequence[str]) -> remembered.Asked:
     """Return the question for the state of some parts, with all that the answer depends on."""
-    from latentmake.sources import metadata
-
     settings = facts.config.datasets[dataset]
     recipes = {part: facts.recipe_digest(dataset, model, kind_of(part)) for part in parts}
     control = facts.control(dataset)
     listings: list[str | None] = [control and control.fingerprint]
     if settings.metadata_file is not None:
+        from latentmake.sources import metadata
+
         listings.append(str(metadata.metadata_stat(dataset, settings.metadata_file)))
     version = [latentmake.__version__, latentmake.PLAN_VERSION]
     layout = facts.layout(model).name
@@ -262,7 +262,7 @@ def _unreadable_captions(memo: Memo, items: Iterable[Item]) -> dict[str, SourceE
     """Return stem -> fault of the captions in files that cannot be read."""
     found: dict[str, SourceError] = {}
     for item in items:
-        if item.caption is not None and not s3.is_remote(item.caption):
+        if item.caption is not None and not is_remote(item.caption):
             try:
                 memo.digest_of_file(Path(item.caption))
             except OSError as error:

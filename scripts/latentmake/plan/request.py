@@ -41,18 +41,8 @@ _WORDS = {
 _FILES = {"trained.json": "train", "generated.json": "generate"}
 """File of a run -> the word of the target that makes it; the other files are of `caches`."""
 
-_COMMANDS = [
-    "adopt",
-    "captions",
-    "check",
-    "compare",
-    "explain",
-    "import",
-    "prune",
-    "report",
-    "status",
-    "verify",
-]
+_COMMANDS = ("adopt", "captions", "check", "compare", "explain", "import", "prune", "report")
+_COMMANDS += ("status", "verify")
 """Words of the command `latentmake` that were targets of Snakemake."""
 
 _PAGE = re.compile(r"reports/((?:captions|compare|evaluate|report)_.+)\.html")

@@ -14,7 +14,14 @@ from latentmake import digest
 from latentmake.config import Run
 from latentmake.layouts import kind_of
 from latentmake.plan.facts import Facts
-from latentmake.plan.lock import keys_digest, lock_digest, read_lock, refuse_too_many, run_folder
+from latentmake.plan.lock import (
+    CAPTIONS,
+    keys_digest,
+    lock_digest,
+    read_lock,
+    refuse_too_many,
+    run_folder,
+)
 from latentmake.plan.orders import EncodingJob, Order
 from latentmake.plan.state import PartState
 from latentmake.plan.target import PROMPTS, Part, part_names, targets_of
@@ -103,8 +110,6 @@ def plan_manifest(
     The plan of the run gets its faults, and the order or the lock's digest. The order of a `dry`
     run, which nobody reads, lists no items.
     """
-    from latentmake.plan.manifest import ManifestOrder
-
     datasets = {name: facts.config.datasets[name] for name in run.datasets}
     faults = {name: facts.known_faults(name, run.model) for name in datasets}
     plan.faults = {name: found for name, found in faults.items() if found}
@@ -135,6 +140,8 @@ def plan_manifest(
     if fresh and not force:
         plan.lock = lock.data
         return
+    from latentmake.plan.manifest import ManifestOrder
+
     known = {} if dry else {part: state.known() for part, state in plan.parts.items()}
     order = ManifestOrder(
         run=plan.name,
@@ -160,8 +167,6 @@ def _digest_of(
     validation: int,
 ) -> str:
     """Return the digest of a lock of parts in which all is fresh."""
-    from latentmake.plan.manifest import CAPTIONS
-
     keys = {part: state.keys or "" for part, state in states.items()} | {
         f"{name}/{CAPTIONS}": keys_digest(found.items()) for name, found in texts.items() if found
     }

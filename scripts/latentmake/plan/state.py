@@ -398,8 +398,6 @@ def mark_reusable(memo: Memo, states: Iterable[State]) -> None:
     An item, a dataset or a model that was renamed, an edit that was undone, a setting that was
     taken back. Planning finds such files through the memo and opens none; the job checks them.
     """
-    from latentmake.plan import store
-
     asked = [
         (state.judge, each)
         for state in states
@@ -409,6 +407,8 @@ def mark_reusable(memo: Memo, states: Iterable[State]) -> None:
     ]
     if not asked:
         return
+    from latentmake.plan import store
+
     _learn_unknown(memo)
     kept = store.keys()
     if not kept and not memo.targets.any():

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
 
+from latentmake.files.disk import Need, human, shortages
 from latentmake.plan import estimates
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order
 from latentmake.plan.request import Request
 from latentmake.plan.run_plan import Plan
 from latentmake.reports.plan_table import counted, plan_table
-
-if TYPE_CHECKING:
-    from latentmake.files.disk import Need
 
 
 def report(
@@ -32,10 +29,6 @@ def report(
     Raises:
         StorageError: what is to be built has no room.
     """
-    from latentmake.files.disk import human, shortages
-    from latentmake.reports.fitting import fitting_lines
-    from latentmake.reports.recipe_changes import recipe_changes
-
     trainings = [
         run.estimate
         for name, run in plan.runs.items()
@@ -44,11 +37,13 @@ def report(
     lines = [*estimates.lines(facts.memo, plan.orders)]
     lines += [f"training of {each.run}: {each.note}" for each in trainings]
     lines += [run.note for name, run in plan.runs.items() if run.note and request.trains(name)]
-    lines = [
-        *recipe_changes(facts, plan.runs.values()),
-        *dict.fromkeys(fitting_lines(facts, plan)),
-        *lines,
-    ]
+    runs = plan.runs.values()
+    if any(state.stale for run in runs for state in run.parts.values()):
+        from latentmake.reports.fitting import fitting_lines
+        from latentmake.reports.recipe_changes import recipe_changes
+
+        fitting = dict.fromkeys(fitting_lines(facts, plan))
+        lines = [*recipe_changes(facts, runs), *fitting, *lines]
     lines += [f"{need.what}: {human(need.size)} in {need.folder}" for need in needs if need.size]
     if plan.runs:
         sys.stderr.write(plan_table(plan, lines) + "\n")

@@ -15,8 +15,8 @@ from stat import S_ISREG
 from latentmake import digest
 from latentmake.config import Dataset
 from latentmake.errors import DatasetError, SourceError
+from latentmake.files.paths import is_remote, normalized
 from latentmake.index.memo import SourceStat
-from latentmake.sources import s3
 from latentmake.sources.item import (
     CAPTION,
     IMAGE,
@@ -52,8 +52,10 @@ def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
     Raises:
         DatasetError: it is missing, no folder, or cannot be read.
     """
-    root, where = s3.normalized(getattr(dataset, key)), f"datasets.{name}.{key}"
-    if s3.is_remote(root):
+    root, where = normalized(getattr(dataset, key)), f"datasets.{name}.{key}"
+    if is_remote(root):
+        from latentmake.sources import s3
+
         entries = s3.listing(root, where)
         if dataset.flat:
             entries = [entry for entry in entries if "/" not in entry[0]]

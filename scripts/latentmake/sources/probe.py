@@ -18,9 +18,9 @@ from latentmake import digest
 from latentmake.config import Dataset, Model
 from latentmake.errors import SourceError
 from latentmake.files.frames import HungError, probe_videos
-from latentmake.files.media import NPZ, Media, probe_image
+from latentmake.files.media import NPZ, probe_image
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import Span, kept_indices
+from latentmake.geometry.clips import Media, Span, kept_indices
 from latentmake.geometry.control_sizes import control_size, has_own_sizes, refuse_odd
 from latentmake.geometry.timing import Timing
 from latentmake.index.memo import Memo, SourceStat

@@ -19,8 +19,8 @@ from latentmake.caches.encode import carry_out
 from latentmake.config import Dataset, Model
 from latentmake.errors import ConfigError, StorageError
 from latentmake.files.atomic import TEMPORARY_SUFFIX
-from latentmake.plan import build, receipts, store
 from latentmake.files.workspace import OWNER, check_folder, check_run_folder, claim, other_owner
+from latentmake.plan import build, receipts, store
 from latentmake.plan.build import BUILDS, Build, announce, refuse_other_items, running_builds
 from latentmake.plan.keys import Source
 from latentmake.plan.orders import Order, WorkItem

@@ -17,9 +17,6 @@ from latentmake.training.loop.sample_images import are_drawn
 
 def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: bool) -> None:
     """Write the order of a run, and decide whether it is to be trained; see `Backend.plan`."""
-    from latentmake.training.checks import refuse_failed
-    from latentmake.training.loop.checks import check_settings
-
     order = order.model_copy(update={"kept": _named_checkpoints(facts.config)})
     if plan.lock:
         order = as_begun(order, wanted_of(order, data=plan.lock, weights=order.weights))
@@ -31,6 +28,9 @@ def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: boo
         plan.training_order = plan.trainer_order
         plan.note = _note(order, plan)
         if train:
+            from latentmake.training.checks import refuse_failed
+            from latentmake.training.loop.checks import check_settings
+
             refuse_failed(check_settings(order.trainer, here=facts.runs_jobs))
 
 
