@@ -12,7 +12,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latentmake.config import Config, ExternalProgram, Model
+from latentmake.config.machines import ExternalProgram
+from latentmake.config.models import Model
+from latentmake.config.root import Config
 from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts

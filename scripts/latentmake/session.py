@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from latentmake import backends
-from latentmake.config import Config, Run, parse
+from latentmake.config.root import Config, parse
+from latentmake.config.runs import Run
 from latentmake.entry import exit_on_mistake
 from latentmake.errors import LatentmakeError
 from latentmake.files.workspace import check_folder, check_run_folder, claim

@@ -149,7 +149,7 @@ def ours(case: dict[str, Any], folder: Path, threads: int) -> tuple[Loop, Loop]:
     os.chdir(folder)
     from latentmake.caches.encode import load_encoder
     from latentmake.caches.several import carry_out_all
-    from latentmake.config import parse
+    from latentmake.config.root import parse
     from latentmake.index.memo import MEMO, Memo
     from latentmake.plan.facts import Facts
     from latentmake.plan.planner import make_plan

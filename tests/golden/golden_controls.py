@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from golden_files import HERE, bitmap
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.files.cachefile import target_key
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts

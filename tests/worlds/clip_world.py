@@ -13,7 +13,8 @@ import torch
 from item_world import work_of
 from latentmake import digest
 from latentmake.caches.inputs import Sample
-from latentmake.config import Dataset, Model
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.files.frames import Workers
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Media, Span, clips, kept_indices

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from latentmake.config import Config, parse
+from latentmake.config.root import Config, parse
 from latentmake.files.cachefile import target_key
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts

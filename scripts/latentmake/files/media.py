@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from latentmake.errors import SourceError
-from latentmake.geometry.clips import Media
-from latentmake.geometry.timing import Timing
+from latentmake.geometry.clips import Media, Timing
 
 if TYPE_CHECKING:
     from av.container import InputContainer

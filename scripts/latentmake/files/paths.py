@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from latentmake.config import PathMap
+    from latentmake.config.machines import PathMap
 
 System = Literal["linux", "windows", "wsl"]
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.geometry.buckets import Placement, Size
 from latentmake.geometry.clips import WAN_FPS, AnyClip, Clip, Media, Span
 

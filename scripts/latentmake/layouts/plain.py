@@ -9,7 +9,7 @@ Images in sub-folders keep their relative path.
 
 from __future__ import annotations
 
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.files.cachefile import ORIGINAL_HEIGHT, ORIGINAL_WIDTH
 from latentmake.geometry.buckets import Placement, Size, placement
 from latentmake.layouts.layout import Layout

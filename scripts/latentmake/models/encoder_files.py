@@ -11,9 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latentmake.config import Model, Weights, hub
+from latentmake.config import hub
 from latentmake.config.architectures import ARCHITECTURES, WAN
-from latentmake.config.scripts import File, Vae
+from latentmake.config.models import Model
+from latentmake.config.rows import File, Vae
+from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
 from latentmake.files.safetensors import Tensor
 

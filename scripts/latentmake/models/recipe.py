@@ -11,8 +11,10 @@ from functools import partial
 from pathlib import Path
 
 from latentmake import digest, layouts
-from latentmake.config import Dataset, Model, TextWeights, Weights
-from latentmake.config.shapes import shaping
+from latentmake.config.datasets import Dataset
+from latentmake.config.fields import shaping
+from latentmake.config.models import Model
+from latentmake.config.weights import TextWeights, Weights
 from latentmake.errors import ModelError
 from latentmake.models import checkpoints
 from latentmake.models.files import (

@@ -14,7 +14,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from latentmake.config import Dataset, Model, TextWeights
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
+from latentmake.config.weights import TextWeights
 from latentmake.errors import StorageError
 from latentmake.files import atomic
 from latentmake.models.files import tokenizer_folder

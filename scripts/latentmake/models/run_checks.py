@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from latentmake import layouts
-from latentmake.config import Config, Run
 from latentmake.config.checks import check_sides, check_steps
+from latentmake.config.root import Config
+from latentmake.config.runs import Run
 from latentmake.errors import ConfigError
 from latentmake.models import checkpoints, checks
 

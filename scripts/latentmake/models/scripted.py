@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from latentmake import digest
-from latentmake.config import Dataset, Model, Weights
-from latentmake.config.scripts import Script
-from latentmake.config.shapes import shaping
+from latentmake.config.datasets import Dataset
+from latentmake.config.fields import shaping
+from latentmake.config.models import Model
+from latentmake.config.rows import Script
+from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
 from latentmake.geometry.buckets import Size, wan_size
 from latentmake.geometry.clips import AnyClip, Media

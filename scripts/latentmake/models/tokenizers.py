@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from latentmake.config import Model, TextWeights
+from latentmake.config.models import Model
+from latentmake.config.weights import TextWeights
 from latentmake.errors import ModelError, first_line
 from latentmake.layouts.plain import encoder_name
 from latentmake.models.checkpoints import pads_with_zero

@@ -9,7 +9,7 @@ from itertools import islice, product
 from pathlib import Path
 
 from latentmake import digest
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.errors import SourceError
 from latentmake.files.cachefile import Header
 from latentmake.files.paths import is_remote

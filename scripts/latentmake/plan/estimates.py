@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from latentmake.config import Cluster, TrainingJob
+from latentmake.config.machines import Cluster, TrainingJob
 from latentmake.errors import ModelError
 from latentmake.files.disk import Need, human
 from latentmake.geometry.buckets import Size

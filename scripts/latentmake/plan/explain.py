@@ -12,7 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from latentmake.config import Dataset, nearest
+from latentmake.config.datasets import Dataset
+from latentmake.config.mistakes import nearest
 from latentmake.errors import CacheError, SourceError, UserError
 from latentmake.files.cachefile import Header, read_header, read_metadata, read_recipe
 from latentmake.files.paths import is_remote

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from latentmake import digest, layouts
-from latentmake.config import Config, ExternalProgram, Model
+from latentmake.config.machines import ExternalProgram
+from latentmake.config.models import Model
+from latentmake.config.root import Config
 from latentmake.errors import DatasetError, ModelError, SourceError, TrainingError
 from latentmake.files.paths import normalized
 from latentmake.geometry.buckets import Size

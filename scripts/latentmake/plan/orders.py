@@ -19,7 +19,9 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic_core import to_json
 
 from latentmake import digest, layouts
-from latentmake.config import Dataset, ExternalProgram, Model, MusubiTuner
+from latentmake.config.datasets import Dataset
+from latentmake.config.machines import ExternalProgram, MusubiTuner
+from latentmake.config.models import Model
 from latentmake.files import atomic
 from latentmake.layouts import Layout
 from latentmake.plan.target import Target

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import latentmake
 from latentmake import digest
-from latentmake.config import Dataset, Run, nearest
+from latentmake.config.datasets import Dataset
+from latentmake.config.mistakes import nearest
+from latentmake.config.runs import Run
 from latentmake.errors import ConfigError, SourceError
 from latentmake.files import atomic
 from latentmake.files.paths import is_remote

@@ -16,7 +16,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.files.paths import is_remote
 from latentmake.index.listing import Folder, Listing
 from latentmake.index.memo import Memo, TargetStat

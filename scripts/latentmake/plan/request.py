@@ -14,7 +14,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from latentmake.config import Config, nearest
+from latentmake.config.mistakes import nearest
+from latentmake.config.root import Config
 from latentmake.errors import ConfigError, LatentmakeError
 from latentmake.files import atomic
 from latentmake.plan.orders import FOLDER, RUNS, EncodingJob, Order

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from latentmake import digest
-from latentmake.config import Run
+from latentmake.config.runs import Run
 from latentmake.layouts import kind_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import (

@@ -12,7 +12,8 @@ from pathlib import Path
 from statistics import median_low
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from latentmake.config import Dataset, Model
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.errors import SourceError, UserError
 from latentmake.files.cores import usable_cores
 from latentmake.files.media import NPZ, VIDEO_EXTENSIONS

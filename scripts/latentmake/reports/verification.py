@@ -17,7 +17,7 @@ from typing import NamedTuple
 from pydantic import Field
 
 from latentmake import digest
-from latentmake.config import Run
+from latentmake.config.runs import Run
 from latentmake.errors import CacheError, shortened, storage_error
 from latentmake.files import verified
 from latentmake.files.cachefile import Header, read_header, read_recipe

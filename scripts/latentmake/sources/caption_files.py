@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Literal, NamedTuple
 
-from latentmake.config import Captions, Dataset
+from latentmake.config.datasets import Captions, Dataset
 from latentmake.errors import SourceError
 from latentmake.files.paths import is_remote
 from latentmake.index.memo import Memo

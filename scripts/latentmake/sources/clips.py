@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.geometry.clips import WAN_FPS, Clip, Media, SourceFps, Span, kept_indices
 from latentmake.layouts import Layout
 from latentmake.sources.caption_files import read_caption

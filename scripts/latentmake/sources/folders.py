@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from stat import S_ISREG
 
 from latentmake import digest
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.errors import DatasetError, SourceError
 from latentmake.files.paths import is_remote, normalized
 from latentmake.index.memo import SourceStat

@@ -19,7 +19,8 @@ from item_world import work_of
 from latentmake.caches.inputs import Clips, Sample, SourceBytes, clip_maker, samples_of
 from latentmake.caches.pixels import plain as pixels
 from latentmake.caches.pixels.wan import fit, open_image
-from latentmake.config import Dataset, Model
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.errors import SourceError
 from latentmake.files.frames.reading import read_frames
 from latentmake.files.media import probe_image, probe_video

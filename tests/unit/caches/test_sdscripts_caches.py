@@ -16,7 +16,8 @@ from item_world import work_of
 from latentmake import layouts
 from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders.sdscripts import text_arrays
-from latentmake.config import Dataset, Model
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.files import cachefile
 from latentmake.files.media import probe_image
 from latentmake.geometry.buckets import Size

@@ -13,7 +13,7 @@ import av
 import numpy as np
 import pytest
 from latentmake.caches.pixels.plain import decode
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.errors import SourceError
 from latentmake.files import media
 from latentmake.files.media import (

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 import world
 from latentmake.caches.encode import carry_out
-from latentmake.config import Dataset, Model
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.errors import ConfigError, StorageError
 from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.files.workspace import OWNER, check_folder, check_run_folder, claim, other_owner

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import world
 from latentmake import digest
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.index.memo import MEMO, Memo
 from latentmake.plan.facts import Facts
 from latentmake.session import Session

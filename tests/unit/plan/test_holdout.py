@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from item_world import inputs_of
 from latentmake import digest
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.errors import ConfigError
 from latentmake.files import atomic, cachefile
 from latentmake.layouts import plain

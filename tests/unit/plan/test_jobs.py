@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from latentmake.config import MusubiTuner
+from latentmake.config.machines import MusubiTuner
 from latentmake.plan.orders import EncodingJob, Order, jobs_of
 from order_world import order
 

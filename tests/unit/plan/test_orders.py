@@ -13,14 +13,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from item_world import work_of
-from latentmake.config import Dataset, Model
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.files import atomic, cachefile
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Media, Span
 from latentmake.plan import receipts, spool
 from latentmake.plan.orders import FOLDER, Order, Work
 from latentmake.plan.receipts import Receipt, read_receipt
-from latentmake.plan.spool import spooled
 from latentmake.plan.target import Target
 
 texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
@@ -159,25 +159,25 @@ def test_old_orders_and_delivered_spool_files_are_forgotten_and_no_others() -> N
     for order in (kept, old):
         os.utime(order.path, (week, week))
         os.utime(order.receipt, (week, week))
-    spooled("x").parent.mkdir(parents=True)
+    spool("x").parent.mkdir(parents=True)
     for key in ("waiting", "delivered"):
-        spooled(key).write_bytes(b"x")
-    os.link(spooled("delivered"), "target")
-    os.utime(spooled("waiting"), (week, week))  # made long ago, but it lies there since today
+        spool(key).write_bytes(b"x")
+    os.link(spool("delivered"), "target")
+    os.utime(spool("waiting"), (week, week))  # made long ago, but it lies there since today
     spool.forget_old({kept.name})
     assert not old.path.exists() and kept.path.exists() and new.path.exists()
     assert set(receipts.receipts()) == {kept.receipt, new.receipt}
-    assert [path.name for path in spooled("x").parent.iterdir()] == [spooled("waiting").name]
+    assert [path.name for path in spool("x").parent.iterdir()] == [spool("waiting").name]
     assert Path("target").read_bytes() == b"x"
 
 
 def test_what_nobody_fetched_from_the_spool_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    spooled("x").parent.mkdir(parents=True)
-    spooled("given up").write_bytes(b"x")
-    spooled("a folder of somebody's").mkdir()
+    spool("x").parent.mkdir(parents=True)
+    spool("given up").write_bytes(b"x")
+    spool("a folder of somebody's").mkdir()
     monkeypatch.setattr(spool, "KEPT_SECONDS", -1)
     spool.forget_old(set())
-    assert not spooled("given up").exists()
+    assert not spool("given up").exists()
 
 
 def test_what_is_replaced_is_kept_in_the_spool_until_then() -> None:
@@ -191,8 +191,8 @@ def test_what_is_replaced_is_kept_in_the_spool_until_then() -> None:
     spool.keep_replaced([order])
     Path(target.path).unlink()  # as Snakemake does before a job
     spool.forget_old({order.name})
-    assert spooled("key").read_bytes() == b"old"
-    assert len(list(spooled("key").parent.iterdir())) == 1
+    assert spool("key").read_bytes() == b"old"
+    assert len(list(spool("key").parent.iterdir())) == 1
 
 
 def test_what_another_build_has_made_since_is_kept_under_its_own_key() -> None:
@@ -205,24 +205,24 @@ def test_what_another_build_has_made_since_is_kept_under_its_own_key() -> None:
         atomic.write(Path(target.path), data)
     for target in targets:
         spool.keep_replaced([work_order(items=(work_of("a", "a.png", None, (target,)),))])
-        assert [path.name for path in spooled("x").parent.iterdir()] == [spooled("new").name]
-        spooled("new").unlink()
+        assert [path.name for path in spool("x").parent.iterdir()] == [spool("new").name]
+        spool("new").unlink()
 
 
 def test_beside_another_build_nothing_is_tidied_away() -> None:
-    spooled("x").parent.mkdir(parents=True)
-    spooled("kept").write_bytes(b"x")
-    os.link(spooled("kept"), "target")  # as a build keeps what it replaces
+    spool("x").parent.mkdir(parents=True)
+    spool("kept").write_bytes(b"x")
+    os.link(spool("kept"), "target")  # as a build keeps what it replaces
     builds = [spool.begin([])]
-    assert not spooled("kept").exists()
-    os.link("target", spooled("kept"))
+    assert not spool("kept").exists()
+    os.link("target", spool("kept"))
     builds += [spool.begin([]), spool.begin([])]
-    assert spooled("kept").exists()
+    assert spool("kept").exists()
     for build in builds:
         assert build is not None
         build.close()
     build = spool.begin([])
-    assert not spooled("kept").exists()
+    assert not spool("kept").exists()
 
 
 def test_planning_again_leaves_an_order_alone_until_it_is_done() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import latentmake
 import numpy as np
 import pytest
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.errors import UserError
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from latentmake.config import Run
+from latentmake.config.runs import Run
 from latentmake.errors import ConfigError
 from latentmake.plan.targets import (
     as_words,

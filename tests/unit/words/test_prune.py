@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.errors import ConfigError, StorageError
 from latentmake.files.cachefile import serialize, stamp
 from latentmake.files.workspace import ADOPTED, OWNER, claim

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from latentmake.config import Config, LoopTrainer, Run
+from latentmake.config.root import Config
+from latentmake.config.runs import Run
+from latentmake.config.trainers import LoopTrainer
 from latentmake.files import atomic
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import run_order
