@@ -70,10 +70,8 @@ class Build:
             _SNAKEMAKE.mkdir(parents=True, exist_ok=True)
             (_SNAKEMAKE / f"{self._machine}.machine").touch()  # Snakemake removes it with its locks
 
-    def begin(
-        self, orders: Sequence[Order], trained: Sequence[str], targets: Sequence[str]
-    ) -> None:
-        """Tell others of the build, and keep what its jobs will replace; called before any job.
+    def begin(self, orders: Sequence[Order], runs: Sequence[str], targets: Sequence[str]) -> None:
+        """Tell others of the build and its trainings, and keep what its jobs will replace.
 
         Raises:
             StorageError: a running build makes some of the same files.

@@ -42,9 +42,8 @@ _WORDS = {
 _FILES = {"trained.json": "train", "generated.json": "generate"}
 """File of a run -> the word of the target that makes it; the other files are of `caches`."""
 
-_COMMANDS = ("adopt", "captions", "check", "compare", "explain", "import", "prune", "report")
-_COMMANDS += ("status", "verify")
-"""Words of the command `latentmake` that were targets of Snakemake."""
+_COMMAND = "(adopt|captions|check|compare|explain|import|prune|report|status|verify)(_.*)?"
+"""Targets of former releases that are words of the command `latentmake` now."""
 
 _PAGE = re.compile(r"reports/((?:captions|compare|evaluate|report)_.+)\.html")
 
@@ -150,9 +149,8 @@ def check_known(
 
 def _unknown(target: str, rules: Iterable[str], runs: Iterable[str]) -> ConfigError:
     """Return the error for an unknown target, with the nearest one or all of them."""
-    word = target.partition("_")[0]
-    if word in _COMMANDS:
-        hint = f"type `latentmake {word}`; `latentmake {word} --help` explains it"
+    if command := re.fullmatch(_COMMAND, target):
+        hint = f"type `latentmake {command[1]}`; see `latentmake {command[1]} --help`"
         return ConfigError("is no longer a target of Snakemake", where=target, hint=hint)
     names = [name for name in rules if "/" not in name and not name.startswith("encode_")]
     if guess := difflib.get_close_matches(target, names, n=1):
