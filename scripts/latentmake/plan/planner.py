@@ -12,6 +12,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from pydantic import ValidationError
+
 import latentmake
 from latentmake import digest
 from latentmake.config.datasets import Dataset
@@ -361,9 +363,15 @@ def single(facts: Facts, path: str) -> tuple[Order, bool]:
     refuse_unknown("dataset", dataset, (PROMPTS, *config.datasets), path)
     refuse_unknown("model", model, config.models, path)
     if dataset != PROMPTS and _SIZE.fullmatch(place):
-        run = Run(datasets=[dataset], model=model, resolutions=[place], trainer=None)
-        config.check_run("NAME", run)
-        check_resolutions(config, "NAME", run)
+        try:
+            run = Run(datasets=[dataset], model=model, resolutions=[place], trainer=None)
+            config.check_run("NAME", run)
+            check_resolutions(config, "NAME", run)
+        except ConfigError as error:
+            raise ConfigError(error.what, where=path, hint=error.hint) from None
+        except ValidationError as error:
+            what, hint = error.errors()[0]["msg"], "use a resolution of a run"
+            raise ConfigError(what, where=path, hint=hint) from None
     layout = facts.layout(model)
     bases = layout.owners(name)
     for item, target in named_targets(facts, dataset, model, place, bases):
