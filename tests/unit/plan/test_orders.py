@@ -16,9 +16,8 @@ from item_world import work_of
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.files import atomic, cachefile
-from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import Clip, Span
+from latentmake.geometry.clips import Clip, Media, Span
 from latentmake.plan import receipts, spool
 from latentmake.plan.orders import FOLDER, Order, Work
 from latentmake.plan.receipts import Receipt, read_receipt
