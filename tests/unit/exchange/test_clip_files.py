@@ -34,7 +34,12 @@ def file_of(
         span,
         {"mood": "calm"},
     )
-    return ClipFile(f"{path.stem}_{start:05d}-{frames:03d}", "films", size, ListedClip(item, Clip(start, frames)))
+    return ClipFile(
+        f"{path.stem}_{start:05d}-{frames:03d}",
+        "films",
+        size,
+        ListedClip(item, Clip(start, frames)),
+    )
 
 
 def order_of(folder: Path, *files: ClipFile, skip: bool = False) -> ClipsOrder:
