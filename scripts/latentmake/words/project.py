@@ -19,9 +19,8 @@ import typer
 
 from latentmake import backends
 from latentmake.config.document import check_file
-from latentmake.config.mistakes import nearest
 from latentmake.config.root import Config, parse
-from latentmake.errors import ConfigError
+from latentmake.errors import ConfigError, nearest
 from latentmake.files.workspace import check_folder
 from latentmake.index.memo import MEMO, Memo
 from latentmake.plan.facts import Facts

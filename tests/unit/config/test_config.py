@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Dtype, Resolution
-from latentmake.config.mistakes import nearest
+from latentmake.errors import nearest
 from latentmake.config.root import Config, parse
 from latentmake.errors import ConfigError
 from latentmake.index.memo import Memo

@@ -11,9 +11,8 @@ from latentmake.files import atomic
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import run_order
 from latentmake.plan.run_plan import RunPlan
-from latentmake.training.loop.checkpoint import as_begun, resumable
 from latentmake.training.loop.order import TextSchedule, TrainingOrder
-from latentmake.training.loop.result import Record, RunFiles, checkpoint_digest, wanted_of
+from latentmake.training.loop.result import Record, RunFiles, as_begun, checkpoint_digest, wanted_of
 from latentmake.training.loop.sample_images import are_drawn
 
 
@@ -61,6 +60,8 @@ def _note(order: TrainingOrder, plan: RunPlan) -> str:
     """Return a line for the plan; "" of a training that begins at its first step, or has ended."""
     if not plan.lock or not order.weights:
         return ""
+    from latentmake.training.loop.checkpoint import resumable
+
     files, want = RunFiles(order), wanted_of(order, data=plan.lock, weights=order.weights)
     if files.trained(want) is not None:
         rewritten = f"{plan.name}: the files of its LoRA are written anew; no step is trained"
