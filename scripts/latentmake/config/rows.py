@@ -1,8 +1,8 @@
 """Rows of architectures: what musubi-tuner's scripts and sd-scripts' strategies know of each.
 
-One `Scripts` or `Strategies` says all that differs between architectures whose caches other trainers
-make; layout, recipe, launch, checks and publication ask it. Sources: musubi-tuner's *_cache_*.py and
-*_train*.py, dataset/architectures.py, dataset/bucket.py and dataset/cache_io.py.
+One `Scripts` or `Strategies` says all that differs between architectures whose caches other
+trainers make; layout, recipe, launch, checks and publication ask it. Sources: musubi-tuner's
+*_cache_*.py and *_train*.py, dataset/architectures.py, dataset/bucket.py and dataset/cache_io.py.
 """
 
 from __future__ import annotations
