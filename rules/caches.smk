@@ -1,5 +1,5 @@
-# Needs: work orders (.latentmake/orders).
-# Makes: cache files; for bulk, a job for the work orders of one model. Declared are their receipts
+# Needs: orders (.latentmake/orders).
+# Makes: cache files; for bulk, a job for the orders of one model. Declared are their receipts
 #        alone, since Snakemake deletes what a failed job declares; and files asked for by name.
 
 CACHE_FILE = "cache/{dataset}/{model}/{part}/{stem}{ending}"

@@ -87,7 +87,7 @@ def program_digest(program: ExternalProgram, model: Model, kind: str, memory: Me
 
 
 def encoder_of(order: Order) -> ExternalEncoder | None:
-    """Return the external program's encoder of a work order; None where our encoders do it."""
+    """Return the external program's encoder of an order; None where our encoders do it."""
     if order.model_settings.encoder not in _ENCODERS:
         return None
     package, name = _ENCODERS[order.model_settings.encoder]

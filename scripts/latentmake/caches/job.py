@@ -46,10 +46,10 @@ ExternalEncoder = Callable[["Job", Sequence[Work], int, Progress], None]
 
 @dataclass
 class Job:
-    """State of a work order being carried out.
+    """State of an order being carried out.
 
     Attributes:
-        order: the work order.
+        order: of the job.
         recipe: of its targets.
         say: told of faults, a line each.
         fresh: path -> stat (size, mtime_ns, inode) and key of every finished target.

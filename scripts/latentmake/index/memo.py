@@ -27,11 +27,11 @@ MEMO = Path(".latentmake/memo.sqlite")  # of a project
 Stat = TypeVar("Stat", bound=tuple[int, ...])
 _VERSION = 7
 _SECONDS = 5.0  # after which new facts are saved
-_KEPT_NS = 90 * 24 * 3600 * 10**9  # after which verdicts and snapshots are forgotten
+_KEPT_NS = 90 * 24 * 3600 * 10**9  # after which answers and remembered states are forgotten
 _FEW = 2000  # names that are looked up one by one, not by reading all names below their folders
-# Kinds of facts. 4, 5 and 8 were used by former versions.
+# Kinds of facts. Version 0.2.0, to which a user may return, uses 4, 5, 8, 10 and 11 for others.
 _SOURCE, _TARGET, _MEDIA, _PICTURE, _VERDICT = 1, 2, 3, 6, 7
-_RECEIPT, _RATE, _SNAPSHOT, _TEXT = 9, 10, 11, 12
+_RECEIPT, _TEXT, _RATE, _SNAPSHOT = 9, 12, 13, 14
 # Version 0.2.0 needs the table `entries`, which stays empty.
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS facts (kind INT, name TEXT, size INT, mtime_ns INT, ctime_ns INT,

@@ -264,7 +264,7 @@ def _limit(model: Model, kind: str, place: TextWeights) -> int | None:
 
 
 class CutCaptions:
-    """Captions of a work order that were cut, reported in one line an encoder."""
+    """Captions of an order that were cut, reported in one line an encoder."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, int], dict[str, str]] = {}

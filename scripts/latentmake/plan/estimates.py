@@ -183,7 +183,7 @@ class TrainingEstimate(NamedTuple):
 def resources_of(
     cluster: Cluster, kind: str, orders: Sequence[Order], memo: Memo | None
 ) -> Resources:
-    """Return the cluster resources of a job of a kind (`encode`, `train`) with some work orders.
+    """Return the cluster resources of a job of a kind (`encode`, `train`) with some orders.
 
     `memo` knows past jobs; None in a process that does not plan.
     """

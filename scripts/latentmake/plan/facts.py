@@ -196,7 +196,7 @@ class Facts:
         return image_sizes(self.scan(dataset).roots, stats, self.memo)
 
     def known_faults(self, dataset: str, model: str) -> list[Fault]:
-        """Return the faults of a dataset's items; none where a remembered verdict spared them."""
+        """Return the faults of a dataset's items; none where a remembered state spared them."""
         return self._items.get(self._asked(dataset, model), ([], []))[1]
 
     def _asked(self, dataset: str, model: str) -> tuple[str, ...]:

@@ -222,7 +222,7 @@ def write_order(run: str, kind: str, order: object) -> str:
 
 @dataclass(frozen=True)
 class EncodingJob:
-    """Work orders of one kind and model that one process carries out one after the other."""
+    """Orders of one kind and model that one process carries out one after the other."""
 
     orders: tuple[Order, ...]
 
@@ -262,7 +262,7 @@ class EncodingJob:
 def jobs_of(
     wanted: Iterable[tuple[Order, Collection[str]]], side_by_side: int | None
 ) -> list[EncodingJob]:
-    """Group work orders into jobs.
+    """Group orders into jobs.
 
     Orders of a job are of one kind and model, and needed by the same runs, so that no run waits for
     what only others need. Those of an external encoder, which starts for each order, stay alone.

@@ -1,4 +1,4 @@
-"""Loading the encoder of a work order."""
+"""Loading the encoder of an order."""
 
 from __future__ import annotations
 
