@@ -43,10 +43,9 @@ def _difference(facts: Facts, part: Part, stale: Stale) -> str:
 
     if not facts.recipe(part.dataset, part.model, kind_of(part.name)):
         return f"unknown without the model {part.model}"
-    found = [*map(str, differences(facts, None, part, stale))]
-    if len(found) > 1 and found[-1].startswith(PLACED):
-        found.pop()
-    return _some(found) or "keys in headers"
+    found = differences(facts, None, part, stale)
+    settings = _some([str(each) for each in found if each.name != PLACED])
+    return settings or (PLACED if found else "keys in headers")
 
 
 def _some(names: Collection[str]) -> str:
