@@ -185,8 +185,8 @@ class Session:
             backend = backends.of_run(self.config, name)
             for word, (is_asked, _, make) in _FOLLOWING.items():
                 if backend is not None and is_asked(name, targets):
-                    order = make(self._facts, plan, backend, force=force)
-                    self._asked[name] |= {} if order is None else {word: str(order)}
+                    order, reasons = make(self._facts, plan, backend)
+                    self._asked[name] |= {word: str(order)} if reasons or force else {}
 
     # -- the build ----------------------------------------------------------------------------
 

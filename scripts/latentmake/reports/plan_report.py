@@ -39,9 +39,8 @@ def report(
     ]
     lines = [*estimates.lines(facts.memo, plan.orders)]
     lines += [f"training of {each.run}: {each.note}" for each in trainings]
-    lines += [
-        run.note for name, run in plan.runs.items() if run.note and is_training_asked(name, targets)
-    ]
+    asked = [run for name, run in plan.runs.items() if is_training_asked(name, targets)]
+    lines += [line for run in asked for line in (run.reason, run.note) if line]
     lines = [
         *recipe_changes(facts, plan.runs.values()),
         *dict.fromkeys(fitting_lines(facts, plan)),
