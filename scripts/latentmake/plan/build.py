@@ -24,7 +24,7 @@ from latentmake.errors import StorageError
 from latentmake.files import atomic
 from latentmake.files.watchdog import Watchdog, signals_call
 from latentmake.plan import store
-from latentmake.plan.orders import FOLDER, KEPT_SECONDS, Order, RUNS
+from latentmake.plan.orders import FOLDER, KEPT_SECONDS, RUNS, Order
 from latentmake.plan.target import Target
 
 BUILDS = Path(".latentmake/builds")

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from latentmake.config.datasets import Dataset
-from latentmake.config.mistakes import nearest
-from latentmake.errors import CacheError, SourceError, UserError
+from latentmake.errors import CacheError, SourceError, UserError, nearest
 from latentmake.files.cachefile import Header, read_header, read_metadata, read_recipe
 from latentmake.files.paths import is_remote
 from latentmake.files.verified import Checked, verify

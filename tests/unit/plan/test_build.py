@@ -17,11 +17,12 @@ import pytest
 import world
 from item_world import inputs_of, work_of
 from latentmake.caches.encode import carry_out
-from latentmake.config import Dataset, Model
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.errors import ConfigError, StorageError
 from latentmake.files.atomic import TEMPORARY_SUFFIX
-from latentmake.plan import build, receipts, store
 from latentmake.files.workspace import OWNER, check_folder, check_run_folder, claim, other_owner
+from latentmake.plan import build, receipts, store
 from latentmake.plan.build import BUILDS, Build, announce, refuse_other_items, running_builds
 from latentmake.plan.orders import Order
 from latentmake.plan.receipts import Receipt
