@@ -44,7 +44,6 @@ TOP = ("backends", "session", "entry")
 STILL_TO_DO = {
     "caches",
     "cli",
-    "config",
     "exchange",
     "files",
     "index",
