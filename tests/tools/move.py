@@ -339,7 +339,7 @@ class Rewriter(cst.CSTTransformer):
         if isinstance(node, cst.CSTNode):
             code = self.tree.code_for_node(node).strip()
             is_block = isinstance(node, cst.FunctionDef | cst.ClassDef)
-            made = ast.parse(code).body[0] if is_block else ast.parse(f"({code})").body[0]
+            made: ast.AST = ast.parse(code if is_block else f"({code})").body[0]
             made = made.value if isinstance(made, ast.Expr) else made
             node = scope_of(ast.iter_child_nodes(made), is_class=isinstance(made, ast.ClassDef))
             self.scopes[place] = node

@@ -20,7 +20,6 @@ package = house.Package(ROOT / "scripts/latentmake")
 LAYERS = (
     ("errors", "progress", "regular"),
     ("digest",),
-    ("config",),
     ("geometry",),
     ("files",),
     ("layouts", "index"),

@@ -17,7 +17,7 @@ from latentmake import layouts
 from latentmake.config.datasets import Dataset
 from latentmake.config.machines import MusubiTuner
 from latentmake.config.models import Model
-from latentmake.files.media import Media
+from latentmake.geometry.clips import Media
 from latentmake.layouts import size_of
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target

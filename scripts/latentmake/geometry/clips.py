@@ -145,6 +145,22 @@ WAN_FPS = 16.0
 """Frames a second that Wan was trained on, the default here."""
 
 
+class Media(NamedTuple):
+    """Size in pixels as stored (no EXIF rotation, no rotation of a video's display), and length.
+
+    Attributes:
+        frames: of a video; 0 stands for an image.
+        timing: durations of a video's frames (`Timing`); "" where they do not count.
+        rotation: degrees clockwise by which a video's frames are to be turned.
+    """
+
+    width: int
+    height: int
+    frames: int
+    timing: str = ""
+    rotation: int = 0
+
+
 class Clip(NamedTuple):
     """A part of a video: position of its first frame among those kept, and length (4 n + 1)."""
 

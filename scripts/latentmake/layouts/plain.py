@@ -68,3 +68,6 @@ def hidden_state(index: int) -> str:
 def encoder_name(index: int) -> str:
     """Return a text encoder's name as in a diffusers pipeline: text_encoder, text_encoder_2, ..."""
     return "text_encoder" if index == 0 else f"text_encoder_{index + 1}"
+
+
+LAYOUTS = (Plain(),)

@@ -17,9 +17,8 @@ from latentmake.config.models import Model
 from latentmake.config.rows import Script
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
-from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size, wan_size
-from latentmake.geometry.clips import AnyClip
+from latentmake.geometry.clips import AnyClip, Media
 from latentmake.models.files import refuse_missing
 
 FORMAT_VERSION = 1

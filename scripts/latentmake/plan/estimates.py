@@ -18,7 +18,6 @@ from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.models.shapes import latents_shape
 from latentmake.plan.orders import Order
-from latentmake.progress import duration
 
 Resources = dict[str, int | str | Callable[[object, int], int]]
 _Group = TypeVar("_Group", bound=Hashable)
@@ -108,6 +107,8 @@ def estimates(
 
 def lines(memo: Memo, orders: Iterable[Order]) -> Iterator[str]:
     """Yield a line for each kind and model of which anything is known."""
+    from latentmake.progress import duration
+
     for work, (_, size, seconds) in estimates(memo, orders, lambda x, _: x.work).items():
         past = past_jobs(memo, work)
         words = [duration((past.starting + seconds) / 60)] if past else []
@@ -168,6 +169,8 @@ class TrainingEstimate(NamedTuple):
     @property
     def note(self) -> str:
         """The estimate in words: memory, disk, and time where it is known."""
+        from latentmake.progress import duration
+
         parts = ", ".join(f"{name} {human(size)}" for name, size in self.memory.items())
         memory = f"about {human(sum(self.memory.values()))} of GPU memory ({parts})"
         words = [f"{memory}, {human(self.disk)} of disk"]

@@ -16,6 +16,7 @@ from latentmake.config.datasets import Dataset
 from latentmake.config.mistakes import nearest
 from latentmake.errors import CacheError, SourceError, UserError
 from latentmake.files.cachefile import Header, read_header, read_metadata, read_recipe
+from latentmake.files.paths import is_remote
 from latentmake.files.verified import Checked, verify
 from latentmake.layouts import kind_of
 from latentmake.models.recipe_differences import Difference, recipe_differences, short, text_of
@@ -32,7 +33,6 @@ from latentmake.plan.target import (
     prompts_of,
     targets_of,
 )
-from latentmake.sources import s3
 from latentmake.sources.caption_files import read_caption
 from latentmake.sources.item import Item
 
@@ -78,7 +78,7 @@ def explain(facts: Facts, file: str) -> list[Explanation]:
     Raises:
         UserError: there is no such file, or nothing is made of it.
     """
-    path = file if s3.is_remote(file) else os.path.relpath(file or ".")
+    path = file if is_remote(file) else os.path.relpath(file or ".")
     if Path(path).is_dir():
         raise SourceError("is a folder", where=file, hint="name one of its files")
     caches = os.path.realpath("cache")
@@ -126,7 +126,7 @@ def _of_source(facts: Facts, path: str) -> Iterator[Explanation]:
 
 def _may_hold(facts: Facts, dataset: str, path: str) -> bool:
     settings = facts.config.datasets[dataset]
-    if settings.is_list or s3.is_remote(path):
+    if settings.is_list or is_remote(path):
         return True
     folders = [*filter(None, (settings.path, settings.control_directory))]
     named, real = (Path(os.path.abspath(path)), Path(_place(path)))  # noqa: PTH100

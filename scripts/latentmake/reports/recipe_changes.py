@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 
 from latentmake.layouts import kind_of
-from latentmake.plan.explain import PLACED, differences
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import Stale
@@ -40,6 +39,8 @@ def recipe_changes(facts: Facts, runs: Collection[RunPlan]) -> Iterator[str]:
 
 
 def _difference(facts: Facts, part: Part, stale: Stale) -> str:
+    from latentmake.plan.explain import PLACED, differences
+
     if not facts.recipe(part.dataset, part.model, kind_of(part.name)):
         return f"unknown without the model {part.model}"
     found = [*map(str, differences(facts, None, part, stale))]

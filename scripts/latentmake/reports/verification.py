@@ -154,6 +154,9 @@ def _expected(facts: Facts, run: Run) -> Iterator[Expected]:
                 inputs = prompt_items(prompts_of(run))
             else:
                 inputs = facts.inputs(run.model, name, items)
+            judge.contents.fetch(file[1:] for item in inputs for file in item.read)
+            if kind_of(name) == "latents":
+                judge.contents.prepare_sizes(filter(None, map(judge.contents.of, inputs)))
             for item, targets in judge.targets(name, inputs):
                 yield from (_wanted(judge, item, target, facts.memo) for target in targets)
 

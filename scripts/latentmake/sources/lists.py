@@ -28,11 +28,12 @@ from latentmake.sources.item import (
     Fault,
     File,
     Item,
+    Row,
     Scan,
 )
 from latentmake.sources.metadata import Entry, name_of, records, refusing
 from latentmake.sources.names import unusable_name
-from latentmake.sources.rows import Row, columns_of, layers_of, row_of
+from latentmake.sources.rows import columns_of, layers_of, row_of
 
 
 def scan(name: str, dataset: Dataset) -> Scan:

@@ -19,11 +19,11 @@ from latentmake.files import media
 from latentmake.files.media import (
     IMAGE_FORMATS,
     VIDEO_EXTENSIONS,
-    Media,
     opened_video,
     probe_image,
     probe_video,
 )
+from latentmake.geometry.clips import Media
 from latentmake.geometry.timing import Timing
 from latentmake.sources.item import IMAGE_EXTENSIONS
 from PIL import EpsImagePlugin, Image

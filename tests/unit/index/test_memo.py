@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake import digest
 from latentmake.files.cachefile import Picture
-from latentmake.files.media import Media
+from latentmake.geometry.clips import Media
 from latentmake.index.memo import Memo, SourceStat, TargetStat, source_stat, target_stat
 
 SOURCE = SourceStat(1, 2, 3, 4)

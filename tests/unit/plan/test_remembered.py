@@ -1,14 +1,17 @@
-"""A plan of what changed is the plan of everything."""
+"""A plan of what changed is the plan of everything, and only what changed is judged again."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import latentmake
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,11 +21,15 @@ from latentmake.caches.inputs import Sample
 from latentmake.config.root import parse
 from latentmake.errors import UserError
 from latentmake.files import atomic
+from latentmake.index.listing import Folder
 from latentmake.index.memo import Memo
 from latentmake.layouts import plain
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
+from latentmake.plan.remembered import Asked, keep, recall
 from latentmake.plan.run_plan import Plan, RunPlan
+from latentmake.plan.state import Judge, PartState, State
+from latentmake.sources.item import Scan
 from PIL import Image
 
 STEMS = ("a", "b", "b.c", "ab", "sub/a", "sub/d")
@@ -114,7 +121,7 @@ def seen(world: World, memo: Memo) -> object:
 
 def _state(plan: RunPlan, part: Any) -> object:
     state = plan.parts[part]
-    stale = {each.path: each.found for each in state.stale}
+    stale = {each.path: each.target.found for each in state.stale}
     return state.fresh, stale, state.keys, sorted(state.orphans), state.known()
 
 
@@ -228,3 +235,93 @@ def test_a_plan_of_changes_equals_a_plan_from_an_empty_memo(
                 assert seen(world, memo) == seen(world, Memo(None))
         finally:
             os.chdir(before)
+
+
+# -- what is remembered ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[World, Memo]]:
+    """A project whose caches are all there and remembered."""
+    monkeypatch.chdir(tmp_path)
+    with Memo(Path("memo.sqlite")) as memo:
+        world = World(PLAIN)
+        world.build(memo)
+        world.plan(memo)
+        yield world, memo
+
+
+def judged(world: World, memo: Memo, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Return the stems of items that a plan judges."""
+    found: set[str] = set()
+    judge = Judge.judge
+
+    def noted(self: Judge, inputs: Any, *others: Any) -> State:
+        found.update(item.stem for items in inputs.values() for item in items)
+        return judge(self, inputs, *others)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Judge, "judge", noted)
+        world.plan(memo)
+    return found
+
+
+@pytest.mark.parametrize("edit", [_edit_image, _edit_caption, _remove, World.add, _touch])
+def test_only_items_of_changed_files_are_judged_again(
+    built: tuple[World, Memo], monkeypatch: pytest.MonkeyPatch, edit: Callable[[World, str], None]
+) -> None:
+    world, memo = built
+    assert judged(world, memo, monkeypatch) == set()
+    edit(world, "b.c")
+    expected = {*STEMS[:4]} if edit is _touch else {"b", "b.c"}
+    assert judged(world, memo, monkeypatch) <= expected
+    world.build(memo)
+    world.plan(memo)
+    assert judged(world, memo, monkeypatch) == set()
+
+
+def test_nothing_is_remembered_while_orphans_or_most_targets_are_to_do(
+    built: tuple[World, Memo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, memo = built
+    _stray(world, "a")
+    for _ in range(2):
+        parts = world.plan(memo).runs["cats"].parts.values()
+        assert len([path for part in parts for path in part.orphans]) == 2
+    shutil.rmtree("cache")
+    for _ in range(2):
+        assert judged(world, memo, monkeypatch) == {*STEMS[:4]}
+
+
+@pytest.mark.parametrize(("name", "value"), [("__version__", "9.9"), ("PLAN_VERSION", 99)])
+def test_no_state_of_other_planning_code_is_believed(
+    built: tuple[World, Memo], monkeypatch: pytest.MonkeyPatch, name: str, value: object
+) -> None:
+    world, memo = built
+    monkeypatch.setattr(latentmake, name, value)
+    assert judged(world, memo, monkeypatch) == {*STEMS[:4]}
+
+
+def test_another_setting_of_the_dataset_is_another_question(
+    built: tuple[World, Memo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, memo = built
+    world.values = {**PLAIN, "datasets": {"cats": {"path": "data", "fit": "bucket"}}}
+    assert judged(world, memo, monkeypatch) == {*STEMS[:4]}
+
+
+def test_lines_of_a_replaced_state_are_not_those_of_another() -> None:
+    """A plan beside another one must not mistake missing lines for missing targets."""
+    asked = Asked("cats", "tiny", ("text",), "", Scan("data", [], ""), Folder("cache"))
+    state = State({"text": PartState(1, lines=lambda: {"a": "a\tkey"})})
+    with Memo(None) as memo:
+        keep(memo, asked, {"a": "a.png"}, state)
+        memo.save()
+        read, unread = recall(memo, asked), recall(memo, asked)
+        assert read is not None
+        assert unread is not None
+        assert read.lines("text") == {"a": "a\tkey"}
+        keep(memo, asked, {"a": "a.png"}, state)
+        memo.save()
+        assert unread.lines("text") == {}
+        assert read.lines("text") == {"a": "a\tkey"}

@@ -1,4 +1,4 @@
-"""A first plan reads each file once, and what it has learnt outlives any end of it."""
+"""Facts about datasets and models: each file is read once, whatever ends a plan."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import world
 from latentmake import digest
 from latentmake.config.root import parse
 from latentmake.index.memo import MEMO, Memo
 from latentmake.plan.facts import Facts
+from latentmake.plan.planner import make_plan
 from latentmake.session import Session
 from latentmake.sources import probe
 from video_world import write_video
@@ -144,3 +146,43 @@ def test_videos_are_probed_once_for_all_tasks(
         items, faults = facts.items("clips", name)
         assert not faults and len(items) == 2
     assert sorted(probed) == ["data/a.mp4", "data/b.mp4"]
+
+
+# -- items ----------------------------------------------------------------------------------------
+
+
+def test_files_that_nothing_uses_are_told_once_for_all_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for name in ("a.png", "a.txt", "notes.pdf"):
+        (tmp_path / "data" / name).write_text("a")
+    models = ("tiny", "other")
+    values = {
+        "datasets": {"cats": {"path": "data"}},
+        "models": {name: {"vae": "vae", "text": "text"} for name in models},
+        "runs": {x: {"datasets": "cats", "model": x, "resolutions": [64]} for x in models},
+    }
+    make_plan(Facts(parse(values), Memo(None), encoders=False), models)
+    assert capsys.readouterr().err == "note: datasets.cats: 1 file is not used: notes.pdf\n"
+
+
+@pytest.mark.parametrize("models", [("ours", "theirs"), ("theirs", "ours")])
+def test_what_one_encoder_cannot_take_is_faulty_for_that_one_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, models: tuple[str, str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez(tmp_path / "a.npz", frames=np.zeros((9, 32, 48, 3), np.uint8))
+    (tmp_path / "list.jsonl").write_text('{"video": "a.npz", "prompt": "p"}\n')
+    weights = {"task": "t2v-1.3B", "vae": "vae", "text": "text"}
+    values = {
+        "datasets": {"cats": {"path": "list.jsonl", "target_frames": [9], "fit": "bucket"}},
+        "models": {"ours": weights, "theirs": {**weights, "encoder": "musubi"}},
+        "musubi_tuner": {"path": "musubi-tuner"},
+        "runs": {x: {"datasets": "cats", "model": x, "resolutions": [32]} for x in models},
+    }
+    facts = Facts(parse(values), Memo(None), encoders=False)
+    faulty = {model: len(facts.items("cats", model)[1]) for model in models}
+    assert faulty == {"ours": 0, "theirs": 1}
+    assert [len(facts.known_faults("cats", model)) for model in ("ours", "theirs")] == [0, 1]
