@@ -36,7 +36,7 @@ from latentmake.caches.encoders import load
 from latentmake.caches.encoders.device import DTYPES, pick_device
 from latentmake.caches.encoders.wan_vae import WanVae
 from latentmake.config.models import Model
-from latentmake.plan.orders import Order  # noqa: E402
+from latentmake.plan.orders import Order
 
 Row = dict[str, object]
 SIZES = (1, 2, 4, 8, 16, 32)

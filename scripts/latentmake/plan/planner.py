@@ -17,7 +17,6 @@ from pydantic import ValidationError
 import latentmake
 from latentmake import digest
 from latentmake.config.datasets import Dataset
-from latentmake.config.mistakes import nearest
 from latentmake.config.runs import Run
 from latentmake.errors import ConfigError, SourceError
 from latentmake.files import atomic
@@ -356,7 +355,7 @@ def single(facts: Facts, path: str) -> tuple[Order, bool]:
         SourceError: its item is faulty, or its source cannot be read.
         UserError: there is no such item, or something makes planning impossible.
     """
-    from latentmake.config.mistakes import refuse_unknown
+    from latentmake.errors import nearest, refuse_unknown
 
     config = facts.config
     _, dataset, model, place, name = (*path.split("/", 4), "", "", "", "")[:5]
