@@ -164,8 +164,8 @@ class PlanFile(BaseModel):
     """Orders of a plan.
 
     Attributes:
-        jobs: name of an encoding job's rule -> names of its work orders.
-        singles: cache file asked for by its name -> name of its work order.
+        jobs: name of an encoding job's rule -> names of its orders.
+        singles: cache file asked for by its name -> name of its order.
         runs: run -> kind of an order (`manifest`, `train`, ...) -> path.
     """
 
@@ -200,7 +200,7 @@ class PlanFile(BaseModel):
         ]
 
     def single(self, path: str) -> Order | None:
-        """Read the work order of a cache file that was asked for by its name."""
+        """Read the order of a cache file that was asked for by its name."""
         return _read(self.singles[path]) if path in self.singles else None
 
 
@@ -209,4 +209,4 @@ def _read(name: str) -> Order:
     try:
         return Order.read(path)
     except (OSError, ValueError, TypeError) as error:
-        raise LatentmakeError(f"{path} is not a work order: {error}") from None
+        raise LatentmakeError(f"{path} is not an order: {error}") from None
