@@ -162,13 +162,13 @@ class Session:
             if backend is not None and asks("generate", name):
                 from latentmake.reports.generated import plan_generated
 
-                if order := plan_generated(facts, plan, backend, force=force):
-                    orders[name]["generate"] = str(order)
+                order, reasons = plan_generated(facts, plan, backend)
+                orders[name] |= {"generate": str(order)} if reasons or force else {}
             if backend is not None and asks("evaluate", name):
                 from latentmake.reports.evaluation import plan_evaluated
 
-                if order := plan_evaluated(facts, plan, backend, force=force):
-                    orders[name]["evaluate"] = str(order)
+                order, reasons = plan_evaluated(facts, plan, backend)
+                orders[name] |= {"evaluate": str(order)} if reasons or force else {}
 
     def _plan_publications(self, orders: dict[str, dict[str, str]]) -> None:
         """Refuse publications that a trainer would refuse; write orders of those without caches."""

@@ -66,6 +66,11 @@ class MusubiOrder(ExternalOrder):
             settings.append(self.model.architecture)
         return digest.of_value([*settings, *sorted(self.flags.items())])
 
+    def settings(self) -> dict[str, object]:
+        """Return the same by name."""
+        model = {"task": self.model.task, "architecture": self.model.architecture}
+        return {**shaping(self.trainer, "weights"), **model, **self.flags}
+
     def cache_folder(self, dataset: str, resolution: tuple[int, int]) -> str:
         """Return the folder of one dataset's caches at one resolution."""
         return self.layout.folder(dataset, self.model_name, resolution_name(*resolution))

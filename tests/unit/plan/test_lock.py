@@ -1,22 +1,20 @@
-"""Items held out of training: whole sources, whose choice depends on their contents alone."""
+"""A lock has one digest of what trains; sources are held out by their contents alone."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from item_world import inputs_of
 from latentmake import digest
-from latentmake.config.root import parse
 from latentmake.errors import ConfigError
 from latentmake.files import atomic, cachefile
 from latentmake.layouts import plain
-from latentmake.plan.lock import Lock, chosen, keys_digest, lock_digest, refuse_too_many
+from latentmake.plan.lock import Lock, chosen, keys_digest, lock_digest, read_lock, refuse_too_many
 from latentmake.plan.manifest import ManifestOrder, Member
 from latentmake.plan.manifest import write_manifest as _write
 from latentmake.plan.receipts import Receipt
@@ -25,6 +23,7 @@ from order_world import silent
 PARTS = ("64", "96", "text")
 FOLDER = Path("runs/first")
 
+stems = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1, max_size=6)
 contents = st.integers(0, 500).map(lambda number: digest.of_bytes(str(number).encode()))
 sources = st.lists(contents, min_size=4, max_size=30, unique=True)
 
@@ -32,6 +31,27 @@ sources = st.lists(contents, min_size=4, max_size=30, unique=True)
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+# -- the lock -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "5", '{"else": 1}'])
+def test_a_damaged_lock_is_an_empty_one(text: str) -> None:
+    FOLDER.mkdir(parents=True)
+    (FOLDER / "dataset.lock").write_text(text)
+    assert read_lock("first") == read_lock("missing") == Lock()
+
+
+key_lists = st.lists(st.tuples(stems, st.text("abc", min_size=1, max_size=2)), max_size=4)
+
+
+@settings(deadline=None)
+@given(key_lists, key_lists)
+def test_two_lists_of_keys_share_a_digest_only_if_equal(
+    one: list[tuple[str, str]], other: list[tuple[str, str]]
+) -> None:
+    assert (keys_digest(one) == keys_digest(other)) == (one == other)
 
 
 # -- the choice -----------------------------------------------------------------------------------
@@ -106,9 +126,7 @@ def make(files: Mapping[str, str], validation: int, **receipt: str) -> tuple[Loc
         atomic.write(Path(source), content.encode())
         items.append(Member(dataset, inputs_of(stem, source), targets))
     datasets = {item.dataset: 1 for item in items}
-    order = ManifestOrder(
-        "first", "tiny", datasets, [], items, {}, [], 5, validation=validation
-    )  # fmt: skip
+    order = ManifestOrder("first", "tiny", datasets, [], items, {}, [], 5, validation=validation)
     paths = []
     if receipt:
         read = {path: [1, 2, 3, 4, content, 64, 64, True] for path, content in receipt.items()}
@@ -176,34 +194,3 @@ def test_what_jobs_read_is_believed_before_headers() -> None:
 def test_equal_files_are_too_few_to_hold_out_that_many() -> None:
     with pytest.raises(ConfigError, match="2 of 2 different sources"):
         make({f"cats/{name}": "ab"[number % 2] for number, name in enumerate("wxyz")}, 2)
-
-
-# -- the configuration ----------------------------------------------------------------------------
-
-
-def config(**run: Any) -> dict[str, Any]:
-    first = {"datasets": "cats", "model": "tiny", "resolutions": [64], **run}
-    return {
-        "datasets": {"cats": {"path": "data"}},
-        "models": {"tiny": {"vae": "vae", "text": "text", "unet": "unet"}},
-        "runs": {"first": first},
-    }
-
-
-@pytest.mark.parametrize("items", [0, -3, "many", 1.5, True, None])
-def test_another_number_is_refused_in_one_line(items: object) -> None:
-    with pytest.raises(ConfigError, match=r"runs\.first\.validation\.items") as raised:
-        parse(config(trainer={"kind": "sd"}, validation={"items": items}))
-    assert "\n" not in str(raised.value)
-
-
-def test_a_run_that_cannot_leave_items_out_refuses_the_key() -> None:
-    with pytest.raises(ConfigError, match=r"runs\.first\.validation: .*sd evaluates no items"):
-        parse(config(trainer={"kind": "sd"}, validation={"items": 2}))
-    with pytest.raises(ConfigError, match=r"runs\.first\.validation: .*no trainer"):
-        parse(config(validation={"items": 2}))
-    values = config(trainer={"kind": "musubi"}, validation={"items": 2})
-    values["models"]["tiny"] = {"task": "t2v-1.3B", "vae": "v", "text": "t", "dit": "d"}
-    values["musubi_tuner"] = {"path": "m"}
-    with pytest.raises(ConfigError, match=r"runs\.first\.validation: .*musubi evaluates no items"):
-        parse(values)
