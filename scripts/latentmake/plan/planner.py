@@ -107,6 +107,9 @@ def make_plan(
     wanted = []
     for (dataset, model), asked in needed.items():
         found, jobs = states[dataset, model], side_by_side or 1
+        if not any(each.stale for each in found.parts.values()):
+            continue
+
         for order, wanting in batches(facts, dataset, model, asked, found, side_by_side=jobs):
             if not facts.asks:
                 order.write()
@@ -346,6 +349,7 @@ def judge_one(facts: Facts, dataset: str, model: str, item: Item, target: Target
 def _single(
     facts: Facts, dataset: str, model: str, item: Item, target: Target
 ) -> tuple[Order, bool]:
+
     found = judge_one(facts, dataset, model, item, target)
     for error in found.unreadable.values():
         raise error
