@@ -11,12 +11,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from controlled_world import keys_of
 from golden_files import HERE, bitmap
-from latentmake.config import parse
-from latentmake.files.cachefile import target_key
+from latentmake.config.root import parse
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.plan.keys import Keys
 from latentmake.plan.manifest import ManifestOrder, row_of
 from latentmake.plan.run_plan import members
 
@@ -54,23 +53,14 @@ def planned() -> dict[str, Any]:
 
 
 def _planned(facts: Facts, dataset: str) -> dict[str, Any]:
-    settings, layout = facts.config.datasets[dataset], facts.layout("wan")
-    keys = Keys(facts.memo, layout, settings, dict.fromkeys(PARTS, RECIPE))
-    found = []
-    for item in facts.items(dataset, "wan")[0]:
-        for part in PARTS:
-            source = item.inputs(part)
-            content = keys.content(source)
-            assert content is not None
-            variant = keys.variant(part, source, content, None)
-            assert variant is not None
-            found.append(target_key(content, RECIPE, variant))
+    items, layout = facts.items(dataset, "wan")[0], facts.layout("wan")
+    keys = keys_of(facts, dataset, "wan", PARTS, items, RECIPE)
     rows = members(facts, facts.config.runs["all"], {}, {})
-    items = [row for row in rows if row.dataset == dataset]
-    order = ManifestOrder.read(ManifestOrder("all", "wan", {}, [], items, {}, [], 1).write())
+    own = [row for row in rows if row.dataset == dataset]
+    order = ManifestOrder.read(ManifestOrder("all", "wan", {}, [], own, {}, [], 1).write())
     return {
-        "keys": found,
-        "manifest": [json.dumps(row_of(item, 1, layout)) for item in order.items],
+        "keys": [keys[part, item.stem] for item in items for part in PARTS],
+        "manifest": [json.dumps(row_of(each, 1, layout)) for each in order.items],
     }
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from latentmake.config import Config, parse
-from latentmake.files.cachefile import target_key
+from latentmake.config.root import Config, parse
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.plan.keys import Keys
+from latentmake.plan.state import Judge
 from latentmake.plan.target import part_names
 from latentmake.sources.item import Fault, Item
 from PIL import Image
@@ -79,17 +79,31 @@ def keys(architecture: str, **dataset: Any) -> dict[tuple[str, str], str]:
     """Return (part, stem) -> key of all targets of a dataset."""
     config = configured(architecture, **dataset)
     facts = Facts(config, Memo(None))
-    layout, parts = facts.layout("model"), part_names(config, config.runs["run"], "pictures")
-    made = Keys(facts.memo, layout, config.datasets["pictures"], dict.fromkeys(parts, RECIPE))
-    found: dict[tuple[str, str], str] = {}
+    parts = part_names(config, config.runs["run"], "pictures")
     items, faults = facts.items("pictures", "model")
     assert not faults
-    for item in items:
-        for part in parts:
-            source = item.inputs(part, controlled_text=layout.controlled_text)
-            content = made.content(source)
+    return keys_of(facts, "pictures", "model", parts, items, RECIPE)
+
+
+def keys_of(
+    facts: Facts, dataset: str, model: str, parts: Sequence[str], items: Sequence[Item], recipe: str
+) -> dict[tuple[str, str], str]:
+    """Return (part, stem) -> key of the targets of items, by one digest of all recipes."""
+    judge = Judge(
+        facts.memo,
+        facts.layout(model),
+        facts.config.datasets[dataset],
+        (dataset, model),
+        dict.fromkeys(parts, recipe),
+        facts.contents(dataset, items),
+        {},
+    )
+    found: dict[tuple[str, str], str] = {}
+    for part in parts:
+        for item, (target,) in judge.targets(part, facts.inputs(model, part, items)):
+            content = judge.contents.of(item)
             assert content is not None
-            variant = made.variant(part, source, content, None)
-            assert variant is not None
-            found[part, item.stem] = target_key(content, RECIPE, variant)
+            key = judge.key_of(item, target, content, None)
+            assert key is not None
+            found[part, item.stem] = key
     return found

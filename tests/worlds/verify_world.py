@@ -12,15 +12,13 @@ import numpy as np
 import torch
 import yaml
 from latentmake import digest
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.files import atomic, cachefile
 from latentmake.files.cachefile import target_key
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of, plain
-from latentmake.plan.expected import Expected, expected_files, sources_of
 from latentmake.plan.facts import Facts
-from latentmake.plan.target import parts_of
-from latentmake.reports.verification import DAMAGED, UNEXPECTED
+from latentmake.reports.verification import DAMAGED, UNEXPECTED, Expected, _expected
 from PIL import Image
 
 RUN, DATASET, MODEL = "tiny", "shapes", "micro"
@@ -51,11 +49,8 @@ def facts_of(values: dict[str, Any], memo: Memo) -> Facts:
 
 
 def expected_of(facts: Facts) -> list[Expected]:
-    """Return what the cache files of the run should be made of."""
-    run = facts.config.runs[RUN]
-    parts = [part.name for part in parts_of(facts.config, run) if part.dataset == DATASET]
-    sources = sources_of(facts, DATASET, MODEL, parts)
-    return list(expected_files(facts, DATASET, MODEL, sources))
+    """Return the origin that each cache file of the run should have."""
+    return [*_expected(facts, facts.config.runs[RUN])]
 
 
 def tensors_of(key: str, part: str) -> dict[str, torch.Tensor]:

@@ -120,7 +120,7 @@ def adopt(
 def adopt_works(
     works: Sequence[Order], form: Format, *, say: Callable[[str], None], threads: int = 1
 ) -> Counter[str]:
-    """Adopt the targets of some work orders; see `adopt`."""
+    """Adopt the targets of some orders; see `adopt`."""
     total: Counter[str] = Counter()
     planned, count = time.time_ns(), sum(len(work.paths) for work in works)
     pool = ThreadPoolExecutor(max(threads, _LEAST_THREADS))
@@ -150,7 +150,7 @@ def adopt_works(
 
 
 class _Batch:
-    """Adoption for one work order, in several threads.
+    """Adoption for one order, in several threads.
 
     Attributes:
         sources: path -> stat and digest of what was read.

@@ -7,10 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
-from latentmake.config import Dataset
-from latentmake.files.media import Media
+from latentmake.config.datasets import Dataset
 from latentmake.geometry.buckets import Placement, Size
-from latentmake.geometry.clips import WAN_FPS, AnyClip, Clip, Span
+from latentmake.geometry.clips import WAN_FPS, AnyClip, Clip, Media, Span
 
 SIZED = re.compile(r"(.+)_(\d{4,})x(\d{4,})", re.DOTALL)
 """The name of a latents cache without its ending, where it contains the size of the image."""

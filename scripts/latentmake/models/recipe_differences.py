@@ -14,11 +14,12 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from latentmake.config import Dataset, Model, TextWeights
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
+from latentmake.config.weights import TextWeights
 from latentmake.errors import StorageError
 from latentmake.files import atomic
 from latentmake.models.files import tokenizer_folder
-from latentmake.models.scripted import script_of
 
 _FOLDER = Path(".latentmake/programs")
 _DIGEST = re.compile(r"[0-9a-f]+")
@@ -112,6 +113,8 @@ def _values(recipe: Mapping[str, object]) -> Iterator[tuple[str, object]]:
 def _places_of(model: Model, kind: str) -> dict[str, str]:
     """Return key, as `recipe_values` has it -> path of the weights, or their id on the hub."""
     if model.scripted:
+        from latentmake.models.scripted import script_of
+
         keys = {file.flag: file.key for file in script_of(model, kind).files}
     else:
         keys = {key: key for key in ("vae", "clip", *_encoders(model, kind))}

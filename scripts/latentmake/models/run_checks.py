@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from latentmake import layouts
-from latentmake.config import Config, Run
 from latentmake.config.checks import check_sides, check_steps
+from latentmake.config.root import Config
+from latentmake.config.runs import Run
 from latentmake.errors import ConfigError
-from latentmake.models import checkpoints, checks, shapes
+from latentmake.models import checkpoints, checks
 
 _USUAL_FACTOR = 8  # pixels a latent: that of every Stable Diffusion VAE
 
@@ -27,6 +28,8 @@ def check_run(config: Config, name: str, run: Run) -> None:
 
 def check_resolutions(config: Config, name: str, run: Run) -> None:
     """Refuse a resolution that the VAE cannot encode without cutting more off."""
+    from latentmake.models import shapes
+
     model = config.models[run.model]
     if not layouts.of(model.layout_name).any_size:
         return  # the configuration has been checked for its rule

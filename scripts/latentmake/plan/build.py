@@ -26,7 +26,6 @@ from latentmake.files.watchdog import Watchdog, signals_call
 from latentmake.plan import store
 from latentmake.plan.orders import FOLDER, KEPT_SECONDS, RUNS, Order
 from latentmake.plan.target import Target
-from latentmake.plan.targets import is_training_asked
 
 BUILDS = Path(".latentmake/builds")
 _LOCK = Path(".latentmake/building.lock")
@@ -71,8 +70,8 @@ class Build:
             _SNAKEMAKE.mkdir(parents=True, exist_ok=True)
             (_SNAKEMAKE / f"{self._machine}.machine").touch()  # Snakemake removes it with its locks
 
-    def begin(self, orders: Sequence[Order], runs: Iterable[str], targets: Sequence[str]) -> None:
-        """Tell others of the build, and keep what its jobs will replace; called before any job.
+    def begin(self, orders: Sequence[Order], runs: Sequence[str], targets: Sequence[str]) -> None:
+        """Tell others of the build and its trainings, and keep what its jobs will replace.
 
         Raises:
             StorageError: a running build makes some of the same files.
@@ -174,16 +173,15 @@ def _forget_orders(keep: set[str]) -> None:
 
 
 def announce(
-    orders: Iterable[Order], runs: Iterable[str], targets: Sequence[str]
+    orders: Iterable[Order], trained: Sequence[str], targets: Sequence[str]
 ) -> BinaryIO | None:
-    """Note what a build makes and trains, if anything; return a file to hold until it ends.
+    """Note what a build makes, and the runs that it trains; return a file to hold until it ends.
 
     Raises:
         StorageError: a running build makes some of it. Snakemake knows by its locks, but each
             Snakemake that ends deletes the locks of all.
     """
     made = [order.name for order in orders]
-    trained = [run for run in runs if is_training_asked(run, targets)]
     if not made and not trained:
         return None
     for path, other in _running(forget=True):

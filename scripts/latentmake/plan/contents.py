@@ -9,14 +9,13 @@ from itertools import islice, product
 from pathlib import Path
 
 from latentmake import digest
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.errors import SourceError
 from latentmake.files.cachefile import Header
+from latentmake.files.paths import is_remote
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.plan.target import joined
-from latentmake.sources import s3
-from latentmake.sources.caption_pipeline import newlines
 from latentmake.sources.item import Item
 
 _SMALL = 16_384  # bytes; files up to this size are read rather than presumed: captions
@@ -79,8 +78,10 @@ class Contents:
 
         A byte order mark does not count either.
         """
+        from latentmake.sources.caption_pipeline import newlines
+
         path = item.source
-        if path is None or content == found or s3.is_remote(path):
+        if path is None or content == found or is_remote(path):
             return content
         try:
             text = newlines(Path(path).read_bytes().decode("utf-8-sig")).encode()
@@ -93,7 +94,10 @@ class Contents:
 
     def fetch(self, files: Iterable[tuple[str, SourceStat]]) -> None:
         """Read the objects on S3 whose stats are new, many at a time."""
-        new = [each for each in files if self._known.get(each[0], (None,))[0] != each[1]]
+        from latentmake.sources import s3
+
+        remote = (each for each in files if is_remote(each[0]))
+        new = [each for each in remote if self._known.get(each[0], (None,))[0] != each[1]]
         for (path, listed), read in zip(new, s3.digests(new), strict=True):
             if isinstance(read, SourceError):
                 self._lost[path] = read
@@ -112,7 +116,7 @@ class Contents:
         known = self._known.get(path)
         if known is not None and known[0] == stat:
             return known[1]
-        if s3.is_remote(path):
+        if is_remote(path):
             if path not in self._lost:
                 self.fetch([(path, stat)])
             if path in self._lost:
@@ -175,7 +179,7 @@ class Contents:
         known = self._known.get(path)
         if known is not None and known[0] == stat:
             return [known[1]]
-        if (stat.size <= _SMALL or self._memo.is_new) and not s3.is_remote(path):
+        if (stat.size <= _SMALL or self._memo.is_new) and not is_remote(path):
             with contextlib.suppress(SourceError):  # which the job names
                 return [self._file(path, stat)]
             return []

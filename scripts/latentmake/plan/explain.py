@@ -12,9 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from latentmake.config import Dataset, nearest
-from latentmake.errors import CacheError, SourceError, UserError
+from latentmake.config.datasets import Dataset
+from latentmake.errors import CacheError, SourceError, UserError, nearest
 from latentmake.files.cachefile import Header, read_header, read_metadata, read_recipe
+from latentmake.files.paths import is_remote
 from latentmake.files.verified import Checked, verify
 from latentmake.layouts import kind_of
 from latentmake.models.recipe_differences import Difference, recipe_differences, short, text_of
@@ -31,7 +32,6 @@ from latentmake.plan.target import (
     prompts_of,
     targets_of,
 )
-from latentmake.sources import s3
 from latentmake.sources.caption_files import read_caption
 from latentmake.sources.item import Item
 
@@ -77,7 +77,7 @@ def explain(facts: Facts, file: str) -> list[Explanation]:
     Raises:
         UserError: there is no such file, or nothing is made of it.
     """
-    path = file if s3.is_remote(file) else os.path.relpath(file or ".")
+    path = file if is_remote(file) else os.path.relpath(file or ".")
     if Path(path).is_dir():
         raise SourceError("is a folder", where=file, hint="name one of its files")
     caches = os.path.realpath("cache")
@@ -125,7 +125,7 @@ def _of_source(facts: Facts, path: str) -> Iterator[Explanation]:
 
 def _may_hold(facts: Facts, dataset: str, path: str) -> bool:
     settings = facts.config.datasets[dataset]
-    if settings.is_list or s3.is_remote(path):
+    if settings.is_list or is_remote(path):
         return True
     folders = [*filter(None, (settings.path, settings.control_directory))]
     named, real = (Path(os.path.abspath(path)), Path(_place(path)))  # noqa: PTH100
@@ -234,14 +234,14 @@ def _explained(facts: Facts, part: Part, item: Item, target: Target) -> Explanat
     assert judge is not None
     content = judge.contents.of(item) or ""
     found.key = judge.key_of(item, target, content, found.header)
-    if path not in (each.path for each in all_stale):
+    stale = next((each for each in all_stale if each.path == path), None)
+    if stale is None:
         found.state, found.reason = "fresh", ""
         found.key = found.header.key if found.header else found.key  # of other line ends, it may be
         return found
-    state.mark_reusable(facts.memo, [made])
-    stale = next(each for each in all_stale if each.path == path)
+    state.mark_reusable(facts.memo, [made])  # the reason before tells more than `reusable`
+    found.at_hand = [x for each in all_stale if each.path == path for x in each.target.at_hand]
     damage, found.state, found.reason = found.reason, "stale", stale.reason
-    found.at_hand = [*stale.target.at_hand]
     if stale.reason == "damaged":
         found.reason += f": it {damage}"
     if found.header is not None:

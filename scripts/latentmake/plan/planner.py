@@ -12,12 +12,15 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from pydantic import ValidationError
+
 import latentmake
 from latentmake import digest
-from latentmake.config import Dataset, Run, nearest
-from latentmake.config.mistakes import refuse_unknown
+from latentmake.config.datasets import Dataset
+from latentmake.config.runs import Run
 from latentmake.errors import ConfigError, SourceError
 from latentmake.files import atomic
+from latentmake.files.paths import is_remote
 from latentmake.files.workspace import other_owner
 from latentmake.index.listing import Folder, Listing
 from latentmake.index.memo import Memo, target_stat
@@ -25,7 +28,6 @@ from latentmake.layouts import kind_of, text_of
 from latentmake.models.run_checks import check_resolutions, check_run
 from latentmake.plan import remembered, state
 from latentmake.plan.contents import unreadable
-from latentmake.plan.estimates import batch_items
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import images_digest, place_of
 from latentmake.plan.orders import Order, Work, jobs_of
@@ -43,7 +45,6 @@ from latentmake.plan.target import (
     targets_of,
     text_parts,
 )
-from latentmake.sources import metadata, s3
 from latentmake.sources.item import Item
 
 _Needed = Mapping[tuple[str, str], Mapping[str, set[str]]]
@@ -249,6 +250,8 @@ def _asked(facts: Facts, dataset: str, model: str, parts: Sequence[str]) -> reme
     control = facts.control(dataset)
     listings: list[str | None] = [control and control.fingerprint]
     if settings.metadata_file is not None:
+        from latentmake.sources import metadata
+
         listings.append(str(metadata.metadata_stat(dataset, settings.metadata_file)))
     version = [latentmake.__version__, latentmake.PLAN_VERSION]
     layout = facts.layout(model).name
@@ -262,7 +265,7 @@ def _unreadable_captions(memo: Memo, items: Iterable[Item]) -> dict[str, SourceE
     """Return stem -> fault of the captions in files that cannot be read."""
     found: dict[str, SourceError] = {}
     for item in items:
-        if item.caption is not None and not s3.is_remote(item.caption):
+        if item.caption is not None and not is_remote(item.caption):
             try:
                 memo.digest_of_file(Path(item.caption))
             except OSError as error:
@@ -317,6 +320,8 @@ def _batches(
 
 def _batch_size(facts: Facts, model: str, kind: str, works: Sequence[Work]) -> int:
     """Return the number of items of a batch: as configured, or by the speed of past jobs."""
+    from latentmake.plan.estimates import batch_items
+
     batch = facts.config.batch
     if batch.items != "auto":
         return batch.items
@@ -350,14 +355,22 @@ def single(facts: Facts, path: str) -> tuple[Order, bool]:
         SourceError: its item is faulty, or its source cannot be read.
         UserError: there is no such item, or something makes planning impossible.
     """
+    from latentmake.errors import nearest, refuse_unknown
+
     config = facts.config
     _, dataset, model, place, name = (*path.split("/", 4), "", "", "", "")[:5]
     refuse_unknown("dataset", dataset, (PROMPTS, *config.datasets), path)
     refuse_unknown("model", model, config.models, path)
     if dataset != PROMPTS and _SIZE.fullmatch(place):
-        run = Run(datasets=[dataset], model=model, resolutions=[place], trainer=None)
-        config.check_run("NAME", run)
-        check_resolutions(config, "NAME", run)
+        try:
+            run = Run(datasets=[dataset], model=model, resolutions=[place], trainer=None)
+            config.check_run("NAME", run)
+            check_resolutions(config, "NAME", run)
+        except ConfigError as error:
+            raise ConfigError(error.what, where=path, hint=error.hint) from None
+        except ValidationError as error:
+            what, hint = error.errors()[0]["msg"], "use a resolution of a run"
+            raise ConfigError(what, where=path, hint=hint) from None
     layout = facts.layout(model)
     bases = layout.owners(name)
     for item, target in named_targets(facts, dataset, model, place, bases):

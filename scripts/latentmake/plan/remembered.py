@@ -16,14 +16,14 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
+from latentmake.files.paths import is_remote
 from latentmake.index.listing import Folder, Listing
 from latentmake.index.memo import Memo, TargetStat
 from latentmake.layouts import Layout
 from latentmake.plan import lock
 from latentmake.plan.facts import Facts
 from latentmake.plan.state import PartState, State
-from latentmake.sources import s3
 from latentmake.sources.item import Item, Scan
 
 _MOST_CHANGED = 0.1  # share of the items above which all are judged
@@ -244,7 +244,7 @@ def _is_simple(settings: Dataset, asked: Asked) -> bool:
     """Whether an item depends only on files whose names begin with its stem."""
     return not (
         asked.scan.rows is not None
-        or s3.is_remote(asked.scan.root)
+        or is_remote(asked.scan.root)
         or settings.control_directory is not None
         or settings.metadata_file is not None
         or settings.multiple_target

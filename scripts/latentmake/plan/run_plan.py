@@ -7,16 +7,17 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
 from latentmake import digest
-from latentmake.config import Run
+from latentmake.config.runs import Run
 from latentmake.layouts import kind_of
 from latentmake.models.recipe_differences import Difference, short, some, value_differences
-from latentmake.plan.estimates import TrainingEstimate
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import (
+    CAPTIONS,
     Lock,
     data_values,
     keys_digest,
@@ -25,11 +26,14 @@ from latentmake.plan.lock import (
     refuse_too_many,
     run_folder,
 )
-from latentmake.plan.manifest import CAPTIONS, ManifestOrder, Member
 from latentmake.plan.orders import EncodingJob, Order
 from latentmake.plan.state import PartState
 from latentmake.plan.target import PROMPTS, Part, part_names, targets_of
 from latentmake.sources.item import Fault, Item
+
+if TYPE_CHECKING:
+    from latentmake.plan.estimates import TrainingEstimate
+    from latentmake.plan.manifest import Member
 
 _ANEW = Difference("the manifest is written anew")
 _Skipped = dict[str, list[dict[str, str]]]
@@ -80,6 +84,16 @@ class RunPlan:
     def receipts(self, *kinds: str) -> list[str]:
         """Return the receipts of its batches of some kinds."""
         return [str(order.receipt) for order in self.orders if order.kind in kinds]
+
+    @property
+    def order_paths(self) -> dict[str, str]:
+        """Kind of an order (`manifest`, `train`, `trainer`) -> path."""
+        orders = {
+            "manifest": self.manifest_order,
+            "train": self.training_order,
+            "trainer": self.trainer_order,
+        }
+        return {kind: str(path) for kind, path in orders.items() if path is not None}
 
     def awaits(self, prompts: Collection[str]) -> bool:
         """Whether the embedding of one of these prompts is to be made."""
@@ -153,6 +167,8 @@ def plan_manifest(
         plan.lock, plan.outdated = lock.data, []
         return
     plan.outdated = found or plan.outdated
+    from latentmake.plan.manifest import ManifestOrder
+
     known = {} if dry else {part: state.known() for part, state in plan.parts.items()}
     order = ManifestOrder(
         run=plan.name,
@@ -258,6 +274,8 @@ def members(
         known: part -> name of a target (`Layout.identity`) -> its key.
         texts: dataset -> stem -> digest of its text, where that is not cached.
     """
+    from latentmake.plan.manifest import Member
+
     for name in run.datasets:
         items, digests = facts.items(name, run.model)[0], texts.get(name, {})
         parts = [

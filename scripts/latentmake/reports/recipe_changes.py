@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator
 
 from latentmake.layouts import kind_of
 from latentmake.models.recipe_differences import some
-from latentmake.plan.explain import PLACED, differences
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import Stale
@@ -39,9 +38,10 @@ def recipe_changes(facts: Facts, runs: Collection[RunPlan]) -> Iterator[str]:
 
 
 def _difference(facts: Facts, part: Part, stale: Stale) -> str:
+    from latentmake.plan.explain import PLACED, differences
+
     if not facts.recipe(part.dataset, part.model, kind_of(part.name)):
         return f"unknown without the model {part.model}"
-    found = [*map(str, differences(facts, None, part, stale))]
-    if len(found) > 1 and found[-1].startswith(PLACED):
-        found.pop()
-    return some(found) or "keys in headers"
+    found = differences(facts, None, part, stale)
+    settings = some([str(each) for each in found if each.name != PLACED])
+    return settings or (PLACED if found else "keys in headers")

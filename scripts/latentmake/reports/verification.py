@@ -17,7 +17,7 @@ from typing import NamedTuple
 from pydantic import Field
 
 from latentmake import digest
-from latentmake.config import Run
+from latentmake.config.runs import Run
 from latentmake.errors import CacheError, shortened, storage_error
 from latentmake.files import verified
 from latentmake.files.cachefile import Header, read_header, read_recipe
@@ -154,6 +154,9 @@ def _expected(facts: Facts, run: Run) -> Iterator[Expected]:
                 inputs = prompt_items(prompts_of(run))
             else:
                 inputs = facts.inputs(run.model, name, items)
+            judge.contents.fetch(file[1:] for item in inputs for file in item.read)
+            if kind_of(name) == "latents":
+                judge.contents.prepare_sizes(filter(None, map(judge.contents.of, inputs)))
             for item, targets in judge.targets(name, inputs):
                 yield from (_wanted(judge, item, target, facts.memo) for target in targets)
 

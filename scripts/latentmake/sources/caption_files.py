@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Literal, NamedTuple
 
-from latentmake.config import Captions, Dataset
+from latentmake.config.datasets import Captions, Dataset
 from latentmake.errors import SourceError
+from latentmake.files.paths import is_remote
 from latentmake.index.memo import Memo
 from latentmake.progress import Progress
 from latentmake.sources import s3
@@ -70,7 +71,7 @@ def read_caption(path: str) -> str:
 
 def _read(path: str) -> str:
     try:
-        data = s3.read(path)[0] if s3.is_remote(path) else Path(path).read_bytes()
+        data = s3.read(path)[0] if is_remote(path) else Path(path).read_bytes()
     except OSError as error:
         what = f"cannot be read ({error.strerror})"
         raise SourceError(what, where=path, hint="check the file's permissions") from None

@@ -18,9 +18,9 @@ from typing import Annotated
 import typer
 
 from latentmake import backends
-from latentmake.config import Config, nearest, parse
 from latentmake.config.document import check_file
-from latentmake.errors import ConfigError
+from latentmake.config.root import Config, parse
+from latentmake.errors import ConfigError, nearest
 from latentmake.files.workspace import check_folder
 from latentmake.index.memo import MEMO, Memo
 from latentmake.plan.facts import Facts

@@ -12,8 +12,10 @@ from config_keys import keys_of
 from config_world import changed, smallest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from latentmake.config import Config, Dataset, Dtype, Resolution, nearest, parse
-from latentmake.errors import ConfigError
+from latentmake.config.datasets import Dataset
+from latentmake.config.fields import Dtype, Resolution
+from latentmake.config.root import Config, parse
+from latentmake.errors import ConfigError, nearest
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
@@ -304,6 +306,23 @@ def test_a_mistake_is_one_line_with_key_value_and_mend(name: str) -> None:
     assert "Traceback" not in line
     assert "https://" not in line
     assert ";" in line or "?" in line  # what is wrong, then the hint
+
+
+@pytest.mark.parametrize("items", [0, -3, "many", 1.5, True, None])
+def test_a_wrong_number_of_items_to_hold_out_is_one_line(items: object) -> None:
+    line = message(changed("runs", "first", "validation", value={"items": items}))
+    assert "runs.first.validation.items" in line
+
+
+def test_a_run_that_cannot_leave_items_out_refuses_to_hold_out() -> None:
+    values = changed("runs", "first", "validation", value={"items": 2})
+    assert "runs.first.validation: " in (line := message(values)) and "sd evaluates no" in line
+    values["runs"]["first"]["trainer"] = None
+    assert "runs.first.validation: " in (line := message(values)) and "no trainer" in line
+    values["runs"]["first"]["trainer"] = {"kind": "musubi"}
+    values["models"]["tiny"] = {"task": "t2v-1.3B", "vae": "v", "text": "t", "dit": "d"}
+    values["musubi_tuner"] = {"path": "m"}
+    assert "runs.first.validation: " in (line := message(values)) and "musubi evaluates no" in line
 
 
 @pytest.mark.parametrize(

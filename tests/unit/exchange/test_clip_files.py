@@ -15,7 +15,8 @@ from latentmake.files.media import probe_video
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Span
 from latentmake.index.memo import source_stat
-from latentmake.plan.clip_list import ListedClip
+from latentmake.sources.clips import ListedClip
+from latentmake.sources.item import IMAGE, File, Item
 from video_world import write_video
 
 SIZE = Size(48, 32)
@@ -25,17 +26,20 @@ WHOLE = Span()
 def file_of(
     path: Path, start: int, frames: int = 5, size: Size = SIZE, span: Span = WHOLE
 ) -> ClipFile:
-    clip = ListedClip(
+    item = Item(
         path.stem,
-        str(path),
-        source_stat(path.stat()),
+        (File(IMAGE, str(path), source_stat(path.stat())),),
+        [f"of {path.stem}"],
         probe_video(str(path)),
         span,
-        Clip(start, frames),
-        text=f"of {path.stem}",
-        row={"mood": "calm"},
+        {"mood": "calm"},
     )
-    return ClipFile(f"{path.stem}_{start:05d}-{frames:03d}", "films", size, clip)
+    return ClipFile(
+        f"{path.stem}_{start:05d}-{frames:03d}",
+        "films",
+        size,
+        ListedClip(item, Clip(start, frames)),
+    )
 
 
 def order_of(folder: Path, *files: ClipFile, skip: bool = False) -> ClipsOrder:

@@ -15,15 +15,16 @@ from pathlib import Path
 
 import pytest
 import world
+from item_world import inputs_of, work_of
 from latentmake.caches.encode import carry_out
-from latentmake.config import Dataset, Model
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.errors import ConfigError, StorageError
 from latentmake.files.atomic import TEMPORARY_SUFFIX
-from latentmake.plan import build, receipts, store
 from latentmake.files.workspace import OWNER, check_folder, check_run_folder, claim, other_owner
+from latentmake.plan import build, receipts, store
 from latentmake.plan.build import BUILDS, Build, announce, refuse_other_items, running_builds
-from latentmake.plan.keys import Source
-from latentmake.plan.orders import Order, WorkItem
+from latentmake.plan.orders import Order
 from latentmake.plan.receipts import Receipt
 from latentmake.plan.state import PartState, Stale
 from latentmake.plan.target import PROMPTS, Target
@@ -49,7 +50,7 @@ def project(folder: Path) -> None:
 def make_order(kind: str, **found: str | None) -> Order:
     model = Model.model_validate({"vae": "vae", "text": ["text"]})
     items = tuple(
-        WorkItem(stem, f"{stem}.png", None, (Target("64", stem, there),))
+        work_of(stem, f"{stem}.png", None, (Target("64", stem, there),))
         for stem, there in found.items()
     )
     order = Order(kind, "cats", "small", Dataset(path="."), model, {"a": 1}, items)
@@ -432,9 +433,9 @@ def test_a_project_under_another_mount_is_the_same(shared: Path, folder: Path) -
 def part(
     *, new: int = 0, fresh: int = 0, edited: int = 0, orphans: tuple[str, ...] = ()
 ) -> PartState:
-    source = Source("a", "a.png", None)
-    stale = [Stale(source, "new", "new", None)] * new
-    stale += [Stale(source, "edited", "edited", "key@1")] * edited
+    item = inputs_of("a", "a.png")
+    stale = [Stale(item, Target("64", "new"), "new")] * new
+    stale += [Stale(item, Target("64", "edited", "key@1"), "edited")] * edited
     return PartState(fresh, stale, [*orphans])
 
 

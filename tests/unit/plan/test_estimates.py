@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latentmake.config import Cluster, Dataset, Model, parse
+from item_world import work_of
+from latentmake.config.datasets import Dataset
+from latentmake.config.machines import Cluster
+from latentmake.config.models import Model
+from latentmake.config.root import parse
 from latentmake.files.disk import Need
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip
@@ -23,7 +27,7 @@ from latentmake.plan.estimates import (
     resources_of,
 )
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import Order, WorkItem
+from latentmake.plan.orders import Order
 from latentmake.plan.planner import make_plan
 from latentmake.plan.receipts import Receipt, learn_receipts
 from latentmake.plan.target import Target
@@ -43,7 +47,7 @@ def order_of(
     size = Size(96, 64) if kind == "latents" else None
     part = "64x96" if size else "text"
     targets = [(Target(part, f"cache/{n}", None, size, clip),) for n in range(count)]
-    items = tuple(WorkItem(str(n), f"{n}", None, each) for n, each in enumerate(targets))
+    items = tuple(work_of(str(n), f"{n}", None, each) for n, each in enumerate(targets))
     model = Model.model_validate(TINY | keys)
     return Order(kind, "cats", "tiny", Dataset(path="data"), model, {"format": 1}, items)
 

@@ -1,28 +1,27 @@
-"""An order survives being written and read, and no two different ones share a name."""
+"""Orders have names of their own, and share a job where they share encoder and runs."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from item_world import work_of
-from latentmake.config import Dataset, Model
-from latentmake.files import atomic, cachefile
+from latentmake.config.datasets import Dataset
+from latentmake.config.machines import MusubiTuner
+from latentmake.config.models import Model
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Span
-from latentmake.plan import receipts, spool
-from latentmake.plan.orders import FOLDER, Order, Work
-from latentmake.plan.receipts import Receipt, read_receipt
-from latentmake.plan.spool import spooled
+from latentmake.plan.orders import EncodingJob, FOLDER, Order, Work, jobs_of
+from latentmake.plan.receipts import Receipt
 from latentmake.plan.target import Target
+from order_world import order
 
 texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 targets = st.builds(
@@ -88,14 +87,6 @@ def test_an_order_survives_being_written_and_read(items: tuple[Work, ...]) -> No
     order.path.unlink()
 
 
-def test_an_order_whose_items_have_nothing_but_files_yet_is_read() -> None:
-    order = work_order()
-    order.write()
-    path = order.path.with_suffix(".items.json")
-    path.write_text(json.dumps([(each.item[:2], each.targets) for each in order.items]))
-    assert Order.read(order.path) == order
-
-
 def test_whatever_an_order_asks_for_or_found_is_in_its_name() -> None:
     found = [
         work_order(),
@@ -127,105 +118,6 @@ def test_a_written_order_is_newer_than_all_it_found() -> None:
     assert order.path.stat().st_mtime_ns >= Path("before").stat().st_mtime_ns
 
 
-def test_orders_and_receipts_are_told_apart_on_disk() -> None:
-    assert list(receipts.receipts()) == []
-    written = [work_order(), work_order(kind="text")]
-    for order in written:
-        order.write()
-    Receipt({}, {}, [], {}, 0.0).write(written[0].receipt)
-    assert list(receipts.receipts()) == [written[0].receipt]
-
-
-def test_a_receipt_survives_being_written_and_read() -> None:
-    receipt = Receipt(
-        {"a": [1, 2, 3, 4, "d"]}, {"b": [1, 2, 3, "k"]}, [{"stem": "é"}], {"x": 1}, 2.5
-    )
-    receipt.write(Path("sub/receipt.json"))
-    assert read_receipt(Path("sub/receipt.json")) == receipt
-
-
-@pytest.mark.parametrize("text", ["", "{", "{}", '{"targets": {}}', '{"else": 1}'])
-def test_a_damaged_receipt_is_a_value_error(text: str) -> None:
-    Path("receipt.json").write_text(text)
-    with pytest.raises(ValueError, match=r"."):
-        read_receipt(Path("receipt.json"))
-
-
-def test_old_orders_and_delivered_spool_files_are_forgotten_and_no_others() -> None:
-    kept, old, new = work_order(), work_order(kind="text"), work_order(dataset="dogs")
-    for order in (kept, old, new):
-        order.write()
-        Receipt({}, {}, [], {}, 0.0).write(order.receipt)
-    week = time.time() - 8 * 24 * 3600
-    for order in (kept, old):
-        os.utime(order.path, (week, week))
-        os.utime(order.receipt, (week, week))
-    spooled("x").parent.mkdir(parents=True)
-    for key in ("waiting", "delivered"):
-        spooled(key).write_bytes(b"x")
-    os.link(spooled("delivered"), "target")
-    os.utime(spooled("waiting"), (week, week))  # made long ago, but it lies there since today
-    spool.forget_old({kept.name})
-    assert not old.path.exists() and kept.path.exists() and new.path.exists()
-    assert set(receipts.receipts()) == {kept.receipt, new.receipt}
-    assert [path.name for path in spooled("x").parent.iterdir()] == [spooled("waiting").name]
-    assert Path("target").read_bytes() == b"x"
-
-
-def test_what_nobody_fetched_from_the_spool_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    spooled("x").parent.mkdir(parents=True)
-    spooled("given up").write_bytes(b"x")
-    spooled("a folder of somebody's").mkdir()
-    monkeypatch.setattr(spool, "KEPT_SECONDS", -1)
-    spool.forget_old(set())
-    assert not spooled("given up").exists()
-
-
-def test_what_is_replaced_is_kept_in_the_spool_until_then() -> None:
-    target = Target("64", "cache/old", "key@5", Size(64, 64))
-    damaged = Target("64", "cache/broken", "damaged@5", Size(64, 64))
-    for each in (target, damaged):
-        Path(each.path).parent.mkdir(exist_ok=True)
-        Path(each.path).write_bytes(b"old")
-        os.utime(each.path, ns=(5, 5))
-    order = work_order(items=(work_of("a", "data/a.png", None, (target, damaged)),))
-    spool.keep_replaced([order])
-    Path(target.path).unlink()  # as Snakemake does before a job
-    spool.forget_old({order.name})
-    assert spooled("key").read_bytes() == b"old"
-    assert len(list(spooled("key").parent.iterdir())) == 1
-
-
-def test_what_another_build_has_made_since_is_kept_under_its_own_key() -> None:
-    recipe = {"format": 1}
-    stamp = cachefile.stamp(key="new", source="s", recipe=recipe)
-    data = cachefile.serialize({"x": torch.ones(1)}, stamp)
-    found = [None, "old@5", "damaged@5"]
-    targets = [Target("64", f"cache/{each}", each, (64, 64)) for each in found]
-    for target in targets:
-        atomic.write(Path(target.path), data)
-    for target in targets:
-        spool.keep_replaced([work_order(items=(work_of("a", "a.png", None, (target,)),))])
-        assert [path.name for path in spooled("x").parent.iterdir()] == [spooled("new").name]
-        spooled("new").unlink()
-
-
-def test_beside_another_build_nothing_is_tidied_away() -> None:
-    spooled("x").parent.mkdir(parents=True)
-    spooled("kept").write_bytes(b"x")
-    os.link(spooled("kept"), "target")  # as a build keeps what it replaces
-    builds = [spool.begin([])]
-    assert not spooled("kept").exists()
-    os.link("target", spooled("kept"))
-    builds += [spool.begin([]), spool.begin([])]
-    assert spooled("kept").exists()
-    for build in builds:
-        assert build is not None
-        build.close()
-    build = spool.begin([])
-    assert not spooled("kept").exists()
-
-
 def test_planning_again_leaves_an_order_alone_until_it_is_done() -> None:
     order = work_order()
     order.write()
@@ -241,14 +133,85 @@ def test_planning_again_leaves_an_order_alone_until_it_is_done() -> None:
     assert Order.read(order.path) == order
 
 
-def test_forgetting_what_is_not_there_does_nothing() -> None:
-    spool.forget_old(set())
-    spool.forget_delivered()
-
-
 @settings(deadline=None)
 @given(st.text("abc/.", min_size=1, max_size=9))
 def test_names_of_files_and_logs_are_those_of_the_order(dataset: str) -> None:
     order = work_order(dataset=dataset)
     assert order.name[:12] in order.log
     assert order.path.parent == order.receipt.parent == FOLDER
+
+
+# -- jobs -----------------------------------------------------------------------------------------
+
+A, B = frozenset("a"), frozenset("b")
+
+
+def texts(*stems: str, **changes: Any) -> Order:
+    made = order("text", {stem: f"caption of {stem}" for stem in stems})
+    return replace(made, **changes)
+
+
+def at_hand(work: Order) -> Order:
+    items = [
+        item._replace(targets=tuple(each._replace(at_hand=("x",)) for each in item.targets))
+        for item in work.items
+    ]
+    return replace(work, items=tuple(items))
+
+
+def stems(jobs: list[EncodingJob]) -> list[list[str]]:
+    return [[work.item.stem for each in job.orders for work in each.items] for job in jobs]
+
+
+def test_orders_of_one_model_and_the_same_runs_are_one_job() -> None:
+    one, other = texts("a", "b"), texts("c", dataset="dogs")
+    (job,) = jobs_of([(one, A | B), (other, A | B)], 1)
+    assert job.orders == (one, other)
+    assert job.receipts == [str(one.receipt), str(other.receipt)]
+    assert job.rule.startswith("encode_text_tiny_") and job.log.startswith("logs/text/tiny/")
+
+
+def test_a_job_of_one_order_is_named_as_the_order() -> None:
+    (job,) = jobs_of([(texts("a"), A)], 1)
+    assert job.rule == f"encode_text_cats_{job.orders[0].name[:12]}"
+    assert job.log == job.orders[0].log
+
+
+@pytest.mark.parametrize(
+    ("other", "runs"),
+    [
+        (texts("b"), B),
+        (texts("b"), A | B),
+        (texts("b", model="other"), A),
+        (order("latents", {"b": "b.png"}), A),
+        (at_hand(texts("b")), A),
+        (texts("b", musubi_tuner=MusubiTuner(path="tuner")), A),
+    ],
+    ids=["another run", "a further run", "model", "kind", "at hand", "external"],
+)
+def test_what_others_need_or_another_encoder_makes_is_another_job(
+    other: Order, runs: frozenset[str]
+) -> None:
+    assert stems(jobs_of([(texts("a"), A), (other, runs)], 1)) == [["a"], ["b"]]
+
+
+def test_orders_of_an_external_encoder_stay_alone() -> None:
+    tuner = MusubiTuner(path="tuner")
+    orders = [(texts(stem, musubi_tuner=tuner), A) for stem in "ab"]
+    assert stems(jobs_of(orders, 1)) == [["a"], ["b"]]
+
+
+def test_each_order_is_a_job_on_a_cluster() -> None:
+    assert stems(jobs_of([(texts(stem), A) for stem in "abc"], None)) == [["a"], ["b"], ["c"]]
+
+
+def test_orders_are_dealt_to_all_gpus_by_their_sizes() -> None:
+    orders = [(texts(*each), A) for each in ("a", "b", "cdef", "gh")]
+    dealt = stems(jobs_of(orders, 3))
+    assert sorted(map(sorted, dealt)) == [["a", "b"], ["c", "d", "e", "f"], ["g", "h"]]
+    assert len(jobs_of(orders, 8)) == 4
+
+
+def test_the_order_of_the_largest_samples_decides_how_much_memory_is_needed() -> None:
+    sizes = [order("latents", {part: f"{part}.png"}, parts=[part]) for part in ("16", "64", "32")]
+    assert stems(jobs_of([(each, A) for each in sizes], 1)) == [["64", "32", "16"]]

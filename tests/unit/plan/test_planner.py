@@ -1,4 +1,4 @@
-"""The plan of a run: what a remembered verdict depends on, and what it is spared."""
+"""The plan of runs: their prompts, the orders of one dataset, and one cache file by its name."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-import latentmake
-import numpy as np
 import pytest
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.errors import UserError
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
@@ -22,53 +20,6 @@ CONFIG: dict[str, Any] = {
     "models": {"tiny": {"vae": "vae", "text": "text"}},
     "runs": {"first": {"datasets": "cats", "model": "tiny", "resolutions": [64]}},
 }
-
-
-class Asked(Memo):
-    """A memo that notes which verdicts it is asked for."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
-        self.questions: list[str] = []
-
-    def verdict(self, question: str) -> str | None:
-        self.questions.append(question)
-        return super().verdict(question)
-
-
-def questions() -> list[str]:
-    memo = Asked()
-    make_plan(Facts(parse(CONFIG), memo, encoders=False), ["first"])
-    assert memo.questions
-    return memo.questions
-
-
-@pytest.mark.parametrize(("name", "value"), [("__version__", "9.9"), ("PLAN_VERSION", 99)])
-def test_no_verdict_of_other_planning_code_is_believed(
-    name: str, value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for ending in ("png", "txt"):
-        (tmp_path / "data").mkdir(exist_ok=True)
-        (tmp_path / f"data/a.{ending}").write_text("a")
-    before = questions()
-    assert questions() == before
-    monkeypatch.setattr(latentmake, name, value)
-    assert not set(questions()) & set(before)
-
-
-def test_files_that_nothing_uses_are_told_once_for_all_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    for name in ("a.png", "a.txt", "notes.pdf"):
-        (tmp_path / "data" / name).write_text("a")
-    models = {"tiny": {"vae": "vae", "text": "text"}, "other": {"vae": "vae", "text": "text"}}
-    second = {"datasets": "cats", "model": "other", "resolutions": [64]}
-    config = parse({**CONFIG, "models": models, "runs": {**CONFIG["runs"], "second": second}})
-    make_plan(Facts(config, Memo(None), encoders=False), ["first", "second"])
-    assert capsys.readouterr().err == "note: datasets.cats: 1 file is not used: notes.pdf\n"
 
 
 @pytest.mark.parametrize(
@@ -99,26 +50,6 @@ def test_a_cache_file_of_no_item_is_answered_with_the_nearest(
     with pytest.raises(UserError) as caught:
         single(facts, f"{folder}{asked}.safetensors")
     assert line.format(folder) in str(caught.value)
-
-
-@pytest.mark.parametrize("models", [("ours", "theirs"), ("theirs", "ours")])
-def test_what_one_encoder_cannot_take_is_faulty_for_that_one_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, models: tuple[str, str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    np.savez(tmp_path / "a.npz", frames=np.zeros((9, 32, 48, 3), np.uint8))
-    (tmp_path / "list.jsonl").write_text('{"video": "a.npz", "prompt": "p"}\n')
-    weights = {"task": "t2v-1.3B", "vae": "vae", "text": "text"}
-    values = {
-        "datasets": {"cats": {"path": "list.jsonl", "target_frames": [9], "fit": "bucket"}},
-        "models": {"ours": weights, "theirs": {**weights, "encoder": "musubi"}},
-        "musubi_tuner": {"path": "musubi-tuner"},
-        "runs": {x: {"datasets": "cats", "model": x, "resolutions": [32]} for x in models},
-    }
-    facts = Facts(parse(values), Memo(None), encoders=False)
-    faulty = {model: len(facts.items("cats", model)[1]) for model in models}
-    assert faulty == {"ours": 0, "theirs": 1}
-    assert [len(facts.known_faults("cats", model)) for model in ("ours", "theirs")] == [0, 1]
 
 
 # -- prompts --------------------------------------------------------------------------------------
@@ -182,9 +113,9 @@ def test_a_new_prompt_of_clips_leaves_those_of_the_training_as_they_are(cats: Pa
     plan = make_plan(facts, ["first"], generated=["first"]).runs["first"]
     trainer = facts.config.runs["first"].trainer
     assert trainer is not None
-    assert awaits_prompts(plan, trainer.prompts)
-    assert awaits_prompts(plan, ["a boat"])
-    assert not awaits_prompts(plan, ["a car"])
+    assert plan.awaits(trainer.prompts)
+    assert plan.awaits(["a boat"])
+    assert not plan.awaits(["a car"])
 
 
 def test_one_dataset_is_cut_so_that_all_gpus_work(

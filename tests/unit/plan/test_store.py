@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from latentmake.config import Dataset, Model
+from item_world import work_of
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.files import atomic, cachefile
 from latentmake.plan import store
-from latentmake.plan.orders import Order, WorkItem
+from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
 
 
@@ -34,7 +36,7 @@ def put(key: str, size: int = 10) -> Path:
 
 def make_order(*targets: Target) -> Order:
     model = Model.model_validate({"vae": "vae", "text": ["text"]})
-    items = (WorkItem("a", "a.png", None, targets),)
+    items = (work_of("a", "a.png", None, targets),)
     return Order("latents", "cats", "small", Dataset(path="."), model, {"a": 1}, items)
 
 

@@ -143,7 +143,7 @@ def test_an_edited_source_is_named_and_the_undone_edit_finds_its_file(caches: Ca
     (finding,) = caches.verify(repair=True).findings
     assert finding.path == text.path and finding.done == "moved to the store"
     assert finding.reason == f"it was not made of {text.source} as it is"
-    Path(text.source).write_text(f"caption {int(text.stem[-4:])}")
+    Path(text.source).write_text(f"caption {int(Path(text.source).stem[-4:])}")
     assert caches.stale() == {text.path: "reusable"}
 
 

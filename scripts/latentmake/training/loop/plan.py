@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from latentmake.config import Config, LoopTrainer, Run
+from latentmake.config.root import Config
+from latentmake.config.runs import Run
+from latentmake.config.trainers import LoopTrainer
 from latentmake.files import atomic
 from latentmake.models.recipe_differences import Difference
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import run_order
 from latentmake.plan.run_plan import RunPlan
-from latentmake.training.checks import refuse_failed
-from latentmake.training.loop.checkpoint import as_begun, resumable
-from latentmake.training.loop.checks import check_settings
 from latentmake.training.loop.order import TextSchedule, TrainingOrder
-from latentmake.training.loop.result import Record, RunFiles, checkpoint_digest, wanted_of
+from latentmake.training.loop.result import Record, RunFiles, as_begun, checkpoint_digest, wanted_of
 from latentmake.training.loop.sample_images import picture_reasons
 
 
@@ -32,6 +31,9 @@ def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: boo
         plan.training_order = plan.trainer_order
         plan.note = _note(order, plan)
         if train:
+            from latentmake.training.checks import refuse_failed
+            from latentmake.training.loop.checks import check_settings
+
             refuse_failed(check_settings(order.trainer, here=facts.runs_jobs))
 
 
@@ -71,6 +73,8 @@ def _note(order: TrainingOrder, plan: RunPlan) -> str:
     """Return a line for the plan; "" of a training that begins at its first step, or has ended."""
     if not plan.lock or not order.weights:
         return ""
+    from latentmake.training.loop.checkpoint import resumable
+
     files, want = RunFiles(order), wanted_of(order, data=plan.lock, weights=order.weights)
     if files.trained(want) is not None:
         rewritten = f"{plan.name}: the files of its LoRA are written anew; no step is trained"

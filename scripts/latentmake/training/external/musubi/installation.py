@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from latentmake.config import ExternalProgram, Model
-from latentmake.config.scripts import Scripts
+from latentmake.config.machines import ExternalProgram
+from latentmake.config.models import Model
+from latentmake.config.rows import Scripts
 from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
 from latentmake.models import recipe_differences as programs

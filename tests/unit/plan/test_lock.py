@@ -1,0 +1,196 @@
+"""A lock has one digest of what trains; sources are held out by their contents alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from item_world import inputs_of
+from latentmake import digest
+from latentmake.errors import ConfigError
+from latentmake.files import atomic, cachefile
+from latentmake.layouts import plain
+from latentmake.plan.lock import Lock, chosen, keys_digest, lock_digest, read_lock, refuse_too_many
+from latentmake.plan.manifest import ManifestOrder, Member
+from latentmake.plan.manifest import write_manifest as _write
+from latentmake.plan.receipts import Receipt
+from order_world import silent
+
+PARTS = ("64", "96", "text")
+FOLDER = Path("runs/first")
+
+stems = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1, max_size=6)
+contents = st.integers(0, 500).map(lambda number: digest.of_bytes(str(number).encode()))
+sources = st.lists(contents, min_size=4, max_size=30, unique=True)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+# -- the lock -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "5", '{"else": 1}'])
+def test_a_damaged_lock_is_an_empty_one(text: str) -> None:
+    FOLDER.mkdir(parents=True)
+    (FOLDER / "dataset.lock").write_text(text)
+    assert read_lock("first") == read_lock("missing") == Lock()
+
+
+key_lists = st.lists(st.tuples(stems, st.text("abc", min_size=1, max_size=2)), max_size=4)
+
+
+@settings(deadline=None)
+@given(key_lists, key_lists)
+def test_two_lists_of_keys_share_a_digest_only_if_equal(
+    one: list[tuple[str, str]], other: list[tuple[str, str]]
+) -> None:
+    assert (keys_digest(one) == keys_digest(other)) == (one == other)
+
+
+# -- the choice -----------------------------------------------------------------------------------
+
+
+@given(sources, st.data())
+def test_order_and_repetition_of_contents_change_nothing(
+    found: list[str], data: st.DataObject
+) -> None:
+    count = data.draw(st.integers(1, len(found) // 2))
+    others = data.draw(st.permutations(found)) + data.draw(st.lists(st.sampled_from(found)))
+    assert chosen(found, count) == chosen(others, count)
+    assert len(chosen(found, count)) == count
+    assert chosen(found, count) <= set(found)
+
+
+@given(sources, contents, st.data())
+def test_a_source_that_comes_or_goes_moves_at_most_one_other(
+    found: list[str], new: str, data: st.DataObject
+) -> None:
+    count = data.draw(st.integers(1, len(found) // 2))
+    before, after = chosen(found, count), chosen([*found, new], count)
+    assert after - before <= {new}
+    assert len(before - after) == len(after - before)
+    gone = data.draw(st.sampled_from(found))
+    left = chosen([each for each in found if each != gone], count)
+    assert len(left - before) == (gone in before)
+    assert before - left <= {gone}
+
+
+@given(sources, st.data())
+def test_more_items_hold_out_those_before_and_others(found: list[str], data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, len(found) - 1))
+    assert chosen(found, count) < chosen(found, count + 1)
+
+
+def test_the_choice_is_this_one_for_ever() -> None:
+    found = [digest.of_bytes(str(number).encode()) for number in range(100)]
+    assert sorted(found.index(each) for each in chosen(found, 4)) == [10, 19, 69, 72]
+
+
+@pytest.mark.parametrize(
+    ("there", "words"), [(3, "set it to 1 or less"), (1, "leave out `validation`"), (0, "leave")]
+)
+def test_more_than_half_is_refused_in_one_line(there: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=r"runs\.first\.validation\.items") as raised:
+        refuse_too_many("first", 2, [str(number) for number in range(there)])
+    assert words in str(raised.value) and "\n" not in str(raised.value)
+    refuse_too_many("first", 2, "abcd")
+
+
+# -- the manifest ---------------------------------------------------------------------------------
+
+
+def make(files: Mapping[str, str], validation: int, **receipt: str) -> tuple[Lock, dict[str, bool]]:
+    """Write the manifest of items, each a file of some content; return the lock, and the sides.
+
+    A name `dataset/file#clip` is a further item of that file.
+    """
+    items = []
+    for name, content in files.items():
+        dataset, stem = name.split("/")
+        targets = {}
+        for part in PARTS:
+            path = plain.path(dataset, "tiny", part, stem)
+            source = content if part != "text" else "caption"
+            key = cachefile.target_key(source, "r", part)
+            stamp = cachefile.stamp(key=key, source=source, recipe={})
+            atomic.write(Path(path), cachefile.serialize({}, stamp))
+            targets[part] = [(path, None)]
+        source = f"data/{dataset}/{stem.partition('#')[0]}.png"
+        atomic.write(Path(source), content.encode())
+        items.append(Member(dataset, inputs_of(stem, source), targets))
+    datasets = {item.dataset: 1 for item in items}
+    order = ManifestOrder("first", "tiny", datasets, [], items, {}, [], 5, validation=validation)
+    paths = []
+    if receipt:
+        read = {path: [1, 2, 3, 4, content, 64, 64, True] for path, content in receipt.items()}
+        Receipt(read, {}, [], {}, 1.0).write(Path("receipt.json"))
+        paths.append(Path("receipt.json"))
+    lock = _write(order, paths, FOLDER, silent)
+    lines = (FOLDER / "manifest.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert all(row.get("validation", True) is True for row in rows)  # never false
+    return lock, {f"{row['dataset']}/{row['stem']}": "validation" in row for row in rows}
+
+
+names = st.from_regex(r"(cats|dogs)/[a-c]{1,3}(#[12])?", fullmatch=True)
+
+
+@given(st.dictionaries(names, st.just(""), min_size=4, max_size=12), st.data())
+def test_a_source_and_its_equals_are_on_one_side(
+    found: dict[str, str], data: st.DataObject
+) -> None:
+    files = {name.partition("#")[0]: data.draw(st.sampled_from("pqrstu")) for name in found}
+    items = {name: files[name.partition("#")[0]] for name in found}
+    there = sorted(set(items.values()))
+    if len(there) < 2:
+        return
+    count = data.draw(st.integers(1, len(there) // 2))
+    lock, sides = make(items, count)
+    held = {items[name] for name, away in sides.items() if away}
+    assert not held & {items[name] for name, away in sides.items() if not away}
+    assert lock.held_out == sorted(held) == sorted(chosen(there, count))
+    renamed = {f"dogs/{number:03d}": items[name] for number, name in enumerate(reversed(items))}
+    others = make(renamed, count)[1]
+    assert {renamed[name] for name, away in others.items() if away} == held
+
+
+def test_what_trains_has_a_digest_of_its_own() -> None:
+    files = {f"cats/{name}": name for name in "abcdef"}
+    lock, sides = make(files, 2)
+    training = {name: files[name] for name, away in sides.items() if not away}
+    assert len(training) == 4
+    alone, _ = make(training, 0)
+    assert lock.data == lock.trained == alone.digest == alone.data
+    assert alone.held_out == [] and alone.trained == ""
+    assert lock.digest not in (lock.trained, make(files, 0)[0].digest, make(files, 1)[0].digest)
+
+
+def test_the_planner_computes_the_same_digest_from_keys_alone() -> None:
+    lock, _ = make({f"cats/{name}": name for name in "abcd"}, 2)
+    parts = {
+        f"cats/{part}": keys_digest(
+            (name, cachefile.target_key("caption" if part == "text" else name, "r", part))
+            for name in "abcd"
+        )
+        for part in PARTS
+    }
+    assert lock.digest == lock_digest(parts, {"cats": 1}, 2)
+
+
+def test_what_jobs_read_is_believed_before_headers() -> None:
+    files = {f"cats/{name}": name for name in "abcd"}
+    held = make(files, 1)[0].held_out
+    other = make(files, 1, **{f"data/cats/{held[0]}.png": "e" * 64})[0].held_out
+    assert other == sorted(chosen([*(set("abcd") - {*held}), "e" * 64], 1))
+
+
+def test_equal_files_are_too_few_to_hold_out_that_many() -> None:
+    with pytest.raises(ConfigError, match="2 of 2 different sources"):
+        make({f"cats/{name}": "ab"[number % 2] for number, name in enumerate("wxyz")}, 2)

@@ -1,0 +1,56 @@
+"""Receipts survive being written and read, and tell the next plan what jobs read and wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from latentmake.index.memo import Memo
+from latentmake.plan import receipts
+from latentmake.plan.receipts import Receipt, learn_receipts, read_receipt
+from order_world import order
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_orders_and_receipts_are_told_apart_on_disk() -> None:
+    assert list(receipts.receipts()) == []
+    written = [order("text", {stem: stem}) for stem in "ab"]
+    for each in written:
+        each.write()
+    Receipt({}, {}, [], {}, 0.0).write(written[0].receipt)
+    assert list(receipts.receipts()) == [written[0].receipt]
+
+
+def test_a_receipt_survives_being_written_and_read() -> None:
+    receipt = Receipt(
+        {"a": [1, 2, 3, 4, "d"]}, {"b": [1, 2, 3, "k"]}, [{"stem": "é"}], {"x": 1}, 2.5
+    )
+    receipt.write(Path("sub/receipt.json"))
+    assert read_receipt(Path("sub/receipt.json")) == receipt
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", '{"targets": {}}', '{"else": 1}'])
+def test_a_damaged_receipt_is_a_value_error(text: str) -> None:
+    Path("receipt.json").write_text(text)
+    with pytest.raises(ValueError, match=r"."):
+        read_receipt(Path("receipt.json"))
+
+
+def test_the_next_plan_knows_what_jobs_read_and_wrote_and_a_damaged_receipt_stops_nothing() -> None:
+    made, damaged = order("text", {"a": "a"}), order("text", {"b": "b"})
+    read = {"a.png": [1, 2, 3, 4, "content", 64, 48, True], "a.txt": [1, 2, 3, 4, "words"]}
+    Receipt(read, {"cache/a": [5, 6, 7, "key"]}, [], {}, 0.0).write(made.receipt)
+    damaged.receipt.write_text("{")
+    with Memo(None) as memo:
+        learn_receipts(memo)
+        assert memo.sources.below("") == {
+            "a.png": ((1, 2, 3, 4), "content"),
+            "a.txt": ((1, 2, 3, 4), "words"),
+        }
+        assert memo.pictures(["content", "words"], upright=True) == {"content": (64, 48)}
+        assert memo.targets.below("") == {"cache/a": ((5, 6, 7), "key")}
+        assert memo.receipts.names() == {made.receipt.name}

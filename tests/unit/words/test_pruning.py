@@ -1,0 +1,114 @@
+"""Files that the configuration does not name are found and removed, and nothing else is."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from latentmake.config.root import parse
+from latentmake.errors import ConfigError, StorageError
+from latentmake.files.cachefile import serialize, stamp
+from latentmake.files.workspace import ADOPTED, OWNER, claim
+from latentmake.index.memo import Memo
+from latentmake.plan.facts import Facts
+from latentmake.words.prune import Pruning, find, freed, prunable, remove
+
+Find = Callable[..., Pruning]
+
+
+@pytest.fixture
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Find:
+    """Return a function for what may be pruned of caches of two resolutions."""
+    monkeypatch.chdir(tmp_path)
+    # A larger disk is a link in the place of the whole folder.
+    Path("disk").mkdir()
+    Path("cache").symlink_to("disk")
+    meta = stamp(key="k" * 64, source="s" * 64, recipe={"a": 1})
+    for place in ("64", "96"):
+        path = Path(f"cache/cats/tiny/{place}/a.latents.safetensors")
+        path.parent.mkdir(parents=True)
+        path.write_bytes(serialize({"latents": torch.ones(1)}, meta))
+
+    def make(*resolutions: int, model: str = "tiny") -> Pruning:
+        values = {
+            "datasets": {"cats": {"path": "data"}, "dogs": {"path": "data"}},
+            "models": {model: {"vae": "vae", "text": "text"}},
+            "runs": {"first": {"datasets": "cats", "model": model, "resolutions": resolutions}},
+        }
+        with Memo(None) as memo:
+            facts = Facts(parse(values), memo, encoders=False)
+            assert prunable(facts.config) == ["cats", "dogs"]
+            return find(facts, "cats")
+
+    return make
+
+
+def test_a_resolution_that_no_run_needs_is_removed_behind_a_link_of_the_whole_folder(
+    found: Find,
+) -> None:
+    pruning = found(64)
+    (why,) = pruning.groups
+    assert why == ("cache/cats/tiny/96", "no run needs 96 of it")
+    assert "a run's recipe is not known" in pruning.left[".latentmake/store"]
+    remove(pruning.files)
+    assert not Path("cache/cats/tiny/96").exists() and not found(64).groups
+    assert Path("cache/cats/tiny/64/a.latents.safetensors").exists()
+
+
+def test_names_of_one_file_free_its_bytes_once_and_together(found: Find) -> None:
+    path = Path("cache/cats/tiny/96/a.latents.safetensors")
+    path.with_name("b.latents.safetensors").hardlink_to(path)
+    path.with_name("c").hardlink_to(path)
+    size = path.stat().st_size
+    assert freed(found(64).files) == size
+    Path("other").hardlink_to(path)
+    assert len(found(64).files) == 3 and freed(found(64).files) == 0
+
+
+def test_nothing_behind_a_link_is_listed(found: Find) -> None:
+    Path("cache/cats/tiny/96").rename("elsewhere")
+    Path("cache/cats/tiny/96").symlink_to(Path("elsewhere").resolve())
+    assert found(64).files == {}
+    assert found(64).left["cache/cats/tiny/96"] == "a link, or no regular file"
+
+
+def test_notes_of_ours_go_with_the_last_caches(found: Find) -> None:
+    claim(["cats"])
+    owner, record = Path("cache/cats", OWNER), Path("cache/cats/tiny", ADOPTED)
+    record.write_text("a.npz\tx\ty\n")
+    kept = found(64)
+    assert {*kept.files} == {"cache/cats/tiny/96/a.latents.safetensors"}
+    assert not {str(owner), str(record)} & kept.left.keys()
+    remove(found(64, model="other").files)
+    assert owner.exists() and not record.exists()  # a run has the dataset
+
+
+def test_another_projects_caches_are_refused(
+    found: Find, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim(["cats"])
+    guest = tmp_path / "guest"
+    guest.mkdir()
+    (guest / "cache").symlink_to(tmp_path / "disk")
+    monkeypatch.chdir(guest)
+    with pytest.raises(ConfigError, match=f"^cache/cats: the project {tmp_path} uses this folder"):
+        found(64)
+
+
+def test_a_file_that_cannot_be_removed_stops_the_removal_of_no_other(found: Find) -> None:
+    locked, free = (Path(f"disk/cats/tiny/{place}") for place in ("64", "96"))
+    pruning = found(32)
+    if subprocess.run(["mount", "--bind", locked, locked], capture_output=True).returncode:
+        pytest.skip("mounting needs the rights of root")
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", locked], check=True)
+        with pytest.raises(StorageError, match="cannot be removed"):
+            remove(pruning.files)
+    finally:
+        subprocess.run(["umount", locked], check=True)
+    assert list(locked.iterdir()) and not free.exists()
+    remove(found(32).files)
+    assert not locked.exists()
