@@ -5,8 +5,7 @@ from contextlib import redirect_stderr
 from io import StringIO
 
 from latentmake.config.document import check_files
-from latentmake.entry import exit_on_mistake
-from latentmake.plan.targets import as_words, refuse_moved
+from latentmake.plan.request import as_words
 from snakemake.cli import parse_args
 
 
@@ -23,8 +22,6 @@ def read_arguments():
 
 
 ASKED = read_arguments()
-with exit_on_mistake():
-    refuse_moved(ASKED.targets, workflow.overwrite_configfiles)
 check_files(workflow.overwrite_configfiles or ["config/config.yaml"])
 
 # A file of the user's own replaces the sample's, it does not add to it.

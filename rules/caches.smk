@@ -1,8 +1,6 @@
-# Needs: work orders (.latentmake/orders).
-# Makes: cache files; for bulk, a job for the work orders of one model. Declared are their receipts
+# Needs: orders (.latentmake/orders).
+# Makes: cache files; for bulk, a job for the orders of one model. Declared are their receipts
 #        alone, since Snakemake deletes what a failed job declares; and files asked for by name.
-
-from latentmake import layouts
 
 CACHE_FILE = "cache/{dataset}/{model}/{part}/{stem}{ending}"
 
@@ -28,24 +26,20 @@ for job in SESSION.plan.jobs:
 
 
 # One cache file, asked for by its name: the definition of what a batch makes many of.
-for kind, part in (("latents", RESOLUTION), ("text", f"{RESOLUTION}|{TEXT}")):
-
-    rule:
-        name:
-            kind
-        input:
-            unpack(partial(single_inputs, CACHE_FILE)),
-        output:
-            CACHE_FILE,
-        log:
-            f"logs/{kind}/{{dataset}}/{{model}}/{{part}}{{ending}}/{{stem}}.log",
-        wildcard_constraints:
-            part=part,
-            ending="|".join(map(re.escape, layouts.endings(kind))),
-        conda:
-            "../envs/encode.yaml"
-        threads: threads_of("encode")
-        resources:
-            **resources_of("encode"),
-        script:
-            "../scripts/encode.py"
+rule cache_file:
+    input:
+        unpack(partial(single_inputs, CACHE_FILE)),
+    output:
+        CACHE_FILE,
+    log:
+        "logs/caches/{dataset}/{model}/{part}/{stem}{ending}.log",
+    wildcard_constraints:
+        part=f"{RESOLUTION}|{TEXT}",
+        ending=r"\.safetensors|\.npz",
+    conda:
+        "../envs/encode.yaml"
+    threads: threads_of("encode")
+    resources:
+        **resources_of("encode"),
+    script:
+        "../scripts/encode.py"

@@ -10,7 +10,7 @@ import re
 from functools import partial
 
 from latentmake.caches.gpu import visible
-from latentmake.plan.plan_file import VARIABLE
+from latentmake.plan.request import VARIABLE
 from latentmake.session import Session
 from snakemake.logging import logger
 from snakemake_interface_logger_plugins.common import LogEvent

@@ -1,4 +1,4 @@
-"""Rules encode_*, reuse_*, latents and text: carry out work orders of one model."""
+"""Rules encode_*, reuse_*, latents and text: carry out orders of one model."""
 
 import sys
 

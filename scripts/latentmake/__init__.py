@@ -1,7 +1,7 @@
 """Latentmake: a make-style build system for the caches that diffusion trainers read.
 
 The package knows nothing of Snakemake: the Snakefile and the entries in `scripts/` hand it plain
-values. Importing this name, or any of the planning modules (`config`, `dataset`, `recipe`, `memo`,
+values. Importing this name, or any of the planning modules (`config`, `sources`, `models`, `index`,
 `plan`, `layouts`), never imports torch: the datasets for training loops are imported on first use.
 """
 
@@ -17,7 +17,7 @@ __version__ = "0.2.0"
 
 PLAN_VERSION = 2
 """Raised when the same files and settings would be judged otherwise: which files make an item, how
-captions are read and composed, what is stale. No remembered verdict of before is then believed."""
+captions are read and composed, what is stale. No remembered state of before then counts."""
 
 __all__ = ["PLAN_VERSION", "CachedClipDataset", "ClipDataset", "__version__", "collate_fn"]
 

@@ -12,7 +12,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latentmake.config import Config, ExternalProgram, Model
+from latentmake.config.machines import ExternalProgram
+from latentmake.config.models import Model
+from latentmake.config.root import Config
 from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
@@ -85,7 +87,7 @@ def program_digest(program: ExternalProgram, model: Model, kind: str, memory: Me
 
 
 def encoder_of(order: Order) -> ExternalEncoder | None:
-    """Return the external program's encoder of a work order; None where our encoders do it."""
+    """Return the external program's encoder of an order; None where our encoders do it."""
     if order.model_settings.encoder not in _ENCODERS:
         return None
     package, name = _ENCODERS[order.model_settings.encoder]

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from latentmake.errors import UserError, system_error
-from latentmake.files.watchdog import signals_call
-from latentmake.progress import Progress
 
 
 @contextlib.contextmanager
@@ -20,6 +18,9 @@ def logged(log: str) -> Iterator[Callable[[str], None]]:
     A user's mistake ends the process with one line and status 1; a fault of ours with a traceback,
     in the log as well. SIGTERM and SIGHUP end it as Ctrl-C does.
     """
+    from latentmake.files.watchdog import signals_call
+    from latentmake.progress import Progress
+
     path = Path(log)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8", errors="backslashreplace") as file:

@@ -9,49 +9,29 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from latentmake import backends
-from latentmake.config import Config, Run, parse
+from latentmake.config.root import Config, parse
+from latentmake.config.runs import Run
 from latentmake.entry import exit_on_mistake
 from latentmake.errors import LatentmakeError
-from latentmake.exchange.ai_training.plan import plan_export
-from latentmake.exchange.clip_files.order import ClipsOrder, plan_clips
-from latentmake.files.disk import Need
+from latentmake.files.workspace import check_folder, check_run_folder, claim
 from latentmake.index.memo import MEMO, Memo
-from latentmake.plan.build import Build, check_folder, check_run_folder, claim
 from latentmake.plan.estimates import Resources, resources_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
 from latentmake.plan.orders import EncodingJob, Order, write_order
-from latentmake.plan.plan_file import PlanFile
 from latentmake.plan.planner import make_plan, many_objects, single
-from latentmake.plan.run_plan import Plan, RunPlan
-from latentmake.plan.targets import (
-    built_orders,
-    check_known,
-    is_evaluation_asked,
-    is_generation_asked,
-    is_training_asked,
-    kinds_built,
-    needs_encoders,
-    runs_asked_for,
-)
-from latentmake.reports.evaluation import plan_evaluated, refuse_evaluation
-from latentmake.reports.generated import plan_generated, refuse_clips
-from latentmake.reports.plan_report import report, report_built
-from latentmake.training.external.publication import is_uncached, write_items
+from latentmake.plan.request import PlanFile, Request, check_known
+from latentmake.plan.run_plan import Plan
+from latentmake.reports.plan_report import report
+
+if TYPE_CHECKING:
+    from latentmake.files.disk import Need
+    from latentmake.plan.build import Build
 
 Inputs = dict[str, list[str] | str]
-_REQUESTS: dict[str, Callable[[Facts, RunPlan, Run], object]] = {
-    "export": plan_export,
-    "clips": plan_clips,
-}
-"""Word of a target `{word}_{run}` that is done on request alone -> makes its order, for JSON."""
-_FOLLOWING = {
-    "generate": (is_generation_asked, refuse_clips, plan_generated),
-    "evaluate": (is_evaluation_asked, refuse_evaluation, plan_evaluated),
-}
-"""Word of a target after a training -> whether it is asked for, what refuses it, its plan."""
 
 
 class Session:
@@ -87,13 +67,14 @@ class Session:
     ) -> None:
         self._main = main
         self._targets = targets
-        self._side_by_side = side_by_side
         self._build: Build | None = None
         self._singles: dict[str, tuple[Order, bool]] = {}
         with exit_on_mistake(), contextlib.ExitStack() as finally_:
             if main:
                 check_folder(home, dry=dry)
                 if not dry:
+                    from latentmake.plan.build import Build
+
                     self._build = Build(cluster=side_by_side is None)
             own = {name: value for name, value in values.items() if main or name != "prompt"}
             self.config: Config = parse(own)
@@ -101,91 +82,114 @@ class Session:
                 self._file = PlanFile.read()
                 self.plan = Plan({}, self._file.encoding_jobs(allowed))
                 return
+            self._request = Request(targets, self.config)
             self._facts = Facts(
                 self.config,
                 Memo(MEMO),
                 runs_jobs=not deployed,
                 program_digest=backends.program_digest,
-                encoders=needs_encoders(targets, self.runs, caches=self.config.publish.caches),
+                encoders=self._request.encodes,
             )
             self.config = self._facts.config
             finally_.callback(self._facts.memo.save)
-            self._plan_runs(targets, force=force, dry=dry)
+            self._plan_runs(force=force, dry=dry, side_by_side=side_by_side)
             # All orders lie there before Snakemake looks: it remembers what a folder holds.
             for path in targets:
-                if path.startswith("cache/"):
+                if path in self._request.files:
                     self._singles[path] = single(self._facts, path)
-            self._asked: dict[str, dict[str, str]] = {name: {} for name in self.plan.runs}
-            needs = [*self._plan_requests(targets)]
-            self._plan_publications(targets)
-            self._plan_following(targets, force=force)
-            report(self._facts, self.plan, targets, needs, dry=dry)
-            self._file = PlanFile.of(self.plan, self._singles, self._asked)
+            orders = {name: plan.order_paths for name, plan in self.plan.runs.items()}
+            needs = [*self._plan_clips(orders)]
+            self._plan_exports(orders)
+            self._plan_publications(orders)
+            self._plan_following(orders, force=force)
+            report(self._facts, self.plan, self._request, needs, dry=dry)
+            self._file = PlanFile(
+                jobs={job.rule: [each.name for each in job.orders] for job in self.plan.jobs},
+                singles={path: order.name for path, (order, _) in self._singles.items()},
+                runs=orders,
+            )
             if not dry:
                 self._file.write(time.time_ns())
 
     # -- planning -----------------------------------------------------------------------------
 
-    def _plan_runs(self, targets: Sequence[str], *, force: bool, dry: bool) -> None:
+    def _plan_runs(self, *, force: bool, dry: bool, side_by_side: int | None) -> None:
         """Plan the runs that targets need."""
-        cached = [target for target in targets if not is_uncached(target, self.config)]
-        names = runs_asked_for(cached, self.runs) if cached or not targets else []
-        trained = [name for name in names if is_training_asked(name, targets)]
+        request, following = self._request, [*self._runs_followed()]
         with many_objects():
-            following = [*self._runs_followed(names, targets)]
             self.plan = make_plan(
                 self._facts,
-                names,
+                request.runs,
                 force=force,
                 generated=following,
-                side_by_side=self._side_by_side,
+                side_by_side=side_by_side,
                 dry=dry,
             )
             for name, plan in self.plan.runs.items():
-                backends.plan_training(self._facts, plan, train=name in trained)
-                listed = plan.manifest_order and kinds_built(name, targets)
-                if listed or (plan.training_order and name in trained):
+                trains = request.trains(name)
+                backends.plan_training(self._facts, plan, train=trains)
+                listed = plan.manifest_order and request.kinds(name)
+                if listed or (plan.training_order and trains):
                     check_run_folder(run_folder(name))
 
-    def _plan_requests(self, targets: Sequence[str]) -> Iterator[Need]:
-        """Write the orders of what is done on request alone; yield the room that it needs."""
-        for name, plan in self.plan.runs.items():
-            for kind, make in _REQUESTS.items():
-                if f"{kind}_{name}" in targets:
-                    made = make(self._facts, plan, self.runs[name])
-                    self._asked[name][kind] = write_order(name, kind, made)
-                    if isinstance(made, ClipsOrder):
-                        yield made.need
+    def _runs_followed(self) -> Iterator[str]:
+        """Yield the runs with more than a training asked for; refuse what cannot be done."""
+        for name in self._request.runs:
+            if self._request.asks("generate", name):
+                from latentmake.reports.generated import refuse_clips
 
-    def _plan_publications(self, targets: Sequence[str]) -> None:
+                refuse_clips(self.config, name)
+                yield name
+            if self._request.asks("evaluate", name):
+                from latentmake.reports.evaluation import refuse_evaluation
+
+                refuse_evaluation(self.config, name)
+                yield name
+
+    def _plan_clips(self, orders: Mapping[str, dict[str, str]]) -> Iterator[Need]:
+        """Write the orders of clips to cut; yield the room that they need."""
+        for name in filter(lambda name: self._request.asks("clips", name), orders):
+            from latentmake.exchange.clip_files.order import plan_clips
+
+            made = plan_clips(self._facts, self.plan.runs[name], self.runs[name])
+            orders[name]["clips"] = write_order(name, "clips", made)
+            yield made.need
+
+    def _plan_exports(self, orders: Mapping[str, dict[str, str]]) -> None:
+        for name in filter(lambda name: self._request.asks("export", name), orders):
+            from latentmake.exchange.ai_training.plan import plan_export
+
+            made = plan_export(self._facts, self.plan.runs[name], self.runs[name])
+            orders[name]["export"] = write_order(name, "export", made)
+
+    def _plan_publications(self, orders: dict[str, dict[str, str]]) -> None:
         """Refuse publications that a trainer would refuse; write orders of those without caches."""
-        for name in self.runs:
-            target = f"publish_{name}"
-            backend = backends.of_run(self.config, name) if target in targets else None
+        for name in filter(lambda name: self._request.asks("publish", name), self.runs):
+            backend = backends.of_run(self.config, name)
             if backend is None or not backend.publishes:
                 continue
             backend.check_publication(self._facts, name)
-            if is_uncached(target, self.config):
+            if not self.config.publish.caches:
+                from latentmake.training.external.publication import write_items
+
                 items = write_items(self._facts, name)
                 order = backend.order_publication(self._facts, name, items)
-                self._asked.setdefault(name, {})["publish"] = str(order)
+                orders.setdefault(name, {})["publish"] = str(order)
 
-    def _runs_followed(self, names: Sequence[str], targets: Sequence[str]) -> Iterator[str]:
-        """Yield the runs with more than a training asked for; refuse what cannot be done."""
-        for name in names:
-            for is_asked, refuse, _ in _FOLLOWING.values():
-                if is_asked(name, targets):
-                    refuse(self.config, name)
-                    yield name
-
-    def _plan_following(self, targets: Sequence[str], *, force: bool) -> None:
+    def _plan_following(self, orders: Mapping[str, dict[str, str]], *, force: bool) -> None:
         """Write the orders of clips and evaluations asked for, where there is anything to do."""
         for name, plan in self.plan.runs.items():
             backend = backends.of_run(self.config, name)
-            for word, (is_asked, _, make) in _FOLLOWING.items():
-                if backend is not None and is_asked(name, targets):
-                    order = make(self._facts, plan, backend, force=force)
-                    self._asked[name] |= {} if order is None else {word: str(order)}
+            if backend is not None and self._request.asks("generate", name):
+                from latentmake.reports.generated import plan_generated
+
+                if order := plan_generated(self._facts, plan, backend, force=force):
+                    orders[name]["generate"] = str(order)
+            if backend is not None and self._request.asks("evaluate", name):
+                from latentmake.reports.evaluation import plan_evaluated
+
+                if order := plan_evaluated(self._facts, plan, backend, force=force):
+                    orders[name]["evaluate"] = str(order)
 
     # -- the build ----------------------------------------------------------------------------
 
@@ -201,13 +205,20 @@ class Session:
         """Tell others of the build: after Snakemake locked, before any job."""
         if self._build is None:
             return
-        orders = built_orders(self.plan, self._targets)
+        orders = self._request.orders(self.plan)
         orders += [order for order, stale in self._singles.values() if stale]
-        plans = self.plan.runs.values()
-        built = [plan.parts for plan in plans if kinds_built(plan.name, self._targets)]
-        claim({part.dataset for parts in built for part in parts})
+        plans = self.plan.runs.items()
+        claim(
+            {
+                part.dataset
+                for name, plan in plans
+                if self._request.kinds(name)
+                for part in plan.parts
+            }
+        )
+        trained = [name for name in self.plan.runs if self._request.trains(name)]
         with exit_on_mistake():
-            self._build.begin(orders, self.plan.runs, self._targets)
+            self._build.begin(orders, trained, self._targets)
 
     def end(self, *, succeeded: bool) -> None:
         """Clean up, before Snakemake unlocks."""
@@ -215,6 +226,8 @@ class Session:
             return
         self._build.end(self.config.store.keep if succeeded else None)
         if succeeded and self._build.orders:
+            from latentmake.reports.plan_report import report_built
+
             report_built(self._build.orders)
 
     # -- inputs and resources of rules --------------------------------------------------------

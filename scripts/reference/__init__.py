@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from latentmake.config import json_schema
+from latentmake.config.root import json_schema
 
 from reference import architectures, commands, examples, index, pages
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
-from latentmake.config.scripts import File, Scripts, Setting
-from latentmake.config.strategies import Encoder, Strategies
+from latentmake.config.rows import Encoder, File, Scripts, Setting, Strategies
 
 from reference.tables import table
 from reference.types import short

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
-from latentmake.config import parse
+from latentmake.config.root import parse
 
 from reference.tables import table
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from latentmake.config import Config
+from latentmake.config.root import Config
 
 from reference.pages import PAGES, entry, summary
 

@@ -7,35 +7,33 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from latentmake.config import (
-    Adopt,
+from latentmake.config.datasets import Captions, Dataset
+from latentmake.config.external_trainers import MusubiTrainer, SdScriptsTrainer
+from latentmake.config.fields import MACHINE, Kind, Shapes, declared
+from latentmake.config.machines import (
     Batch,
-    Captions,
     Cluster,
     ClusterJob,
-    Dataset,
     Export,
     ExternalProgram,
-    Generation,
-    Model,
-    MusubiTrainer,
     MusubiTuner,
     PathMap,
     Publish,
-    Run,
-    Samples,
-    SdScriptsTrainer,
-    SdTrainer,
-    TextWeights,
+    Store,
     TrainingJob,
-    WanTrainer,
-    Weights,
 )
-from latentmake.config.machines import Store
-from latentmake.config.runs import Validation
-from latentmake.config.schema import descriptions
-from latentmake.config.shapes import MACHINE, Kind, Shapes, declared
-from latentmake.config.trainers import Trainer, WanSamples
+from latentmake.config.models import Model
+from latentmake.config.root import descriptions
+from latentmake.config.runs import Run, Validation
+from latentmake.config.trainers import (
+    Generation,
+    Samples,
+    SdTrainer,
+    Trainer,
+    WanSamples,
+    WanTrainer,
+)
+from latentmake.config.weights import Adopt, TextWeights, Weights
 from pydantic import BaseModel
 
 from reference.types import alternatives, default_words, type_words

@@ -49,8 +49,8 @@ from damage_world import (  # noqa: E402
     make_project,
     videos,
 )
-from latentmake.config import parse  # noqa: E402
 from latentmake.config.document import check_files  # noqa: E402
+from latentmake.config.root import parse  # noqa: E402
 from latentmake.entry import exit_on_mistake, logged  # noqa: E402
 from latentmake.index.memo import Memo  # noqa: E402
 from latentmake.plan.facts import Facts  # noqa: E402

@@ -4,7 +4,7 @@
 
 `bare`: the encoder alone, one sample after the other, from memory to memory. `plain`: reads,
 encodes and saves one file after the other; files that are there are left out. `ours`: carries out
-the work orders of a plan, with a loaded encoder. With `--serve` the process loads, and then runs
+the orders of a plan, with a loaded encoder. With `--serve` the process loads, and then runs
 once for each line that it reads, and answers with seconds, processor time and targets.
 """
 
@@ -144,12 +144,12 @@ def plain(case: dict[str, Any], folder: Path, out: Path) -> tuple[Loop, Loop]:
 
 
 def ours(case: dict[str, Any], folder: Path, threads: int) -> tuple[Loop, Loop]:
-    """Return what carries out all work orders, and what warms the encoder up."""
+    """Return what carries out all orders, and what warms the encoder up."""
     sys.path.insert(0, str(ROOT / "scripts"))
     os.chdir(folder)
     from latentmake.caches.encode import load_encoder
     from latentmake.caches.several import carry_out_all
-    from latentmake.config import parse
+    from latentmake.config.root import parse
     from latentmake.index.memo import MEMO, Memo
     from latentmake.plan.facts import Facts
     from latentmake.plan.planner import make_plan

@@ -35,7 +35,7 @@ from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import load
 from latentmake.caches.encoders.device import DTYPES, pick_device
 from latentmake.caches.encoders.wan_vae import WanVae
-from latentmake.config import Model
+from latentmake.config.models import Model
 from latentmake.plan.orders import Order
 
 Row = dict[str, object]

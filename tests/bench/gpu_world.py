@@ -28,7 +28,8 @@ sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/worlds"), str(ROOT / "t
 from demo.text import clip_tokenizer, t5_tokenizer  # noqa: E402
 from item_world import work_of  # noqa: E402
 from latentmake import layouts  # noqa: E402
-from latentmake.config import Dataset, Model  # noqa: E402
+from latentmake.config.datasets import Dataset  # noqa: E402
+from latentmake.config.models import Model  # noqa: E402
 from latentmake.files.media import Media  # noqa: E402
 from latentmake.plan.orders import Order  # noqa: E402
 from latentmake.plan.target import Target  # noqa: E402

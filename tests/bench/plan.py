@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from latentmake.caches.encode import carry_out  # noqa: E402
 from latentmake.caches.encoders import Loaded  # noqa: E402
 from latentmake.caches.inputs import Sample  # noqa: E402
-from latentmake.config import parse  # noqa: E402
+from latentmake.config.root import parse  # noqa: E402
 from latentmake.index.memo import MEMO, Memo  # noqa: E402
 from latentmake.plan.facts import Facts  # noqa: E402
 from latentmake.plan.planner import make_plan  # noqa: E402

@@ -20,7 +20,8 @@ from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded
 from latentmake.caches.inputs import Sample
 from latentmake.caches.pixels import plain as pixels
-from latentmake.config import Dataset, Model
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.geometry.buckets import Size
 from latentmake.layouts import plain
 from latentmake.models import recipe

@@ -24,7 +24,7 @@ from latentmake.caches.encoders.device import held_by_others
 from latentmake.caches.encoders.measured import free_memory, watch_of
 from latentmake.caches.encoders.transfer import download, stacked, upload
 from latentmake.caches.inputs import Sample
-from latentmake.config import Model
+from latentmake.config.models import Model
 from latentmake.errors import DeviceError
 from latentmake.plan.orders import Order
 from order_world import order, silent

@@ -14,7 +14,7 @@ from exact_world import error
 from latentmake.caches.encoders.text import TextEncoders
 from latentmake.caches.encoders.together import TOLERANCE
 from latentmake.caches.encoders.umt5 import Umt5Encoder, load_umt5
-from latentmake.config import TextWeights
+from latentmake.config.weights import TextWeights
 from text_world import letters, make_texts, model_of
 from wan_world import write_umt5
 

@@ -9,7 +9,7 @@ import torch
 import wan_world
 from latentmake.caches.encoders.umt5 import load_umt5
 from latentmake.caches.encoders.wan_vae import load_wan_vae
-from latentmake.config import TextWeights, Weights
+from latentmake.config.weights import TextWeights, Weights
 
 pytestmark = [
     pytest.mark.gpu,

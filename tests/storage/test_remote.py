@@ -17,7 +17,8 @@ from item_world import work_of
 from latentmake import digest
 from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded
-from latentmake.config import Dataset, parse
+from latentmake.config.datasets import Dataset
+from latentmake.config.root import parse
 from latentmake.errors import ConfigError, DatasetError, SourceError, StorageError
 from latentmake.index.memo import SourceStat
 from latentmake.plan.orders import Order

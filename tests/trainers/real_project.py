@@ -14,7 +14,7 @@ import torch
 from latentmake import layouts
 from latentmake.backends import encoder_of
 from latentmake.caches.encode import carry_out
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.plan.orders import Order
 from latentmake.session import Session
 from latentmake.training.external.musubi.backend import Musubi

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import sources
 from controlled_world import configured, draw
-from latentmake.config import Config
+from latentmake.config.root import Config
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts

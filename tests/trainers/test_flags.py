@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 from conftest import FOLDERS, PYTHON, sources
-from latentmake.config import Dataset, ExternalProgram, Model, Publish, SdScriptsTrainer
 from latentmake.config.architectures import ARCHITECTURES
+from latentmake.config.datasets import Dataset
+from latentmake.config.external_trainers import SdScriptsTrainer
+from latentmake.config.machines import ExternalProgram, Publish
+from latentmake.config.models import Model
 from latentmake.training.external.installation import Installation, Program
 from latentmake.training.external.musubi.training_command import (
     local_arguments as musubi_arguments,

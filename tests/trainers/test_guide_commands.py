@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from conftest import sources
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.training.external.musubi.training_command import local_arguments
 from latentmake.training.external.sdscripts import command as sdscripts
 from latentmake.training.external.sdscripts.backend import SdScripts

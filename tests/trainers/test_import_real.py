@@ -21,7 +21,7 @@ import sdscripts_world
 import video_world
 import world
 from conftest import sources
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.exchange.adoption import adopt
 from latentmake.exchange.datasets_toml.importing import Imported, imported
 from latentmake.exchange.trainer_caches import TrainerCaches

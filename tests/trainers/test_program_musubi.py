@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import pytest
 from conftest import sources
-from latentmake.config import ExternalProgram, Model
+from latentmake.config.machines import ExternalProgram
+from latentmake.config.models import Model
 from latentmake.plan import programs
 from latentmake.training.external.musubi.installation import program_digest
 

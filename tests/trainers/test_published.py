@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import world
 from latentmake import backends
-from latentmake.config import Dataset, ExternalProgram, Publish, parse
+from latentmake.config.datasets import Dataset
+from latentmake.config.machines import ExternalProgram, Publish
+from latentmake.config.root import parse
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.training.external.installation import Installation

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import steps
-from latentmake.config import ExternalProgram
+from latentmake.config.machines import ExternalProgram
 from latentmake.errors import TrainingError
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.backend import Musubi as Trainer

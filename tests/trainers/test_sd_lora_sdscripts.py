@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from latentmake.config import SdTrainer, Weights
+from latentmake.config.trainers import SdTrainer
+from latentmake.config.weights import Weights
 from latentmake.training.external.installation import Installation
 from latentmake.training.lora import lora_tensors
 from latentmake.training.sd import network

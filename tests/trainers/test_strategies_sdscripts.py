@@ -17,7 +17,7 @@ import world
 from conftest import sources
 from latentmake import backends
 from latentmake.caches.encode import carry_out
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.config.sdscripts import SDSCRIPTS
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import SITE, sources, steps
-from latentmake.config import ExternalProgram, Publish
+from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.errors import TrainingError
 from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.order import MusubiOrder

@@ -15,7 +15,8 @@ import pytest
 import torch
 from conftest import PYTHON, sources
 from latentmake import backends
-from latentmake.config import Dataset, parse
+from latentmake.config.datasets import Dataset
+from latentmake.config.root import parse
 from latentmake.files import atomic
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.backend import Musubi

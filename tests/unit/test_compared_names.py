@@ -7,12 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
-from latentmake import layouts
 from latentmake.backends import BACKENDS
 from latentmake.config.architectures import WAN, ArchitectureName
+from latentmake.layouts import musubi, plain, sdscripts
 
 PACKAGE = Path(__file__).resolve().parents[2] / "scripts" / "latentmake"
-NAMES = {*BACKENDS, *layouts._LAYOUTS, *get_args(ArchitectureName), "sdscripts", WAN.name}
+LAYOUTS = (*plain.LAYOUTS, *musubi.LAYOUTS, *sdscripts.LAYOUTS)
+NAMES = {
+    *BACKENDS,
+    *(each.name for each in LAYOUTS),
+    *get_args(ArchitectureName),
+    "sdscripts",
+    WAN.name,
+}
 CLASSES = {"SdTrainer", "WanTrainer", "MusubiTrainer", "SdScriptsTrainer", "WAN", "GENERIC"}
 # Where names are told apart: tables, and what belongs to one trainer, layout or architecture.
 FREE = {"config", "layouts", "backends"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from latentmake.config import parse
+from latentmake.config.root import parse
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(

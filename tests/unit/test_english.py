@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latentmake.config.schema import json_schema
+from latentmake.config.root import json_schema
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 

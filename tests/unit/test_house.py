@@ -20,7 +20,6 @@ package = house.Package(ROOT / "scripts/latentmake")
 LAYERS = (
     ("errors", "progress", "regular"),
     ("digest",),
-    ("config",),
     ("geometry",),
     ("files",),
     ("layouts", "index"),
@@ -44,7 +43,6 @@ TOP = ("backends", "session", "entry")
 STILL_TO_DO = {
     "caches",
     "cli",
-    "config",
     "exchange",
     "files",
     "index",

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import yaml
-from latentmake.config import parse
 from latentmake.config.architectures import ARCHITECTURES, WAN
 from latentmake.config.musubi import MUSUBI
+from latentmake.config.root import parse
 from latentmake.config.sdscripts import SDSCRIPTS
 
 ROOT = Path(__file__).resolve().parents[2]

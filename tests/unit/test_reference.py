@@ -8,8 +8,8 @@ from typing import Annotated
 
 import pytest
 import yaml
-from latentmake.config import Config
-from latentmake.config.sections import sections
+from latentmake.config.mistakes import sections
+from latentmake.config.root import Config
 from pydantic import TypeAdapter, ValidationError
 from reference import ROOT, files
 from reference.pages import PAGES, Page, text

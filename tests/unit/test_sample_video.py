@@ -13,7 +13,7 @@ from demo.tiny_wan import PaddedAttention, write_tiny_wan
 from diffusers import WanPipeline, WanTransformer3DModel
 from latentmake.caches.encoders.umt5 import load_umt5
 from latentmake.caches.encoders.wan_vae import load_wan_vae
-from latentmake.config import TextWeights, Weights
+from latentmake.config.weights import TextWeights, Weights
 from PIL import Image
 
 ROOT = Path(__file__).parents[2]

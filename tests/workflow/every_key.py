@@ -1,7 +1,7 @@
 """A built project, one key of its configuration changed, and what the same command then makes.
 
 For each world (a layout with its trainer) a table says of every key how to change it. A plan must
-find stale what the key declares to shape (`latentmake.config.shapes`) and what follows from that.
+find stale what the key declares to shape (`latentmake.config.fields`) and what follows from that.
 Builds then show, of many keys at once, that just this is made and nothing is left to do.
 """
 
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 from config_keys import keys_of
 from latentmake import backends, digest
-from latentmake.config import Config
+from latentmake.config.root import Config
 from latentmake.layouts import kind_of
 from latentmake.plan.lock import read_lock
 from latentmake.plan.run_plan import RunPlan

@@ -23,7 +23,7 @@ import yaml
 from latentmake.cli import app
 from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.files.cachefile import read_header
-from latentmake.plan.build import OWNER
+from latentmake.files.workspace import OWNER
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parents[2]

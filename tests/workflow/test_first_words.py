@@ -58,7 +58,7 @@ def test_a_target_that_there_is_not_is_one_line(fresh: Callable[[], Project]) ->
     for target, words in {
         "trian_tiny": ["did you mean `train_tiny`?"],
         "caches_tinny": ["there is no run `tinny`", "did you mean `caches_tiny`?"],
-        "clean": ["a build", listed, "runs: tiny"],
+        "clean": [listed, "runs: tiny"],
         "runs/tiny/lock": [listed],
         "cache/shapes/micro/65/ant.latents.safetensors": ["factor 8", "use 64 or 72"],
         "cache/shapes/micro/99999/ant.latents.safetensors": ["8192"],

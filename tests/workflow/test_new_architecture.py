@@ -9,7 +9,7 @@ from pathlib import Path
 import fast_tuner
 import yaml
 from latentmake.config.musubi import MUSUBI
-from latentmake.config.scripts import File, Script
+from latentmake.config.rows import File, Script
 from project import ROOT, Project
 from safetensors import safe_open
 

@@ -12,7 +12,7 @@ SETTINGS = '''"""Settings of the trainer `dummy`."""
 
 from typing import ClassVar, Literal
 
-from latentmake.config.trainers.base import Trainer
+from latentmake.config.trainers import Trainer
 
 
 class DummyTrainer(Trainer):
@@ -63,7 +63,7 @@ def test_a_new_trainer_is_planned_run_and_its_receipt_read(fresh: Callable[[], P
     (package / "training/dummy").mkdir()
     (package / "training/dummy/__init__.py").touch()
     (package / "training/dummy/backend.py").write_text(BACKEND, encoding="utf-8")
-    (package / "config/trainers/dummy.py").write_text(SETTINGS, encoding="utf-8")
+    (package / "config/dummy.py").write_text(SETTINGS, encoding="utf-8")
     _add_line(
         package / "backends.py",
         '    "sd": "latentmake.training.sd',
@@ -71,7 +71,7 @@ def test_a_new_trainer_is_planned_run_and_its_receipt_read(fresh: Callable[[], P
     )
     runs = package / "config/runs.py"
     _add_line(runs, "SdTrainer | MusubiTrainer", "DummyTrainer | ")
-    imported = "from latentmake.config.trainers.dummy import DummyTrainer\n\n"
+    imported = "from latentmake.config.root.dummy import DummyTrainer\n\n"
     _add_line(runs, "\nclass Validation(", imported)
 
     trainer = {"kind": "dummy", "steps": 3}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import world
-from latentmake.plan.plan_file import VARIABLE, PlanFile
+from latentmake.plan.request import VARIABLE, PlanFile
 from project import NOTHING, ROOT, Project
 
 

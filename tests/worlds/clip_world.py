@@ -13,11 +13,11 @@ import torch
 from item_world import work_of
 from latentmake import digest
 from latentmake.caches.inputs import Sample
-from latentmake.config import Dataset, Model
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.files.frames import Workers
-from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import Clip, Span, clips, kept_indices
+from latentmake.geometry.clips import Clip, Media, Span, clips, kept_indices
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target
 from numpy.typing import NDArray

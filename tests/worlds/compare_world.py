@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from latentmake.config import SdTrainer, Weights
+from latentmake.config.trainers import SdTrainer
+from latentmake.config.weights import Weights
 from latentmake.reports.comparison import Pictured, index_of
 from latentmake.training.loop.order import Prompt
 from latentmake.training.loop.sample_images import write_pictures

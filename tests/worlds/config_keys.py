@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from latentmake.config.shapes import Shapes, declared, held_by
+from latentmake.config.fields import Shapes, declared, held_by
 from pydantic import BaseModel
 
 

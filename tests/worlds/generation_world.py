@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from dit_world import tiny_dit
 from latentmake import digest
-from latentmake.config import Model
+from latentmake.config.models import Model
 from latentmake.files import atomic, cachefile
 from latentmake.layouts import musubi
 from latentmake.training.generation import ClipPrompt, GenerationOrder

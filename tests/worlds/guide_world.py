@@ -24,7 +24,7 @@ import yaml
 from guide_page import Block, blocks_of, commands_of, difference, shell_lines
 from huggingface_hub.cli.hf import app as hf
 from huggingface_hub.utils import filter_repo_objects
-from latentmake.config import parse
+from latentmake.config.root import parse
 from project import ROOT, Project
 from video_world import write_video
 

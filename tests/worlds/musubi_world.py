@@ -10,7 +10,10 @@ from typing import Any
 
 import torch
 from latentmake import digest
-from latentmake.config import Dataset, ExternalProgram, Model, MusubiTrainer, Publish
+from latentmake.config.datasets import Dataset
+from latentmake.config.external_trainers import MusubiTrainer
+from latentmake.config.machines import ExternalProgram, Publish
+from latentmake.config.models import Model
 from latentmake.training.external.musubi.order import MusubiOrder
 from PIL import Image
 from safetensors.torch import save_file

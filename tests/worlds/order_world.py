@@ -11,7 +11,8 @@ import torch
 from item_world import work_of
 from latentmake import digest, layouts
 from latentmake.caches.inputs import Sample
-from latentmake.config import Dataset, Model
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.files import cachefile
 from latentmake.files.media import probe_image
 from latentmake.geometry.buckets import Size

@@ -14,8 +14,10 @@ from typing import Any
 
 from item_world import work_of
 from latentmake import layouts
-from latentmake.config import Dataset, Model, MusubiTuner
-from latentmake.files.media import Media
+from latentmake.config.datasets import Dataset
+from latentmake.config.machines import MusubiTuner
+from latentmake.config.models import Model
+from latentmake.geometry.clips import Media
 from latentmake.layouts import size_of
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target

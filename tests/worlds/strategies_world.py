@@ -14,7 +14,7 @@ import torch
 import world
 from latentmake import backends
 from latentmake.caches.encode import carry_out
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order

@@ -10,7 +10,7 @@ import torch
 import world
 from demo.text import t5_tokenizer
 from latentmake.caches.encoders.text import TextEncoders
-from latentmake.config import Model
+from latentmake.config.models import Model
 from safetensors.torch import load_file
 from transformers import (
     CLIPTextConfig,

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
-from latentmake.config import SdTrainer, Weights
+from latentmake.config.trainers import SdTrainer
+from latentmake.config.weights import Weights
 from latentmake.training.loop.order import Prompt
 from latentmake.training.loop.train import Training
 from latentmake.training.sd.backend import Sd

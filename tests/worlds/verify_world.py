@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import yaml
 from latentmake import digest
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.files import atomic, cachefile
 from latentmake.files.cachefile import target_key
 from latentmake.index.memo import Memo

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from accelerate.state import AcceleratorState
 from dit_world import image_dit, tiny_dit
-from latentmake.config import WanTrainer, Weights
+from latentmake.config.trainers import WanTrainer
+from latentmake.config.weights import Weights
 from latentmake.layouts.musubi import latents_key
 from latentmake.training.loop.order import Prompt
 from latentmake.training.loop.train import Training

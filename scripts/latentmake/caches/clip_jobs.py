@@ -31,7 +31,7 @@ def make_clips(
     Items of one file are read together, so that it is opened once.
 
     Args:
-        order: the work order.
+        order: of the job.
         items: of it.
         batches: encode them.
         threads: number of threads, each of which reads one file at a time.

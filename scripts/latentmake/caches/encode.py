@@ -1,4 +1,4 @@
-"""Carrying out a work order: encode missing targets, then link those of equal content."""
+"""Carrying out an order: encode missing targets, then link those of equal content."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def carry_out(
     before: Mapping[str, str] = MappingProxyType({}),
     shortages: Shortages | None = None,
 ) -> Receipt:
-    """Carry out a work order and leave its receipt.
+    """Carry out an order and leave its receipt.
 
     Args:
         order: to carry out.

@@ -14,9 +14,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from latentmake.errors import StorageError
-from latentmake.files.locks import Lock
+
+if TYPE_CHECKING:
+    from latentmake.files.locks import Lock
 
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _ALLOCATION = "SLURM_JOB_ID"
@@ -72,6 +75,8 @@ def hold(count: int, about: str, say: Callable[[str], None]) -> Iterator[str | N
     Raises:
         StorageError: the folder of the locks belongs to somebody else.
     """
+    from latentmake.files.locks import Lock
+
     found = visible()
     listed = dict(_LISTED.findall(_output(["nvidia-smi", "-L"]))) if found else {}
     uuids = {name: _uuid(name, listed) for name in found}

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.errors import SourceError
 from latentmake.files.media import check_image, probe_image
 from latentmake.geometry.buckets import Size

@@ -30,6 +30,7 @@ from latentmake.caches.turns import Turns
 from latentmake.errors import DeviceError, SourceError, is_surely_memory
 from latentmake.files import atomic, cachefile
 from latentmake.files.frames import Workers
+from latentmake.files.paths import is_remote
 from latentmake.index.memo import target_stat
 from latentmake.plan import store
 from latentmake.plan.orders import Order, Work
@@ -45,10 +46,10 @@ ExternalEncoder = Callable[["Job", Sequence[Work], int, Progress], None]
 
 @dataclass
 class Job:
-    """State of a work order being carried out.
+    """State of an order being carried out.
 
     Attributes:
-        order: the work order.
+        order: of the job.
         recipe: of its targets.
         say: told of faults, a line each.
         fresh: path -> stat (size, mtime_ns, inode) and key of every finished target.
@@ -134,7 +135,7 @@ class Job:
         making |= set(reading.keys.values())
 
     def _read_ahead(self, items: Sequence[Work], threads: int) -> Iterator[Reading]:
-        if any(s3.is_remote(each.item.source or "") for each in items):
+        if any(is_remote(each.item.source or "") for each in items):
             threads = max(threads, s3.SIDE_BY_SIDE // 2)  # they mostly wait
         elif self.order.kind == "text" and not any(each.item.controls for each in items):
             # One takes less time than a thread to wake up, on a disk of this machine.

@@ -14,6 +14,7 @@ from typing import Any
 from latentmake import digest
 from latentmake.caches.inputs import Sample
 from latentmake.errors import SourceError
+from latentmake.files.paths import is_remote
 from latentmake.index.memo import source_stat
 from latentmake.plan.orders import Work
 from latentmake.plan.target import Target
@@ -85,7 +86,7 @@ def read_source(path: str, sources: dict[str, list[Any]]) -> tuple[bytes, str]:
         OSError: it cannot be read.
         SourceError: it cannot be fetched.
     """
-    if s3.is_remote(path):
+    if is_remote(path):
         data, stat = s3.read(path)
     else:
         with Path(path).open("rb") as file:
@@ -107,7 +108,7 @@ def digest_source(path: str, sources: dict[str, list[Any]]) -> str:
     """
     if path in sources:
         return str(sources[path][-1])
-    if s3.is_remote(path):
+    if is_remote(path):
         hint = "copy the videos to a disk"
         raise SourceError("is a video on S3, which cannot be read", where=path, hint=hint)
     with Path(path).open("rb") as file:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from latentmake.caches.inputs import Sample
-from latentmake.config import Model
+from latentmake.config.models import Model
 from latentmake.plan.lock import read_lock
 from latentmake.plan.orders import Order
 

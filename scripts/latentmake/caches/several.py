@@ -1,4 +1,4 @@
-"""Carrying out several work orders of one model, whose encoder is loaded once."""
+"""Carrying out several orders of one model, whose encoder is loaded once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def carry_out_all(
     encoder_of: Callable[[Order], Loaded | ExternalEncoder | None],
     lease: Lease,
 ) -> None:
-    """Carry out the work orders of a job one after the other, and leave their receipts.
+    """Carry out the orders of a job one after the other, and leave their receipts.
 
     Args:
         orders: to carry out, read one by one: those of a large dataset are large together.

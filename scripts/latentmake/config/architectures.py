@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from latentmake.config.musubi import MUSUBI
-from latentmake.config.scripts import Scripts
+from latentmake.config.rows import Scripts, Strategies
 from latentmake.config.sdscripts import SDSCRIPTS
-from latentmake.config.strategies import Strategies
 
 
 class ClipOutput(NamedTuple):

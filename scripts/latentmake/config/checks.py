@@ -3,24 +3,231 @@
 Where a trainer would stop with an assertion, or round in silence, the configuration is refused.
 Sources: sd-scripts' `adjust_min_max_bucket_reso_by_steps` (library/train_util.py) and the calls of
 `verify_bucket_reso_steps` in its training scripts; musubi-tuner's `BucketSelector`
-(dataset/bucket.py).
+(dataset/bucket.py), and `handle_model_specific_args` and `main` of its *_train_network.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from latentmake.config.datasets import Dataset
-from latentmake.config.fields import Resolution
+from latentmake.config.external_trainers import MusubiTrainer, SdScriptsTrainer
+from latentmake.config.fields import MACHINE, Resolution, declared
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
-from latentmake.config.row_checks import check_row
+from latentmake.config.rows import Rule, Scripts
 from latentmake.config.runs import Run
-from latentmake.config.script_checks import check_training
-from latentmake.config.shapes import MACHINE, declared
-from latentmake.config.trainers import MusubiTrainer, SdScriptsTrainer, WanTrainer
-from latentmake.config.wan_checks import check_wan
+from latentmake.config.trainers import WanTrainer
 from latentmake.errors import ConfigError
+
+
+def control_counts(model: Model, settings: Dataset) -> tuple[int, int | None]:
+    """Return the fewest and most control images of an item; None for any number.
+
+    Where a model is trained on one frame they are as many as `fp_1f_clean_indices`, by default one.
+    Source: musubi-tuner, `ImageDataset.__init__` (dataset/image_video_dataset.py).
+    """
+    if model.version.one_frame:
+        count = len(settings.fp_1f_clean_indices or [0])
+        return count, count
+    return model.version.controls
+
+
+def check_row(run: str, dataset: str, settings: Dataset, name: str, model: Model) -> None:
+    """Check a dataset of a run against the row of its model.
+
+    Args:
+        run: name of the run.
+        dataset: name of the dataset.
+        settings: its section.
+        name: of the model.
+        model: its section.
+
+    Raises:
+        ConfigError: the first mistake.
+    """
+    version, where = model.version, f"datasets.{dataset}"
+    title = f"{model.title} ({model.task})" if model.task else model.title
+    holds = "videos" if settings.video else "images"
+    if not (version.videos if settings.video else version.images):
+        others = "images" if settings.video else "videos"
+        hint = "leave out its `target_frames`" if settings.video else "give it `target_frames`"
+        raise ConfigError(
+            f"the dataset {dataset} holds {holds}, and {title} takes {others} alone",
+            where=f"runs.{run}.datasets",
+            hint=f"{hint}, or use another model than {name}",
+        )
+    least, most = control_counts(model, settings)
+    if most == 0 and settings.control_directory is not None:
+        what = f"{title} takes no control images"
+        raise ConfigError(what, where=f"{where}.control_directory", hint="leave it out")
+    listed = settings.is_list and not model.spec.encodes  # by columns of the list
+    if least and settings.control_directory is None and not listed:
+        what = f"{title} needs control images"
+        raise ConfigError(what, where=f"{where}.control_directory", hint="name their folder")
+    for keys, counts, what in _rules(model):
+        if not counts and (key := settings.first_set(*keys)):
+            what = f"{title} {what}"
+            raise ConfigError(what, where=f"{where}.{key}", hint="leave it out")
+    if model.spec.scripts is not None and model.spec.scripts.layers != settings.multiple_target:
+        what = f"{title} needs the layers of each image"
+        raise ConfigError(what, where=f"{where}.multiple_target", hint="set it to true")
+    _check_sections(settings, model, title, where)
+    if version.one_frame and settings.fp_1f_target_index is None:
+        what = f"{title} needs the index of the frame that is trained"
+        raise ConfigError(what, where=f"{where}.fp_1f_target_index", hint="set it, usually to 9")
+
+
+def _check_sections(settings: Dataset, model: Model, title: str, where: str) -> None:
+    """Refuse lengths of clips below that of a section, of which the script of latents would die."""
+    scripts, window = model.spec.scripts, settings.fp_latent_window_size
+    assert scripts is not None
+    if not scripts.sections or not settings.video or settings.frame_extraction == "full":
+        return
+    least = scripts.frames * window + 1
+    short = [frames for frames in settings.target_frames or () if frames < least]
+    if short:
+        what = f"{short[0]} frames are too few for a section of {title}, which has {window} latents"
+        raise ConfigError(what, where=f"{where}.target_frames", hint=f"use {least} or more")
+
+
+def _rules(model: Model) -> Iterator[tuple[tuple[str, ...], bool, str]]:
+    """Yield keys of a dataset, whether they have an effect, and the reason where they have not."""
+    scripts = model.spec.scripts
+    assert scripts is not None
+    own_sizes = ("no_resize_control", "control_resolution")
+    yield own_sizes, scripts.sized_controls, "takes control images of the item's own size alone"
+    yield ("multiple_target",), scripts.layers, "has one target image"
+    yield ("fp_latent_window_size",), scripts.sections, "has no sections"
+    one_frame = ("fp_1f_clean_indices", "fp_1f_target_index", "fp_1f_no_post")
+    yield one_frame, model.version.one_frame, "is not trained on one frame"
+
+
+_FP8 = ("fp8_base", "fp8_scaled")
+
+
+def check_training(name: str, trainer: MusubiTrainer, model: Model) -> None:
+    """Refuse settings that the architecture's training script would refuse, or ignore.
+
+    Raises:
+        ConfigError: the first mistake.
+    """
+    scripts, where = model.spec.scripts, f"runs.{name}.trainer"
+    assert scripts is not None
+    if trainer.timestep_boundary and not model.has_two_networks:
+        what = f"{model.task or model.title} has one network, and no boundary between two"
+        raise ConfigError(what, where=f"{where}.timestep_boundary", hint="leave it out")
+    if trainer.mixed_precision not in scripts.precisions:
+        known = " or ".join(scripts.precisions)
+        what = f"{scripts.title} is not trained in {trainer.mixed_precision}"
+        raise ConfigError(what, where=f"{where}.mixed_precision", hint=f"use {known}")
+    if scripts.batch is not None and trainer.batch_size > scripts.batch:
+        what = f"{scripts.title} is trained on at most {scripts.batch} item at a time"
+        hint = f"use {scripts.batch}, and `gradient_accumulation_steps`"
+        raise ConfigError(what, where=f"{where}.batch_size", hint=hint)
+    _check_attention(trainer, scripts, where)
+    _check_fp8(trainer, scripts, where)
+    for rule in scripts.rules:
+        if fault := _fault(rule, trainer.arguments, scripts.title):
+            what, hint = fault
+            raise ConfigError(what, where=f"{where}.arguments", hint=hint)
+
+
+def _check_attention(trainer: MusubiTrainer, scripts: Scripts, where: str) -> None:
+    chosen = trainer.attention
+    name = "sdpa" if chosen == "auto" else chosen  # which every machine has
+    if name not in scripts.attentions:
+        known = ", ".join(scripts.attentions)
+        what = f"{scripts.title} is not trained with {name}"
+        raise ConfigError(what, where=f"{where}.attention", hint=f"use one of auto, {known}")
+    most = scripts.attentions[name]
+    if most is not None and trainer.batch_size > most and not trainer.splits_attention:
+        beyond = f"batches of more than {most}" if most else "any batch"
+        what = f"{scripts.title} needs --split_attn for {beyond} with {name}"
+        raise ConfigError(what, where=f"{where}.arguments", hint="add --split_attn")
+
+
+def _check_fp8(trainer: MusubiTrainer, scripts: Scripts, where: str) -> None:
+    asked = tuple(key for key in _FP8 if getattr(trainer, key))
+    if not asked or asked in scripts.fp8:
+        return
+    for known in scripts.fp8:
+        if more := [key for key in known if key not in asked]:
+            what = f"{scripts.title} takes {' and '.join(known)} together alone"
+            hint = f"set `{more[0]}: true` too"
+            raise ConfigError(what, where=f"{where}.{asked[0]}", hint=hint)
+    what = f"the training script of {scripts.title} does not take it"
+    raise ConfigError(what, where=f"{where}.{asked[-1]}", hint="leave it out")
+
+
+def _fault(rule: Rule, arguments: Sequence[str], title: str) -> tuple[str, str] | None:
+    """Return what is wrong with a flag among arguments, and the hint."""
+    given = _values(arguments)
+    if rule.flag not in given:
+        return None
+    value = given[rule.flag]
+    if rule.values is not None and value not in rule.values:
+        if not rule.values:
+            return f"{title} refuses {rule.flag}", "leave it out"
+        known = " or ".join(rule.values)
+        return f"{title} refuses {rule.flag} {value}", f"use {known}, or leave it out"
+    if rule.most is not None and value.isdecimal() and int(value) > rule.most:
+        return f"{title} refuses {rule.flag} {value}", f"use {rule.most} or less"
+    if missing := [each for each in rule.needs if each not in given]:
+        return f"{title} needs {' and '.join(missing)} beside {rule.flag}", "add it"
+    if beside := [each for each in rule.without if each in given]:
+        return f"{title} refuses {rule.flag} beside {beside[0]}", "leave out one of them"
+    return None
+
+
+def _values(arguments: Sequence[str]) -> dict[str, str]:
+    """Return the flags among arguments with what stands behind each; "" where nothing does."""
+    found: dict[str, str] = {}
+    for argument, following in zip(arguments, (*arguments[1:], ""), strict=False):
+        if argument.startswith("--"):
+            flag, equals, value = argument.partition("=")
+            found[flag] = value if equals else following
+    return found
+
+
+def check_wan(name: str, trainer: WanTrainer, model: Model) -> None:
+    """Refuse a model that the trainer does not train, and sample clips that it cannot draw.
+
+    Raises:
+        ConfigError: the first mistake.
+    """
+    task = str(model.task)
+    if not model.spec.encodes or task.endswith("-FC") or task.startswith("flf2v"):
+        what = f"the trainer wan does not train {model.task or model.title}"
+        hint = "use kind: musubi"
+        raise ConfigError(what, where=f"runs.{name}.trainer.kind", hint=hint)
+    _check_boundary(f"runs.{name}.trainer.timestep_boundary", trainer, model)
+    if trainer.samples.prompts and model.image_to_video:
+        what = f"{task} draws from a picture, and sample clips are drawn from prompts alone"
+        raise ConfigError(what, where=f"runs.{name}.trainer.samples", hint="leave them out")
+    size = trainer.samples.resolution
+    side = model.spec.side
+    if size is not None and (size.width % side or size.height % side):
+        what = f"{size.name} is not made of multiples of {side}, as Wan needs"
+        where = f"runs.{name}.trainer.samples.resolution"
+        raise ConfigError(what, where=where, hint="use [832, 480] or the like")
+
+
+def _check_boundary(where: str, trainer: WanTrainer, model: Model) -> None:
+    boundary = trainer.timestep_boundary
+    if boundary is None:
+        return
+    if not model.has_two_networks:
+        what = f"{model.task} has one network, and no boundary between two"
+        raise ConfigError(what, where=where, hint="leave it out")
+    for key, path, none in (
+        ("dit", model.dit, 0),
+        ("dit_high_noise", model.dit_high_noise, 1000),
+    ):
+        if path is not None and boundary == none:
+            what = f"{boundary} leaves no timesteps to train `{key}` on"
+            raise ConfigError(what, where=where, hint=f"leave it out, or the model's `{key}`")
+
 
 _KINDS = {"plain": "sd", "musubi": "wan", "sdscripts": "sdscripts"}  # of trainers, by layout
 
@@ -258,3 +465,24 @@ def _check_buckets(name: str, dataset: Dataset, run: Run, model: Model) -> None:
             what, hint = f"{most} is less {refused}", f"set it to {longer} or more"
             raise ConfigError(what, where=f"{where}.max_bucket_reso", hint=hint)
     check_steps(run.resolutions, steps, name)
+
+
+def check_generation(name: str, run: Run, model: Model) -> None:
+    """Refuse clips that the run's trainer or model cannot make.
+
+    Raises:
+        ConfigError: the first mistake.
+    """
+    settings, where = run.generate, f"runs.{name}.generate"
+    if settings is None:
+        return
+    if run.trainer is None or not run.trainer.generates:
+        what = "the run has no trainer" if run.trainer is None else "its trainer generates no clips"
+        raise ConfigError(what, where=where, hint="leave it out, or set the trainer's `kind: wan`")
+    if settings.resolution is not None:
+        side = model.spec.side
+        check_sides([settings.resolution], side, f"{where}.resolution", f"{side}, as Wan needs")
+    if settings.image is not None and not model.image_to_video:
+        what = f"{model.task} draws from text alone"
+        hint = "leave it out, or use an image-to-video model"
+        raise ConfigError(what, where=f"{where}.image", hint=hint)

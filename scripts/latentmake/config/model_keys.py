@@ -13,9 +13,19 @@ from latentmake.config.architectures import (
     Architecture,
     ArchitectureName,
 )
-from latentmake.config.fields import Closed, DiskPath, Dtype, Number, listed
-from latentmake.config.scripts import Version
-from latentmake.config.shapes import LATENTS, MACHINE, TEXT, WEIGHTS, Shapes
+from latentmake.config.fields import (
+    LATENTS,
+    MACHINE,
+    TEXT,
+    WEIGHTS,
+    Closed,
+    DiskPath,
+    Dtype,
+    Number,
+    Shapes,
+    listed,
+)
+from latentmake.config.rows import Version
 from latentmake.config.weights import (
     NO_WEIGHTS,
     Adopt,

@@ -1,29 +1,38 @@
-"""The root of `config.yaml`, and its validation."""
+"""The root of `config.yaml`, its validation, and its JSON schema.
+
+Docstrings of keys are Markdown, as the reference shows it; the schema has them without links. They
+are read from the source here, since reading them in each process would take it 40 ms.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Annotated, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
-from latentmake.config.checks import check_run, refuse_ineffective
-from latentmake.config.cluster import Batch, Cluster
+from latentmake.config.checks import check_generation, check_run, refuse_ineffective
 from latentmake.config.datasets import Dataset
-from latentmake.config.fields import Closed, Name
-from latentmake.config.generation import Generation, Prompt, prompt_of_command
-from latentmake.config.generation_checks import check_generation
+from latentmake.config.fields import CLIPS, Closed, Name
 from latentmake.config.machines import (
+    Batch,
+    Cluster,
     Export,
     ExternalProgram,
     MusubiTuner,
     Publish,
     Store,
 )
-from latentmake.config.mistakes import line_of, refuse_unknown
+from latentmake.config.mistakes import line_of, refuse_unknown, sections
 from latentmake.config.models import Model
 from latentmake.config.runs import Run
-from latentmake.config.shapes import CLIPS
+from latentmake.config.trainers import Generation, Prompt, prompt_of_command
 from latentmake.errors import ConfigError
 
 _MISTAKES = 50  # that are named at a time
@@ -133,3 +142,47 @@ def parse(values: Mapping[str, object]) -> Config:
             ]
         lines += [f"and {others} more"] if others > 0 else []
         raise ConfigError(" | ".join(dict.fromkeys(lines))) from None
+
+
+_LIMITS = {
+    "ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"
+}  # fmt: skip
+"""Limits as pydantic leaves them behind a validator -> as JSON schema names them."""
+
+
+def json_schema() -> str:
+    """Return the JSON schema of the configuration, as `config/schema.json` holds it."""
+    schema = Config.model_json_schema()
+    for model in {section.model for section in sections(Config)}:
+        section = schema if model is Config else schema["$defs"][model.__name__]
+        section["description"] = _plain(inspect.cleandoc(model.__doc__ or "").partition("\n")[0])
+        for key, text in descriptions(model).items():
+            described = {**section["properties"][key], "description": _plain(text)}
+            section["properties"][key] = dict(sorted(described.items()))
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "latentmake configuration"
+    text = json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+    return re.sub(r'"(ge|gt|le|lt)": ', lambda limit: f'"{_LIMITS[limit[1]]}": ', text)
+
+
+def descriptions(model: type[BaseModel]) -> dict[str, str]:
+    """Return the keys of a section, inherited ones first, with the strings that follow them."""
+    return dict(_docstrings(model))
+
+
+def _plain(text: str) -> str:
+    """Return Markdown without links."""
+    return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text)
+
+
+def _docstrings(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    for part in reversed(model.__mro__[: model.__mro__.index(BaseModel)]):
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(part))).body
+        assert isinstance(tree, ast.ClassDef)
+        for node, following in pairwise(tree.body):
+            match node, following:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=key)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ) if key in model.model_fields:
+                    yield key, " ".join(text.split())

@@ -6,10 +6,17 @@ from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field
 
-from latentmake.config.fields import Closed, Number, ResolutionField, listed
-from latentmake.config.generation import Generation
-from latentmake.config.shapes import CLIPS, MANIFEST, Shapes
-from latentmake.config.trainers import MusubiTrainer, SdScriptsTrainer, SdTrainer, WanTrainer
+from latentmake.config.external_trainers import MusubiTrainer, SdScriptsTrainer
+from latentmake.config.fields import (
+    CLIPS,
+    MANIFEST,
+    Closed,
+    Number,
+    ResolutionField,
+    Shapes,
+    listed,
+)
+from latentmake.config.trainers import Generation, SdTrainer, WanTrainer
 
 
 class Validation(Closed):

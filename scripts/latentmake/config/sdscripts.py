@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from latentmake.config.scripts import File, Setting
-from latentmake.config.strategies import Call, Encoder, Network, Option, Strategies
+from latentmake.config.rows import Call, Encoder, File, Network, Option, Setting, Strategies
 
 _LATENTS = ("latents", "original_size", "crop_ltrb")
 _LORA: Mapping[str, Setting] = {

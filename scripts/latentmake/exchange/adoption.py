@@ -22,9 +22,9 @@ from latentmake.caches.reading import Reading
 from latentmake.errors import CacheError, SourceError
 from latentmake.exchange.record import Record
 from latentmake.files import atomic, cachefile
+from latentmake.files.workspace import ADOPTED as RECORD
 from latentmake.index.memo import target_stat
 from latentmake.plan import store
-from latentmake.plan.build import ADOPTED as RECORD
 from latentmake.plan.orders import FOLDER, Order, Work
 from latentmake.plan.receipts import Receipt
 from latentmake.plan.run_plan import RunPlan
@@ -120,7 +120,7 @@ def adopt(
 def adopt_works(
     works: Sequence[Order], form: Format, *, say: Callable[[str], None], threads: int = 1
 ) -> Counter[str]:
-    """Adopt the targets of some work orders; see `adopt`."""
+    """Adopt the targets of some orders; see `adopt`."""
     total: Counter[str] = Counter()
     planned, count = time.time_ns(), sum(len(work.paths) for work in works)
     pool = ThreadPoolExecutor(max(threads, _LEAST_THREADS))
@@ -150,7 +150,7 @@ def adopt_works(
 
 
 class _Batch:
-    """Adoption for one work order, in several threads.
+    """Adoption for one order, in several threads.
 
     Attributes:
         sources: path -> stat and digest of what was read.

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from latentmake.caches.inputs import SourceBytes
-from latentmake.config import Model
+from latentmake.config.models import Model
 from latentmake.errors import CacheError, SourceError
 from latentmake.files import npz
 from latentmake.geometry.buckets import Size

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from latentmake import digest
 from latentmake.caches.inputs import SourceBytes, caption_of
-from latentmake.config.scripts import Scripts
+from latentmake.config.rows import Scripts
 from latentmake.errors import CacheError, SourceError
 from latentmake.exchange.adoption import OutdatedError
 from latentmake.files.cachefile import CAPTION, head_of

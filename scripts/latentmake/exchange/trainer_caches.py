@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from latentmake.caches.inputs import SourceBytes
-from latentmake.config import Config, Run
+from latentmake.config.root import Config
+from latentmake.config.runs import Run
 from latentmake.errors import CacheError, ConfigError
 from latentmake.exchange import arrays, tensors
 from latentmake.exchange.adoption import File

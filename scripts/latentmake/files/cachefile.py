@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from latentmake import digest
 from latentmake.errors import CacheError
-from latentmake.files import checksums, npz
 from latentmake.files.safetensors import read_head
 from latentmake.regular import open_regular
 
@@ -80,6 +79,8 @@ def stamp(
 
     Who writes the file puts the checksums in their places.
     """
+    from latentmake.files import checksums
+
     text = recipe if isinstance(recipe, str) else digest.canonical(recipe)
     viewed = {VIEW: view} if view else {}
     return {KEY: key, SOURCE: source, RECIPE: text, **viewed, **checksums.PLACEHOLDERS}
@@ -110,6 +111,8 @@ def head_of(entries: Mapping[str, object], metadata: Mapping[str, str], body: me
         metadata: of the file.
         body: the tensors' bytes.
     """
+    from latentmake.files import checksums
+
     header = {"__metadata__": checksums.filled(metadata, [body]), **entries}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8, as safetensors has it
@@ -146,6 +149,8 @@ def read_header(path: str | os.PathLike[str]) -> Header:
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     """Return the metadata in the header of a cache file; empty where none can be read."""
+    from latentmake.files import npz
+
     try:
         is_npz = os.fspath(path).endswith(".npz") or _begins_an_npz(path)
         found = json.loads(npz.read_comment(path)) if is_npz else read_head(path).metadata
@@ -174,6 +179,8 @@ def _picture(metadata: Mapping[str, str], recipe: str) -> Picture | None:
 
 def _begins_an_npz(path: str | os.PathLike[str]) -> bool:
     # As the length of a safetensors header, these bytes would be beyond the format's limit.
+    from latentmake.files import npz
+
     try:
         file, _ = open_regular(path)
     except ValueError:
@@ -183,6 +190,8 @@ def _begins_an_npz(path: str | os.PathLike[str]) -> bool:
 
 
 def _read_npz(path: str | os.PathLike[str]) -> Header:
+    from latentmake.files import npz
+
     try:
         comment = npz.read_comment(path)
     except ValueError as error:

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO
 
 from latentmake.errors import SourceError
-from latentmake.geometry.timing import Timing
+from latentmake.geometry.clips import Media, Timing
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -60,22 +60,6 @@ _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND", "WEBP": b""}
 _TAIL = 64  # bytes
 
 _CONVERT = "convert it, for example to MP4 with H.264, or remove it"
-
-
-class Media(NamedTuple):
-    """Size in pixels as stored (no EXIF rotation, no rotation of a video's display), and length.
-
-    Attributes:
-        frames: of a video; 0 stands for an image.
-        timing: durations of a video's frames (`Timing`); "" where they do not count.
-        rotation: degrees clockwise by which a video's frames are to be turned.
-    """
-
-    width: int
-    height: int
-    frames: int
-    timing: str = ""
-    rotation: int = 0
 
 
 @contextmanager

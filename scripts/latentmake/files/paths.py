@@ -11,11 +11,15 @@ import os
 import posixpath
 import re
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from latentmake.config import PathMap
+if TYPE_CHECKING:
+    from latentmake.config.machines import PathMap
 
 System = Literal["linux", "windows", "wsl"]
+
+REMOTE = "s3://"
+"""Beginning of the path of an object on an S3 server."""
 
 _WINDOWS = re.compile(r"[A-Za-z]:([/\\]|$)|[/\\]{2}[^/\\]")
 _DRIVE = re.compile(r"[A-Za-z]:")
@@ -33,6 +37,16 @@ def is_text(path: str) -> bool:
         return path.isascii() or bool(path.encode())
     except UnicodeEncodeError:
         return False
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path names something on an S3 server."""
+    return path.startswith(REMOTE)
+
+
+def normalized(path: str) -> str:
+    """Return a folder's path as paths below it begin."""
+    return path.rstrip("/") if is_remote(path) else os.path.normpath(path)
 
 
 def absolute(path: str) -> str:

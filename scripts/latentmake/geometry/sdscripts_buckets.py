@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from latentmake.config import Dataset
 from latentmake.config.architectures import ARCHITECTURES, ArchitectureName
-from latentmake.config.datasets import Bucketing
+from latentmake.config.datasets import Bucketing, Dataset
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Placement, Size, refuse_narrow
 

@@ -13,23 +13,25 @@ import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 from latentmake import digest
 from latentmake.files.cachefile import Picture
-from latentmake.files.media import Media
 from latentmake.files.paths import is_text
 from latentmake.geometry.buckets import Size
+
+if TYPE_CHECKING:
+    from latentmake.geometry.clips import Media
 
 MEMO = Path(".latentmake/memo.sqlite")  # of a project
 Stat = TypeVar("Stat", bound=tuple[int, ...])
 _VERSION = 7
 _SECONDS = 5.0  # after which new facts are saved
-_KEPT_NS = 90 * 24 * 3600 * 10**9  # after which verdicts and snapshots are forgotten
+_KEPT_NS = 90 * 24 * 3600 * 10**9  # after which answers and remembered states are forgotten
 _FEW = 2000  # names that are looked up one by one, not by reading all names below their folders
-# Kinds of facts. 4, 5 and 8 were used by former versions.
+# Kinds of facts. Version 0.2.0, to which a user may return, uses 4, 5, 8, 10 and 11 for others.
 _SOURCE, _TARGET, _MEDIA, _PICTURE, _VERDICT = 1, 2, 3, 6, 7
-_RECEIPT, _RATE, _SNAPSHOT, _TEXT = 9, 10, 11, 12
+_RECEIPT, _TEXT, _RATE, _SNAPSHOT = 9, 12, 13, 14
 # Version 0.2.0 needs the table `entries`, which stays empty.
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS facts (kind INT, name TEXT, size INT, mtime_ns INT, ctime_ns INT,
@@ -211,6 +213,8 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
 
     def media(self, paths: Collection[str], *folders: str) -> dict[str, tuple[SourceStat, Media]]:
         """Return stat, size and length of known images and videos; see `Table.known`."""
+        from latentmake.geometry.clips import Media
+
         found = self._media.known(paths, *folders).items()
         rows = ((path, stat, text) for path, (stat, text) in found if text[0] == "[")  # since 0.2
         return {path: (stat, Media(*json.loads(text))) for path, stat, text in rows}

@@ -7,10 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
-from latentmake.config import Dataset
-from latentmake.files.media import Media
+from latentmake.config.datasets import Dataset
 from latentmake.geometry.buckets import Placement, Size
-from latentmake.geometry.clips import WAN_FPS, AnyClip, Clip, Span
+from latentmake.geometry.clips import WAN_FPS, AnyClip, Clip, Media, Span
 
 SIZED = re.compile(r"(.+)_(\d{4,})x(\d{4,})", re.DOTALL)
 """The name of a latents cache without its ending, where it contains the size of the image."""
@@ -184,13 +183,6 @@ class Layout(ABC):
         `resolution` is None where it has none, and `image` the size of the image that it describes.
         """
         return ""
-
-    @property
-    def lines_rule(self) -> str:
-        """The lines of a caption that are encoded, and those that an earlier release encoded."""
-        if self.first_line:
-            return "the first line is encoded, as sd-scripts reads it; before, it was all lines"
-        return "all lines are encoded; before, it was only the first"
 
     @abstractmethod
     def placement(self, resolution: Size, image: Size, settings: Dataset) -> Placement:

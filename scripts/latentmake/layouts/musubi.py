@@ -18,13 +18,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from latentmake import digest
-from latentmake.config import Dataset
 from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
+from latentmake.config.datasets import Dataset
 from latentmake.files.cachefile import CAPTION
-from latentmake.files.media import Media
-from latentmake.geometry.buckets import Placement, Size, place, wan_size
-from latentmake.geometry.clips import AnyClip, Clip, Section, Span, clips, sections
-from latentmake.geometry.control_sizes import control_size
+from latentmake.geometry.buckets import Placement, Size, control_size, place, wan_size
+from latentmake.geometry.clips import AnyClip, Clip, Media, Section, Span, clips, sections
 from latentmake.layouts.layout import DROPPED, Layout, Named, kind_of, size_of
 
 _CLIP = re.compile(r"(.+)_\d{5,}-\d{3,}")

@@ -9,7 +9,7 @@ Images in sub-folders keep their relative path.
 
 from __future__ import annotations
 
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.files.cachefile import ORIGINAL_HEIGHT, ORIGINAL_WIDTH
 from latentmake.geometry.buckets import Placement, Size, placement
 from latentmake.layouts.layout import Layout
@@ -68,3 +68,6 @@ def hidden_state(index: int) -> str:
 def encoder_name(index: int) -> str:
     """Return a text encoder's name as in a diffusers pipeline: text_encoder, text_encoder_2, ..."""
     return "text_encoder" if index == 0 else f"text_encoder_{index + 1}"
+
+
+LAYOUTS = (Plain(),)

@@ -12,8 +12,8 @@ of its library/strategy_*.py.
 
 from __future__ import annotations
 
-from latentmake.config import Dataset
 from latentmake.config.architectures import ARCHITECTURES, ArchitectureName
+from latentmake.config.datasets import Dataset
 from latentmake.geometry.buckets import Placement, Size
 from latentmake.geometry.sdscripts_buckets import placement
 from latentmake.layouts.layout import SIZED, Layout

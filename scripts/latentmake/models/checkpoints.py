@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from latentmake import digest
-from latentmake.config import Weights, hub
+from latentmake.config import hub
+from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
 from latentmake.files.safetensors import read_head
 

@@ -10,15 +10,18 @@ import json
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from latentmake.config import SdTrainer, Weights
+from latentmake.config.trainers import SdTrainer
+from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.files.safetensors import read_head
 from latentmake.models.checkpoints import SCHEDULE, part_of
 from latentmake.models.files import network_config, weights_files
-from latentmake.models.weight_kinds import Role, kinds_of
 from latentmake.regular import read_regular
+
+if TYPE_CHECKING:
+    from latentmake.models.weight_kinds import Role
 
 _WORDS: dict[Role, str] = {"vae": "a VAE", "unet": "a UNet", "text": "a text encoder"}
 # Beginnings of class names in the configurations of diffusers' networks; transformers has many.
@@ -55,6 +58,8 @@ def check_kind(weights: Weights, expected: Role, where: str) -> None:
     if found and next((role for role, x in _CLASSES if found.startswith(x)), "text") != expected:
         raise _another(weights, found, expected, where)
     if path.is_file() and path.suffix == ".safetensors":
+        from latentmake.models.weight_kinds import kinds_of
+
         kinds = [(kind, role) for kind, role in kinds_of(_names_in([path])) if role]
         if kinds and all(role != expected for _, role in kinds):
             raise _another(weights, f"a {kinds[0][0]}", expected, where)

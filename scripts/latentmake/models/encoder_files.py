@@ -9,16 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from latentmake.config import Model, Weights, hub
+from latentmake.config import hub
 from latentmake.config.architectures import ARCHITECTURES, WAN
-from latentmake.config.scripts import File, Vae
+from latentmake.config.models import Model
+from latentmake.config.rows import File, Vae
+from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
 from latentmake.files.safetensors import Tensor
-from latentmake.models import wan_files
-from latentmake.models.scripted import script_of, scripted_files
-from latentmake.models.wan_files import ModelFile
-from latentmake.models.weight_kinds import PICKLES, content_of
+
+if TYPE_CHECKING:
+    from latentmake.models.wan_files import ModelFile
 
 LORA = "LoRA"
 """Kind of a LoRA's file."""
@@ -53,6 +55,8 @@ def encoder_fault(model: Model, kind: str) -> tuple[str, str] | None:
     Returns:
         Its key in the configuration, and the fault of its file; None where all may do.
     """
+    from latentmake.models import wan_files
+
     if model.spec.scripts is None or model.spec.encodes:
         return wan_files.encoder_fault(model, kind)
     for file in encoder_files(model, kind):
@@ -63,6 +67,9 @@ def encoder_fault(model: Model, kind: str) -> tuple[str, str] | None:
 
 def encoder_files(model: Model, kind: str) -> Iterator[ModelFile]:
     """Yield the files that the script of `latents` or `text` reads of a model, inspected."""
+    from latentmake.models.scripted import script_of
+    from latentmake.models.wan_files import ModelFile
+
     for file in script_of(model, kind).files:
         weights = model.weights(file.key)
         if weights is not None:
@@ -72,6 +79,10 @@ def encoder_files(model: Model, kind: str) -> Iterator[ModelFile]:
 
 
 def _inspected(file: File, weights: Weights) -> ModelFile:
+    from latentmake.models.scripted import scripted_files
+    from latentmake.models.wan_files import ModelFile
+    from latentmake.models.weight_kinds import content_of
+
     assert weights.path is not None  # `models.places` knows that of a hub
     place = Path(weights.path)
     try:
@@ -101,6 +112,8 @@ def _inspected(file: File, weights: Weights) -> ModelFile:
 
 def _first(place: Path) -> Path | None:
     """Return the file of weights that stands for a file or folder; None where there is none."""
+    from latentmake.models.weight_kinds import PICKLES
+
     files = sorted(place.iterdir()) if place.is_dir() else [place]
     return next((each for each in files if each.suffix in (".safetensors", *PICKLES)), None)
 

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from latentmake.config import Model, TextWeights, Weights, hub
+from latentmake.config import hub
+from latentmake.config.models import Model
+from latentmake.config.weights import TextWeights, Weights
 from latentmake.errors import ModelError
 from latentmake.models import checkpoints
 from latentmake.regular import read_regular

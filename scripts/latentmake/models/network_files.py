@@ -9,9 +9,10 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from latentmake.config import Model, Weights
 from latentmake.config.architectures import ARCHITECTURES, WAN
-from latentmake.config.scripts import Scripts
+from latentmake.config.models import Model
+from latentmake.config.rows import Scripts
+from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
 from latentmake.files.safetensors import read_head
 from latentmake.models import wan_files

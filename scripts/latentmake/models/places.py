@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from latentmake.config import Config, Model, TextWeights, Weights
+from latentmake.config.models import Model
+from latentmake.config.root import Config
+from latentmake.config.weights import TextWeights, Weights
 from latentmake.errors import ConfigError
 
 _Place = TypeVar("_Place", bound=Weights)

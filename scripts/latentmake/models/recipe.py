@@ -11,8 +11,10 @@ from functools import partial
 from pathlib import Path
 
 from latentmake import digest, layouts
-from latentmake.config import Dataset, Model, TextWeights, Weights
-from latentmake.config.shapes import shaping
+from latentmake.config.datasets import Dataset
+from latentmake.config.fields import shaping
+from latentmake.config.models import Model
+from latentmake.config.weights import TextWeights, Weights
 from latentmake.errors import ModelError
 from latentmake.models import checkpoints
 from latentmake.models.files import (
@@ -22,8 +24,6 @@ from latentmake.models.files import (
     tokenizer_files,
     weights_files,
 )
-from latentmake.models.scripted import scripted_recipe
-from latentmake.models.strategies import strategies_recipe
 
 FORMAT_VERSIONS = {"plain": 4, "sdscripts": 2, "wan": 1, "text": 1}
 """By kind of bytes: latents by the encoding of their layout, and text. Raised when the same source
@@ -123,11 +123,14 @@ def make(
     Raises:
         ModelError: files are missing or cannot be read.
     """
+    if not model.spec.encodes and model.spec.strategies is not None:
+        from latentmake.models.strategies import strategies_recipe
+
+        return strategies_recipe(kind, dataset, model, file_digest)
     if not model.spec.encodes:
-        by_strategies = model.spec.strategies is not None
-        return (strategies_recipe if by_strategies else scripted_recipe)(
-            kind, dataset, model, file_digest
-        )
+        from latentmake.models.scripted import scripted_recipe
+
+        return scripted_recipe(kind, dataset, model, file_digest)
     if kind == "text":
         return text_recipe(model, [_text_digests(model, x, file_digest) for x in model.text])
     assert dataset is not None

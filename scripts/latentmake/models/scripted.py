@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from latentmake import digest
-from latentmake.config import Dataset, Model, Weights
-from latentmake.config.scripts import Script
-from latentmake.config.shapes import shaping
+from latentmake.config.datasets import Dataset
+from latentmake.config.fields import shaping
+from latentmake.config.models import Model
+from latentmake.config.rows import Script
+from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
-from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size, wan_size
-from latentmake.geometry.clips import AnyClip
+from latentmake.geometry.clips import AnyClip, Media
 from latentmake.models.files import refuse_missing
 
 FORMAT_VERSION = 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from latentmake.config import TextWeights, Weights
+from latentmake.config.weights import TextWeights, Weights
 from latentmake.errors import ModelError
 from latentmake.files.safetensors import read_head
 from latentmake.models.files import config_file, network_config, projection_file

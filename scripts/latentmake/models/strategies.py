@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from latentmake import digest
-from latentmake.config import Dataset, Model, Weights
-from latentmake.config.shapes import shaping
-from latentmake.config.strategies import Encoder, Network, options_in
-from latentmake.config.weights import NO_WEIGHTS
+from latentmake.config.datasets import Dataset
+from latentmake.config.fields import shaping
+from latentmake.config.models import Model
+from latentmake.config.rows import Encoder, Network, options_in
+from latentmake.config.weights import NO_WEIGHTS, Weights
 from latentmake.errors import ModelError
 from latentmake.models.scripted import scripted_files, weights_digests
 from latentmake.models.weight_kinds import content_of

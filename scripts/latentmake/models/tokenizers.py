@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from latentmake.config import Model, TextWeights
+from latentmake.config.models import Model
+from latentmake.config.weights import TextWeights
 from latentmake.errors import ModelError, first_line
 from latentmake.layouts.plain import encoder_name
 from latentmake.models.checkpoints import pads_with_zero
@@ -263,7 +264,7 @@ def _limit(model: Model, kind: str, place: TextWeights) -> int | None:
 
 
 class CutCaptions:
-    """Captions of a work order that were cut, reported in one line an encoder."""
+    """Captions of an order that were cut, reported in one line an encoder."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, int], dict[str, str]] = {}

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from latentmake.config import Model, Weights
+from latentmake.config.models import Model
+from latentmake.config.weights import Weights
 from latentmake.models.weight_kinds import Content, Kind, content_of, weight_file
 
 DIT: Kind = "Wan DiT"

@@ -15,21 +15,17 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from latentmake.errors import ConfigError, StorageError, storage_error
+from latentmake.errors import StorageError
 from latentmake.files import atomic
-from latentmake.files.disk import device_of
 from latentmake.files.watchdog import Watchdog, signals_call
 from latentmake.plan import store
 from latentmake.plan.orders import FOLDER, KEPT_SECONDS, RUNS, Order
-from latentmake.plan.state import PartState
-from latentmake.plan.target import PROMPTS, Target
-from latentmake.plan.targets import is_training_asked
+from latentmake.plan.target import Target
 
 BUILDS = Path(".latentmake/builds")
 _LOCK = Path(".latentmake/building.lock")
@@ -37,15 +33,6 @@ _JOBS = Path(".latentmake/jobs.lock")
 _SNAKEMAKE = Path(".snakemake/locks")
 _CLUSTER = "cluster"
 _GRACE = 20.0  # seconds; a job gives a trainer 10
-
-OWNER = ".latentmake-owner"
-"""Note of the project that owns a cache folder which lies outside of it."""
-ADOPTED = "adopted.tsv"
-"""Record of adopted files, in the cache folder of a dataset's model."""
-
-_LOGS = ("captions", "clips", "evaluate", "export", "generate", "latents", "manifest")
-_WRITTEN = ("logs", ".latentmake", ".snakemake")
-_FOLDERS = (*_WRITTEN, *(f"logs/{each}" for each in (*_LOGS, "publish", "report", "text", "train")))
 
 
 class Build:
@@ -83,8 +70,8 @@ class Build:
             _SNAKEMAKE.mkdir(parents=True, exist_ok=True)
             (_SNAKEMAKE / f"{self._machine}.machine").touch()  # Snakemake removes it with its locks
 
-    def begin(self, orders: Sequence[Order], runs: Iterable[str], targets: Sequence[str]) -> None:
-        """Tell others of the build, and keep what its jobs will replace; called before any job.
+    def begin(self, orders: Sequence[Order], runs: Sequence[str], targets: Sequence[str]) -> None:
+        """Tell others of the build and its trainings, and keep what its jobs will replace.
 
         Raises:
             StorageError: a running build makes some of the same files.
@@ -186,16 +173,15 @@ def _forget_orders(keep: set[str]) -> None:
 
 
 def announce(
-    orders: Iterable[Order], runs: Iterable[str], targets: Sequence[str]
+    orders: Iterable[Order], trained: Sequence[str], targets: Sequence[str]
 ) -> BinaryIO | None:
-    """Note what a build makes and trains, if anything; return a file to hold until it ends.
+    """Note what a build makes, and the runs that it trains; return a file to hold until it ends.
 
     Raises:
         StorageError: a running build makes some of it. Snakemake knows by its locks, but each
             Snakemake that ends deletes the locks of all.
     """
     made = [order.name for order in orders]
-    trained = [run for run in runs if is_training_asked(run, targets)]
     if not made and not trained:
         return None
     for path, other in _running(forget=True):
@@ -270,138 +256,3 @@ def _last_line(log: Path, began: float) -> str:
             text = log.read_text(errors="replace").replace("\r", "\n")
             return text.rstrip().rpartition("\n")[2].strip()
     return ""
-
-
-# -- folders --------------------------------------------------------------------------------------
-
-
-def check_folder(home: Path, *, dry: bool) -> None:
-    """Refuse a working folder, or a folder of the Snakefile (`home`), that Snakemake cannot use."""
-    if set("{}") & set(str(home)):
-        raise ConfigError(
-            "Snakemake cannot read a Snakefile in a folder with braces in its path",
-            where=home,
-            hint="rename the folder; those of datasets and models may have braces",
-        )
-    for place in (home, Path.cwd()):
-        if str(place).encode(errors="replace") != os.fsencode(place):
-            raise ConfigError(
-                "Snakemake cannot write the name of this folder, which is not UTF-8",
-                where=place,
-                hint="rename the folder, or the one above it; caches stay fresh",
-            )
-    for name in _FOLDERS:
-        _refuse_file(Path(name))
-    snakemake = Path(".snakemake")
-    if dry and snakemake.is_dir() and not os.access(snakemake, os.W_OK | os.X_OK):
-        raise StorageError(  # a dry run makes folders there too
-            "no permission to write", where=snakemake, hint="give your user the right to write"
-        )
-    for name in () if dry else _WRITTEN:
-        _try_to_write(Path(name))
-    # That of PuLP, with which Snakemake chooses jobs; Python's own falls back on other folders.
-    temporary = Path(os.environ.get("TMP", os.environ.get("TMPDIR", "/tmp")))  # noqa: S108
-    if not dry and os.access(temporary, os.W_OK | os.X_OK):
-        _try_to_write(temporary, "set TMPDIR to another folder, or ")
-
-
-def check_run_folder(folder: Path) -> None:
-    """Refuse a run's folder that is none, or that cannot be written."""
-    place = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
-    _refuse_file(place)
-    if not os.access(place, os.W_OK | os.X_OK):
-        hint = "give your user the right to write there, or mount it for writing"
-        raise StorageError("this folder cannot be written", where=place, hint=hint)
-
-
-def _refuse_file(path: Path) -> None:
-    if os.path.lexists(path) and not path.is_dir():
-        what = "a file is in the place of a folder"
-        raise StorageError(what, where=path, hint="remove the file, or rename it")
-
-
-def _try_to_write(folder: Path, remedy: str = "") -> None:
-    """Write an unnamed file, to find a full disk before any job does."""
-    try:
-        folder.mkdir(exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(bytes(1 << 16))  # some room for Snakemake's log and locks
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        fault = storage_error(error, folder) or StorageError(
-            f"cannot be written: {error.strerror}", where=folder, hint="check the folder"
-        )
-        raise StorageError(fault.what, where=folder, hint=remedy + fault.hint) from None
-
-
-# -- shared cache folders -------------------------------------------------------------------------
-
-
-def other_owner(dataset: str) -> Path | None:
-    """Return the project that owns the caches of a dataset; None if it is this one, or gone.
-
-    A folder inside of a project is its own. Where `cache`, or the folder of a dataset, is a link or
-    a mount, the first project that builds there notes its path in a file. A project that was moved,
-    copied or deleted has no such folder any more, or another one, so that its note counts for
-    nothing.
-    """
-    folder = Path("cache", dataset)
-    noted = _noted(folder)
-    place = noted or Path(os.path.realpath(folder))
-    project = place.parent.parent
-    try:
-        if not place.samefile(folder) or project.samefile("."):
-            return None
-    except PermissionError:
-        return project  # another user's
-    except (OSError, ValueError):
-        return None
-    builds = any((project / each).exists() for each in (".latentmake", ".snakemake", "runs"))
-    return project if noted or builds else None
-
-
-def claim(datasets: Iterable[str]) -> None:
-    """Note this project as the owner of the caches of some datasets that lie outside of it."""
-    for dataset in datasets:
-        folder = Path("cache", dataset)
-        mine = Path.cwd() / folder
-        with contextlib.suppress(OSError, StorageError):  # it cannot be written
-            outside = os.path.realpath(folder) != str(mine) or device_of(folder) != device_of(".")
-            if outside and _noted(folder) != mine and other_owner(dataset) is None:
-                atomic.write(folder / OWNER, os.fsencode(mine))
-
-
-def refuse_other_items(dataset: str, parts: Iterable[PartState]) -> None:
-    """Refuse to work on another project's caches, unless both have the same items.
-
-    Prompts are named by their content: those of the other project stay.
-
-    Raises:
-        ConfigError: this build would remove or replace some of them, or the other's would do so.
-    """
-    touched = [part for part in parts if part.orphans or part.stale]
-    project = other_owner(dataset) if touched else None
-    if project is None:
-        return
-    count = 0
-    for part in touched:
-        whole = {each for each in part.orphans if not each.endswith(atomic.TEMPORARY_SUFFIX)}
-        # The other project may be writing the half ones just now.
-        part.orphans = sorted(whole) if dataset != PROMPTS else []
-        replaced = [each for each in part.stale if each.target.found is not None or part.fresh > 0]
-        count += len(part.orphans) + sum(each.reason != "damaged" for each in replaced)
-    if count and dataset != PROMPTS:
-        raise ConfigError(
-            f"the project {project} uses this folder too, and its items are not those of "
-            f"{Path.cwd()}: {count} cache files differ",
-            where=f"cache/{dataset}",
-            hint="rename the dataset in one of them (equal files are linked), make `cache` a "
-            "folder of this project, or build there first if the items are meant to be the same",
-        )
-
-
-def _noted(folder: Path) -> Path | None:
-    with contextlib.suppress(OSError):
-        return Path(os.fsdecode((folder / OWNER).read_bytes()))
-    return None

@@ -9,15 +9,14 @@ from itertools import islice, product
 from pathlib import Path
 
 from latentmake import digest
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.errors import SourceError
 from latentmake.files.cachefile import Header
+from latentmake.files.paths import is_remote
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.plan.target import joined
-from latentmake.sources import s3
-from latentmake.sources.caption_pipeline import newlines
-from latentmake.sources.item import CAPTION, FORMER, Item
+from latentmake.sources.item import Item
 
 _SMALL = 16_384  # bytes; files up to this size are read rather than presumed: captions
 _ALIKE = 2  # known files that an unknown one is presumed to equal
@@ -74,24 +73,15 @@ class Contents:
         found = self._known.get(path)
         return None if found is None or found[0] != stat else found[1]
 
-    def is_former(self, item: Item, found: str) -> bool:
-        """Whether the digest in a header is of the text as an earlier release read it."""
-        if item.former is None:
-            return False
-        files = tuple(
-            each._replace(role=CAPTION) if each.role == FORMER else each
-            for each in item.files
-            if each.role != CAPTION
-        )
-        return self.of(item._replace(files=files, texts=item.former or None, former=None)) == found
-
     def with_line_ends(self, item: Item, content: str, found: str) -> str:
         """Return a text's digest, or the one found in a header if only line ends differ.
 
         A byte order mark does not count either.
         """
+        from latentmake.sources.caption_pipeline import newlines
+
         path = item.source
-        if path is None or content == found or s3.is_remote(path):
+        if path is None or content == found or is_remote(path):
             return content
         try:
             text = newlines(Path(path).read_bytes().decode("utf-8-sig")).encode()
@@ -104,6 +94,8 @@ class Contents:
 
     def fetch(self, files: Iterable[tuple[str, SourceStat]]) -> None:
         """Read the objects on S3 whose stats are new, many at a time."""
+        from latentmake.sources import s3
+
         remote = (each for each in files if s3.is_remote(each[0]))
         new = [each for each in remote if self._known.get(each[0], (None,))[0] != each[1]]
         for (path, listed), read in zip(new, s3.digests(new), strict=True):
@@ -124,7 +116,7 @@ class Contents:
         known = self._known.get(path)
         if known is not None and known[0] == stat:
             return known[1]
-        if s3.is_remote(path):
+        if is_remote(path):
             if path not in self._lost:
                 self.fetch([(path, stat)])
             if path in self._lost:
@@ -187,7 +179,7 @@ class Contents:
         known = self._known.get(path)
         if known is not None and known[0] == stat:
             return [known[1]]
-        if (stat.size <= _SMALL or self._memo.is_new) and not s3.is_remote(path):
+        if (stat.size <= _SMALL or self._memo.is_new) and not is_remote(path):
             with contextlib.suppress(SourceError):  # which the job names
                 return [self._file(path, stat)]
             return []

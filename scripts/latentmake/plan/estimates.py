@@ -11,14 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from latentmake.config import Cluster, TrainingJob
+from latentmake.config.machines import Cluster, TrainingJob
 from latentmake.errors import ModelError
 from latentmake.files.disk import Need, human
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.models.shapes import latents_shape
 from latentmake.plan.orders import Order
-from latentmake.progress import duration
 
 Resources = dict[str, int | str | Callable[[object, int], int]]
 _Group = TypeVar("_Group", bound=Hashable)
@@ -108,6 +107,8 @@ def estimates(
 
 def lines(memo: Memo, orders: Iterable[Order]) -> Iterator[str]:
     """Yield a line for each kind and model of which anything is known."""
+    from latentmake.progress import duration
+
     for work, (_, size, seconds) in estimates(memo, orders, lambda x, _: x.work).items():
         past = past_jobs(memo, work)
         words = [duration((past.starting + seconds) / 60)] if past else []
@@ -168,6 +169,8 @@ class TrainingEstimate(NamedTuple):
     @property
     def note(self) -> str:
         """The estimate in words: memory, disk, and time where it is known."""
+        from latentmake.progress import duration
+
         parts = ", ".join(f"{name} {human(size)}" for name, size in self.memory.items())
         memory = f"about {human(sum(self.memory.values()))} of GPU memory ({parts})"
         words = [f"{memory}, {human(self.disk)} of disk"]
@@ -180,7 +183,7 @@ class TrainingEstimate(NamedTuple):
 def resources_of(
     cluster: Cluster, kind: str, orders: Sequence[Order], memo: Memo | None
 ) -> Resources:
-    """Return the cluster resources of a job of a kind (`encode`, `train`) with some work orders.
+    """Return the cluster resources of a job of a kind (`encode`, `train`) with some orders.
 
     `memo` knows past jobs; None in a process that does not plan.
     """

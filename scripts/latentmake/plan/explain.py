@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
-from latentmake.config import Dataset, Model, nearest
+from latentmake.config.datasets import Dataset
+from latentmake.config.mistakes import nearest
 from latentmake.errors import CacheError, SourceError, UserError
 from latentmake.files.cachefile import Header, read_header, read_metadata, read_recipe
+from latentmake.files.paths import is_remote
 from latentmake.files.verified import Checked, verify
 from latentmake.layouts import kind_of
-from latentmake.plan import programs, state
+from latentmake.models.recipe_differences import Difference, recipe_differences, short, text_of
+from latentmake.plan import state
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import judge_one, named_targets
 from latentmake.plan.state import Judge, Stale
@@ -32,27 +33,11 @@ from latentmake.plan.target import (
     prompts_of,
     targets_of,
 )
-from latentmake.sources import s3
 from latentmake.sources.caption_files import read_caption
 from latentmake.sources.item import Item
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 PLACED = "size and crop"
 """Name of the difference between two placements of an image."""
-_SHOWN = 8  # digits of a digest
-_ABSENT = "absent"
-_NAMES = {"format": "format version", "vae": "VAE", "clip": "CLIP image encoder"}
-
-
-class Difference(NamedTuple):
-    """A part of a key, as it was when a file was made and as it is today."""
-
-    name: str
-    old: str
-    new: str
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.old} -> {self.new}"
 
 
 @dataclass
@@ -93,7 +78,7 @@ def explain(facts: Facts, file: str) -> list[Explanation]:
     Raises:
         UserError: there is no such file, or nothing is made of it.
     """
-    path = file if s3.is_remote(file) else os.path.relpath(file or ".")
+    path = file if is_remote(file) else os.path.relpath(file or ".")
     if Path(path).is_dir():
         raise SourceError("is a folder", where=file, hint="name one of its files")
     caches = os.path.realpath("cache")
@@ -141,7 +126,7 @@ def _of_source(facts: Facts, path: str) -> Iterator[Explanation]:
 
 def _may_hold(facts: Facts, dataset: str, path: str) -> bool:
     settings = facts.config.datasets[dataset]
-    if settings.is_list or s3.is_remote(path):
+    if settings.is_list or is_remote(path):
         return True
     folders = [*filter(None, (settings.path, settings.control_directory))]
     named, real = (Path(os.path.abspath(path)), Path(_place(path)))  # noqa: PTH100
@@ -260,8 +245,6 @@ def _explained(facts: Facts, part: Part, item: Item, target: Target) -> Explanat
     found.at_hand = [*stale.target.at_hand]
     if stale.reason == "damaged":
         found.reason += f": it {damage}"
-    if stale.rule:
-        found.reason += f": {stale.rule}"
     if found.header is not None:
         found.differences = [
             *_source_differences(facts, part.model, item, found, content),
@@ -321,7 +304,7 @@ def _placing_differences(judge: Judge, stale: Stale, settings: Dataset) -> list[
         return [Difference(PLACED, "others", now)]
     before, today = settings.placed(keys), settings
     changed = [
-        Difference(key, _text(getattr(before, key)), _text(getattr(today, key)))
+        Difference(key, text_of(getattr(before, key)), text_of(getattr(today, key)))
         for key in dict.fromkeys((*before.placing(), *today.placing()))
         if getattr(before, key) != getattr(today, key)
     ]
@@ -351,94 +334,3 @@ def _source_differences(
 def quoted(text: str) -> str:
     """Return a text in quotes, in one line."""
     return json.dumps(text, ensure_ascii=False)
-
-
-def short(value: str) -> str:
-    """Return the beginning of a digest, and any other text as it is."""
-    return f"{value[:_SHOWN]}.." if _DIGEST.fullmatch(value) else value
-
-
-def recipe_differences(
-    old: Mapping[str, object], new: Mapping[str, object], model: Model | None = None
-) -> list[Difference]:
-    """Return what differs between two recipes of one kind.
-
-    Args:
-        old: recipe in the header of a file.
-        new: recipe of today.
-        model: whose recipe `new` is; digests of weights are then followed by their path, the old
-            one by where these weights once lay.
-    """
-    before, now = programs.recipe_values(old), programs.recipe_values(new)
-    places = {} if model is None else programs.places_of(model, str(new.get("kind")))
-    found = []
-    for key in dict.fromkeys((*now, *before)):
-        was, value = (_text(each.get(key, _default(key))) for each in (before, now))
-        if was == value:
-            continue
-        if key == "program":
-            found += _sources(was, value)
-            continue
-        name, old_place, place = _name(key), "", ""
-        if _DIGEST.fullmatch(was) or _DIGEST.fullmatch(value):
-            name += "'s digest"
-            known = programs.program_of(was)
-            old_place = f" ({known.name})" if known else ""
-            place = f" ({places[key]})" if key in places and value != _ABSENT else ""
-        found.append(Difference(name, short(was) + old_place, short(value) + place))
-    return found
-
-
-def recipe_words(recipe: Mapping[str, object]) -> str:
-    """Return a recipe as a line, with the paths of weights as far as they are known."""
-    words = []
-    for key, value in programs.recipe_values(recipe).items():
-        text = _text(value)
-        if key == "kind" or text == "none":
-            continue
-        known = programs.program_of(text)
-        place = f" ({known.name})" if known else ""
-        words.append(f"{_name(key)} {short(text)}{place}")
-    return ", ".join(words)
-
-
-def _name(key: str) -> str:
-    """Return the name of a part of a recipe for messages."""
-    encoder, _, part = key.partition(" ")
-    if re.fullmatch(r"text(\.\d+)?", encoder):
-        number = encoder.partition(".")[2]
-        whose = f"text encoder {int(number) + 1}" if number else "text encoder"
-        return f"{whose}'s {part}" if part else whose
-    return _NAMES.get(key, key)
-
-
-def _default(key: str) -> object:
-    """Return the value of a key that recipes name only where it is another."""
-    for section in (Dataset, Model):
-        field = section.model_fields.get(key)
-        if field is not None and key != "dtype" and not field.is_required():
-            return field.get_default(call_default_factory=True)
-    return _ABSENT
-
-
-def _text(value: object) -> str:
-    if isinstance(value, list):
-        return " ".join(map(_text, value)) or "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "none" if value is None else str(value)
-
-
-def _sources(was: str, value: str) -> list[Difference]:
-    """Return the source files of a program that differ; the program where they are not known."""
-    old, new = programs.program_of(was), programs.program_of(value)
-    name = next((each.name for each in (new, old) if each is not None), "the encoding program")
-    if old is None or new is None or not (files := programs.changed(old, new)):
-        return [Difference(f"{name}'s digest", short(was), short(value))]
-    return [
-        Difference(
-            f"{name}'s {file}",
-            *(short(each.files.get(file, _ABSENT)) for each in (old, new)),
-        )
-        for file in files
-    ]

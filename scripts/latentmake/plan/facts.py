@@ -6,25 +6,28 @@ import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from latentmake import digest, layouts
-from latentmake.config import Config, ExternalProgram, Model
+from latentmake.config.machines import ExternalProgram
+from latentmake.config.models import Model
+from latentmake.config.root import Config
 from latentmake.errors import DatasetError, ModelError, SourceError, TrainingError
+from latentmake.files.paths import normalized
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout, kind_of
 from latentmake.models import places, recipe
-from latentmake.models.encoder_files import encoder_fault
+from latentmake.models.recipe_differences import keep_places
 from latentmake.plan.contents import Contents
 from latentmake.plan.lock import read_lock
-from latentmake.plan.programs import keep_places
 from latentmake.plan.state import UNKNOWN, Judge
 from latentmake.plan.target import PROMPTS, known_prompts, prompt_items, text_parts
-from latentmake.sources import folders, lists, metadata, s3
-from latentmake.sources.caption_files import first_lines, texts_of
+from latentmake.sources import folders
 from latentmake.sources.item import Fault, Item, Scan
-from latentmake.sources.probe import Measured, image_sizes, measured
-from latentmake.sources.unused import unused_note
+
+if TYPE_CHECKING:
+    from latentmake.sources.probe import Measured
 
 ProgramDigest = Callable[[ExternalProgram, Model, str, Memo], str]
 """Returns the digest of the program that encodes a model's `latents` or `text`."""
@@ -74,11 +77,12 @@ class Facts:
         """Return the listing of a dataset."""
         if dataset not in self._scans:
             settings = self.config.datasets[dataset]
-            self._scans[dataset] = (
-                lists.scan(dataset, settings)
-                if settings.is_list
-                else folders.scan(dataset, settings)
-            )
+            if settings.is_list:
+                from latentmake.sources import lists
+
+                self._scans[dataset] = lists.scan(dataset, settings)
+            else:
+                self._scans[dataset] = folders.scan(dataset, settings)
         return self._scans[dataset]
 
     def control(self, dataset: str) -> Scan | None:
@@ -94,6 +98,8 @@ class Facts:
 
     def note_unused(self, dataset: str) -> None:
         """Write a line about the files of a dataset's folder that nothing uses, once."""
+        from latentmake.sources.unused import unused_note
+
         if dataset not in self._noted:
             self._noted.add(dataset)
             path = self.config.datasets[dataset].path
@@ -151,6 +157,9 @@ class Facts:
 
     def _composed(self, dataset: str, scan: Scan, layout: Layout) -> tuple[list[Item], list[Fault]]:
         """Return the items of a listing with their texts, and the faults of the others."""
+        from latentmake.sources import lists, metadata
+        from latentmake.sources.caption_files import first_lines, texts_of
+
         settings = self.config.datasets[dataset]
         entries, listed = None, None
         if scan.rows is None:
@@ -165,12 +174,8 @@ class Facts:
             made = texts_of(settings, roots, found, listed, self.memo, entries, first_line=first)
             if note := made.note(dataset, settings.text_variants):
                 sys.stderr.write(f"note: {note}\n")
-            texts, former, faults = made.found, made.former, faults + made.faults
-            found = [
-                item._replace(texts=texts[x], former=former.get(x))
-                for item in found
-                if (x := item.stem) in texts
-            ]
+            texts, faults = made.found, faults + made.faults
+            found = [item._replace(texts=texts[x]) for item in found if (x := item.stem) in texts]
         elif layout.first_line:
             found, more = first_lines(settings, scan.roots, found, self.memo)
             faults = faults + more
@@ -178,16 +183,20 @@ class Facts:
 
     def _measured(self, dataset: str, model: str, scan: Scan, found: Sequence[Item]) -> Measured:
         """Return items with sizes and clips, as far as a layout's names contain these."""
+        from latentmake.sources.probe import measured
+
         settings, section = self.config.datasets[dataset], self.config.models[model]
         control = self.control(dataset)
         return measured(self.layout(model), settings, scan, found, control, self.memo, section)
 
     def image_sizes(self, dataset: str, stats: dict[str, SourceStat]) -> dict[str, Size | None]:
         """Return width and height of a dataset's images as stored; None of an unreadable one."""
+        from latentmake.sources.probe import image_sizes
+
         return image_sizes(self.scan(dataset).roots, stats, self.memo)
 
     def known_faults(self, dataset: str, model: str) -> list[Fault]:
-        """Return the faults of a dataset's items; none where a remembered verdict spared them."""
+        """Return the faults of a dataset's items; none where a remembered state spared them."""
         return self._items.get(self._asked(dataset, model), ([], []))[1]
 
     def _asked(self, dataset: str, model: str) -> tuple[str, ...]:
@@ -255,7 +264,7 @@ class Facts:
         if settings is None:
             return Contents(self.memo, None, {})
         control = settings.control_directory
-        folders = [*self.scan(dataset).roots, *([s3.normalized(control)] if control else [])]
+        folders = [*self.scan(dataset).roots, *([normalized(control)] if control else [])]
         if items is not None:
             paths = {each.path for item in items for each in item.files}
             return Contents(self.memo, settings, self.memo.sources.known(paths, *folders))
@@ -313,9 +322,12 @@ class Facts:
 
     def _recipe(self, dataset: str, model: str, kind: str) -> dict[str, object]:
         settings = self.config.models[model]
-        if wrong := encoder_fault(settings, kind):
-            where = f"models.{model}.{wrong[0]}"
-            raise ModelError(wrong[1], where=where, hint="name the right file")
+        if settings.spec.scripts is not None:
+            from latentmake.models.encoder_files import encoder_fault
+
+            if wrong := encoder_fault(settings, kind):
+                where = f"models.{model}.{wrong[0]}"
+                raise ModelError(wrong[1], where=where, hint="name the right file")
         data = self.config.datasets.get(dataset)
         found = recipe.make(kind, data, settings, self.memo.digest_of_file)
         program = self.config.encoding_program(settings)

@@ -19,6 +19,9 @@ from latentmake.errors import ConfigError
 from latentmake.layouts import Layout
 from latentmake.sources.item import Item
 
+CAPTIONS = "captions"
+"""Part of the texts of items, where a trainer encodes them itself."""
+
 SALT = "latentmake validation 1"
 """Enters each source's rank, and the digest of a lock: another one would choose others."""
 

@@ -22,6 +22,7 @@ from latentmake.files import atomic, cachefile
 from latentmake.layouts import Layout, kind_of
 from latentmake.plan import store
 from latentmake.plan.lock import (
+    CAPTIONS,
     Lock,
     chosen,
     images_digest,
@@ -33,9 +34,6 @@ from latentmake.plan.lock import (
 from latentmake.plan.orders import run_order
 from latentmake.plan.receipts import GONE, check_listed, read_receipt
 from latentmake.sources.item import Item
-
-CAPTIONS = "captions"
-"""Part of the texts of items, where a trainer encodes them itself."""
 
 _CONTENT = 4  # in a receipt, behind the stat of a source
 

@@ -19,7 +19,9 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic_core import to_json
 
 from latentmake import digest, layouts
-from latentmake.config import Dataset, ExternalProgram, Model, MusubiTuner
+from latentmake.config.datasets import Dataset
+from latentmake.config.machines import ExternalProgram, MusubiTuner
+from latentmake.config.models import Model
 from latentmake.files import atomic
 from latentmake.layouts import Layout
 from latentmake.plan.target import Target
@@ -220,7 +222,7 @@ def write_order(run: str, kind: str, order: object) -> str:
 
 @dataclass(frozen=True)
 class EncodingJob:
-    """Work orders of one kind and model that one process carries out one after the other."""
+    """Orders of one kind and model that one process carries out one after the other."""
 
     orders: tuple[Order, ...]
 
@@ -260,7 +262,7 @@ class EncodingJob:
 def jobs_of(
     wanted: Iterable[tuple[Order, Collection[str]]], side_by_side: int | None
 ) -> list[EncodingJob]:
-    """Group work orders into jobs.
+    """Group orders into jobs.
 
     Orders of a job are of one kind and model, and needed by the same runs, so that no run waits for
     what only others need. Those of an external encoder, which starts for each order, stay alone.

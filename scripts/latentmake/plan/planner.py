@@ -16,23 +16,25 @@ from pydantic import ValidationError
 
 import latentmake
 from latentmake import digest
-from latentmake.config import Dataset, Run, nearest
-from latentmake.config.checks import check_sides, check_steps
-from latentmake.config.mistakes import refuse_unknown
+from latentmake.config.datasets import Dataset
+from latentmake.config.mistakes import nearest
+from latentmake.config.runs import Run
 from latentmake.errors import ConfigError, SourceError
+from latentmake.files import atomic
+from latentmake.files.paths import is_remote
+from latentmake.files.workspace import other_owner
 from latentmake.index.listing import Folder, Listing
 from latentmake.index.memo import Memo, target_stat
 from latentmake.layouts import kind_of, text_of
-from latentmake.models import checkpoints, checks, shapes
-from latentmake.plan import build, remembered, state
+from latentmake.models.run_checks import check_resolutions, check_run
+from latentmake.plan import remembered, state
 from latentmake.plan.contents import unreadable
-from latentmake.plan.estimates import batch_items
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import images_digest, place_of
 from latentmake.plan.orders import Order, Work, jobs_of
 from latentmake.plan.receipts import learn_receipts
 from latentmake.plan.run_plan import Plan, RunPlan, plan_manifest
-from latentmake.plan.state import State
+from latentmake.plan.state import PartState, State
 from latentmake.plan.target import (
     PROMPTS,
     Part,
@@ -44,7 +46,6 @@ from latentmake.plan.target import (
     targets_of,
     text_parts,
 )
-from latentmake.sources import metadata, s3
 from latentmake.sources.item import Item
 
 _Needed = Mapping[tuple[str, str], Mapping[str, set[str]]]
@@ -54,7 +55,6 @@ _REUSED_ITEMS = 16_384  # of a batch that encodes nothing
 _SHARED_ITEMS = 64  # of a batch, at the least, that is one so that several GPUs work
 _PROMPTS = Dataset(path=".", empty_caption="allow")  # an empty prompt is meant
 _SIZE = re.compile(r"[0-9]+(x[0-9]+)?")
-_USUAL_FACTOR = 8  # pixels a latent: that of every Stable Diffusion VAE
 
 
 def make_plan(
@@ -86,13 +86,13 @@ def make_plan(
         name: parts_of(facts.config, run, generated=name in generated) for name, run in runs.items()
     }
     for name, run in runs.items():
-        check_run(facts, name, run)
+        check_run(facts.config, name, run)
         for part in parts[name]:
             asked = needed.setdefault((part.dataset, part.model), {})
             asked.setdefault(part.name, set()).add(name)
     states = _judge_all(facts, runs, needed, generated)
     for (dataset, _), found in states.items():
-        build.refuse_other_items(dataset, found.parts.values())
+        _refuse_other_items(dataset, found.parts.values())
     state.mark_reusable(facts.memo, states.values())
     plans = {
         name: RunPlan(
@@ -137,43 +137,33 @@ def many_objects() -> Iterator[None]:
         gc.enable()
 
 
-# -- checks ---------------------------------------------------------------------------------------
+def _refuse_other_items(dataset: str, parts: Iterable[PartState]) -> None:
+    """Refuse to work on another project's caches, unless both have the same items.
 
+    Prompts are named by their content: those of the other project stay.
 
-def check_run(facts: Facts, name: str, run: Run) -> None:
-    """Refuse networks of another kind than their keys say, and sizes that they cannot have."""
-    model, key = facts.config.models[run.model], f"models.{run.model}"
-    if not model.spec.original_files:  # whose files the recipe looks at
-        for part in filter(None, (model.vae, *model.text, model.unet)):
-            checkpoints.check(part, model.architecture, f"{key}.checkpoint")
-        checks.check_kind(model.vae, "vae", f"{key}.vae")
-        for place in model.text:
-            checks.check_kind(place, "text", f"{key}.text")
-        if model.unet is not None:
-            checks.check_kind(model.unet, "unet", f"{key}.unet")
-    _check_resolutions(facts, name, run)
-
-
-def _check_resolutions(facts: Facts, name: str, run: Run) -> None:
-    """Refuse a resolution that the VAE cannot encode without cutting more off."""
-    model = facts.config.models[run.model]
-    if not facts.layout(run.model).any_size:
-        return  # the configuration has been checked for its rule
-    factor = shapes.vae_factor(model.vae) or _USUAL_FACTOR
-    reason = f"the VAE's factor {factor}"
-    check_sides(run.resolutions, factor, f"runs.{name}.resolutions", reason)
-    if run.trainer and (size := run.trainer.sample_resolution):
-        check_sides([size], factor, f"runs.{name}.trainer.samples.resolution", reason)
-    for dataset in run.datasets:
-        settings = facts.config.datasets[dataset]
-        steps = settings.bucket_steps
-        if settings.fit != "bucket":
-            continue
-        if steps % factor:
-            where = f"datasets.{dataset}.bucket_reso_steps"
-            what = f"{steps} is not a multiple of {reason}"
-            raise ConfigError(what, where=where, hint=f"use a multiple of {factor}")
-        check_steps(run.resolutions, steps, dataset)
+    Raises:
+        ConfigError: this build would remove or replace some of them, or the other's would do so.
+    """
+    touched = [part for part in parts if part.orphans or part.stale]
+    project = other_owner(dataset) if touched else None
+    if project is None:
+        return
+    count = 0
+    for part in touched:
+        whole = {each for each in part.orphans if not each.endswith(atomic.TEMPORARY_SUFFIX)}
+        # The other project may be writing the half ones just now.
+        part.orphans = sorted(whole) if dataset != PROMPTS else []
+        replaced = [each for each in part.stale if each.target.found is not None or part.fresh > 0]
+        count += len(part.orphans) + sum(each.reason != "damaged" for each in replaced)
+    if count and dataset != PROMPTS:
+        raise ConfigError(
+            f"the project {project} uses this folder too, and its items are not those of "
+            f"{Path.cwd()}: {count} cache files differ",
+            where=f"cache/{dataset}",
+            hint="rename the dataset in one of them (equal files are linked), make `cache` a "
+            "folder of this project, or build there first if the items are meant to be the same",
+        )
 
 
 # -- state of datasets ----------------------------------------------------------------------------
@@ -261,6 +251,8 @@ def _asked(facts: Facts, dataset: str, model: str, parts: Sequence[str]) -> reme
     control = facts.control(dataset)
     listings: list[str | None] = [control and control.fingerprint]
     if settings.metadata_file is not None:
+        from latentmake.sources import metadata
+
         listings.append(str(metadata.metadata_stat(dataset, settings.metadata_file)))
     version = [latentmake.__version__, latentmake.PLAN_VERSION]
     layout = facts.layout(model).name
@@ -274,7 +266,7 @@ def _unreadable_captions(memo: Memo, items: Iterable[Item]) -> dict[str, SourceE
     """Return stem -> fault of the captions in files that cannot be read."""
     found: dict[str, SourceError] = {}
     for item in items:
-        if item.caption is not None and not s3.is_remote(item.caption):
+        if item.caption is not None and not is_remote(item.caption):
             try:
                 memo.digest_of_file(Path(item.caption))
             except OSError as error:
@@ -329,6 +321,8 @@ def _batches(
 
 def _batch_size(facts: Facts, model: str, kind: str, works: Sequence[Work]) -> int:
     """Return the number of items of a batch: as configured, or by the speed of past jobs."""
+    from latentmake.plan.estimates import batch_items
+
     batch = facts.config.batch
     if batch.items != "auto":
         return batch.items
@@ -362,12 +356,22 @@ def single(facts: Facts, path: str) -> tuple[Order, bool]:
         SourceError: its item is faulty, or its source cannot be read.
         UserError: there is no such item, or something makes planning impossible.
     """
+    from latentmake.config.mistakes import refuse_unknown
+
     config = facts.config
     _, dataset, model, place, name = (*path.split("/", 4), "", "", "", "")[:5]
     refuse_unknown("dataset", dataset, (PROMPTS, *config.datasets), path)
     refuse_unknown("model", model, config.models, path)
     if dataset != PROMPTS and _SIZE.fullmatch(place):
-        _check_size(facts, dataset, model, place, path)
+        try:
+            run = Run(datasets=[dataset], model=model, resolutions=[place], trainer=None)
+            config.check_run("NAME", run)
+            check_resolutions(config, "NAME", run)
+        except ConfigError as error:
+            raise ConfigError(error.what, where=path, hint=error.hint) from None
+        except ValidationError as error:
+            what, hint = error.errors()[0]["msg"], "use a resolution of a run"
+            raise ConfigError(what, where=path, hint=hint) from None
     layout = facts.layout(model)
     bases = layout.owners(name)
     for item, target in named_targets(facts, dataset, model, place, bases):
@@ -404,22 +408,6 @@ def named_targets(
         for item, targets in targets_of(layout, settings, wanted, inputs):
             for target in targets:
                 yield item, target
-
-
-def _check_size(facts: Facts, dataset: str, model: str, place: str, path: str) -> None:
-    """Refuse a resolution forbidden to runs of this dataset and model."""
-    try:
-        run = Run(datasets=[dataset], model=model, resolutions=[place], trainer=None)
-        facts.config.check_run("NAME", run)
-        _check_resolutions(facts, "NAME", run)
-    except ConfigError as error:
-        raise ConfigError(error.what, where=path, hint=error.hint) from None
-    except ValidationError as error:
-        raise ConfigError(
-            f"{place} is no resolution that can be encoded ({error.errors()[0]['msg']})",
-            where=path,
-            hint="use a resolution of a run",
-        ) from None
 
 
 def judge_one(facts: Facts, dataset: str, model: str, item: Item, target: Target) -> State:

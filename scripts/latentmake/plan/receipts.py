@@ -16,7 +16,7 @@ from latentmake.files import atomic
 from latentmake.files.cachefile import Picture
 from latentmake.index.memo import Memo, SourceStat, TargetStat
 from latentmake.plan.estimates import Past, learn_job
-from latentmake.plan.orders import FOLDER, RUNS, Order
+from latentmake.plan.orders import FOLDER, Order
 
 GONE = "this cache file is gone"
 
@@ -90,26 +90,6 @@ def encoded(orders: Iterable[Order]) -> Counter[str]:
 def receipts() -> Iterator[Path]:
     """Yield the receipts on disk."""
     yield from sorted(FOLDER.glob("*.receipt.json"))
-
-
-def job_log(path: str) -> str | None:
-    """Return the log of the latest job with a cache file among its targets, if it is kept."""
-    for receipt in sorted(receipts(), key=lambda each: each.stat().st_mtime_ns, reverse=True):
-        with contextlib.suppress(OSError, ValueError):
-            if path in read_receipt(receipt).targets:
-                return _log_of(receipt.name.partition(".")[0])
-    return None
-
-
-def _log_of(order: str) -> str | None:
-    """Return the log of the job that carried out a work order: a plan file names its rule."""
-    for plan in sorted(RUNS.glob("plan.*.json"), reverse=True):
-        with contextlib.suppress(OSError, ValueError):
-            for rule, names in json.loads(plan.read_bytes())["jobs"].items():
-                if order in names:
-                    name = rule.rpartition("_")[2]
-                    return next(map(str, Path("logs").glob(f"*/*/{name}.log")), None)
-    return None
 
 
 def check_listed(paths: Iterable[str]) -> None:

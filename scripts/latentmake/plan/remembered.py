@@ -1,8 +1,8 @@
 """State of a dataset's targets as it was remembered, so that only what changed is judged again.
 
-The memo keeps the listings of a dataset and of its cache folder when nearly all was fresh. Where
-both are the same, all is as it was; where they differ, only items of the files that differ are
-judged. The rows are long, and a plan reads only those that it needs.
+The memo keeps the listings of a dataset and of its cache folder when all was fresh. Where both are
+the same, all is as it was; where they differ, only items of the files that differ are judged. The
+rows are long, and a plan reads only those that it needs.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
+from latentmake.files.paths import is_remote
 from latentmake.index.listing import Folder, Listing
 from latentmake.index.memo import Memo, TargetStat
 from latentmake.layouts import Layout
 from latentmake.plan import lock
 from latentmake.plan.facts import Facts
 from latentmake.plan.state import PartState, State
-from latentmake.sources import s3
 from latentmake.sources.item import Item, Scan
 
 _MOST_CHANGED = 0.1  # share of the items above which all are judged
@@ -60,38 +60,32 @@ class Asked:
 
 @dataclass(frozen=True)
 class Remembered:
-    """A state in the memo.
+    """A state in the memo, in which all was fresh.
 
     Attributes:
         scan: fingerprint of the dataset's listing.
         folder: fingerprint of the cache folder's.
         images: digest of the images' paths.
-        dirty: stems of items with stale targets.
-        fresh: part -> number of fresh targets.
-        each: part -> number of targets that each other item has; None where numbers differ.
-        keys: part -> digest of all keys; None where a target is stale.
+        parts: name -> number of targets, the number that each item has (None where numbers differ),
+            and the digest of their keys.
     """
 
     scan: str
     folder: str
     images: str
-    dirty: list[str]
-    fresh: dict[str, int]
-    each: dict[str, int | None]
-    keys: dict[str, str | None]
+    parts: dict[str, tuple[int, int | None, str]]
     memo: Memo = field(repr=False)
     name: str
     stamp: bytes
     _rows: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def state(self, asked: Asked) -> State | None:
-        """Return the state, where nothing changed and nothing was to do."""
-        same = (self.scan, self.folder) == (asked.scan.fingerprint, asked.folder.fingerprint)
-        if not same or self.dirty:
+        """Return the state, where nothing changed."""
+        if (self.scan, self.folder) != (asked.scan.fingerprint, asked.folder.fingerprint):
             return None
         parts = {
-            part: PartState(fresh, lines=partial(self.lines, part), remembered=self.keys[part])
-            for part, fresh in self.fresh.items()
+            part: PartState(fresh, lines=partial(self.lines, part), remembered=keys)
+            for part, (fresh, _, keys) in self.parts.items()
         }
         return State(parts, self.images)
 
@@ -149,11 +143,10 @@ def recall(memo: Memo, asked: Asked) -> Remembered | None:
     data = memo.snapshots.blob(f"{asked.name}\n\nhead")
     if data is None:
         return None
-    base, scan, folder, images, dirty, fresh, each, keys = _load(data)
+    base, scan, folder, images, parts = _load(data)
     if base != asked.base:
         return None
-    stamp = data[:_STAMP]
-    return Remembered(scan, folder, images, dirty, fresh, each, keys, memo, asked.name, stamp)
+    return Remembered(scan, folder, images, parts, memo, asked.name, data[:_STAMP])
 
 
 def _load(data: bytes) -> Any:
@@ -161,43 +154,24 @@ def _load(data: bytes) -> Any:
 
 
 def keep(memo: Memo, asked: Asked, places: Mapping[str, str], state: State) -> None:
-    """Remember a state where all is well with nearly all items.
-
-    Args:
-        memo: to keep it in.
-        asked: the question.
-        places: see `Remembered.places`.
-        state: the answer.
-    """
-    own = {part: state.parts[part] for part in asked.parts}
-    dirty = sorted({stale.item.stem for each in own.values() for stale in each.stale})
-    few = len(dirty) <= _MOST_CHANGED * len(places)
-    if not few or state.unreadable or any(each.orphans for each in state.parts.values()):
+    """Remember a state in which all is fresh; `places` are as of `Remembered.places`."""
+    if state.unreadable or any(each.stale or each.orphans for each in state.parts.values()):
         return
     rows: dict[str, Any] = {
         "entries": asked.scan.entries,
         "folders": asked.folder.folders,
         "items": ([*places], [*places.values()]),
     }
-    each: dict[str, int | None] = {}
-    for part, its in own.items():
-        lines = its.lines()
-        if not lines and its.fresh:
-            return
-        rows[f"lines {part}"] = ["" if stem in dirty else lines.get(stem, "") for stem in places]
-        each[part] = _count(lines, places.keys() - dirty)
-    fresh, keys = ({part: getattr(x, of) for part, x in own.items()} for of in ("fresh", "keys"))
+    parts: dict[str, tuple[int, int | None, str | None]] = {}
+    for part in asked.parts:
+        its, lines = state.parts[part], state.parts[part].lines()
+        rows[f"lines {part}"] = [lines.get(stem, "") for stem in places]
+        numbers = {each.count("\n") + 1 if each else 0 for each in rows[f"lines {part}"]}
+        parts[part] = its.fresh, numbers.pop() if len(numbers) == 1 else None, its.keys
     listings = asked.scan.fingerprint, asked.folder.fingerprint
-    head = (asked.base, *listings, state.images, dirty, fresh, each, keys)
     stamp = os.urandom(_STAMP)
-    for row, value in ({"head": head} | rows).items():
+    for row, value in {"head": (asked.base, *listings, state.images, parts), **rows}.items():
         memo.snapshots.learn(f"{asked.name}\n\n{row}", None, stamp + marshal.dumps(value, 2))
-
-
-def _count(lines: Mapping[str, str], stems: Collection[str]) -> int | None:
-    """Return the number of lines that each of some stems has; None where numbers differ."""
-    found = {lines[stem].count("\n") + 1 if stem in lines else 0 for stem in stems}
-    return found.pop() if len(found) == 1 else None
 
 
 # -- what changed ---------------------------------------------------------------------------------
@@ -224,13 +198,13 @@ def judge_changed(
     if before is None or files is None or caches is None:
         return None
     most = max(_ALWAYS, _MOST_CHANGED * len(before))
-    if len(files) + len(caches) + len(past.dirty) > most:
+    if len(files) + len(caches) > most:
         return None
     bases: dict[str, list[str]] = {}
     for stem in before:
         bases.setdefault(layout.base(stem), []).append(stem)
     prefix = f"cache/{asked.dataset}/{asked.model}/"
-    touched = {*past.dirty} | _stems(settings, files)
+    touched = _stems(settings, files)
     for path in caches:
         for base in layout.owners(path[len(prefix) :].partition("/")[2]):
             touched.update(bases.get(base, ()))
@@ -257,9 +231,9 @@ def judge_changed(
     if state.unreadable:
         return None
     all_fresh = not any(each.stale for each in state.parts.values())
-    for part in asked.parts:
+    for part, (fresh, each, _) in past.parts.items():
         # The digest of all keys must be of all lines: another plan may have replaced them.
-        if (all_fresh or past.each[part] is None) and past.fresh[part] and not past.lines(part):
+        if (all_fresh or each is None) and fresh and not past.lines(part):
             return None
         state.parts[part] = _together(part, state.parts[part], past, places, {*now})
     state.images = lock.images_digest(places.values())
@@ -270,7 +244,7 @@ def _is_simple(settings: Dataset, asked: Asked) -> bool:
     """Whether an item depends only on files whose names begin with its stem."""
     return not (
         asked.scan.rows is not None
-        or s3.is_remote(asked.scan.root)
+        or is_remote(asked.scan.root)
         or settings.control_directory is not None
         or settings.metadata_file is not None
         or settings.multiple_target
@@ -282,7 +256,7 @@ def _together(
     part: str, state: PartState, past: Remembered, places: Mapping[str, str], now: set[str]
 ) -> PartState:
     """Return the state of a part, from that of some items and the remembered one of the others."""
-    judged, each = state.lines(), past.each[part]
+    judged, each = state.lines(), past.parts[part][1]
     made: dict[str, str] = {}
 
     def lines() -> Mapping[str, str]:

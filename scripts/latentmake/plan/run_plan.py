@@ -6,20 +6,30 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
 from latentmake import digest
-from latentmake.config import Run
+from latentmake.config.runs import Run
 from latentmake.layouts import kind_of
-from latentmake.plan.estimates import TrainingEstimate
 from latentmake.plan.facts import Facts
-from latentmake.plan.lock import keys_digest, lock_digest, read_lock, refuse_too_many, run_folder
-from latentmake.plan.manifest import CAPTIONS, ManifestOrder, Member
+from latentmake.plan.lock import (
+    CAPTIONS,
+    keys_digest,
+    lock_digest,
+    read_lock,
+    refuse_too_many,
+    run_folder,
+)
 from latentmake.plan.orders import EncodingJob, Order
 from latentmake.plan.state import PartState
 from latentmake.plan.target import PROMPTS, Part, part_names, targets_of
 from latentmake.sources.item import Fault, Item
+
+if TYPE_CHECKING:
+    from latentmake.plan.estimates import TrainingEstimate
+    from latentmake.plan.manifest import Member
 
 _Skipped = dict[str, list[dict[str, str]]]
 
@@ -37,8 +47,6 @@ class RunPlan:
         trainer: the order whose file is `trainer_order`.
         images: dataset -> digest of the paths of its images.
         lock: digest of what trains, from its lock; None where its manifest is to be written.
-        rules: dataset -> the change of a rule by which its captions, which the trainer encodes,
-            became others, and their number.
         reason: why it is to be trained; "" where it is trained.
         note: a line for the plan, where its training goes on from a checkpoint, or only writes
             files of trained weights anew.
@@ -54,7 +62,6 @@ class RunPlan:
     trainer: BaseModel | None = None
     images: dict[str, str] = field(default_factory=dict)
     lock: str | None = None
-    rules: dict[str, tuple[str, int]] = field(default_factory=dict)
     estimate: TrainingEstimate | None = None
     reason: str = ""
     note: str = ""
@@ -62,6 +69,16 @@ class RunPlan:
     def receipts(self, *kinds: str) -> list[str]:
         """Return the receipts of its batches of some kinds."""
         return [str(order.receipt) for order in self.orders if order.kind in kinds]
+
+    @property
+    def order_paths(self) -> dict[str, str]:
+        """Kind of an order (`manifest`, `train`, `trainer`) -> path."""
+        orders = {
+            "manifest": self.manifest_order,
+            "train": self.training_order,
+            "trainer": self.trainer_order,
+        }
+        return {kind: str(path) for kind, path in orders.items() if path is not None}
 
     def awaits(self, prompts: Collection[str]) -> bool:
         """Whether the embedding of one of these prompts is to be made."""
@@ -123,11 +140,8 @@ def plan_manifest(
     if fresh and not force:
         plan.lock = lock.data
         return
-    former = {name: _text_digests(facts, run, name, former=True) for name in datasets}
-    if former != texts and lock.digest == _digest_of(states, former, repeats, validation):
-        rule = facts.layout(run.model).lines_rule
-        counts = {name: len(texts[name].items() - former[name].items()) for name in datasets}
-        plan.rules = {name: (rule, count) for name, count in counts.items() if count}
+    from latentmake.plan.manifest import ManifestOrder
+
     known = {} if dry else {part: state.known() for part, state in plan.parts.items()}
     order = ManifestOrder(
         run=plan.name,
@@ -176,10 +190,8 @@ def _stems(skipped: _Skipped) -> set[tuple[str, str]]:
     return {(name, fault["stem"]) for name, faults in skipped.items() for fault in faults}
 
 
-def _text_digests(facts: Facts, run: Run, name: str, *, former: bool = False) -> dict[str, str]:
+def _text_digests(facts: Facts, run: Run, name: str) -> dict[str, str]:
     """Return stem -> digest of an item's text, where the trainer encodes that itself.
-
-    With `former` of the text as an earlier release read it.
 
     sd-scripts does so with Stable Diffusion 1.x and 2.x: no cache tells that a caption changed.
     """
@@ -188,8 +200,6 @@ def _text_digests(facts: Facts, run: Run, name: str, *, former: bool = False) ->
     found: dict[str, str] = {}
     for item in facts.wanted_items(name, run.model):
         texts = item.texts
-        if former and item.former is not None:
-            texts = item.former or None
         if texts is not None:
             found[item.stem] = digest.of_value(texts)
         elif item.caption is not None:
@@ -213,6 +223,8 @@ def members(
         known: part -> name of a target (`Layout.identity`) -> its key.
         texts: dataset -> stem -> digest of its text, where that is not cached.
     """
+    from latentmake.plan.manifest import Member
+
     for name in run.datasets:
         items, digests = facts.items(name, run.model)[0], texts.get(name, {})
         parts = [

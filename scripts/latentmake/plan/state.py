@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from latentmake import digest
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.errors import CacheError, SourceError
 from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.files.cachefile import Header, read_header, target_key
@@ -26,7 +26,6 @@ from latentmake.geometry.buckets import Size
 from latentmake.index.listing import Folder, Listing
 from latentmake.index.memo import Memo, TargetStat
 from latentmake.layouts import Layout, kind_of
-from latentmake.plan import store
 from latentmake.plan.contents import Contents
 from latentmake.plan.target import Part, Target, targets_of, view_of
 from latentmake.sources.item import CAPTION, IMAGE, Item
@@ -45,7 +44,6 @@ class Stale(NamedTuple):
         reason: one of `REASONS`.
         content: digest of the inputs, if it is known.
         recipe: digest of the recipe of the file there, where that is another than it should be.
-        rule: the change of a rule that made it stale, as a sentence; "" of all others.
     """
 
     item: Item
@@ -53,7 +51,6 @@ class Stale(NamedTuple):
     reason: str
     content: str | None = None
     recipe: str = ""
-    rule: str = ""
 
     @property
     def path(self) -> str:
@@ -232,11 +229,8 @@ class Judge:
             return key
         header = wanted.header
         edited = header.recipe == recipe and header.source != wanted.content
-        rule = ""
-        if edited and self.contents.is_former(item, header.source):
-            rule = self._layout.lines_rule
-        reason = "edited" if edited and not rule else "changed recipe"
-        return Stale(item, target, reason, self.contents.known(item), header.recipe, rule)
+        reason = "edited" if edited else "changed recipe"
+        return Stale(item, target, reason, self.contents.known(item), header.recipe)
 
     def key_of(self, item: Item, target: Target, content: str, header: Header | None) -> str | None:
         """Return the key that a target needs; None where it is unknown. Arguments as of `view`."""
@@ -413,6 +407,8 @@ def mark_reusable(memo: Memo, states: Iterable[State]) -> None:
     ]
     if not asked:
         return
+    from latentmake.plan import store
+
     _learn_unknown(memo)
     kept = store.keys()
     if not kept and not memo.targets.any():
@@ -436,6 +432,8 @@ def mark_reusable(memo: Memo, states: Iterable[State]) -> None:
 
 def _files(keys: set[str], memo: Memo, kept: set[str]) -> dict[str, list[str]]:
     """Return key -> the files with that key."""
+    from latentmake.plan import store
+
     found = {key: [str(store.stored(key))] for key in keys & kept}
     gone = []
     for path, stat, key in sorted(memo.targets.where("value", keys)):

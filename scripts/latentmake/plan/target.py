@@ -11,7 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from latentmake import digest, layouts
-from latentmake.config import Config, Dataset, Run
+from latentmake.config.datasets import Dataset
+from latentmake.config.root import Config
+from latentmake.config.runs import Run
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import AnyClip

@@ -12,17 +12,18 @@ from pathlib import Path
 from statistics import median_low
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from latentmake.config import Dataset, Model
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.errors import SourceError, UserError
 from latentmake.files.cores import usable_cores
 from latentmake.files.media import NPZ, VIDEO_EXTENSIONS
+from latentmake.files.paths import is_remote
 from latentmake.geometry.buckets import Placement, Size
 from latentmake.geometry.clips import Span
 from latentmake.layouts import Layout, size_of
 from latentmake.models import tokenizers as tokens
 from latentmake.plan.facts import Facts
 from latentmake.progress import Progress
-from latentmake.sources import s3
 from latentmake.sources.caption_files import read_caption
 from latentmake.sources.item import Item
 
@@ -232,7 +233,7 @@ def _look_at(item: Item, settings: Dataset) -> _Look:
     """Return a small picture of an item; of a video one frame, of an object on S3 none."""
     from latentmake.reports.images import embedded
 
-    if s3.is_remote(item.image):
+    if is_remote(item.image):
         return _Look(None, None)
     try:
         size, image = _opened(item, settings)

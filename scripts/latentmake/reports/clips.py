@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from latentmake.errors import SourceError
 from latentmake.files.frames import probe_videos
-from latentmake.files.media import Media
+from latentmake.geometry.clips import Media
 
 FPS = 16.0
 """Frames a second of Wan's clips."""

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from pydantic import JsonValue
 
-from latentmake.config import Config, LoopTrainer
+from latentmake.config.root import Config
+from latentmake.config.trainers import LoopTrainer
 from latentmake.errors import ConfigError, TrainingError, UserError
 from latentmake.files import atomic
 from latentmake.plan.lock import run_folder

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from latentmake import digest
-from latentmake.config import Config
+from latentmake.config.root import Config
 from latentmake.errors import CacheError, ConfigError
 from latentmake.files import atomic
 from latentmake.plan.facts import Facts

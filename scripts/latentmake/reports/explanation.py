@@ -7,9 +7,8 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from latentmake.plan.explain import Explanation, quoted, recipe_words, short
-from latentmake.plan.programs import program_of
-from latentmake.plan.receipts import job_log
+from latentmake.models.recipe_differences import program_of, recipe_words, short
+from latentmake.plan.explain import Explanation, quoted
 
 
 def explanation_values(each: Explanation) -> dict[str, object]:
@@ -71,5 +70,3 @@ def _made(each: Explanation) -> Iterator[str]:
                 digests = ", ".join(map(short, each.header.adopted.split()))
                 by = f" from another program's file ({digests})"
         yield f"{moment:%Y-%m-%d %H:%M:%S}{by}"
-        if log := job_log(each.path):
-            yield f"log of the job: {log}"

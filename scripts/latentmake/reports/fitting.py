@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 from latentmake.errors import SourceError
+from latentmake.files.paths import is_remote
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import SourceStat
 from latentmake.layouts import size_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import Plan
 from latentmake.plan.state import PartState
-from latentmake.sources import s3
 
 _ENLARGED = 1.01  # times: less is the rounding of sides
 
@@ -56,7 +56,7 @@ def _sizes(facts: Facts, dataset: str, state: PartState) -> Iterator[Size]:
     for item in {stale.item.stem: stale.item for stale in state.stale}.values():
         if item.media is not None:
             yield Size(item.media.width, item.media.height)
-        elif item.files and not s3.is_remote(item.files[0].path):
+        elif item.files and not is_remote(item.files[0].path):
             unknown[item.files[0].path] = item.files[0].stat
     if unknown:
         yield from filter(None, facts.image_sizes(dataset, unknown).values())

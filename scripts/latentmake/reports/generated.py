@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 
 from latentmake import digest
-from latentmake.config import Config
+from latentmake.config.root import Config
 from latentmake.errors import ConfigError, StorageError
 from latentmake.files import atomic
 from latentmake.files.mp4 import spread_frames

@@ -12,7 +12,7 @@ from PIL import Image
 
 from latentmake import digest
 from latentmake.caches.pixels.plain import decode
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.errors import SourceError
 from latentmake.regular import read_regular
 from latentmake.reports.clips import ClipSources

@@ -9,23 +9,20 @@ from latentmake.files.disk import Need, human, shortages
 from latentmake.plan import estimates
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order
-from latentmake.plan.receipts import encoded
+from latentmake.plan.request import Request
 from latentmake.plan.run_plan import Plan
-from latentmake.plan.targets import built_orders, is_training_asked
-from latentmake.reports.fitting import fitting_lines
 from latentmake.reports.plan_table import counted, plan_table
-from latentmake.reports.recipe_changes import recipe_changes
 
 
 def report(
-    facts: Facts, plan: Plan, targets: Sequence[str], needs: Collection[Need], *, dry: bool
+    facts: Facts, plan: Plan, request: Request, needs: Collection[Need], *, dry: bool
 ) -> None:
     """Print the table of a plan, unless all that is asked for is a status, which has its own.
 
     Args:
         facts: of its runs.
         plan: the plan.
-        targets: of the command line.
+        request: of the command line.
         needs: room that is needed besides that of caches.
         dry: whether nothing is built, so that a disk without room is no more than a warning.
 
@@ -35,22 +32,22 @@ def report(
     trainings = [
         run.estimate
         for name, run in plan.runs.items()
-        if run.estimate is not None and is_training_asked(name, targets)
+        if run.estimate is not None and request.trains(name)
     ]
     lines = [*estimates.lines(facts.memo, plan.orders)]
     lines += [f"training of {each.run}: {each.note}" for each in trainings]
-    lines += [
-        run.note for name, run in plan.runs.items() if run.note and is_training_asked(name, targets)
-    ]
-    lines = [
-        *recipe_changes(facts, plan.runs.values()),
-        *dict.fromkeys(fitting_lines(facts, plan)),
-        *lines,
-    ]
+    lines += [run.note for name, run in plan.runs.items() if run.note and request.trains(name)]
+    runs = plan.runs.values()
+    if any(state.stale for run in runs for state in run.parts.values()):
+        from latentmake.reports.fitting import fitting_lines
+        from latentmake.reports.recipe_changes import recipe_changes
+
+        fitting = dict.fromkeys(fitting_lines(facts, plan))
+        lines = [*recipe_changes(facts, runs), *fitting, *lines]
     lines += [f"{need.what}: {human(need.size)} in {need.folder}" for need in needs if need.size]
     if plan.runs:
         sys.stderr.write(plan_table(plan, lines) + "\n")
-    caches = estimates.needs(facts.memo, built_orders(plan, targets))
+    caches = estimates.needs(facts.memo, request.orders(plan))
     for shortage in shortages([*caches, *needs, *(each.need for each in trainings)]):
         if not dry:
             raise shortage
@@ -59,6 +56,8 @@ def report(
 
 def report_built(orders: Sequence[Order]) -> None:
     """Print how many targets a build encoded: `1 text encoded, 0 latents`."""
+    from latentmake.plan.receipts import encoded
+
     counts = encoded(orders)
     latents = counted(counts["latents"], "latent")
     sys.stderr.write(f"{counted(counts['text'], 'text')} encoded, {latents}\n")

@@ -17,15 +17,15 @@ from typing import NamedTuple
 from pydantic import Field
 
 from latentmake import digest
-from latentmake.config import Run
+from latentmake.config.runs import Run
 from latentmake.errors import CacheError, shortened, storage_error
 from latentmake.files import verified
 from latentmake.files.cachefile import Header, read_header, read_recipe
 from latentmake.files.intact import read_intact
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of
+from latentmake.models.recipe_differences import recipe_differences
 from latentmake.plan import store
-from latentmake.plan.explain import recipe_differences
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
 from latentmake.plan.state import Judge

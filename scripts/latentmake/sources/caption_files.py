@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Literal, NamedTuple
 
-from latentmake.config import Captions, Dataset
+from latentmake.config.datasets import Captions, Dataset
 from latentmake.errors import SourceError
+from latentmake.files.paths import is_remote
 from latentmake.index.memo import Memo
 from latentmake.progress import Progress
 from latentmake.sources import s3
@@ -26,9 +27,8 @@ from latentmake.sources.caption_pipeline import (
 from latentmake.sources.item import CAPTION, TAGS, Fault, File, Item
 from latentmake.sources.metadata import Entry
 
-_Lines = Literal["all", "first", "before"]
-"""Lines of a caption that count where wildcards take none: all; the first, as in sd-scripts; the
-first, as it was with any of our layouts before `PLAN_VERSION` 2."""
+_Lines = Literal["all", "first", "drawn"]
+"""Lines of a caption that count: all; the first, as in sd-scripts; each, of which one is drawn."""
 
 _LOOKS_LONG = 1000  # files whose reading is worth a progress bar
 _FOLDER = "{folder}"  # in a prefix: the name of the image's folder
@@ -41,13 +41,11 @@ class Texts(NamedTuple):
         found: stem -> the variants of the item's text.
         faults: what is wrong with the captions of the others.
         alike: stems of items that have fewer different variants than were asked for.
-        former: stem -> the variants as an earlier release made them, where these were others.
     """
 
     found: dict[str, list[str]]
     faults: list[Fault]
     alike: list[str]
-    former: dict[str, list[str]]
 
     def note(self, dataset: str, wanted: int) -> str | None:
         """Return a line about items with too few different variants; None where there are none."""
@@ -73,7 +71,7 @@ def read_caption(path: str) -> str:
 
 def _read(path: str) -> str:
     try:
-        data = s3.read(path)[0] if s3.is_remote(path) else Path(path).read_bytes()
+        data = s3.read(path)[0] if is_remote(path) else Path(path).read_bytes()
     except OSError as error:
         what = f"cannot be read ({error.strerror})"
         raise SourceError(what, where=path, hint="check the file's permissions") from None
@@ -100,7 +98,7 @@ def first_lines(
             if first == text.strip():
                 found.append(item)
             elif first or settings.empty_caption == "allow":
-                found.append(item._replace(texts=[first], former=item.texts or []))
+                found.append(item._replace(texts=[first]))
             else:
                 place = item.place or _place(settings, item)
                 faults.append(Fault(place, item.stem, *_EMPTY_FIRST_LINE))
@@ -128,7 +126,7 @@ def texts_of(
         rows: stem -> what the row of an item says, of a list.
         first_line: whether only the first line of a caption counts, as in sd-scripts.
     """
-    made = Texts({}, [], [], {})
+    made = Texts({}, [], [])
     making = settings.captions or Captions()
     entries, strangers = dict(rows or {}), set[str]()
     if listed is not None:
@@ -149,8 +147,6 @@ def texts_of(
                 made.faults.append(Fault(_place(settings, item), item.stem, str(error), hint))
                 continue
             made.found[item.stem] = texts
-            if sources.has_lines and (former := sources.texts("before")) != texts:
-                made.former[item.stem] = former
             # Dropped captions are empty on purpose.
             if len({text for text in texts if text}) < sum(text != "" for text in texts):
                 made.alike.append(item.stem)
@@ -240,12 +236,6 @@ class _Sources:
         if settings.class_tokens and not (item.file(CAPTION, TAGS) or entry):
             self._caption = settings.class_tokens
 
-    @property
-    def has_lines(self) -> bool:
-        """Whether its lines count otherwise than in an earlier release, as far as it has some."""
-        texts = (self._caption, self._tags, *(self._entry or ()))
-        return not self._making.enable_wildcard and any("\n" in clean(x) for x in texts if x)
-
     def texts(self, which: _Lines) -> list[str]:
         """Return the variants of the item's text.
 
@@ -253,7 +243,7 @@ class _Sources:
             SourceError: there is none, or file and metadata differ.
             CaptionError: see `variants`.
         """
-        each = "before" if self._making.enable_wildcard else which
+        each = "drawn" if self._making.enable_wildcard else which
         caption, tags, entry, item = self._caption, self._tags, self._entry, self._item
         found = _lines(caption, each), _lines(tags, each)
         if entry is not None:
@@ -264,8 +254,6 @@ class _Sources:
         if not any(found):
             self._check_empty()
         caption, tags = found
-        if which == "before" and not self._making.enable_wildcard:
-            caption = caption.partition("\n")[0]
         return variants(item.stem, caption, tags, self._making, first_line=which != "all")
 
     def _check_empty(self) -> None:
@@ -290,7 +278,7 @@ class _Sources:
 
     def _of_both(self, text: str, entry: str | None, file: File | None, which: _Lines) -> str:
         """Resolve the caption when both a file and a metadata entry exist."""
-        listed = clean(entry or "") if which == "before" else newlines(entry or "").strip()
+        listed = clean(entry or "") if which == "drawn" else newlines(entry or "").strip()
         own = _lines(text, which)
         if not own or not listed or clean(text) == clean(listed):
             return listed or own
@@ -298,7 +286,7 @@ class _Sources:
             return listed
         if self._settings.metadata_captions == "join":
             separator = self._making.caption_separator
-            if which != "before":
+            if which != "drawn":
                 return f"{own}{separator}{listed}"
             tail = listed.replace("\n", separator)
             return "\n".join(f"{line}{separator}{tail}" for line in own.split("\n"))

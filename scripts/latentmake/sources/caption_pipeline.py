@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from math import ceil, floor
 
-from latentmake.config import Captions
+from latentmake.config.datasets import Captions
 from latentmake.errors import SourceError
 
 _WILDCARD = re.compile(r"\{([^{}]+)\}")

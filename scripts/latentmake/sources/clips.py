@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from latentmake.config import Dataset
-from latentmake.files.media import Media
-from latentmake.geometry.clips import WAN_FPS, Clip, SourceFps, Span, kept_indices
+from latentmake.config.datasets import Dataset
+from latentmake.geometry.clips import WAN_FPS, Clip, Media, SourceFps, Span, kept_indices
 from latentmake.layouts import Layout
 from latentmake.sources.caption_files import read_caption
 from latentmake.sources.item import Item

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from posixpath import splitext
 
-from latentmake.config import Dataset, Model
-from latentmake.config.row_checks import control_counts
+from latentmake.config.checks import control_counts
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.errors import SourceError
 from latentmake.files.media import VIDEO_EXTENSIONS
 from latentmake.index.memo import SourceStat

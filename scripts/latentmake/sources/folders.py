@@ -13,12 +13,10 @@ from pathlib import Path, PurePosixPath
 from stat import S_ISREG
 
 from latentmake import digest
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.errors import DatasetError, SourceError
-from latentmake.files.media import UNREAD_FORMATS, VIDEO_EXTENSIONS, unread_format
-from latentmake.geometry.clips import Span
+from latentmake.files.paths import is_remote, normalized
 from latentmake.index.memo import SourceStat
-from latentmake.sources import s3
 from latentmake.sources.item import (
     CAPTION,
     IMAGE,
@@ -30,8 +28,6 @@ from latentmake.sources.item import (
     Item,
     Scan,
 )
-from latentmake.sources.names import unusable_name
-from latentmake.sources.numbered import Names, in_order
 
 _NOWHERE, _SPECIAL, _FOLDER = -1, -2, -3  # in the place of a size
 _ODD = {
@@ -56,8 +52,10 @@ def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
     Raises:
         DatasetError: it is missing, no folder, or cannot be read.
     """
-    root, where = s3.normalized(getattr(dataset, key)), f"datasets.{name}.{key}"
-    if s3.is_remote(root):
+    root, where = normalized(getattr(dataset, key)), f"datasets.{name}.{key}"
+    if is_remote(root):
+        from latentmake.sources import s3
+
         entries = s3.listing(root, where)
         if dataset.flat:
             entries = [entry for entry in entries if "/" not in entry[0]]
@@ -129,6 +127,11 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
     Raises:
         DatasetError: there is no image at all.
     """
+    from latentmake.files.media import UNREAD_FORMATS, VIDEO_EXTENSIONS, unread_format
+    from latentmake.geometry.clips import Span
+    from latentmake.sources.names import unusable_name
+    from latentmake.sources.numbered import in_order
+
     root = scanned.root
     extensions = VIDEO_EXTENSIONS if dataset.video else IMAGE_EXTENSIONS
     kind = "video" if dataset.video else "image"
@@ -215,6 +218,8 @@ def _layers(
 
     They are those without a caption whose names continue that of an image with a caption.
     """
+    from latentmake.sources.numbered import Names
+
     own = (files[0][0] for stem, files in images.items() if stem in captions)
     names = Names(path.removeprefix(f"{root}/") for path in own)
     layers: dict[str, list[_Entry]] = {}
@@ -276,6 +281,8 @@ def _folders_with_files(scanned: Scan, endings: tuple[str, ...]) -> set[str]:
 
 
 def _no_images(kind: str, extensions: frozenset[str], scanned: Scan) -> str:
+    from latentmake.files.media import UNREAD_FORMATS, VIDEO_EXTENSIONS
+
     endings = {f".{path.rpartition('.')[2].lower()}" for path, *_ in scanned.entries}
     if kind == "image" and endings & VIDEO_EXTENSIONS:
         return "it holds videos: set target_frames, for a model that takes them"

@@ -7,26 +7,73 @@ import marshal
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import Span
+from latentmake.geometry.clips import Media, Span
 from latentmake.index.memo import SourceStat
 from latentmake.layouts import DROPPED, kind_of, text_of
-from latentmake.sources.rows import Row
 
 IMAGE_EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif"}
 )
 IMAGE, CAPTION, TAGS, CONTROL, LAYER = "image", "caption", "tags", "control", "layer"
 """Roles of files. An image is the image or video that an item is named by."""
-BUCKET, FORMER = "bucket", "former"
-"""Roles of files whose content does not count: the image in whose bucket the controls of a text are
-put, and a caption that an earlier release read as a whole."""
+BUCKET = "bucket"
+"""Role of the image in whose bucket the controls of a text are put; its content does not count."""
 
 _MAIN = (IMAGE, CAPTION)
 _OF_LATENTS = (IMAGE, CONTROL, LAYER)
-_UNREAD = (BUCKET, FORMER)
 _SHOWN = 60  # characters of a text in messages
+
+
+class Row(NamedTuple):
+    """One row.
+
+    Attributes:
+        line: number of its line, or of the object in a JSON list, from 1.
+        path: absolute, or below the list's folder.
+        caption: None where the row has none.
+        tags: likewise.
+        others: the columns that mean nothing here.
+        first: index of the first frame.
+        frames: length of the one clip that the row is.
+        stride: every n-th frame is used; None: as the dataset says.
+        start: seconds from the beginning of the video.
+        end: likewise.
+        relative: whether the path was given so, and may be that from the working directory.
+    """
+
+    line: int
+    path: str
+    caption: str | None
+    tags: str | None
+    others: dict[str, Any]
+    first: int | None = None
+    frames: int | None = None
+    stride: int | None = None
+    start: float | None = None
+    end: float | None = None
+    relative: bool = False
+
+    @property
+    def suffix(self) -> str:
+        """The part of an item's name for the part of the video: `.f120-81x2`, `.s60-75.5`."""
+        found = ""
+        if self.start is not None or self.end is not None:
+            end = "" if self.end is None else f"-{self.end:g}"
+            found = f".s{self.start or 0:g}{end}"
+            found += f".{self.frames}" if self.frames else ""
+        elif self.first or self.frames:
+            found = f".f{self.first or 0}" + (f"-{self.frames}" if self.frames else "")
+        stride = self.stride or 1
+        return found + (f"{'' if found else '.'}x{stride}" if stride > 1 else "")
+
+    def span(self, stride: int) -> Span:
+        """Return the part of the video as far as it is given in frames.
+
+        `stride` is used where the row has none.
+        """
+        single = self.frames is not None
+        return Span(self.first or 0, self.frames, self.stride or stride, single)
 
 
 class File(NamedTuple):
@@ -48,8 +95,6 @@ class Item(NamedTuple):
         span: the part of a video that its clips are cut from; None stands for all of it.
         row: the other columns of its row, where the dataset is a list.
         control_sizes: of its controls, where what is done to them depends on these.
-        former: the variants as an earlier release read them, where these were others; empty where
-            it read the whole caption file.
         place: list and line of its row.
         window: the part of a video in seconds, from which its span is computed when it is probed.
     """
@@ -61,7 +106,6 @@ class Item(NamedTuple):
     span: Span | None = None
     row: dict[str, Any] | None = None
     control_sizes: tuple[Size, ...] = ()
-    former: list[str] | None = None
     place: str | None = None
     window: tuple[float, float | None] | None = None
 
@@ -115,11 +159,7 @@ class Item(NamedTuple):
             return Item(
                 self.stem, files, None, self.media, self.span, control_sizes=self.control_sizes
             )
-        found = Item(self.stem, *self._text(part, self.texts))
-        if self.former is not None and text_of(part) != DROPPED:
-            files, texts = self._text(part, self.former or None)
-            former = tuple(each._replace(role=FORMER) for each in files)
-            found = found._replace(files=(*found.files, *former), former=texts or [])
+        found = Item(self.stem, *self._text(text_of(part)))
         if not controlled_text or not self.controls:
             return found
         controls = tuple(each for each in self.files if each.role == CONTROL)
@@ -130,20 +170,18 @@ class Item(NamedTuple):
             control_sizes=self.control_sizes,
         )
 
-    def _text(
-        self, part: str, texts: Sequence[str] | None
-    ) -> tuple[tuple[File, ...], list[str] | None]:
-        """Return the caption file of a part, or its text among several."""
-        name = text_of(part)
-        if texts is not None:
-            return (), ["" if name == DROPPED else texts[int(name.partition(".")[2] or 0)]]
+    def _text(self, name: str) -> tuple[tuple[File, ...], list[str] | None]:
+        """Return the caption file, or the text of a name among several."""
+        if self.texts is not None:
+            number = int(name.partition(".")[2] or 0) if name != DROPPED else 0
+            return (), ["" if name == DROPPED else self.texts[number]]
         files = tuple(each for each in self.files if each.role == CAPTION)
         return files, None if files else [""]
 
     @property
     def read(self) -> tuple[File, ...]:
         """Of inputs: the files whose content counts."""
-        return tuple(each for each in self.files if each.role not in _UNREAD)
+        return tuple(each for each in self.files if each.role != BUCKET)
 
     @property
     def source(self) -> str | None:

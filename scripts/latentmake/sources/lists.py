@@ -13,7 +13,7 @@ from posixpath import basename, splitext
 from stat import S_ISDIR, S_ISREG
 
 from latentmake import digest
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.errors import DatasetError
 from latentmake.files.media import NPZ, UNREAD_FORMATS, VIDEO_EXTENSIONS, unread_format
 from latentmake.geometry.clips import Span
@@ -28,11 +28,12 @@ from latentmake.sources.item import (
     Fault,
     File,
     Item,
+    Row,
     Scan,
 )
 from latentmake.sources.metadata import Entry, name_of, records, refusing
 from latentmake.sources.names import unusable_name
-from latentmake.sources.rows import Row, columns_of, layers_of, row_of
+from latentmake.sources.rows import columns_of, layers_of, row_of
 
 
 def scan(name: str, dataset: Dataset) -> Scan:

@@ -15,14 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from latentmake import digest
-from latentmake.config import Dataset, Model
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.errors import SourceError
 from latentmake.files.frames import HungError, probe_videos
-from latentmake.files.media import NPZ, Media, probe_image
-from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import Span, kept_indices
-from latentmake.geometry.control_sizes import control_size, has_own_sizes, refuse_odd
-from latentmake.geometry.timing import Timing
+from latentmake.files.media import NPZ, probe_image
+from latentmake.geometry.buckets import Size, control_size, has_own_sizes, refuse_odd
+from latentmake.geometry.clips import Media, Span, Timing, kept_indices
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout
 from latentmake.progress import Progress

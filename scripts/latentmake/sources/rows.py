@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from posixpath import isabs, normpath
-from typing import Any, NamedTuple
+from typing import Any
 
 from latentmake.errors import shortened
-from latentmake.geometry.clips import Span
 from latentmake.sources import metadata
+from latentmake.sources.item import Row
 from latentmake.sources.metadata import name_of, text_of
 
 NAMES = tuple(dict.fromkeys(("video", "video_path", "image", *metadata.NAMES)))
@@ -26,57 +26,6 @@ SPANS = ("first_frame", "frames", "stride", "start", "end")
 """Columns of the part of a video that is used."""
 
 _MOST = 2**31 - 1  # frames, or seconds
-
-
-class Row(NamedTuple):
-    """One row.
-
-    Attributes:
-        line: number of its line, or of the object in a JSON list, from 1.
-        path: absolute, or below the list's folder.
-        caption: None where the row has none.
-        tags: likewise.
-        others: the columns that mean nothing here.
-        first: index of the first frame.
-        frames: length of the one clip that the row is.
-        stride: every n-th frame is used; None: as the dataset says.
-        start: seconds from the beginning of the video.
-        end: likewise.
-        relative: whether the path was given so, and may be that from the working directory.
-    """
-
-    line: int
-    path: str
-    caption: str | None
-    tags: str | None
-    others: dict[str, Any]
-    first: int | None = None
-    frames: int | None = None
-    stride: int | None = None
-    start: float | None = None
-    end: float | None = None
-    relative: bool = False
-
-    @property
-    def suffix(self) -> str:
-        """The part of an item's name for the part of the video: `.f120-81x2`, `.s60-75.5`."""
-        found = ""
-        if self.start is not None or self.end is not None:
-            end = "" if self.end is None else f"-{self.end:g}"
-            found = f".s{self.start or 0:g}{end}"
-            found += f".{self.frames}" if self.frames else ""
-        elif self.first or self.frames:
-            found = f".f{self.first or 0}" + (f"-{self.frames}" if self.frames else "")
-        stride = self.stride or 1
-        return found + (f"{'' if found else '.'}x{stride}" if stride > 1 else "")
-
-    def span(self, stride: int) -> Span:
-        """Return the part of the video as far as it is given in frames.
-
-        `stride` is used where the row has none.
-        """
-        single = self.frames is not None
-        return Span(self.first or 0, self.frames, self.stride or stride, single)
 
 
 def row_of(line: int, values: object, roots: Collection[str], *, video: bool) -> Row:

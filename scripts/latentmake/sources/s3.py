@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from latentmake import digest
 from latentmake.errors import DatasetError, SourceError, StorageError, UserError
+from latentmake.files.paths import REMOTE
 from latentmake.index.memo import SourceStat
-from latentmake.progress import Progress
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -33,7 +33,6 @@ Entry = tuple[str, int, int, int, int]
 SIDE_BY_SIDE = 16
 """Objects read at once: nearly all of their time is waiting."""
 
-_SCHEME = "s3://"
 _PLUGIN = "SNAKEMAKE_STORAGE_S3_"
 _TOLD = {
     "endpoint_url": "ENDPOINT_URL",
@@ -49,16 +48,6 @@ _GONE = ("NoSuchKey", "NotFound", "404")
 _DENIED = ("AccessDenied", "Forbidden", "403", "AllAccessDisabled")
 _CREDENTIALS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")
 _lock = threading.Lock()
-
-
-def is_remote(path: str) -> bool:
-    """Whether a path names something on an S3 server."""
-    return path.startswith(_SCHEME)
-
-
-def normalized(path: str) -> str:
-    """Return a folder's path as paths below it begin."""
-    return path.rstrip("/") if is_remote(path) else os.path.normpath(path)
 
 
 def stat_of(size: int, modified: datetime, etag: str) -> SourceStat:
@@ -79,7 +68,7 @@ def listing(folder: str, where: str) -> list[Entry]:
         DatasetError: bucket or folder are missing, or it cannot be read; `where` is the key that
             names it.
     """
-    bucket, _, prefix = folder.removeprefix(_SCHEME).partition("/")
+    bucket, _, prefix = folder.removeprefix(REMOTE).partition("/")
     prefix = f"{prefix}/" if prefix else ""
     with _one_line(DatasetError, folder, where):
         pages = _client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
@@ -105,7 +94,7 @@ def read(path: str) -> tuple[bytes, SourceStat]:
         SourceError: it is gone, or this user may not read it.
         StorageError: the server cannot be reached, or refuses everything.
     """
-    bucket, _, key = path.removeprefix(_SCHEME).partition("/")
+    bucket, _, key = path.removeprefix(REMOTE).partition("/")
     from botocore.exceptions import HTTPClientError, IncompleteReadError, ResponseStreamingError
 
     broken = (HTTPClientError, IncompleteReadError, ResponseStreamingError)
@@ -128,6 +117,7 @@ def digests(
 
     Of an object that is gone or may not be read, the error is yielded.
     """
+    from latentmake.progress import Progress
 
     def digested(file: tuple[str, SourceStat]) -> tuple[str, SourceStat] | SourceError:
         try:
@@ -191,7 +181,7 @@ def _explained(kind: type[UserError], path: str, where: str, error: Exception) -
         what = f"cannot be read ({code}: {said.get('Message') or error})"
         hint = "check the server's log"
         if code == "NoSuchBucket":
-            bucket = path.removeprefix(_SCHEME).partition("/")[0]
+            bucket = path.removeprefix(REMOTE).partition("/")[0]
             hint = "correct the name or create it"
             return kind(f"there is no bucket {bucket}", where=where, hint=hint)
         if code in _GONE and kind is StorageError:

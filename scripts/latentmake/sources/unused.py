@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from os.path import normpath
 from posixpath import splitext
 
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.errors import shortened
 from latentmake.files.media import VIDEO_EXTENSIONS
 from latentmake.sources.item import IMAGE_EXTENSIONS, Scan

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latentmake.plan.facts import Facts
-from latentmake.plan.run_plan import RunPlan
-
 if TYPE_CHECKING:
+    from latentmake.plan.facts import Facts
+    from latentmake.plan.run_plan import RunPlan
     from latentmake.training.checks import Finding
 
 Say = Callable[[str], None]

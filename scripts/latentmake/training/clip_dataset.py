@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import Dataset as TorchDataset
 
 from latentmake.caches.clip_frames import Wanted, clip_array
-from latentmake.config import Config, parse
 from latentmake.config.architectures import WAN
+from latentmake.config.root import Config, parse
 from latentmake.errors import ConfigError, DatasetError
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import SourceFps

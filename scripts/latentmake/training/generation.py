@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from latentmake import digest
-from latentmake.config import Model
+from latentmake.config.models import Model
 from latentmake.errors import TrainingError
 from latentmake.training.json_file import JsonFile
 from latentmake.training.order import caption_in, rows_of

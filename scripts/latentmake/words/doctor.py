@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import latentmake
-from latentmake.config import ExternalProgram
+from latentmake.config.machines import ExternalProgram
 from latentmake.errors import UserError
 from latentmake.files.disk import free, human
 from latentmake.training.external import commit

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 import typer
 import yaml
 
-from latentmake.config import hub, parse
+from latentmake.config import hub
 from latentmake.config.architectures import ARCHITECTURES
+from latentmake.config.root import parse
 from latentmake.errors import DatasetError, ModelError, StorageError, UserError
 from latentmake.files import atomic
 from latentmake.models import recipe

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from latentmake.config import TextWeights
 from latentmake.config.architectures import WAN
-from latentmake.config.scripts import File
+from latentmake.config.rows import File
+from latentmake.config.weights import TextWeights
 from latentmake.errors import ConfigError, ModelError
 from latentmake.models.encoder_files import fault_of, vae_of
 from latentmake.models.files import tokenizer_files

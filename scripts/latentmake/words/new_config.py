@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from latentmake.config.architectures import WAN
-from latentmake.config.scripts import Scripts
+from latentmake.config.rows import Scripts
 from latentmake.models.wan_files import number_format
 from latentmake.models.weight_kinds import Content
 from latentmake.reports.plan_table import counted

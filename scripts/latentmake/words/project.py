@@ -18,11 +18,12 @@ from typing import Annotated
 import typer
 
 from latentmake import backends
-from latentmake.config import Config, nearest, parse
 from latentmake.config.document import check_file
+from latentmake.config.mistakes import nearest
+from latentmake.config.root import Config, parse
 from latentmake.errors import ConfigError
+from latentmake.files.workspace import check_folder
 from latentmake.index.memo import MEMO, Memo
-from latentmake.plan.build import check_folder
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan, many_objects
 from latentmake.plan.run_plan import Plan

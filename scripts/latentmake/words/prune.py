@@ -20,14 +20,15 @@ from typing import Annotated, Any
 import typer
 
 from latentmake import digest
-from latentmake.config import Config
 from latentmake.config.mistakes import refuse_unknown
+from latentmake.config.root import Config
 from latentmake.errors import CacheError, ConfigError, StorageError, UserError
 from latentmake.files import atomic
 from latentmake.files.cachefile import read_header
 from latentmake.files.disk import human
+from latentmake.files.workspace import ADOPTED, OWNER, other_owner
 from latentmake.layouts import kind_of
-from latentmake.plan.build import ADOPTED, OWNER, alone, other_owner
+from latentmake.plan.build import alone
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import read_lock
 from latentmake.plan.store import STORE

@@ -11,7 +11,8 @@ import torch
 from checkpoint_world import Kind
 from latentmake.caches.encoders.text import TextEncoders
 from latentmake.caches.encoders.vae import encode_images, load_vae
-from latentmake.config import Model, Weights
+from latentmake.config.models import Model
+from latentmake.config.weights import Weights
 from latentmake.training.sd.network import load_unet
 
 CPU = torch.device("cpu")

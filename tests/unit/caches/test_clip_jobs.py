@@ -23,9 +23,8 @@ from latentmake.caches.inputs import Sample
 from latentmake.caches.job import Job
 from latentmake.errors import SourceError
 from latentmake.files.frames import Workers
-from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import Span
+from latentmake.geometry.clips import Media, Span
 from latentmake.plan.orders import Order
 from latentmake.plan.receipts import Receipt
 from latentmake.progress import Progress

@@ -17,7 +17,7 @@ from latentmake.caches.encoders.clip_vision import (
     _inferred,
     load_clip_vision,
 )
-from latentmake.config import Weights
+from latentmake.config.weights import Weights
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook

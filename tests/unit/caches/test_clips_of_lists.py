@@ -15,7 +15,7 @@ from clip_world import Encoder, fingerprint, order_of
 from latentmake import layouts
 from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.plan.orders import Order, Work

@@ -8,7 +8,7 @@ import pytest
 from controlled_world import configured, draw, put
 from latentmake import digest
 from latentmake.caches.inputs import Sample, SourceBytes, samples_of
-from latentmake.config import MusubiTuner
+from latentmake.config.machines import MusubiTuner
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo

@@ -22,7 +22,9 @@ from latentmake.caches.encoders.text import TextEncoder, load_text_encoder
 from latentmake.caches.encoders.text_model import load_text_model
 from latentmake.caches.encoders.vae import TILE, encode_images, load_vae, tile
 from latentmake.caches.inputs import Sample
-from latentmake.config import Dataset, Model, TextWeights, Weights
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
+from latentmake.config.weights import TextWeights, Weights
 from latentmake.errors import ModelError
 from latentmake.plan.orders import Order
 from order_world import silent

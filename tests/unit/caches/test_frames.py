@@ -19,12 +19,13 @@ from item_world import work_of
 from latentmake.caches.inputs import Clips, Sample, SourceBytes, clip_maker, samples_of
 from latentmake.caches.pixels import plain as pixels
 from latentmake.caches.pixels.wan import fit, open_image
-from latentmake.config import Dataset, Model
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.errors import SourceError
 from latentmake.files.frames.reading import read_frames
-from latentmake.files.media import Media, probe_image, probe_video
+from latentmake.files.media import probe_image, probe_video
 from latentmake.geometry.buckets import Size, wan_size
-from latentmake.geometry.clips import Clip, clips, kept_indices
+from latentmake.geometry.clips import Clip, Media, clips, kept_indices
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target
 from numpy.typing import NDArray

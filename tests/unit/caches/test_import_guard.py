@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[3]
 JOB = """
 import hashlib, json, sys
 import numpy as np
-from latentmake.config import Dataset, Model
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.caches.encoders import load
 from latentmake.caches.inputs import Sample
 from latentmake.plan.orders import Order, Work

@@ -15,7 +15,7 @@ from latentmake.caches.encoders.clip_vision import load_clip_vision
 from latentmake.caches.encoders.text_model import load_text_model
 from latentmake.caches.encoders.vae import load_vae
 from latentmake.caches.encoders.wan_vae import load_wan_vae
-from latentmake.config import TextWeights, Weights
+from latentmake.config.weights import TextWeights, Weights
 from transformers import (
     CLIPTextConfig,
     CLIPTextModel,

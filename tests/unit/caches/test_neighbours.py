@@ -23,7 +23,7 @@ from latentmake.caches.inputs import Sample
 from latentmake.caches.job import Job
 from latentmake.caches.reading import Reading
 from latentmake.caches.several import carry_out_all
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order, Work

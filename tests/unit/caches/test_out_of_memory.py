@@ -23,7 +23,8 @@ from latentmake.caches.encoders.device import held_by_others
 from latentmake.caches.encoders.load import encoder
 from latentmake.caches.inputs import Sample
 from latentmake.caches.job import Job
-from latentmake.config import Dataset, Model
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.errors import DeviceError, SourceError
 from latentmake.plan.orders import Order
 from latentmake.plan.receipts import Receipt

@@ -10,7 +10,8 @@ import pytest
 import torch
 from latentmake.caches.encoders.projection import load_projection, write_projection
 from latentmake.caches.encoders.text import load_text_encoder
-from latentmake.config import Model, TextWeights
+from latentmake.config.models import Model
+from latentmake.config.weights import TextWeights
 from latentmake.errors import ModelError
 from latentmake.models import recipe
 from latentmake.models.shapes import text_width

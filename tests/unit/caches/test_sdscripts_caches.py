@@ -16,10 +16,12 @@ from item_world import work_of
 from latentmake import layouts
 from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders.sdscripts import text_arrays
-from latentmake.config import Dataset, Model
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.files import cachefile
-from latentmake.files.media import Media, probe_image
+from latentmake.files.media import probe_image
 from latentmake.geometry.buckets import Size
+from latentmake.geometry.clips import Media
 from latentmake.layouts.sdscripts import SdScripts
 from latentmake.models import recipe
 from latentmake.plan.orders import Order

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from item_world import work_of
 from latentmake.caches.encode import carry_out
-from latentmake.config import Dataset, Model
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.errors import ModelError
 from latentmake.models import recipe, tokenizers
 from latentmake.plan.orders import Order

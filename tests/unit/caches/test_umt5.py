@@ -20,7 +20,9 @@ from latentmake.caches.encoders.umt5 import (
 )
 from latentmake.caches.encoders.wan import text
 from latentmake.caches.inputs import Sample
-from latentmake.config import Dataset, Model, TextWeights
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
+from latentmake.config.weights import TextWeights
 from latentmake.models.tokenizers import limits
 from latentmake.plan.orders import Order
 from safetensors.torch import load_file, save_file

@@ -13,7 +13,7 @@ import pytest
 import torch
 from diffusers import AutoencoderKL, AutoencoderKLWan
 from latentmake.caches.encoders.wan_vae import WanVae, clamp_to, load_wan_vae, vae_dtype
-from latentmake.config import Weights
+from latentmake.config.weights import Weights
 from safetensors.torch import save_file
 from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook

@@ -12,7 +12,10 @@ from config_keys import keys_of
 from config_world import changed, smallest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from latentmake.config import Config, Dataset, Dtype, Resolution, nearest, parse
+from latentmake.config.datasets import Dataset
+from latentmake.config.fields import Dtype, Resolution
+from latentmake.config.mistakes import nearest
+from latentmake.config.root import Config, parse
 from latentmake.errors import ConfigError
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts

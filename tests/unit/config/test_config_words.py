@@ -9,11 +9,10 @@ from typing import Any, get_args
 import pytest
 import yaml
 from config_world import changed
-from latentmake.config import Config, parse
 from latentmake.config.fields import PATTERNS
-from latentmake.config.mistakes import answers
-from latentmake.config.sections import sections
-from latentmake.config.trainers.base import Kind
+from latentmake.config.mistakes import answers, sections
+from latentmake.config.root import Config, parse
+from latentmake.config.trainers import Kind
 from latentmake.errors import ConfigError
 
 TRAINERS: dict[str, dict[str, Any]] = {

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from latentmake import layouts
-from latentmake.config import Model
 from latentmake.config.architectures import ARCHITECTURES, WAN
+from latentmake.config.models import Model
 from pydantic import ValidationError
 
 ROWS = {name: row for name, row in ARCHITECTURES.items() if row.scripts is not None}

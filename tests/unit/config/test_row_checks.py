@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from controlled_world import configured
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.errors import ConfigError
 
 CONTROL = {"control_directory": "control"}

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from config_world import changed, smallest
 from hypothesis import given, settings
-from latentmake.config import Config, json_schema, parse
+from latentmake.config.root import Config, json_schema, parse
 from pydantic import BaseModel
 from test_config import MISTAKES, configurations
 

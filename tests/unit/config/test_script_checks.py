@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from latentmake.config import Model, MusubiTrainer
-from latentmake.config.script_checks import check_training
+from latentmake.config.checks import check_training
+from latentmake.config.external_trainers import MusubiTrainer
+from latentmake.config.models import Model
 from latentmake.errors import ConfigError
 from refused_settings import REFUSED, TAKEN
 from rows_world import ROWS, VERSIONS, model_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from latentmake.config import Config, parse
+from latentmake.config.root import Config, parse
 from latentmake.errors import ConfigError
 
 BUCKETS = {"fit": "bucket", "min_bucket_reso": 64}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 from config_keys import keys_of
-from latentmake.config import Config, MusubiTrainer, SdScriptsTrainer, SdTrainer, WanTrainer
-from latentmake.config.shapes import shaping
+from latentmake.config.external_trainers import MusubiTrainer, SdScriptsTrainer
+from latentmake.config.fields import shaping
+from latentmake.config.root import Config
+from latentmake.config.trainers import SdTrainer, WanTrainer
 from pydantic import BaseModel
 
 KEYS = list(keys_of(Config))

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latentmake.config import Config, Dataset, parse
+from latentmake.config.datasets import Dataset
+from latentmake.config.root import Config, parse
 from latentmake.errors import ConfigError
 
 VIDEOS: dict[str, Any] = {"path": "data/films", "target_frames": [5]}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import world
 import yaml
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.errors import ConfigError, UserError
 from latentmake.exchange.datasets_toml.importing import Imported, imported
 from latentmake.index.memo import Memo

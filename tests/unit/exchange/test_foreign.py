@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from latentmake import digest
 from latentmake.caches.pixels import plain
-from latentmake.config import Dataset, parse
+from latentmake.config.datasets import Dataset
+from latentmake.config.root import parse
 from latentmake.errors import CacheError, ConfigError
 from latentmake.exchange.adoption import STATES, adopt_works
 from latentmake.exchange.ai_training.adopt import AiTraining

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import world
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.errors import ConfigError
 from latentmake.exchange.adoption import STATES, adopt
 from latentmake.exchange.trainer_caches import TrainerCaches

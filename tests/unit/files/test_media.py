@@ -13,18 +13,17 @@ import av
 import numpy as np
 import pytest
 from latentmake.caches.pixels.plain import decode
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.errors import SourceError
 from latentmake.files import media
 from latentmake.files.media import (
     IMAGE_FORMATS,
     VIDEO_EXTENSIONS,
-    Media,
     opened_video,
     probe_image,
     probe_video,
 )
-from latentmake.geometry.timing import Timing
+from latentmake.geometry.clips import Media, Timing
 from latentmake.sources.item import IMAGE_EXTENSIONS
 from PIL import EpsImagePlugin, Image
 from video_world import KINDS, rewrap, turn, write_kind, write_timed, write_video

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from latentmake.config import PathMap
+from latentmake.config.machines import PathMap
 from latentmake.files.paths import absolute, backslashed, is_windows, translate
 
 MAPS = [

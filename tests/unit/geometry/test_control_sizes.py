@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.errors import SourceError
-from latentmake.geometry.buckets import Size
-from latentmake.geometry.control_sizes import control_size, has_own_sizes, nearest_size, refuse_odd
+from latentmake.geometry.buckets import Size, control_size, has_own_sizes, nearest_size, refuse_odd
 
 
 def dataset(**changes: Any) -> Dataset:

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from latentmake.config import Dataset
 from latentmake.config.architectures import ARCHITECTURES
-from latentmake.config.datasets import Bucketing
+from latentmake.config.datasets import Bucketing, Dataset
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.sdscripts_buckets import bucket_sizes, crop_ltrb, place
 

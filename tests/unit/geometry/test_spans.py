@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake import layouts
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import Clip, SourceFps, Span, clips, kept_indices
-from latentmake.geometry.timing import Timing
+from latentmake.geometry.clips import Clip, SourceFps, Span, Timing, clips, kept_indices
 
 SETTINGS: dict[str, Any] = {
     "target_frames": [5],

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake import digest
 from latentmake.files.cachefile import Picture
-from latentmake.files.media import Media
+from latentmake.geometry.clips import Media
 from latentmake.index.memo import Memo, SourceStat, TargetStat, source_stat, target_stat
 
 SOURCE = SourceStat(1, 2, 3, 4)
@@ -84,7 +84,9 @@ def test_a_memo_of_version_0_2_is_read(place: Path) -> None:
             (3, 'data/old.png', 1, 2, 3, 4, '30 20 0'), -- of versions before 0.2.0
             (5, 'meta.json', 1, 2, 3, 4, '1 1'), (6, '1digest', NULL, 1, NULL, NULL, '60 40'),
             (7, 'question', NULL, 1, NULL, NULL, 'answer'),
-            (9, 'receipt', NULL, 1, NULL, NULL, ''), (12, 'data/a.txt', 1, 2, 3, 4, 'a cat');
+            (9, 'receipt', NULL, 1, NULL, NULL, ''), (12, 'data/a.txt', 1, 2, 3, 4, 'a cat'),
+            (10, 'latents of cats', NULL, 1, NULL, NULL, '[[1, 2], "s"]'), -- what others wrote
+            (11, 'head', NULL, 1, NULL, NULL, 'of another form');
         INSERT INTO entries VALUES (1, 'a', 'a cat', NULL);
         """
     )
@@ -92,6 +94,8 @@ def test_a_memo_of_version_0_2_is_read(place: Path) -> None:
     with Memo(place) as memo:
         assert knows_something(memo)
         assert not memo.is_new
+        # Nor does 0.2.0 read these of ours, so that a user may go back to it.
+        assert memo.rates.get("latents of cats") is memo.snapshots.get("head") is None
         assert memo.texts.get("data/a.txt", SOURCE) == "a cat"
         video = Media(64, 48, 9, "1/24:1x9", 90)
         assert memo.media(["data/a.mp4", "data/old.png"]) == {"data/a.mp4": (SOURCE, video)}

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from item_world import work_of
 from latentmake import layouts
-from latentmake.config import Dataset, Model
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.config.musubi import MUSUBI
-from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import Clip, Section, kept_indices, sections
+from latentmake.geometry.clips import Clip, Media, Section, kept_indices, sections
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
 

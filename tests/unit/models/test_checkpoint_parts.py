@@ -14,7 +14,9 @@ import world
 from checkpoint_world import Kind
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from latentmake.backends import plan_training
-from latentmake.config import Model, TextWeights, Weights, parse
+from latentmake.config.models import Model
+from latentmake.config.root import parse
+from latentmake.config.weights import TextWeights, Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.index.memo import Memo
 from latentmake.models import checkpoints

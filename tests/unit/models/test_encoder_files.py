@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from latentmake.config import Model
+from latentmake.config.models import Model
 from latentmake.models.encoder_files import encoder_fault, encoder_files
 from safetensors.torch import save_file
 

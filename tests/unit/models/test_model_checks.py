@@ -14,7 +14,9 @@ import world
 from diffusers import FlowMatchEulerDiscreteScheduler
 from huggingface_hub import constants
 from latentmake.backends import plan_training
-from latentmake.config import SdTrainer, Weights, parse
+from latentmake.config.root import parse
+from latentmake.config.trainers import SdTrainer
+from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, UserError
 from latentmake.index.memo import Memo
 from latentmake.models.checks import check_kind, parameter_names

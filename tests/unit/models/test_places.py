@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import world
-from latentmake.config import Config, Model, hub, parse
+from latentmake.config import hub
+from latentmake.config.models import Model
+from latentmake.config.root import Config, parse
 from latentmake.errors import ConfigError, ModelError
 from latentmake.models.files import refuse_missing
 from latentmake.models.places import resolved

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latentmake.config import Dataset, Model, Weights
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
+from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
 from latentmake.models import recipe
 

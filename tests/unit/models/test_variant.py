@@ -12,7 +12,7 @@ from latentmake import layouts
 from latentmake.caches.pixels import plain as pixels
 from latentmake.caches.pixels import sdscripts as sdscripts_pixels
 from latentmake.caches.pixels import wan
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size, wan_size
 from latentmake.geometry.clips import Clip

@@ -19,7 +19,7 @@ from dit_world import (
     tiny_dit,
     write_file,
 )
-from latentmake.config import Model
+from latentmake.config.models import Model
 from latentmake.errors import ModelError, TrainingError
 from latentmake.models.wan_dit import check_networks, dit_digest, read_dit, trained_networks
 from latentmake.models.wan_files import networks
@@ -151,7 +151,7 @@ def test_nothing_of_this_imports_torch(tmp_path: Path) -> None:
     path = forms(tiny_dit(), tmp_path)["pipeline"]
     code = f"""
 import sys
-from latentmake.config import Model
+from latentmake.config.models import Model
 from latentmake.models.wan_dit import check_networks, dit_digest
 model = Model.model_validate({{"task": "t2v-1.3B", "vae": "v", "text": "t", "dit": {str(path)!r}}})
 check_networks(model, "wan", ["to_q"], "x")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from latentmake.config import TextWeights, Weights
+from latentmake.config.weights import TextWeights, Weights
 from latentmake.errors import ModelError
 from latentmake.models import files, shapes
 from test_recipe import network, put

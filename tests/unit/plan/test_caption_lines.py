@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from latentmake import digest
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.files import atomic, cachefile, npz
 from latentmake.index.memo import Memo
 from latentmake.plan import manifest

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from item_world import inputs_of
 from latentmake import digest, layouts
-from latentmake.config import Dataset, Model
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.files.cachefile import Header, Picture, target_key
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo

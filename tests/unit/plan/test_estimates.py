@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 from item_world import work_of
-from latentmake.config import Cluster, Dataset, Model, parse
+from latentmake.config.datasets import Dataset
+from latentmake.config.machines import Cluster
+from latentmake.config.models import Model
+from latentmake.config.root import parse
 from latentmake.files.disk import Need
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip

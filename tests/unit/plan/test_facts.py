@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import world
 from latentmake import digest
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.index.memo import MEMO, Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import world
 from latentmake import digest
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.errors import ConfigError, UserError
 from latentmake.index.memo import Memo
 from latentmake.models.checks import read_schedule

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from item_world import work_of
-from latentmake.config import Dataset, Model, MusubiTuner
+from latentmake.config.datasets import Dataset
+from latentmake.config.machines import MusubiTuner
+from latentmake.config.models import Model
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Span

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded
 from latentmake.caches.inputs import Sample
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.errors import UserError
 from latentmake.files import atomic
 from latentmake.index.listing import Folder

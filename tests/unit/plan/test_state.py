@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from item_world import inputs_of
 from latentmake import digest, layouts
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.errors import CacheError
 from latentmake.files import atomic, cachefile
 from latentmake.geometry.buckets import Size

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from item_world import work_of
-from latentmake.config import Dataset, Model
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.files import atomic, cachefile
 from latentmake.plan import store
 from latentmake.plan.orders import Order

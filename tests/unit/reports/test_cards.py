@@ -14,7 +14,7 @@ import pytest
 import world
 from latentmake import layouts
 from latentmake.caches.inputs import SourceBytes, samples_of
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts

@@ -17,7 +17,7 @@ from compare_world import Colour, colour_of, make_run
 from hypothesis import given
 from hypothesis import strategies as st
 from latentmake import digest
-from latentmake.config import Config, parse
+from latentmake.config.root import Config, parse
 from latentmake.errors import ConfigError, TrainingError
 from latentmake.reports.comparison import (
     Pictured,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan

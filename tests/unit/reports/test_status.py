@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.index.memo import Memo
 from latentmake.plan.estimates import Past, learn_job
 from latentmake.plan.facts import Facts

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from latentmake.config import Captions, Dataset
+from latentmake.config.datasets import Captions, Dataset
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.sources import folders
 from latentmake.sources.caption_files import Texts, texts_of

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from latentmake.config import Captions
+from latentmake.config.datasets import Captions
 from latentmake.errors import SourceError
 from latentmake.sources.caption_pipeline import (
     CaptionError,

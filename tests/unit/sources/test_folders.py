@@ -11,7 +11,7 @@ import pytest
 from file_clock import await_another_time
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.errors import DatasetError
 from latentmake.index.memo import source_stat
 from latentmake.sources.folders import items, scan

@@ -14,7 +14,7 @@ import video_world
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake import layouts
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.errors import DatasetError
 from latentmake.geometry.clips import Clip, Span, kept_indices
 from latentmake.index.memo import Memo

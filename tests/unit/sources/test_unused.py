@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.sources.folders import scan
 from latentmake.sources.unused import unused_note
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from latentmake.caches.encoders.local_state import State
-from latentmake.config import Weights
+from latentmake.config.weights import Weights
 from latentmake.models.checkpoints import part_of, prefix_of
 
 

@@ -16,7 +16,7 @@ from transformers import CLIPVisionConfig, CLIPVisionModel
 
 from latentmake.caches.encoders.local_state import Kind, State, load_network, place
 from latentmake.caches.encoders.transfer import upload
-from latentmake.config import Weights
+from latentmake.config.weights import Weights
 
 # Colour channels of CLIP's training images (source: openai/CLIP, clip.py).
 _MEAN = (0.48145466, 0.4578275, 0.40821073)

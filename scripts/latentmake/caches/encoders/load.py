@@ -1,4 +1,4 @@
-"""Loading the encoder of a work order."""
+"""Loading the encoder of an order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from latentmake.caches.encoders.device import pick_device
 from latentmake.caches.encoders.imports import encoding_only
 from latentmake.caches.encoders.measured import batch_sizes, measured
 from latentmake.caches.encoders.memory import keep_memory
-from latentmake.config import Model, Weights
+from latentmake.config.models import Model
+from latentmake.config.weights import Weights
 from latentmake.models.checkpoints import section_of
 from latentmake.models.files import encoder_files
 from latentmake.plan.orders import Order

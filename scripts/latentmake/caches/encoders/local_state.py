@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from safetensors.torch import load_file
 
-from latentmake.config import Weights
+from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, first_line
 from latentmake.models import weight_kinds
 from latentmake.models.files import network_config, weights_files

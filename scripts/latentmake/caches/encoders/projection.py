@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from latentmake.config import TextWeights
+from latentmake.config.weights import TextWeights
 from latentmake.errors import ModelError, first_line
 from latentmake.files import atomic, cachefile
 from latentmake.models.files import projection_file

@@ -18,7 +18,7 @@ from latentmake.caches.encoders import Encoded, Loaded
 from latentmake.caches.encoders.plain import ImageEncoder, text
 from latentmake.caches.encoders.transfer import download
 from latentmake.caches.inputs import Sample
-from latentmake.config import Model
+from latentmake.config.models import Model
 from latentmake.files import npz
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.sdscripts_buckets import crop_ltrb

@@ -14,7 +14,8 @@ from latentmake.caches.encoders.clip_text import CLIP_LENGTH, ClipTextEncoder, l
 from latentmake.caches.encoders.text_model import load_text_model
 from latentmake.caches.encoders.together import BitEqual, Results, groups, hiding, padded
 from latentmake.caches.encoders.transfer import download, upload
-from latentmake.config import Model, TextWeights
+from latentmake.config.models import Model
+from latentmake.config.weights import TextWeights
 from latentmake.layouts.plain import encoder_name
 from latentmake.models import tokenizers
 from latentmake.models.shapes import T5_LENGTH

@@ -27,7 +27,7 @@ from latentmake.caches.encoders.local_state import (
     without_weights,
 )
 from latentmake.caches.encoders.projection import text_projection
-from latentmake.config import TextWeights
+from latentmake.config.weights import TextWeights
 from latentmake.errors import ModelError
 from latentmake.models import tokenizers
 from latentmake.models.files import config_file, network_config, weights_files

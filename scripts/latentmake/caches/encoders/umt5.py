@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase, UMT5Config, UMT5EncoderModel
 from latentmake.caches.encoders.local_state import Kind, State, load_network, place
 from latentmake.caches.encoders.together import BitEqual, groups, hiding, padded
 from latentmake.caches.encoders.transfer import Wait, download, upload
-from latentmake.config import TextWeights
+from latentmake.config.weights import TextWeights
 from latentmake.models.tokenizers import TokenCache
 from latentmake.models.tokenizers import load as load_tokenizer
 

@@ -16,7 +16,7 @@ from latentmake.caches.encoders.local_state import (
     without_weights,
 )
 from latentmake.caches.encoders.transfer import upload
-from latentmake.config import Weights
+from latentmake.config.weights import Weights
 from latentmake.models.checkpoints import vae_config
 from latentmake.models.files import network_config, weights_files
 

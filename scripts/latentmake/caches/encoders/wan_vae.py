@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from latentmake.caches.encoders.local_state import Kind, State, load_network, place
 from latentmake.caches.encoders.transfer import upload
-from latentmake.config import Weights
+from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
 
 LATENTS_MEAN = (

@@ -14,7 +14,7 @@ from PIL import ExifTags, Image, ImageColor
 
 from latentmake.caches.inputs import Sample, SourceBytes
 from latentmake.caches.pixels.arrays import Array, lanczos, view_of
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.files.media import load, opened_image
 from latentmake.geometry.buckets import Size, placement
 from latentmake.plan.orders import Order

@@ -42,7 +42,7 @@ class ClipMaker:
     Clips come in the order of their frames, all sizes of one at once, from one decoding.
 
     Args:
-        order: the work order.
+        order: of the job.
         wanted: clips of items that have the same source, and the same control if any.
         frames_at: reads frames.
         check: called after the frames of each clip were read; raises a SourceError if they cannot

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from latentmake.config import Adopt, Model, Run
+from latentmake.config.models import Model
+from latentmake.config.runs import Run
+from latentmake.config.weights import Adopt
 from latentmake.errors import ConfigError
 from latentmake.exchange.ai_training.orders import ExportOrder, Text
 from latentmake.geometry.buckets import Size

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from latentmake.config import Run
+from latentmake.config.runs import Run
 from latentmake.errors import ConfigError
 from latentmake.files.disk import Need
 from latentmake.geometry.buckets import Size, wan_size

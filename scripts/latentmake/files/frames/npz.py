@@ -14,7 +14,7 @@ from numpy.lib import format as npy
 
 from latentmake.errors import SourceError
 from latentmake.files.frames.ended import EndedError
-from latentmake.files.media import Media
+from latentmake.geometry.clips import Media
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -21,7 +21,8 @@ from latentmake.files.frames import npz
 from latentmake.files.frames.ended import EndedError
 from latentmake.files.frames.protocol import ALIVE, DONE, FAULT, FRAME, HEAD, MEDIA, SIGN_SECONDS
 from latentmake.files.frames.reading import open_source, read_frames
-from latentmake.files.media import NPZ, Media, probe_video
+from latentmake.files.media import NPZ, probe_video
+from latentmake.geometry.clips import Media
 
 _PIPE_BYTES = 1 << 20
 

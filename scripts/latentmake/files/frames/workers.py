@@ -21,7 +21,7 @@ from latentmake.errors import SourceError
 from latentmake.files.cores import usable_cores
 from latentmake.files.frames.ended import EndedError, HungError
 from latentmake.files.frames.protocol import ALIVE, DONE, FAULT, FRAME, HEAD
-from latentmake.files.media import Media
+from latentmake.geometry.clips import Media
 
 if TYPE_CHECKING:
     import numpy as np

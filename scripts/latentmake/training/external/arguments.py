@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from latentmake.config.scripts import Setting
+from latentmake.config.rows import Setting
 from latentmake.files.paths import is_windows
 from latentmake.training.external.order import ExternalOrder
 

@@ -10,9 +10,12 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from latentmake.config import Config, Dataset, Model, MusubiTrainer, Publish, SdScriptsTrainer
-from latentmake.config.scripts import Setting
-from latentmake.config.trainers.flags import flags_of
+from latentmake.config.datasets import Dataset
+from latentmake.config.external_trainers import MusubiTrainer, SdScriptsTrainer, flags_of
+from latentmake.config.machines import Publish
+from latentmake.config.models import Model
+from latentmake.config.root import Config
+from latentmake.config.rows import Setting
 from latentmake.files import atomic
 from latentmake.plan.lock import run_folder
 from latentmake.plan.orders import run_order

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from latentmake.config import Config
+from latentmake.config.root import Config
 from latentmake.errors import DatasetError
 from latentmake.files import atomic
 from latentmake.plan.facts import Facts

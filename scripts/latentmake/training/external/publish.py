@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
 from latentmake import layouts
-from latentmake.config import ExternalProgram, resolution_name
+from latentmake.config.fields import resolution_name
+from latentmake.config.machines import ExternalProgram
 from latentmake.errors import ConfigError, StorageError
 from latentmake.files.paths import System, absolute, backslashed, is_windows, translate
 from latentmake.files.sync import sync

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
-from latentmake.config import Config
+from latentmake.config.root import Config
 from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
 from latentmake.models.wan_files import ModelFile

@@ -16,7 +16,7 @@ from accelerate.utils import (
 )
 
 from latentmake.caches.encoders.device import pick_device
-from latentmake.config import LoopTrainer
+from latentmake.config.trainers import LoopTrainer
 from latentmake.errors import TrainingError
 from latentmake.training.loop.checks import refuse_sharded
 from latentmake.training.loop.order import TrainingOrder

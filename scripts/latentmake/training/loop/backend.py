@@ -5,11 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from latentmake.training.backend import Backend
-from latentmake.training.checks import Finding
-from latentmake.training.loop.order import TrainingOrder
+
+if TYPE_CHECKING:
+    from latentmake.training.checks import Finding
+    from latentmake.training.loop.order import TrainingOrder
 
 
 class LoopBackend(Backend):

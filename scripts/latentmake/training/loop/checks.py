@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from latentmake.config import LoopTrainer
+from latentmake.config.trainers import LoopTrainer
 from latentmake.errors import TrainingError, first_line
 from latentmake.regular import read_regular
 from latentmake.training.checks import Finding, of_faults

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from latentmake.config import LoopTrainer
+from latentmake.config.trainers import LoopTrainer
 from latentmake.errors import TrainingError
 
 

@@ -9,8 +9,9 @@ from typing import ClassVar, Self
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from latentmake import digest
-from latentmake.config import LoopTrainer, Weights
-from latentmake.config.shapes import shaping
+from latentmake.config.fields import shaping
+from latentmake.config.trainers import LoopTrainer
+from latentmake.config.weights import Weights
 
 _LENGTHS = {"steps", "epochs", "max_steps"}
 _STEPS = 1000  # where neither `steps` nor `epochs` is set

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from latentmake.config import Config, LoopTrainer, Run
+from latentmake.config.root import Config
+from latentmake.config.runs import Run
+from latentmake.config.trainers import LoopTrainer
 from latentmake.files import atomic
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import run_order
 from latentmake.plan.run_plan import RunPlan
-from latentmake.training.checks import refuse_failed
 from latentmake.training.loop.checkpoint import as_begun, resumable
-from latentmake.training.loop.checks import check_settings
 from latentmake.training.loop.order import TextSchedule, TrainingOrder
 from latentmake.training.loop.result import Record, RunFiles, checkpoint_digest, wanted_of
 from latentmake.training.loop.sample_images import are_drawn
@@ -30,6 +30,9 @@ def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: boo
         plan.training_order = plan.trainer_order
         plan.note = _note(order, plan)
         if train:
+            from latentmake.training.checks import refuse_failed
+            from latentmake.training.loop.checks import check_settings
+
             refuse_failed(check_settings(order.trainer, here=facts.runs_jobs))
 
 

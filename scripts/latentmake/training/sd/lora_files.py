@@ -32,7 +32,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from latentmake import digest
-from latentmake.config import Weights
+from latentmake.config.weights import Weights
 from latentmake.errors import CacheError, ModelError, TrainingError, first_line
 from latentmake.files import atomic, cachefile
 from latentmake.files.safetensors import read_head

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from latentmake.caches.encoders.checkpoint import unet_state
 from latentmake.caches.encoders.local_state import fill, local_state, without_weights
 from latentmake.caches.encoders.projection import load_projection, write_projection
-from latentmake.config import SdTrainer, Weights
+from latentmake.config.trainers import SdTrainer
+from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError, first_line
 from latentmake.files import atomic
 from latentmake.models import checkpoints

@@ -17,7 +17,7 @@ import torch
 from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from diffusers.training_utils import compute_snr
 
-from latentmake.config import Weights
+from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
 from latentmake.models.checks import read_schedule
 from latentmake.training.loop.data.batch import Batch, copied

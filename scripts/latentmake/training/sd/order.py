@@ -6,7 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import JsonValue
 
-from latentmake.config import SdTrainer, Weights
+from latentmake.config.trainers import SdTrainer
+from latentmake.config.weights import Weights
 from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.loop.result import LORA_WEIGHTS
 from latentmake.training.sd.files import KOHYA_WEIGHTS, UNET_FOLDER, UNET_WEIGHTS

@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from latentmake.config import Config, Run, SdTrainer, Weights
+from latentmake.config.root import Config
+from latentmake.config.runs import Run
+from latentmake.config.trainers import SdTrainer
+from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.models import checkpoints, recipe
 from latentmake.models.checks import check_names, parameter_names, read_schedule, schedule_of

@@ -6,7 +6,10 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from latentmake.config import Config, Model, Run, WanTrainer
+from latentmake.config.models import Model
+from latentmake.config.root import Config
+from latentmake.config.runs import Run
+from latentmake.config.trainers import WanTrainer
 from latentmake.geometry.buckets import Size
 from latentmake.models.wan_dit import Dit, check_targets, read_dit
 from latentmake.models.wan_memory import TrainingMemory, lora_parameters, training_memory

@@ -9,7 +9,7 @@ from latentmake.caches.encoders.clip_vision import load_clip_vision
 from latentmake.caches.encoders.wan_vae import load_wan_vae
 from latentmake.caches.pixels.plain import decode
 from latentmake.caches.pixels.wan import fit
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size
 from latentmake.regular import read_regular

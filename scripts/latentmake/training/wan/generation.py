@@ -7,7 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from latentmake import digest
-from latentmake.config import Config, Model, Run, WanTrainer
+from latentmake.config.models import Model
+from latentmake.config.root import Config
+from latentmake.config.runs import Run
+from latentmake.config.trainers import WanTrainer
 from latentmake.errors import ConfigError, ModelError
 from latentmake.files import atomic
 from latentmake.models.files import encoder_files

@@ -11,7 +11,7 @@ from peft import LoraConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 from latentmake.caches.encoders.local_state import fill, local_state, refusing
-from latentmake.config import Weights
+from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
 from latentmake.models.wan_dit import HINT, IGNORED, check_targets, read_dit
 from latentmake.models.wan_names import to_diffusers

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import JsonValue
 
 from latentmake import digest
-from latentmake.config import WanTrainer
+from latentmake.config.trainers import WanTrainer
 from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.wan.lora_names import lora_names
 

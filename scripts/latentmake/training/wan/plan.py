@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 
-from latentmake.config import Model, Run, WanTrainer
+from latentmake.config.models import Model
+from latentmake.config.runs import Run
+from latentmake.config.trainers import WanTrainer
 from latentmake.errors import ModelError
 from latentmake.models.wan_dit import check_networks, dit_digest
 from latentmake.plan.facts import Facts

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake.caches.pixels import sdscripts, wan
 from latentmake.caches.pixels.plain import decode, fit, upright_size
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size, target_size
 from numpy.typing import NDArray

@@ -15,7 +15,8 @@ from item_world import inputs_of
 from latentmake.caches.inputs import Sample, SourceBytes
 from latentmake.caches.pixels import plain, sdscripts, wan
 from latentmake.caches.pixels.arrays import array_of, by_pillow, lanczos, view_of
-from latentmake.config import Dataset, Model
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size, place, placement
 from latentmake.plan.orders import Order, Work

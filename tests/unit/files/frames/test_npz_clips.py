@@ -11,7 +11,7 @@ import pytest
 from latentmake.errors import SourceError
 from latentmake.files.frames import EndedError, Workers
 from latentmake.files.frames.reading import read_frames
-from latentmake.files.media import Media
+from latentmake.geometry.clips import Media
 from numpy.lib import format as npy
 
 FRAMES = np.random.default_rng(0).integers(0, 256, (9, 12, 20, 3), dtype=np.uint8)

@@ -5,8 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from latentmake.config import MusubiTrainer, SdScriptsTrainer
-from latentmake.config.trainers.flags import MUSUBI, SD_SCRIPTS, decided_flags
+from latentmake.config.external_trainers import (
+    MUSUBI,
+    SD_SCRIPTS,
+    MusubiTrainer,
+    SdScriptsTrainer,
+    decided_flags,
+)
 from latentmake.training.external.arguments import depends_on_length, missing_files, with_paths
 from pydantic import ValidationError
 

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from latentmake.config import Config, MusubiTrainer, SdTrainer, WanTrainer, parse
+from latentmake.config.external_trainers import MusubiTrainer
+from latentmake.config.root import Config, parse
+from latentmake.config.trainers import SdTrainer, WanTrainer
 from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
 from latentmake.plan.run_plan import RunPlan

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.errors import DatasetError
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 import torch
 from controlled_world import configured
-from latentmake.config import Dataset, ExternalProgram, Publish
+from latentmake.config.datasets import Dataset
+from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.errors import (
     CacheError,
     ConfigError,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from latentmake.config import SdTrainer
+from latentmake.config.trainers import SdTrainer
 from latentmake.errors import DeviceError, TrainingError
 from latentmake.training.loop import accelerator
 from latentmake.training.loop.accelerator import decided, make_accelerator
@@ -20,7 +20,7 @@ SCRIPTS = Path(__file__).parents[4] / "scripts"
 # One process of a training on several devices, with torch's process group for CPUs.
 SCRIPT = """
 import torch
-from latentmake.config import SdTrainer
+from latentmake.config.trainers import SdTrainer
 from latentmake.training.loop.accelerator import make_accelerator
 accelerator = make_accelerator(SdTrainer(kind="sd", mixed_precision="no"), "sd")
 assert accelerator.distributed_type.value == "MULTI_CPU"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from latentmake import digest
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.index.memo import Memo
 from latentmake.plan.run_plan import Plan, RunPlan
 from latentmake.reports.plan_report import report

@@ -9,7 +9,7 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
 from latentmake.caches.encoders.vae import load_vae
-from latentmake.config import Weights
+from latentmake.config.weights import Weights
 from latentmake.training.loop.batch_order import generator
 from latentmake.training.loop.grid import draw_grid
 from latentmake.training.loop.sample_rows import clear_rows, read_rows, write_row

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from latentmake.config import SdTrainer, Weights
+from latentmake.config.trainers import SdTrainer
+from latentmake.config.weights import Weights
 from latentmake.training.loop import drawing
 from latentmake.training.loop.order import Prompt
 from latentmake.training.loop.result import Record, RunFiles, wanted

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from latentmake.config import SdTrainer, Weights
+from latentmake.config.trainers import SdTrainer
+from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.training.loop.weights import trained_state
 from latentmake.training.sd import network

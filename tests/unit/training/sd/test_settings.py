@@ -15,7 +15,8 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from hypothesis import given
 from hypothesis import strategies as st
 from latentmake.caches.encoders.projection import load_projection, write_projection
-from latentmake.config import Samples, SdTrainer, Weights
+from latentmake.config.trainers import Samples, SdTrainer
+from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError, UserError
 from latentmake.index.memo import Memo
 from latentmake.training.loop import checkpoint

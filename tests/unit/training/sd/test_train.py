@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from diffusers import DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
-from latentmake.config import Weights
+from latentmake.config.weights import Weights
 from latentmake.errors import (
     CacheError,
     ModelError,

@@ -12,7 +12,7 @@ from accelerate.state import AcceleratorState
 from diffusers import WanTransformer3DModel
 from generation_world import text_file
 from latentmake import digest
-from latentmake.config import Model
+from latentmake.config.models import Model
 from latentmake.errors import TrainingError, UserError
 from latentmake.files import atomic, cachefile
 from latentmake.training.evaluation import EvaluationOrder, Metrics

@@ -13,7 +13,8 @@ from dit_world import tiny_dit
 from generation_world import RUN, make_world, order_of, text_file, write_lora_of
 from latentmake import digest
 from latentmake.caches.encoders.wan_vae import load_wan_vae
-from latentmake.config import Model, Weights
+from latentmake.config.models import Model
+from latentmake.config.weights import Weights
 from latentmake.errors import CacheError, SourceError, TrainingError
 from latentmake.files.mp4 import spread_frames
 from latentmake.training.generation import (

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latentmake.config import Generation, parse
+from latentmake.config.root import parse
+from latentmake.config.trainers import Generation
 from latentmake.errors import ConfigError
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts

@@ -17,7 +17,7 @@ from diffusers import (
     WanTransformer3DModel,
 )
 from latentmake.caches.encoders.wan_vae import load_wan_vae
-from latentmake.config import Weights
+from latentmake.config.weights import Weights
 from latentmake.training.wan.sampling import (
     Condition,
     Networks,

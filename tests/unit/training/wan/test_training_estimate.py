@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import WanTransformer3DModel
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.models.wan_shapes import DitShapes
 from latentmake.training.wan.estimate import estimate_training, largest_latent
 from latentmake.training.wan.lora_files import write_lora

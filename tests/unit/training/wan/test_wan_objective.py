@@ -15,7 +15,7 @@ from diffusers import (
 )
 from dit_world import image_dit, tiny_dit
 from latentmake.caches.encoders.wan_vae import load_wan_vae
-from latentmake.config import Weights
+from latentmake.config.weights import Weights
 from latentmake.errors import TrainingError
 from latentmake.training.loop.batch_order import generator
 from latentmake.training.loop.data.batch import Batch

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latentmake.config import Config, WanTrainer, parse
-from latentmake.config.shapes import declared
-from latentmake.config.trainers import WanSamples
+from latentmake.config.fields import declared
+from latentmake.config.root import Config, parse
+from latentmake.config.trainers import WanSamples, WanTrainer
 from latentmake.errors import ConfigError
 from latentmake.training.wan.order import WanOrder
 from latentmake.training.wan.plan import boundary_of

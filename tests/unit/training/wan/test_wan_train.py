@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from latentmake.config import WanTrainer
+from latentmake.config.trainers import WanTrainer
 from latentmake.errors import CacheError, ModelError
 from latentmake.training.loop import checkpoint
 from latentmake.training.loop.data.caches import Caches, read_items
@@ -314,7 +314,7 @@ def test_only_the_length_of_a_training_is_no_part_of_its_course(tmp_path: Path) 
 
 
 def test_the_shift_is_that_of_the_nearest_size_that_wan_knows() -> None:
-    from latentmake.config import Resolution
+    from latentmake.config.fields import Resolution
 
     trainer = WanTrainer(kind="wan")
     small, large = Resolution(width=832, height=480), Resolution(width=1280, height=720)

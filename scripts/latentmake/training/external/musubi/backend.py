@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from latentmake import digest
-from latentmake.config import Config, MusubiTrainer, Weights
+from latentmake.config.external_trainers import MusubiTrainer
+from latentmake.config.root import Config
+from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.files import atomic
 from latentmake.index.memo import Memo

@@ -1,6 +1,6 @@
 """Command lines of musubi-tuner's caching scripts, as lists of arguments.
 
-Scripts, flags and versions come from the row of the architecture, see `config.scripts`. Paths come
+Scripts, flags and versions come from the row of the architecture, see `config.rows`. Paths come
 in as the machine that runs the command names them.
 """
 
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from latentmake.config import Model, Weights
-from latentmake.config.scripts import File
+from latentmake.config.models import Model
+from latentmake.config.rows import File
+from latentmake.config.weights import Weights
 from latentmake.models.scripted import script_of
 from latentmake.training.external.arguments import command_line
 

@@ -2,7 +2,7 @@
 
 It globs its cache folders and trains on whatever fits the pattern; an item without its text cache
 is dropped with a warning, one of another shape ends the training at its batch. Tensors are not
-read. What an architecture's files hold is told by its row, see `config.scripts`.
+read. What an architecture's files hold is told by its row, see `config.rows`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from latentmake.config import resolution_name
+from latentmake.config.fields import resolution_name
 from latentmake.errors import SourceError
 from latentmake.files.safetensors import Tensor, read_head
 from latentmake.geometry.buckets import Size, wan_size

@@ -10,7 +10,7 @@ from typing import Any
 
 import tomli_w
 
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.training.external.musubi.order import MusubiOrder
 
 Directory = Callable[[str, tuple[int, int]], str]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from latentmake import layouts
-from latentmake.config import resolution_name
+from latentmake.config.fields import resolution_name
 from latentmake.errors import CacheError, SourceError
 from latentmake.files.sync import RECORD, Changes, recorded, sync
 from latentmake.training.external.musubi.order import DEPLOYED, ManifestRow, MusubiOrder

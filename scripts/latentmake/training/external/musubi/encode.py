@@ -19,8 +19,8 @@ from pathlib import Path
 
 from latentmake.caches.job import Job
 from latentmake.caches.reading import Reading
-from latentmake.config import Weights
-from latentmake.config.scripts import File
+from latentmake.config.rows import File
+from latentmake.config.weights import Weights
 from latentmake.errors import DeviceError, ModelError, is_device_fault, is_out_of_memory
 from latentmake.models.scripted import frames_and_sides, script_of
 from latentmake.plan.orders import Order, Work

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from latentmake.config import ExternalProgram, Model
-from latentmake.config.scripts import Scripts
+from latentmake.config.machines import ExternalProgram
+from latentmake.config.models import Model
+from latentmake.config.rows import Scripts
 from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
+from latentmake.models import recipe_differences as programs
 from latentmake.models.scripted import script_of
-from latentmake.plan import programs
 from latentmake.training.external.installation import Installation, Program
 from latentmake.training.external.musubi.known import refuse_unknown
 

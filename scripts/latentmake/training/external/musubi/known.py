@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from latentmake.config import Model
+from latentmake.config.models import Model
 from latentmake.errors import TrainingError
 from latentmake.models.scripted import script_of
 from latentmake.training.external.installation import Installation

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from latentmake import digest, layouts
-from latentmake.config import ExternalProgram, MusubiTrainer, resolution_name
-from latentmake.config.scripts import Scripts, Version
-from latentmake.config.shapes import shaping
+from latentmake.config.external_trainers import MusubiTrainer
+from latentmake.config.fields import resolution_name, shaping
+from latentmake.config.machines import ExternalProgram
+from latentmake.config.rows import Scripts, Version
 from latentmake.layouts import Layout
 from latentmake.training.external.order import ExternalOrder
 

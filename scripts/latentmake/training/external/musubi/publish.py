@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from latentmake import layouts
-from latentmake.config import ExternalProgram, Weights, resolution_name
+from latentmake.config.fields import resolution_name
+from latentmake.config.machines import ExternalProgram
+from latentmake.config.weights import Weights
 from latentmake.errors import CacheError, ConfigError, SourceError, TrainingError
 from latentmake.files.media import VIDEO_EXTENSIONS
 from latentmake.files.paths import System

@@ -1,7 +1,7 @@
 """Command lines of musubi-tuner's training scripts, as lists of arguments.
 
 Script, module of the LoRA, version and files of weights come from the row of the architecture, see
-`config.scripts`. Paths come in as the machine that runs the command names them.
+`config.rows`. Paths come in as the machine that runs the command names them.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from latentmake import digest
-from latentmake.config import Config, SdScriptsTrainer
+from latentmake.config.external_trainers import SdScriptsTrainer
+from latentmake.config.root import Config
 from latentmake.errors import ModelError, UserError
 from latentmake.index.memo import Memo
 from latentmake.models.wan_files import ModelFile

@@ -14,8 +14,9 @@ from typing import Any
 
 import tomli_w
 
-from latentmake.config import Dataset, resolution_name
 from latentmake.config.architectures import ARCHITECTURES, ArchitectureName
+from latentmake.config.datasets import Dataset
+from latentmake.config.fields import resolution_name
 from latentmake.errors import CacheError, SourceError, TrainingError
 from latentmake.files.sync import Changes, sync
 from latentmake.layouts.sdscripts import SdScripts

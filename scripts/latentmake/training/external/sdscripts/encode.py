@@ -20,8 +20,9 @@ import torch
 
 from latentmake.caches.inputs import stored_size
 from latentmake.caches.job import Job
-from latentmake.config import Dataset, Model
-from latentmake.config.strategies import Call, Encoder, Network
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
+from latentmake.config.rows import Call, Encoder, Network
 from latentmake.errors import (
     DeviceError,
     ModelError,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from latentmake import digest
-from latentmake.config import ExternalProgram, Model
+from latentmake.config.machines import ExternalProgram
+from latentmake.config.models import Model
 from latentmake.index.memo import Memo
+from latentmake.models import recipe_differences as programs
 from latentmake.models.strategies import encoder_of
-from latentmake.plan import programs
 from latentmake.training.external.installation import Installation, Program
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from latentmake import digest
-from latentmake.config import ExternalProgram, SdScriptsTrainer
 from latentmake.config.architectures import ArchitectureName
-from latentmake.config.shapes import shaping
-from latentmake.config.strategies import Strategies
-from latentmake.config.trainers.sdscripts import Script
+from latentmake.config.external_trainers import SdScriptsTrainer, TrainingScript
+from latentmake.config.fields import shaping
+from latentmake.config.machines import ExternalProgram
+from latentmake.config.rows import Strategies
 from latentmake.training.external.order import ExternalOrder
 
 
@@ -33,7 +33,7 @@ class SdScriptsOrder(ExternalOrder):
         return self.model.spec.strategies
 
     @property
-    def script(self) -> Script:
+    def script(self) -> TrainingScript:
         """Which of its scripts trains it."""
         return self.trainer.script or self.strategies.scripts[0]
 

@@ -8,7 +8,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from latentmake import layouts
-from latentmake.config import Dataset, ExternalProgram
+from latentmake.config.datasets import Dataset
+from latentmake.config.machines import ExternalProgram
 from latentmake.files.paths import System
 from latentmake.index.memo import Memo
 from latentmake.training.checks import Finding

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latentmake.config import ExternalProgram, Model
+from latentmake.config.machines import ExternalProgram
+from latentmake.config.models import Model
 from latentmake.errors import TrainingError
 from latentmake.training.external.musubi.installation import program_digest
 

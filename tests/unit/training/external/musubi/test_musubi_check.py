@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from latentmake.config import Dataset, Model
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.errors import TrainingError
 from latentmake.models.wan_files import encoder_fault, model_files
 from latentmake.models.weight_kinds import content_of, weight_file

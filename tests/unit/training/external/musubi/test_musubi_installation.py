@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from latentmake.config import ExternalProgram, Model
 from latentmake.config.architectures import WAN
+from latentmake.config.machines import ExternalProgram
+from latentmake.config.models import Model
 from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
 from latentmake.training.external.installation import Installation

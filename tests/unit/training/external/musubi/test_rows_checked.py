@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from latentmake.config import MusubiTrainer
 from latentmake.config.architectures import WAN
+from latentmake.config.external_trainers import MusubiTrainer
 from latentmake.models.network_files import networks
 from latentmake.training.checks import Finding
 from latentmake.training.external.musubi.check import data_findings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from latentmake.config import ExternalProgram, Publish
+from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.musubi.publish import MusubiPublication
 from rows_world import ROWS, RUN, VERSIONS, make_row_run

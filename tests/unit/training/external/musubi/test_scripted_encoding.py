@@ -22,7 +22,7 @@ import pytest
 import scripts_world
 from filelock import FileLock
 from latentmake.caches import encode, gpu
-from latentmake.config import Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.errors import DeviceError, ModelError, SourceError
 from latentmake.files import cachefile
 from latentmake.files.safetensors import read_head

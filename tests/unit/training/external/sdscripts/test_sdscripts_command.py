@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 import sdscripts_world
-from latentmake.config import Dataset, ExternalProgram, Model, PathMap, Publish, SdScriptsTrainer
+from latentmake.config.datasets import Dataset
+from latentmake.config.external_trainers import SdScriptsTrainer
+from latentmake.config.machines import ExternalProgram, PathMap, Publish
+from latentmake.config.models import Model
 from latentmake.config.sdscripts import SDSCRIPTS
 from latentmake.errors import CacheError, ModelError, SourceError, TrainingError
 from latentmake.layouts.sdscripts import SdScripts as Names

@@ -15,7 +15,7 @@ import torch
 import world
 from latentmake import backends, digest
 from latentmake.caches.encode import carry_out
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.errors import ConfigError, DeviceError, ModelError, SourceError, TrainingError
 from latentmake.files import cachefile
 from latentmake.plan.orders import Order

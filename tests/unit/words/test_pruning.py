@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from latentmake.config import parse
+from latentmake.config.root import parse
 from latentmake.errors import ConfigError, StorageError
 from latentmake.files.cachefile import serialize, stamp
+from latentmake.files.workspace import ADOPTED, OWNER, claim
 from latentmake.index.memo import Memo
-from latentmake.plan.build import ADOPTED, OWNER, claim
 from latentmake.plan.facts import Facts
 from latentmake.words.prune import Pruning, find, freed, prunable, remove
 

@@ -1,0 +1,367 @@
+"""Settings of musubi-tuner's and sd-scripts' training, and the flags that a key decides.
+
+Such a flag is refused in `arguments`: given there as well, one of the two would have no effect, or
+caches and training would not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, get_args
+
+from pydantic import Field, model_validator
+
+from latentmake.config.fields import MACHINE, BatchSize, Number, Rank, Real, Steps
+from latentmake.config.rows import Script
+from latentmake.config.sdscripts import SDSCRIPTS
+from latentmake.config.trainers import (
+    ACCUMULATION,
+    WORKERS,
+    AccelerateConfig,
+    LauncherAlpha,
+    Logging,
+    Precision,
+    Trainer,
+)
+
+_STATES = "`save_every_n_epochs` saves states, and a killed training is resumed by itself"
+_CACHES = "datasets and caches are named by latentmake"
+_DATASET = "it is a key of the dataset"
+_VARIED = "cached latents cannot be varied"
+_RESULT = "results lie in runs/{run}, named by the run"
+_BOTH = {
+    "--dataset_config": _CACHES,
+    "--config_file": "set its options here",
+    "--output_dir": _RESULT,
+    "--output_name": _RESULT,
+    "--logging_dir": "set `logging`",
+    "--network_module": "latentmake names the LoRA's module",
+    **dict.fromkeys(("--resume", "--save_state", "--save_state_on_train_end"), _STATES),
+}
+MUSUBI: Mapping[str, str] = {
+    **_BOTH,
+    "--max_train_steps": "set `max_train_epochs`",
+    "--sage_attn": "SageAttention has no backward pass",
+    "--task": "set the model's `task`",
+    "--model_version": "set the model's `architecture` and `task`",
+    "--dit": "set the model's `dit`",
+    "--dit_high_noise": "set the model's `dit_high_noise`",
+}
+"""Flag of musubi-tuner's training scripts that no key of its trainer is named for -> what to do
+instead."""
+
+SD_SCRIPTS: Mapping[str, str] = {
+    **_BOTH,
+    **dict.fromkeys(("--train_data_dir", "--in_json", "--dataset_class"), _CACHES),
+    **dict.fromkeys(("--dataset_repeats", "--reg_data_dir", "--skip_cache_check"), _CACHES),
+    **dict.fromkeys(("--color_aug", "--random_crop", "--face_crop_aug_range"), _VARIED),
+    **dict.fromkeys(("--resolution", "--enable_bucket", "--min_bucket_reso"), _DATASET),
+    **dict.fromkeys(("--max_bucket_reso", "--bucket_reso_steps", "--bucket_no_upscale"), _DATASET),
+    **dict.fromkeys(("--flip_aug", "--alpha_mask", "--resize_interpolation"), _DATASET),
+    "--skip_image_resolution": _DATASET,
+    "--save_model_as": "results are .safetensors files",
+    "--pretrained_model_name_or_path": "set the model's `checkpoint`",
+    "--save_last_n_epochs_state": _STATES,
+    **dict.fromkeys(("--initial_epoch", "--initial_step", "--skip_until_initial_step"), _STATES),
+    "--v2": "set the model's `architecture: sd2`",
+    "--clip_skip": "set the model's `clip_skip`",
+    "--max_token_length": "set the model's `max_token_length`",
+    "--t5xxl_max_token_length": "set the `max_length` of the model's T5",
+    "--apply_lg_attn_mask": "set the model's `apply_lg_attn_mask`",
+    "--apply_t5_attn_mask": "set the model's `apply_t5_attn_mask`",
+}
+"""Flag of sd-scripts' training scripts that no key of its trainer is named for -> likewise."""
+
+
+def flags_of(arguments: Iterable[str]) -> list[str]:
+    """Return the flags among arguments, without values."""
+    return [each.partition("=")[0] for each in arguments if each.startswith("--")]
+
+
+def decided_flags(trainer: type[Trainer], further: Mapping[str, str]) -> dict[str, str]:
+    """Return flag -> what to do instead, for a trainer's keys and further flags."""
+    fields = trainer.model_fields
+    return {
+        **{f"--{key}": f"set `{key}`" for key in fields},
+        **{f"--{x}": f"set `attention: {x}`" for x in get_args(fields["attention"].annotation)},
+        **further,
+    }
+
+
+def refuse_decided(
+    trainer: type[Trainer],
+    arguments: Iterable[str],
+    further: Mapping[str, str],
+    free: Collection[str] = (),
+) -> None:
+    """Refuse flags that the configuration decides.
+
+    Args:
+        trainer: type of the section.
+        arguments: of the section.
+        further: flags that no key is named for.
+        free: flags whose keys are not set.
+
+    Raises:
+        ValueError: names the first one.
+    """
+    decided = decided_flags(trainer, further)
+    for flag in flags_of(arguments):
+        if flag in decided and flag not in free:
+            raise ValueError(f"`arguments`: leave out {flag}: {decided[flag]}")
+
+
+class MusubiTrainer(Trainer):
+    """LoRAs of Wan and other architectures, trained by musubi-tuner.
+
+    `train_{run}` first checks the same list as `latentmake check`, then runs the training script
+    of the architecture (for Wan `wan_train_network.py`) in the environment of musubi-tuner. It
+    succeeds only if the script has written a new and complete LoRA:
+    `runs/{run}/{run}.safetensors`. See [musubi-tuner](../trainers/musubi.md).
+
+    ```yaml
+    trainer: {kind: musubi, max_train_epochs: 16, arguments: [--blocks_to_swap, "20"]}
+    ```
+
+    The keys are options of musubi-tuner. Defaults are those of its guide for the architecture, see
+    [training defaults](architectures.md#training-defaults-of-musubi-tuner). An item with several
+    texts (`captions.variants`) is trained as several items, each seen `num_repeats` times in an
+    epoch.
+    """
+
+    layout: ClassVar[str] = "musubi"
+    network: ClassVar[str] = "dit"
+
+    kind: Literal["musubi"]
+    """The trainer: `musubi`."""
+    network_dim: Rank = 32
+    """Rank of the LoRA. The default depends on the
+    [architecture](architectures.md#training-defaults-of-musubi-tuner); 32 for Wan."""
+    network_alpha: LauncherAlpha = None
+    """Scale of the LoRA, which is multiplied by `network_alpha / network_dim`. `null` is the rank.
+    The default is 1, and the rank for Krea 2 and Kandinsky 5."""
+    learning_rate: Real = Field(2e-4, gt=0)
+    """Learning rate. The default depends on the
+    [architecture](architectures.md#training-defaults-of-musubi-tuner); 2e-4 for Wan."""
+    optimizer_type: str = Field("adamw", min_length=1)
+    """Optimizer. `adamw8bit` needs bitsandbytes in the environment of musubi-tuner."""
+    max_train_epochs: Steps = 16
+    """Epochs."""
+    batch_size: BatchSize = 1
+    """Items of a training step. A batch holds items of one shape."""
+    gradient_accumulation_steps: BatchSize = ACCUMULATION
+    """Batches whose gradients are accumulated before an optimizer step."""
+    max_data_loader_n_workers: Number = WORKERS
+    """Processes that read caches."""
+    mixed_precision: Precision = "bf16"
+    """dtype of the weights of the DiT, as far as the training script of the architecture allows
+    it."""
+    attention: Literal["auto", "sdpa", "flash_attn", "flash3", "xformers"] = "auto"
+    """Attention. `auto` takes the first of `flash_attn` and `xformers` that the environment of
+    musubi-tuner can import and its version supports, else `sdpa`. It is chosen when the training
+    starts; for published scripts set [`publish.attention`](publish.md#attention)."""
+    timestep_sampling: str | None = "shift"
+    """Distribution of the timesteps; `null` leaves it to musubi-tuner. The default depends on the
+    [architecture](architectures.md#training-defaults-of-musubi-tuner); `shift` for Wan."""
+    discrete_flow_shift: Real | None = Field(3.0, gt=0)
+    """Shift of the timesteps; `null` leaves it to musubi-tuner. The default depends on the
+    [architecture](architectures.md#training-defaults-of-musubi-tuner); 3 for Wan."""
+    timestep_boundary: Number | None = Field(None, ge=0, le=1000)
+    """Timestep, in thousandths, at which Wan 2.2 changes its network; by default 875 for
+    text-to-video and 900 for image-to-video."""
+    gradient_checkpointing: bool | None = Field(None, json_schema_extra=MACHINE)
+    """Less memory for about a third more time; by default `true`, as in musubi-tuner's guides."""
+    seed: Number | None = Field(None, ge=0)
+    """Seed of order, noise and timesteps; by default 42, as in musubi-tuner's guides."""
+    fp8_base: bool = False
+    """Keep the weights of the DiT in 8 bits."""
+    fp8_scaled: bool = False
+    """Scale the 8-bit weights block by block; needs `fp8_base`. Krea 2 and HiDream O1 need both
+    keys, HunyuanVideo has only `fp8_base`, Ideogram 4 has neither."""
+    logging: Logging = True
+    """Write TensorBoard scalars to `runs/{run}/logs`."""
+    save_every_n_epochs: Number | None = Field(None, ge=1, json_schema_extra=MACHINE)
+    """Epochs between two saves of the weights and of a state from which a killed training
+    resumes."""
+    arguments: list[str] = Field([])
+    """Further arguments of the training script, such as `[--blocks_to_swap, "20"]`. A flag that a
+    key decides is refused with the name of that key. A value with a slash, an ending or `~` that
+    exists, seen from the project, is taken as a path and made absolute; write `./prompts` for a
+    folder. In published scripts such a path, and an absolute path of another machine (`[--vae,
+    "C:/models/vae.safetensors"]`), gets the name that each system has for it."""
+    accelerate_config: AccelerateConfig = None
+    """Configuration file for `accelerate launch`."""
+
+    @property
+    def splits_attention(self) -> bool:
+        """Whether each item of a batch has an attention of its own."""
+        return "--split_attn" in self.arguments
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        # Finished runs have these among their arguments: earlier releases had no keys for them.
+        keys = ("gradient_checkpointing", "seed")
+        free = {f"--{key}" for key in keys if getattr(self, key) is None}
+        refuse_decided(type(self), self.arguments, MUSUBI, free=free)
+        if self.fp8_scaled and not self.fp8_base:
+            raise ValueError("`fp8_scaled` needs `fp8_base: true`")
+        return self
+
+
+if TYPE_CHECKING:
+    TrainingScript = str
+else:  # pydantic refuses any other
+    TrainingScript = Literal[
+        tuple(dict.fromkeys(name for x in SDSCRIPTS.values() for name in x.scripts))
+    ]
+_OF_CAPTIONS = frozenset(
+    {"--shuffle_caption", "--caption_dropout_rate", "--caption_dropout_every_n_epochs"}
+    | {"--caption_tag_dropout_rate", "--token_warmup_min", "--token_warmup_step"}
+    | {"--caption_prefix", "--caption_suffix", "--enable_wildcard", "--secondary_separator"}
+    | {"--keep_tokens", "--keep_tokens_separator", "--caption_separator", "--weighted_captions"}
+    | {"--train_text_encoder"}
+)
+
+
+class SdScriptsTrainer(Trainer):
+    """Models that sd-scripts trains, from caches in its layout.
+
+    `train_{run}` makes `runs/{run}/sdscripts/`, a folder of links to images and caches with a
+    `metadata.json` for each dataset and resolution, and runs the script in the environment of
+    sd-scripts. It succeeds only if the script has written a new and complete file:
+    `runs/{run}/{run}.safetensors`. See [sd-scripts](../trainers/sdscripts.md).
+
+    ```yaml
+    trainer: {kind: sdscripts, network_dim: 32, max_train_epochs: 10}
+    ```
+
+    The keys are options of sd-scripts. Defaults are those of its guide for the architecture, see
+    [training defaults](architectures.md#training-defaults-of-sd-scripts). An item with several
+    texts (`captions.variants`) is trained as several images, each seen once in an epoch, so that
+    shuffled tags, wildcards and dropout work with cached text. For Flux, `vae` and `text` of the
+    model are single files, which become `--ae`, `--clip_l` and `--t5xxl`.
+    """
+
+    layout: ClassVar[str] = "sdscripts"
+    network: ClassVar[str] = "checkpoint"
+
+    kind: Literal["sdscripts"]
+    """The trainer: `sdscripts`."""
+    script: TrainingScript | None = None
+    """Training script of sd-scripts; by default the one that trains a LoRA. `fine_tune` (`sd1`,
+    `sd2`) and `sdxl_train` train the complete network."""
+    network_dim: Rank = 16
+    """Rank of the LoRA. The default is 32 for `sdxl`, 8 for `lumina` and `anima`, else 16."""
+    network_alpha: LauncherAlpha = None
+    """Scale of the LoRA, which is multiplied by `network_alpha / network_dim`. `null` is the rank.
+    The default is half of the rank for `sdxl`, the rank for `lumina`, else 1."""
+    network_train_unet_only: bool = False
+    """Do not train a LoRA for the text encoder of `sd1` and `sd2`. With cached text it is never
+    trained."""
+    learning_rate: Real = Field(1e-4, gt=0)
+    """Learning rate. The default is 1e-4 for a LoRA and 1e-5 for a complete network."""
+    optimizer_type: str = Field("AdamW", min_length=1)
+    """Optimizer. `AdamW8bit` needs bitsandbytes in the environment of sd-scripts."""
+    lr_scheduler: str = Field("constant", min_length=1)
+    """LR scheduler."""
+    max_train_epochs: Steps | None = None
+    """Epochs; by default 10, if `max_train_steps` is not set."""
+    max_train_steps: Steps | None = None
+    """Steps, instead of epochs."""
+    train_batch_size: BatchSize = 1
+    """Items of a training step. A batch holds items of one shape."""
+    gradient_accumulation_steps: BatchSize = ACCUMULATION
+    """Batches whose gradients are accumulated before an optimizer step."""
+    max_data_loader_n_workers: Number = WORKERS
+    """Processes that read caches."""
+    mixed_precision: Precision = "bf16"
+    """Mixed precision, as in accelerate."""
+    gradient_checkpointing: bool = False
+    """Less memory for about a third more time. The default is `true` for a LoRA and `false` for a
+    complete network."""
+    attention: Literal["sdpa", "xformers", "mem_eff_attn"] = "sdpa"
+    """Attention: `sdpa` of torch, `xformers`, or `mem_eff_attn`, which is slow and needs little
+    memory."""
+    torch_compile: bool = False
+    """Compile the network with `torch.compile`."""
+    dynamo_backend: str | None = Field(None, min_length=1)
+    """Backend of `torch.compile`; by default `inductor`."""
+    deepspeed: bool = False
+    """Train with DeepSpeed ZeRO, which the environment of sd-scripts must have."""
+    zero_stage: Number = Field(2, ge=0, le=3)
+    """Stage of DeepSpeed ZeRO."""
+    seed: Number = Field(0, ge=0)
+    """Seed of order, noise and timesteps."""
+    save_every_n_epochs: Number | None = Field(None, ge=1, json_schema_extra=MACHINE)
+    """Epochs between two saves of the weights in `runs/{run}/output/`, and of a state from which a
+    killed training resumes."""
+    logging: Logging = True
+    """Write TensorBoard scalars to `runs/{run}/logs`."""
+    arguments: list[str] = Field([])
+    """Further arguments of the script, such as `[--timestep_sampling, shift,
+    --discrete_flow_shift, "3.0"]`. A flag that a key decides, that belongs to the dataset, or that
+    does not work with caches is refused. A value with a slash, an ending or `~` that exists, seen
+    from the project, is taken as a path and made absolute."""
+    accelerate_config: AccelerateConfig = None
+    """Configuration file for `accelerate launch`."""
+
+    @property
+    def flags(self) -> list[str]:
+        """The flags among its further arguments."""
+        return flags_of(self.arguments)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.max_train_epochs is not None and self.max_train_steps is not None:
+            raise ValueError("has both `max_train_epochs` and `max_train_steps`: leave one out")
+        if self.dynamo_backend is not None and not self.torch_compile:
+            raise ValueError("`dynamo_backend` needs `torch_compile: true`")
+        if self.zero_stage != 2 and not self.deepspeed:
+            raise ValueError("`zero_stage` needs `deepspeed: true`")
+        refuse_decided(type(self), self.arguments, SD_SCRIPTS)
+        return self
+
+    def forbidden(self) -> str | None:
+        """Return the first of its further arguments that cached text forbids or ignores."""
+        return next((flag for flag in self.flags if flag in _OF_CAPTIONS), None)
+
+
+_MACHINE = "set it in `musubi_tuner`"
+_CACHING = "latentmake decides what is encoded, and where it lies"
+_DECIDED: Mapping[str, str] = {
+    **dict.fromkeys(("--dataset_config", "--skip_existing", "--keep_cache"), _CACHING),
+    **dict.fromkeys(("--batch_size", "--num_workers"), _MACHINE),
+    "--device": "set CUDA_VISIBLE_DEVICES: each job gets a GPU of those",
+    "--debug_mode": "it shows pictures and makes no caches",
+}
+
+
+def refuse_caching_flags(
+    key: str, arguments: Iterable[str], script: Script, version: Iterable[str], dtype: str
+) -> None:
+    """Refuse further arguments that other keys of the configuration decide.
+
+    Args:
+        key: of the arguments.
+        arguments: as the user wrote them.
+        script: that gets them.
+        version: arguments of the model's `task`.
+        dtype: the key of the script's dtype.
+
+    Raises:
+        ValueError: the first such flag.
+    """
+    decided = {
+        **_DECIDED,
+        **{file.flag: f"set the model's `{file.key.partition('.')[0]}`" for file in script.files},
+        **{flag: f"set the model's `{name}`" for flag, name in script.switches},
+        **{flag: "set the model's `task`" for flag in version if flag.startswith("--")},
+    }
+    if script.dtype_flag is not None:
+        decided[script.dtype_flag] = f"set the model's `{dtype}`"
+    for each in arguments:
+        given = each.partition("=")[0]
+        # argparse takes the beginning of a flag for it.
+        for flag, instead in decided.items() if given.startswith("--") else ():
+            if flag.startswith(given):
+                raise ValueError(f"`{key}` has {given}: leave it out; {instead}")

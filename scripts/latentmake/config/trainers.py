@@ -1,0 +1,559 @@
+"""Our own trainers and their settings, under the names that the field uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
+
+from latentmake.config.fields import (
+    CLIPS,
+    MACHINE,
+    PICTURES,
+    UNET_PART,
+    WEIGHTS,
+    BatchSize,
+    Closed,
+    DiskPath,
+    Number,
+    Rank,
+    Real,
+    Resolution,
+    ResolutionField,
+    Shapes,
+    Steps,
+    listed,
+    with_prompt_file,
+    worded,
+)
+
+Kind = Literal["sd", "wan", "musubi", "sdscripts"]
+_NO = BeforeValidator(lambda value: "no" if value is False else value)  # YAML's `no`
+Precision = Annotated[Literal["no", "bf16", "fp16"], _NO]
+AutoPrecision = Annotated[Literal["auto", "no", "bf16", "fp16"], _NO]
+LoraAlpha = Annotated[
+    Real | None, Field(gt=0, description="Scale of the LoRA; by default its rank.")
+]
+LauncherAlpha = Annotated[
+    Real | None,
+    Field(gt=0, description="Scale of the LoRA; by default that of the guide, or its rank."),
+]
+Logging = Annotated[
+    bool,
+    Field(json_schema_extra=MACHINE, description="Write TensorBoard scalars to runs/{run}/logs."),
+]
+AccelerateConfig = Annotated[
+    DiskPath | None,
+    Field(json_schema_extra=MACHINE, description="Configuration file for `accelerate launch`."),
+]
+ACCUMULATION = Field(1, description="Micro-batches accumulated per optimizer step.")
+WORKERS = Field(2, ge=0, json_schema_extra=MACHINE, description="Processes that read caches.")
+
+
+class Trainer(Closed):
+    """A trainer's section; the defaults are the answers of one that draws no sample pictures.
+
+    Attributes:
+        layout: the layout whose caches it reads.
+        network: the model's key that names what is trained.
+        alternatives: further keys, one of which may be set in its place.
+        generates: whether `generate_{run}` makes clips by what it trained.
+        evaluates: whether it leaves items out of training, by which `evaluate_{run}` compares what
+            it trained with the base.
+    """
+
+    shapes: ClassVar[Shapes] = WEIGHTS
+    layout: ClassVar[str]
+    network: ClassVar[str]
+    alternatives: ClassVar[tuple[str, ...]] = ()
+    generates: ClassVar[bool] = False
+    evaluates: ClassVar[bool] = False
+
+    @property
+    def prompts(self) -> list[str]:
+        """Texts whose embeddings it needs besides those of the captions, none twice."""
+        return []
+
+    @property
+    def sample_resolution(self) -> Resolution | None:
+        """Size of its sample pictures, where it sets one."""
+        return None
+
+
+class Samples(Closed):
+    """Pictures or clips that the trained network draws during a training.
+
+    The trainers `sd` and `wan` draw samples at the start, every `every` steps and at the end.
+    `runs/{run}/samples.png` shows them in a grid, `runs/{run}/samples/` holds each of them. For
+    `wan` the samples are clips (`samples/step-000100_00.mp4`), and the grid shows the first,
+    middle and last frame of each; without `prompts` it draws none.
+
+    ```yaml
+    trainer: {kind: sd, samples: {prompts: [a cat on a roof], every: 250}}
+    ```
+
+    A change in this section does not train again: pictures are drawn again from the weights at the
+    start, the copies in `runs/{run}/saved`, the checkpoints and the result. A step whose weights
+    are gone keeps its pictures; a missing picture is grey in `samples.png` and `null` in
+    `samples/index.json`. A prompt that you remove and add again is not drawn a second time. Clips
+    drawn after a training are those of [`generate`](generate.md).
+    """
+
+    shapes: ClassVar[Shapes] = PICTURES
+
+    prompts: list[str] = Field([])
+    """Prompts; by default the captions of the run's first four items."""
+    prompt_file: DiskPath | None = Field(None, min_length=1)
+    """Text file with one prompt a line, instead of `prompts`. Its lines count, not its name."""
+    negative_prompt: str = ""
+    """Negative prompt of all samples. It has no effect with `guidance_scale: 1`."""
+    every: Number | None = Field(None, gt=0)
+    """Steps between two rows of samples; by default a quarter of the run."""
+    num_inference_steps: Number = Field(30, gt=0)
+    """Denoising steps of a sample."""
+    guidance_scale: Real = Field(3.0, ge=1)
+    """Classifier-free guidance; `1` is no guidance."""
+    resolution: ResolutionField | None = None
+    """Size of the samples, written like an entry of `resolutions`; by default the first resolution
+    of the run."""
+    seed: Number = Field(0, ge=0)
+    """Seed of the noise. A prompt has the same noise in every row and run, so that you can compare
+    them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_prompts(cls, values: Any) -> Any:
+        return with_prompt_file(values)
+
+
+class LoopTrainer(Trainer):
+    """A trainer of ours: a LoRA or more of a network, from caches alone.
+
+    Attributes:
+        former_defaults: defaults of earlier releases, which digests of settings leave out.
+    """
+
+    former_defaults: ClassVar[Mapping[str, object]] = {"mixed_precision": "no"}
+
+    kind: str
+    """The trainer."""
+    rank: Rank = 8
+    """Rank of the LoRA."""
+    alpha: LoraAlpha = None
+    """Scale of the LoRA, which is multiplied by `alpha / rank`; by default the rank."""
+    target_modules: list[str] = Field(["to_q", "to_k", "to_v", "to_out.0"], min_length=1)
+    """Layers that get a LoRA, by the ends of their names."""
+    steps: Steps | None = None
+    """Optimizer steps; by default 1000, or as many as `epochs` take. Raise it to train a finished
+    run longer: the training resumes from its last state."""
+    epochs: Real | None = Field(None, gt=0, le=1_000_000_000)
+    """Epochs, instead of `steps`. Raise it to train a finished run longer."""
+    optimizer: Literal["adamw", "adamw8bit", "lion", "prodigy", "dadaptation"] = "adamw"
+    """Optimizer. `adamw8bit` needs bitsandbytes (`pip install bitsandbytes`); `lion`, `prodigy`
+    and `dadaptation` are those of pytorch-optimizer."""
+    optimizer_arguments: dict[
+        str,
+        Annotated[
+            bool | float | list[Real],
+            worded("should be a number, true, false, or a list of numbers"),
+        ],
+    ] = Field({})
+    """Further arguments of the optimizer, such as `{betas: [0.9, 0.99]}`."""
+    learning_rate: Real = Field(1e-4, gt=0)
+    """Peak learning rate; by default 1 for `prodigy` and `dadaptation`, which find the rate
+    themselves and multiply it by this value. With AdamW about `1e-4` for a LoRA and `1e-5` for a
+    complete network; with Lion a third to a tenth of that."""
+    lr_scheduler: Literal["constant", "linear", "cosine", "constant_with_warmup"] = "constant"
+    """LR scheduler."""
+    lr_warmup_steps: Number = Field(0, ge=0)
+    """Warm-up steps, over which the learning rate rises from zero. Not with `constant`."""
+    lr_min_ratio: Real = Field(0.0, ge=0, le=1)
+    """Share of the peak learning rate at which `linear` and `cosine` end."""
+    train_batch_size: BatchSize = 4
+    """Items of a training step, for each device. A batch holds items of one shape."""
+    gradient_accumulation_steps: BatchSize = ACCUMULATION
+    """Batches whose gradients are accumulated before an optimizer step, if the memory does not
+    allow a larger batch."""
+    max_grad_norm: Real | None = Field(1.0, gt=0)
+    """Norm to which gradients are clipped; `null` does not clip."""
+    weight_decay: Real = Field(0.01, ge=0)
+    """Weight decay of the optimizer."""
+    ema_decay: Real | None = Field(None, gt=0, lt=1)
+    """Decay of an EMA of the weights, such as `0.9999` for long trainings. Sample pictures and the
+    result are then those of the EMA."""
+    mixed_precision: AutoPrecision = "auto"
+    """Mixed precision, as in accelerate. `auto` is `bf16` if the GPU supports it, else `fp16`, and
+    `no` on a CPU. The training writes the choice into `runs/{run}/training.json` and keeps it when
+    it resumes; another machine does not train again because of it."""
+    gradient_checkpointing: bool = False
+    """Less memory for about a third more time."""
+    torch_compile: bool = False
+    """Compile the network with `torch.compile`: a slow first step, then faster ones. If you set
+    `accelerate_config`, that file decides."""
+    deterministic: bool = False
+    """Use only deterministic kernels on a GPU, which costs some speed. A CPU is always
+    deterministic."""
+    seed: Number = Field(0, ge=0)
+    """Seed of order, noise, timesteps and new weights."""
+    checkpointing_steps: Number = Field(500, ge=1, json_schema_extra=MACHINE)
+    """Steps between two checkpoints in `runs/{run}/checkpoints/`, from which a killed training
+    resumes. The state of the last step is always saved."""
+    checkpoints_total_limit: Number = Field(2, ge=1, json_schema_extra=MACHINE)
+    """Number of checkpoints to keep during a training. After it, the last state is kept, and each
+    checkpoint that a `resume_from_checkpoint` names."""
+    resume_from_checkpoint: DiskPath | None = Field(None, min_length=1)
+    """Checkpoint of another training to start from, such as `runs/NAME/checkpoints/step-000500`:
+    weights, optimizer state, EMA and step. `steps` count from the beginning of that training.
+    Learning rate, weight decay, optimizer arguments and `ema_decay` are those of this run; a LoRA
+    with another `alpha` is refused. The checkpoint is not removed while the configuration names
+    it. Only its content counts, not its path. To train a run longer, raise its `steps` instead."""
+    save_every_n_steps: Number | None = Field(None, ge=1, json_schema_extra=MACHINE)
+    """Steps between two copies of the trained weights, in `runs/{run}/saved/step-000500`. To get a
+    copy at once, create the file `runs/{run}/save`. A copy holds the result so far; a checkpoint
+    holds all that is needed to resume."""
+    save_every_n_epochs: Number | None = Field(None, ge=1, json_schema_extra=MACHINE)
+    """Epochs between two copies of the trained weights, in addition to those of
+    `save_every_n_steps`."""
+    dataloader_num_workers: Number = Field(1, ge=0, json_schema_extra=MACHINE)
+    """Threads that read caches ahead, for each device; at least one is used. Caches of up to 256
+    MB are kept in memory."""
+    accelerate_config: AccelerateConfig = None
+    """Configuration file for `accelerate launch`, for several GPUs or machines; `accelerate config
+    --config_file FILE` writes one. DeepSpeed and FSDP are refused. Batch size, accumulation,
+    clipping and precision of this section take precedence over the file. Another number of
+    processes gives other weights, but does not train again; to train again, delete
+    `runs/{run}/training.json`."""
+    samples: Samples = Samples()
+    """[Sample pictures](samples.md) drawn during the training."""
+
+    @property
+    def step_limit(self) -> int | None:
+        """Upper bound of its steps, whatever `epochs` say."""
+        return None
+
+    @property
+    def checkpoint_epochs(self) -> int | None:
+        """Epochs between two checkpoints, besides those that its steps ask for."""
+        return None
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws samples along a training."""
+        return True
+
+    @property
+    def prompts(self) -> list[str]:
+        """Its prompts and, where guidance needs one, the negative prompt."""
+        samples = self.samples
+        guided = [samples.negative_prompt] if samples.guidance_scale > 1 else []
+        return list(dict.fromkeys([*samples.prompts, *guided]))
+
+    @property
+    def sample_resolution(self) -> Resolution | None:
+        """Size of its sample pictures, where it sets one."""
+        return self.samples.resolution
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rate_of_its_own(cls, values: Any) -> Any:
+        """These two find the rate themselves, and take the setting as a factor."""
+        if isinstance(values, dict) and values.get("optimizer") in ("prodigy", "dadaptation"):
+            return {"learning_rate": 1.0, **values}
+        return values
+
+    @model_validator(mode="after")
+    def _steps_fit(self) -> Self:
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError("has both `steps` and `epochs`: leave one out")
+        if self.lr_warmup_steps and self.lr_scheduler == "constant":
+            raise ValueError(
+                "`lr_warmup_steps` has no effect on a constant learning rate: set `lr_scheduler: "
+                "constant_with_warmup`"
+            )
+        if self.lr_min_ratio and self.lr_scheduler not in ("linear", "cosine"):
+            raise ValueError("`lr_min_ratio` needs `lr_scheduler: linear` or `cosine`")
+        return self
+
+
+UNetPart = Annotated[str, StringConstraints(pattern=UNET_PART)]
+
+
+class SdTrainer(LoopTrainer):
+    """UNets of Stable Diffusion 1.x and 2.x, trained by Latentmake from caches.
+
+    The trainer `sd` trains a LoRA, the complete UNet or parts of it. Neither VAE nor text encoder
+    is in memory. Results lie in `runs/{run}/`: for a LoRA `pytorch_lora_weights.safetensors`
+    (diffusers) and `kohya.safetensors` (A1111, Forge, ComfyUI), else a UNet. See [Stable
+    Diffusion](../trainers/sd.md).
+
+    ```yaml
+    trainer: {kind: sd, rank: 16, steps: 2000, learning_rate: 1.0e-4}
+    ```
+    """
+
+    layout: ClassVar[str] = "plain"
+    network: ClassVar[str] = "unet"
+
+    kind: Literal["sd"]
+    """The trainer: `sd`."""
+    adapter: Literal["lora", "full", "parts"] = "lora"
+    """Weights to train. `lora`: a LoRA. `full`: the complete UNet. `parts`: only the `parts` of
+    the UNet; the complete UNet is written."""
+    parts: list[UNetPart] = Field([])
+    """Parts that `adapter: parts` trains: `cross_attention`, `cross_attention_qk` (its queries and
+    keys), `cross_attention_out`, `attention`, `norms`, `conv_in`, `conv_out`, `time_embedding`,
+    `down_blocks`, `mid_block`, `up_blocks`, one block such as `up_blocks.1`, or `unet`."""
+    reinitialize: list[UNetPart] = Field([])
+    """Parts, by the names of `parts`, that start from random weights and are trained. `[unet]`
+    trains from scratch. Not for a LoRA."""
+    prediction_type: Literal["epsilon", "v_prediction", "flow_matching"] | None = None
+    """Prediction of the UNet: `epsilon`, `v_prediction` or `flow_matching`; by default that of the
+    scheduler."""
+    snr_gamma: Real | None = Field(None, gt=0)
+    """Min-SNR weighting of the loss: timesteps with little noise count less. `5` is usual. Not
+    with `flow_matching`."""
+    noise_offset: Real = Field(0.0, ge=0)
+    """Constant noise added to each channel, for very dark and very bright images. `0.05` is
+    usual."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.adapter != "parts" and self.parts:
+            raise ValueError("`parts` needs `adapter: parts`")
+        if self.adapter == "parts" and not (self.parts or self.reinitialize):
+            raise ValueError("`adapter: parts` needs a list of `parts`")
+        if self.adapter == "lora" and self.reinitialize:
+            raise ValueError("a LoRA trains no part of the UNet: `reinitialize` nothing")
+        if self.prediction_type == "flow_matching" and self.snr_gamma is not None:
+            raise ValueError("`snr_gamma` weighs diffusion: leave it out of flow matching")
+        return self
+
+
+_LATENT_FRAMES = 4  # frames a latent of Wan's VAE, after the first
+
+
+def _no_blank(prompt: str) -> str:
+    if not prompt.strip():
+        raise ValueError("is an empty prompt: describe a clip")
+    return prompt
+
+
+Prompt = Annotated[str, AfterValidator(_no_blank)]
+
+
+def prompt_of_command(value: object) -> object:
+    """Return the text of `--config prompt=...`, of which Snakemake makes a number where it can."""
+    return str(value) if isinstance(value, int | float) else value
+
+
+def whole_latents(frames: int) -> int:
+    """Return a number of frames that makes whole latents; raises ValueError."""
+    if frames % _LATENT_FRAMES != 1:
+        below = frames // _LATENT_FRAMES * _LATENT_FRAMES + 1
+        near = [each for each in (below - _LATENT_FRAMES, below) if 0 < each < frames]
+        near.append(below if below > frames else below + _LATENT_FRAMES)
+        raise ValueError(
+            f"is not 4 n + 1, which Wan's VAE needs; use {' or '.join(map(str, near[-2:]))}"
+        )
+    return frames
+
+
+class Generation(Closed):
+    """Clips that `generate_{run}` draws with the trained network.
+
+    `snakemake generate_{run}` trains the run if needed, then draws clips into
+    `runs/{run}/generated/`: an MP4 (H.264) for each prompt and seed, with the LoRA and without it,
+    from the same noise. `index.html` plays them side by side, `contact_sheet.png` shows frames of
+    all clips, and `index.json` says what each clip was made from.
+
+    ```yaml
+    generate:
+      prompts: [a tram in the rain, the harbour by night]
+      negative_prompt: blurred
+      videos: 2
+    ```
+
+    Clips with the same weights, prompt, seed and settings are not drawn again. Clips of a prompt
+    or setting that you removed are deleted. For the trainer `wan`; see the guide [Wan from
+    films](../guides/wan.md).
+    """
+
+    shapes: ClassVar[Shapes] = CLIPS
+    aliases: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("prompt", "sample_prompts", "texts"), "prompts"),
+        **dict.fromkeys(("n_prompt", "negative", "negative_prompts"), "negative_prompt"),
+        **dict.fromkeys(("num_frames", "video_length", "target_frames"), "frames"),
+        **dict.fromkeys(("steps", "infer_steps", "sample_steps"), "num_inference_steps"),
+        **dict.fromkeys(("guidance", "cfg", "cfg_scale", "sample_guide_scale"), "guidance_scale"),
+        **dict.fromkeys(("num_videos", "num_videos_per_prompt", "count"), "videos"),
+        **dict.fromkeys(("shift", "discrete_flow_shift", "sample_shift"), "flow_shift"),
+        **dict.fromkeys(("width", "height", "size", "video_size", "resolutions"), "resolution"),
+        **dict.fromkeys(("sample_solver", "solver", "sampler"), "scheduler"),
+        **dict.fromkeys(("seeds", "base_seed"), "seed"),
+    }
+    """Words of diffusers, Wan's generate.py and musubi-tuner -> key."""
+
+    prompts: Annotated[
+        list[Prompt], BeforeValidator(listed, json_schema_input_type=str | list[str])
+    ] = Field([])
+    """Prompts; by default the captions of the run's first four items."""
+    prompt_file: DiskPath | None = Field(None, min_length=1)
+    """Text file with one prompt a line, instead of `prompts`. Its lines count, not its name."""
+    negative_prompt: str = ""
+    """Negative prompt of all clips. It has no effect with `guidance_scale: 1`."""
+    videos: Number = Field(1, ge=1)
+    """Clips of each prompt: the first with `seed`, the next with `seed + 1`, and so on."""
+    frames: Annotated[Number, AfterValidator(whole_latents)] | None = Field(None, ge=1)
+    """Frames of a clip, 4 n + 1; by default those of the longest clips that the run trains on, or
+    81."""
+    resolution: ResolutionField | None = None
+    """Size of the clips, written like an entry of `resolutions`, with sides that are multiples of
+    16; by default the first resolution of the run."""
+    num_inference_steps: Number = Field(50, ge=1)
+    """Denoising steps of a clip."""
+    guidance_scale: Real = Field(5.0, ge=1)
+    """Classifier-free guidance. `1` is no guidance, which takes half the time."""
+    flow_shift: Real | None = Field(None, gt=0)
+    """Shift of the timesteps, larger for larger clips; by default that of the training."""
+    scheduler: Literal["unipc", "euler"] = "unipc"
+    """Solver: `unipc` as in Wan's pipelines in diffusers, or `euler`."""
+    seed: Number = Field(0, ge=0)
+    """Seed of the first clip of each prompt. The noise depends only on the seed and the size."""
+    fps: Number = Field(16, ge=1, le=240)
+    """Frames per second of the files. Wan was trained with 16."""
+    image: DiskPath | None = Field(None, min_length=1)
+    """First frame of all clips, which image-to-video models need. It is scaled to cover the clip
+    and cut around its centre. Its content counts, not its name."""
+    base: bool = True
+    """Also draw each clip without the LoRA, from the same noise."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_prompts(cls, values: Any) -> Any:
+        return with_prompt_file(values)
+
+    @model_validator(mode="after")
+    def _no_doubles(self) -> Self:
+        for prompt in self.prompts:
+            if self.prompts.count(prompt) > 1:
+                raise ValueError(f"names a prompt twice ({prompt[:60]}): raise `videos` for more")
+        return self
+
+
+_BETWEEN = (832 * 480 + 1280 * 720) // 2  # pixels: halfway between the sizes that Wan knows
+_SMALL, _LARGE = 3.0, 5.0
+
+
+class WanSamples(Samples):
+    """Sample clips of the trainer `wan`."""
+
+    aliases: ClassVar[dict[str, str]] = {
+        word: key
+        for word, key in Generation.aliases.items()
+        if key not in ("videos", "flow_shift", "scheduler")
+    }
+
+    prompts: list[str] = Field([])
+    """Prompts; without any, no clips are drawn."""
+    guidance_scale: Real = Field(5.0, ge=1)
+    """Classifier-free guidance; `1` is no guidance."""
+    frames: Annotated[Number, AfterValidator(whole_latents)] = Field(17, ge=1)
+    """Frames of a clip, 4 n + 1."""
+    fps: Number = Field(16, ge=1, le=240)
+    """Frames per second of the files."""
+
+
+class WanTrainer(LoopTrainer):
+    """LoRAs of Wan 2.1 and 2.2, trained by Latentmake from caches.
+
+    The trainer `wan` trains text-to-video and image-to-video from the caches of a model with a
+    `task`. It needs neither musubi-tuner nor, during the training, VAE and text encoder. See
+    [Wan](../trainers/wan.md).
+
+    ```yaml
+    trainer: {kind: wan, rank: 32, epochs: 10, save_every_n_epochs: 1}
+    ```
+
+    - The model's `dit` is a folder of diffusers, a folder of the original release, or a
+      `.safetensors` file with the names of either.
+    - For Wan 2.2 the networks that the model names are trained: `dit` for low noise,
+      `dit_high_noise` for high noise, each in its own range of timesteps.
+    - Results lie in `runs/{run}/`: `pytorch_lora_weights.safetensors` for diffusers,
+      `musubi.safetensors` and `comfyui.safetensors`. Names of files for the high-noise network
+      begin with `high_noise_`. The LoRA is in float32.
+    - Images and clips may be mixed.
+    """
+
+    layout: ClassVar[str] = "musubi"
+    network: ClassVar[str] = "dit"
+    alternatives: ClassVar[tuple[str, ...]] = ("dit_high_noise",)
+    generates: ClassVar[bool] = True
+    evaluates: ClassVar[bool] = True
+    former_defaults: ClassVar[Mapping[str, object]] = {"mixed_precision": "bf16"}
+
+    kind: Literal["wan"]
+    """The trainer: `wan`."""
+    rank: Rank = 32
+    """Rank of the LoRA."""
+    max_steps: Number | None = Field(None, ge=1)
+    """Upper limit of the steps, whatever `steps` and `epochs` say, such as `50` for a smoke
+    test."""
+    flow_shift: Real | None = Field(None, gt=0)
+    """Shift of the timesteps, as `--discrete_flow_shift` of musubi-tuner: a share of noise `s`
+    becomes `shift s / (1 + (shift - 1) s)`. By default 3 if the largest resolution is nearer to
+    832 x 480, 5 if it is nearer to 1280 x 720. For generation, Wan 2.2 uses 12 (text-to-video) and
+    5 (image-to-video)."""
+    timestep_sampling: Literal["logit_normal", "uniform"] = "logit_normal"
+    """Distribution of the timesteps before the shift. `logit_normal` is the one with which Wan was
+    trained, and `shift` of musubi-tuner."""
+    timestep_boundary: Number | None = Field(None, ge=0, le=1000)
+    """Timestep, in thousandths, at which Wan 2.2 changes its network; by default 875 for
+    text-to-video and 900 for image-to-video."""
+    train_batch_size: BatchSize = 1
+    """Items of a training step, for each device. A batch holds items of one shape."""
+    mixed_precision: AutoPrecision = "auto"
+    """Mixed precision, as in accelerate, and dtype of the frozen weights. `auto` is `bf16` if the
+    GPU supports it, else `fp16`, and `no` on a CPU. The training writes the choice into
+    `runs/{run}/training.json` and keeps it when it resumes; another machine does not train again
+    because of it."""
+    gradient_checkpointing: bool = True
+    """Less memory for about a third more time."""
+    checkpointing_steps: Number = Field(100, ge=1, json_schema_extra=MACHINE)
+    """Steps between two checkpoints in `runs/{run}/checkpoints/`, from which a killed training
+    resumes. The state of the last step is always saved."""
+    checkpointing_epochs: Number | None = Field(None, ge=1, json_schema_extra=MACHINE)
+    """Epochs between two checkpoints, in addition to those of `checkpointing_steps`."""
+    samples: WanSamples = WanSamples()
+    """[Sample clips](samples.md) drawn during the training; none without `prompts`."""
+
+    @property
+    def step_limit(self) -> int | None:
+        """Upper bound of its steps."""
+        return self.max_steps
+
+    @property
+    def checkpoint_epochs(self) -> int | None:
+        """Epochs between two checkpoints."""
+        return self.checkpointing_epochs
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws sample clips: captions of clips are no prompts of theirs."""
+        return bool(self.samples.prompts)
+
+    @property
+    def prompts(self) -> list[str]:
+        """Its prompts and, where guidance needs one, the negative prompt; none without clips."""
+        return super().prompts if self.samples.prompts else []
+
+    def shift(self, resolutions: Iterable[Resolution]) -> float:
+        """Return the shift of the timesteps for a run of these resolutions.
+
+        Wan's own are 3 for 832 x 480 and 5 for 1280 x 720:
+        https://huggingface.co/docs/diffusers/api/pipelines/wan (Notes).
+        """
+        if self.flow_shift is not None:
+            return self.flow_shift
+        most = max(size.width * size.height for size in resolutions)
+        return _SMALL if most <= _BETWEEN else _LARGE

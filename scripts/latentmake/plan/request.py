@@ -1,0 +1,213 @@
+"""The request of a command line: which runs it needs, and what of each; and the plan file.
+
+On a cluster each job reads the Snakefile again, while other jobs finish and other builds plan. The
+planning process writes the plan file; the others find its path in an environment variable.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from latentmake.config.mistakes import nearest
+from latentmake.config.root import Config
+from latentmake.errors import ConfigError, LatentmakeError
+from latentmake.files import atomic
+from latentmake.plan.orders import FOLDER, RUNS, EncodingJob, Order
+from latentmake.plan.run_plan import Plan
+
+VARIABLE = "LATENTMAKE_PLAN"
+"""Environment variable with the path of the plan file."""
+
+CACHES = frozenset({"latents", "text"})
+_TRAINING = CACHES | {"training"}
+_WORDS = {
+    "train": _TRAINING,
+    "generate": _TRAINING,
+    "evaluate": _TRAINING,
+    "caches": CACHES,
+    "latents": {"latents"},
+    "text": {"text"},
+    "publish": CACHES,
+    "export": CACHES,
+    "clips": {"items"},
+}
+"""Word of a target `{word}_{run}` -> its needs: the run's caches of a kind, training, or items."""
+
+_FILES = {"trained.json": "train", "generated.json": "generate"}
+"""File of a run -> the word of the target that makes it; the other files are of `caches`."""
+
+_COMMAND = "(adopt|captions|check|compare|explain|import|prune|report|status|verify)(_.*)?"
+"""Targets of former releases that are words of the command `latentmake` now."""
+
+_PAGE = re.compile(r"reports/((?:captions|compare|evaluate|report)_.+)\.html")
+
+
+def as_words(targets: Sequence[str]) -> list[str]:
+    """Return targets with `evaluate_{run}` in place of the page that it writes."""
+    pages = map(_PAGE.fullmatch, targets)
+    return [page[1] if page else each for each, page in zip(targets, pages, strict=True)]
+
+
+class Request:
+    """What a command line asks for.
+
+    Attributes:
+        targets: of the command line; empty stands for everything.
+        files: cache files that it asks for by their names.
+        runs: the runs to plan: all of them where a target does not tell.
+        encodes: whether it may need the encoders of its runs on this machine.
+
+    Raises:
+        ConfigError: a target names an unknown run.
+    """
+
+    def __init__(self, targets: Sequence[str], config: Config) -> None:
+        self.targets = targets
+        self.files = {target for target in targets if target.startswith("cache/")}
+        everything = not targets or "all" in targets
+        self._words = {name: set[str]() for name in config.runs}
+        self._needs = {name: set(_TRAINING if everything else ()) for name in config.runs}
+        self.runs = [*config.runs] if everything else []
+        for target in {*targets} - self.files:
+            word, name = _parts(target, config.runs)
+            if name:
+                self._words[name].add(word)
+                if word != "publish" or config.publish.caches:
+                    self._needs[name] |= _WORDS[word]
+            elif "/" in target or target.startswith("encode_"):
+                self.runs = [*config.runs]
+        needs = {name: found for name, found in self._needs.items() if found}
+        self.encodes = bool(self.files or self.runs or CACHES & set[str]().union(*needs.values()))
+        self.runs = self.runs or [*needs]
+
+    def asks(self, word: str, run: str) -> bool:
+        """Whether a target `{word}_{run}`, or the file that it makes, is asked for."""
+        return word in self._words[run]
+
+    def trains(self, run: str) -> bool:
+        """Whether the training of a run is asked for: its own target, what follows it, or all."""
+        return "training" in self._needs[run]
+
+    def kinds(self, run: str) -> frozenset[str]:
+        """Return the kinds of caches that a build makes for a run."""
+        return CACHES & self._needs[run]
+
+    def orders(self, plan: Plan) -> list[Order]:
+        """Return the orders of a plan that a build carries out, none twice."""
+        found = {
+            order.name: order
+            for name, run in plan.runs.items()
+            for order in run.orders
+            if order.kind in self.kinds(name) or not self.files.isdisjoint(order.paths)
+        }
+        return [*found.values()]
+
+
+def _parts(target: str, runs: Collection[str]) -> tuple[str, str]:
+    """Return word and run of a target; empty where it is none of a run."""
+    word, _, name = target.partition("_")
+    if target.startswith("runs/"):
+        name, _, file = target.removeprefix("runs/").partition("/")
+        word = _FILES.get(file, "caches")
+    if word not in _WORDS or not name or "/" in name:
+        return "", ""
+    if name not in runs:
+        guess = nearest(name, runs)
+        meant = target.replace(name, guess or "", 1)
+        hint = f"did you mean `{meant}`?" if guess else f"known: {', '.join(runs)}"
+        raise ConfigError(f"there is no run `{name}`", where=target, hint=hint)
+    return word, name
+
+
+def check_known(
+    targets: Iterable[str],
+    runs: Collection[str],
+    *,
+    rules: Collection[str],
+    is_made: Callable[[str], bool],
+) -> None:
+    """Refuse the first target that is no rule, no file, and `is_made` by no rule.
+
+    A file of ours that is spelled otherwise than rules spell it would count as one that is there.
+    """
+    for target in targets:
+        spelled = os.path.relpath(target)
+        if spelled != target and spelled.startswith(("cache/", "reports/", "runs/")):
+            what = "is a spelling that no rule has"
+            raise ConfigError(what, where=target, hint=f"write `{spelled}`")
+        if target in rules or Path(target).exists():
+            continue
+        if not target.startswith((".latentmake/", "cache/")) and not is_made(target):
+            raise _unknown(target, rules, runs)
+
+
+def _unknown(target: str, rules: Iterable[str], runs: Iterable[str]) -> ConfigError:
+    """Return the error for an unknown target, with the nearest one or all of them."""
+    if command := re.fullmatch(_COMMAND, target):
+        hint = f"type `latentmake {command[1]}`; see `latentmake {command[1]} --help`"
+        return ConfigError("is no longer a target of Snakemake", where=target, hint=hint)
+    names = [name for name in rules if "/" not in name and not name.startswith("encode_")]
+    if guess := difflib.get_close_matches(target, names, n=1):
+        hint = f"did you mean `{guess[0]}`?"
+    else:
+        shown = [f"{x}_{{run}}" for x in _WORDS if any(n.startswith(f"{x}_") for n in names)]
+        hint = f"targets: all, {', '.join(shown)}, cache/...; runs: {', '.join(runs)}"
+    return ConfigError("there is no such target", where=target, hint=hint)
+
+
+class PlanFile(BaseModel):
+    """Orders of a plan.
+
+    Attributes:
+        jobs: name of an encoding job's rule -> names of its work orders.
+        singles: cache file asked for by its name -> name of its work order.
+        runs: run -> kind of an order (`manifest`, `train`, ...) -> path.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    jobs: dict[str, list[str]] = {}
+    singles: dict[str, str] = {}
+    runs: dict[str, dict[str, str]] = {}
+
+    def write(self, planned: int) -> None:
+        """Write it for a plan of some time (ns), and set the environment variable."""
+        path = RUNS / f"plan.{planned}.json"
+        atomic.write(path, self.model_dump_json().encode())
+        os.environ[VARIABLE] = str(path)
+
+    @classmethod
+    def read(cls) -> PlanFile:
+        """Read the file that the environment variable names; an empty plan where it is not set."""
+        path = os.environ.get(VARIABLE)
+        if not path:
+            return cls()
+        try:
+            return cls.model_validate_json(Path(path).read_bytes())
+        except (OSError, ValueError) as error:
+            raise LatentmakeError(f"{path} is not a plan: {error}") from None
+
+    def encoding_jobs(self, allowed: Collection[str] = ()) -> list[EncodingJob]:
+        """Read the encoding jobs, or those of the rules in `allowed` if there are any."""
+        return [
+            EncodingJob(tuple(map(_read, names)))
+            for rule, names in self.jobs.items()
+            if not allowed or rule in allowed
+        ]
+
+    def single(self, path: str) -> Order | None:
+        """Read the work order of a cache file that was asked for by its name."""
+        return _read(self.singles[path]) if path in self.singles else None
+
+
+def _read(name: str) -> Order:
+    path = FOLDER / f"{name}.json"
+    try:
+        return Order.read(path)
+    except (OSError, ValueError, TypeError) as error:
+        raise LatentmakeError(f"{path} is not a work order: {error}") from None

@@ -1,0 +1,165 @@
+"""A command decides what is planned; a job on a cluster carries out what its own plan said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from latentmake.config.machines import Publish
+from latentmake.config.root import Config
+from latentmake.config.runs import Run
+from latentmake.errors import ConfigError, LatentmakeError
+from latentmake.plan.orders import EncodingJob, Order
+from latentmake.plan.request import VARIABLE, PlanFile, Request, as_words, check_known
+from order_world import order
+
+RUNS = {
+    name: Run(datasets=["cats"], model="sd15", resolutions=[64])
+    for name in ("cats", "big_cats", "a_b")
+}
+
+
+def request(*targets: str, caches: bool = True) -> Request:
+    config: Any = Config.model_construct(runs=RUNS, publish=Publish.model_construct(caches=caches))
+    return Request(targets, config)
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        ([], [*RUNS]),
+        (["all"], [*RUNS]),
+        (["train_cats"], ["cats"]),
+        (["check_a_b", "latents_a_b"], ["a_b"]),
+        (["runs/cats/dataset.lock"], ["cats"]),
+        (["cache/cats/sd15/64/x.latents.safetensors"], []),
+        (["train_cats", "all"], [*RUNS]),
+        (["somewhere/else.txt"], [*RUNS]),
+        (["evaluate_a_b"], ["a_b"]),
+        (["clean"], []),
+    ],
+)
+def test_only_the_runs_asked_for_are_planned(targets: list[str], expected: list[str]) -> None:
+    assert request(*targets).runs == expected
+
+
+@pytest.mark.parametrize(
+    ("target", "meant"),
+    [
+        ("train_cat", "train_cats"),
+        ("runs/cat/dataset.lock", "runs/cats/dataset.lock"),
+        ("reports/evaluate_cat.html", "evaluate_cats"),
+    ],
+)
+def test_a_run_that_there_is_not_is_answered_with_the_nearest(target: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"there is no run `cat`; did you mean `{meant}`"):
+        request(*as_words([target]))
+
+
+@pytest.mark.parametrize("target", ["evaluate_a_b", "generate_a_b", "runs/a_b/generated.json"])
+def test_the_training_of_a_run_is_asked_for_by_all_that_follows_it(target: str) -> None:
+    asked = request(target)
+    assert asked.trains("a_b") and not asked.trains("cats")
+    assert asked.kinds("a_b") == {"latents", "text"} and not asked.kinds("cats")
+
+
+def test_a_page_or_a_file_is_asked_for_by_its_word() -> None:
+    assert as_words(["reports/evaluate_a_b.html", "train_cats"]) == ["evaluate_a_b", "train_cats"]
+    others = ["reports/x_cats.html", "runs/cats/dataset.lock", "cache/a/b/64/c.npz"]
+    assert as_words(others) == others
+    assert request("runs/cats/generated.json").asks("generate", "cats")
+    assert not request("runs/cats/dataset.lock").trains("cats")
+
+
+@pytest.mark.parametrize("word", ["check", "train", "latents", "caches"])
+def test_a_run_takes_no_word_of_a_run_whose_name_ends_like_its_own(word: str) -> None:
+    both = request("clips_cats", f"{word}_big_cats")
+    assert not both.kinds("cats")
+    assert both.kinds("big_cats") == request(f"{word}_cats").kinds("cats")
+
+
+def test_the_encoders_may_lie_elsewhere_for_what_needs_no_caches() -> None:
+    looking = ["publish_cats", "publish_a_b"]
+    assert not request(*looking, caches=False).encodes
+    assert not request("clips_cats").encodes and request("clips_cats").runs == ["cats"]
+    for targets in ([], ["all"], ["caches_cats"], ["train_cats"], ["cache/a/b/64/c.npz"]):
+        assert request(*targets, *(looking if targets else []), caches=False).encodes
+    assert request(*looking).encodes and request(*looking).runs == ["cats", "a_b"]
+
+
+# -- unknown targets ------------------------------------------------------------------------------
+
+RULES = ["all", "train_cats", "caches_cats", "export_cats", "train_a_b", "encode_latents_x_123"]
+
+
+def made(target: str) -> bool:
+    return target in ("runs/cats/dataset.lock", "reports/x.html")
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("trian_cats", "there is no such target; did you mean `train_cats`?"),
+        ("zzz", "targets: all, train_{run}, caches_{run}, export_{run}, cache/...; runs: cats, "),
+        ("runs/cats/lock", "there is no such target; targets: all"),
+        ("status_cats", "is no longer a target of Snakemake; type `latentmake status`"),
+        ("./reports/x.html", "is a spelling that no rule has; write `reports/x.html`"),
+        ("runs/cats/../cats/x", "is a spelling that no rule has; write `runs/cats/x`"),
+    ],
+)
+def test_a_target_that_no_rule_makes_is_answered_with_the_nearest_or_all(
+    target: str, expected: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_known(["all", target], RUNS, rules=RULES, is_made=made)
+    assert str(caught.value).startswith(f"{target}: ")
+    assert expected in str(caught.value) and "encode_" not in str(caught.value)
+
+
+def test_targets_that_rules_make_are_taken() -> None:
+    targets = ["train_cats", "runs/cats/dataset.lock", "reports/x.html", "cache/a/b/64/c.npz"]
+    check_known(targets, RUNS, rules=RULES, is_made=made)
+
+
+# -- the plan file --------------------------------------------------------------------------------
+
+
+def test_a_plan_is_handed_on_through_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(VARIABLE, "")
+    assert PlanFile.read() == PlanFile()
+    one, other = written("a", "b")
+    jobs = {"encode_a": [one.name], "encode_b": [other.name, one.name]}
+    before = PlanFile(jobs=jobs, singles={"cache/x": one.name}, runs={"first": {"train": "5.json"}})
+    before.write(5)
+    given = PlanFile.read()
+    assert given == before
+    both = EncodingJob((other, one))
+    assert given.encoding_jobs() == [EncodingJob((one,)), both]
+    assert given.encoding_jobs(["encode_b", "manifest"]) == [both]
+    assert given.single("cache/x") == one and given.single("cache/y") is None
+    monkeypatch.setenv(VARIABLE, "plan.5.json")
+    with pytest.raises(LatentmakeError, match="is not a plan"):
+        PlanFile.read()
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("{")])
+def test_an_order_that_is_gone_or_damaged_is_named(
+    damage: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (one,) = written("a")
+    damage(one.path)
+    with pytest.raises(LatentmakeError, match=f"{one.name}.json is not a work order"):
+        PlanFile(jobs={"encode_a": [one.name]}).encoding_jobs()
+
+
+def written(*stems: str) -> list[Order]:
+    orders = [order("text", {stem: f"caption of {stem}"}) for stem in stems]
+    for each in orders:
+        each.write()
+    return orders
