@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 import re
+from collections.abc import Collection, Iterable
 
 _LONGEST = 80  # characters of a value in a message
 
@@ -161,3 +163,21 @@ def first_line(error: BaseException) -> str:
     if first.endswith(":"):
         first = f"{first} {others[0].strip()}"
     return first.strip()[:200] or type(error).__name__
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that is most like `word`, or None where none is."""
+    matches = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.5)
+    return matches[0] if matches else None
+
+
+def refuse_unknown(kind: str, word: str, known: Collection[str], where: str) -> None:
+    """Refuse the name of a `kind` of section that does not exist.
+
+    Raises:
+        ConfigError: names the one that was probably meant.
+    """
+    if word not in known:
+        guess = nearest(word, known)
+        hint = f"did you mean `{guess}`?" if guess else f"known: {', '.join(known)}"
+        raise ConfigError(f"there is no {kind} `{shortened(word)}`", where=where, hint=hint)

@@ -183,13 +183,13 @@ class Session:
             if backend is not None and self._request.asks("generate", name):
                 from latentmake.reports.generated import plan_generated
 
-                if order := plan_generated(self._facts, plan, backend, force=force):
-                    orders[name]["generate"] = str(order)
+                order, reasons = plan_generated(self._facts, plan, backend)
+                orders[name] |= {"generate": str(order)} if reasons or force else {}
             if backend is not None and self._request.asks("evaluate", name):
                 from latentmake.reports.evaluation import plan_evaluated
 
-                if order := plan_evaluated(self._facts, plan, backend, force=force):
-                    orders[name]["evaluate"] = str(order)
+                order, reasons = plan_evaluated(self._facts, plan, backend)
+                orders[name] |= {"evaluate": str(order)} if reasons or force else {}
 
     # -- the build ----------------------------------------------------------------------------
 

@@ -27,10 +27,9 @@ from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.target import PROMPTS
 from latentmake.session import Session
 from latentmake.training.external.backend import External
-from latentmake.training.external.result import is_trained
-from latentmake.training.loop.checkpoint import as_begun
-from latentmake.training.loop.result import RunFiles, wanted_of
-from latentmake.training.loop.sample_images import are_drawn
+from latentmake.training.external.result import reasons
+from latentmake.training.loop.result import RunFiles, as_begun, wanted_of
+from latentmake.training.loop.sample_images import picture_reasons
 from latentmake.training.order import read_order
 from latentmake.training.sd.order import SdOrder
 from project import Project, Result
@@ -220,11 +219,11 @@ def _outdated(config: Config, plan: RunPlan) -> tuple[bool, bool | None]:
     assert trainer is not None and plan.trainer_order is not None
     if isinstance(trainer, External):
         run = trainer.read(plan.trainer_order)
-        return not is_trained(run, lock, lambda: trainer.weights_digest(run, digest.of_file)), None
+        return bool(reasons(run, lock, lambda: trainer.weights_digest(run, digest.of_file))), None
     order = read_order(plan.trainer_order, SdOrder)
     order = as_begun(order, wanted_of(order, data=lock, weights=order.weights))
     want = wanted_of(order, data=lock, weights=order.weights)
-    return RunFiles(order).trained(want) is None, not are_drawn(order, want)
+    return RunFiles(order).trained(want) is None, bool(picture_reasons(order, want))
 
 
 def check(project: Project, key: Key, change: Change, *, model: str, trainer: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from browser import Browser, until
 from latentmake.errors import StorageError
 from latentmake.files.mp4 import write_mp4
-from latentmake.reports.generated import PAGE, SHEET, is_shown, write_pages
+from latentmake.reports.generated import PAGE, SHEET, page_reasons, write_pages
 from latentmake.training.generation import INDEX, Clip, GenerationIndex, clip_name
 from PIL import Image
 
@@ -86,17 +86,17 @@ def test_the_sheet_shows_frames_over_time_base_above_adapter(folder: Path) -> No
 
 def test_a_page_is_fresh_until_its_clips_change(tmp_path: Path) -> None:
     make(tmp_path, "a wave")
-    assert not is_shown(tmp_path)
+    assert page_reasons(tmp_path)
     write_pages(tmp_path, lambda line: None)
-    assert is_shown(tmp_path)
+    assert not page_reasons(tmp_path)
     before = (tmp_path / PAGE).stat().st_mtime_ns
     write_pages(tmp_path, lambda line: None)
     assert (tmp_path / PAGE).stat().st_mtime_ns == before
     make(tmp_path, "a boat")
-    assert not is_shown(tmp_path)
+    assert page_reasons(tmp_path)
     write_pages(tmp_path, lambda line: None)
     (tmp_path / SHEET).unlink()
-    assert not is_shown(tmp_path)
+    assert page_reasons(tmp_path)
 
 
 def test_a_damaged_clip_is_named(tmp_path: Path) -> None:

@@ -9,16 +9,19 @@ Sources: sd-scripts' `adjust_min_max_bucket_reso_by_steps` (library/train_util.p
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import MusubiTrainer, SdScriptsTrainer
 from latentmake.config.fields import MACHINE, Resolution, declared
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
-from latentmake.config.rows import Rule, Scripts
 from latentmake.config.runs import Run
 from latentmake.config.trainers import WanTrainer
 from latentmake.errors import ConfigError
+
+if TYPE_CHECKING:
+    from latentmake.config.rows import Rule, Scripts
 
 
 def control_counts(model: Model, settings: Dataset) -> tuple[int, int | None]:

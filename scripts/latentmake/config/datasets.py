@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from latentmake.config.architectures import Architecture
 from latentmake.config.fields import (
     COLOUR,
     GEOMETRY,
@@ -26,6 +25,9 @@ from latentmake.config.fields import (
     listed,
     worded,
 )
+
+if TYPE_CHECKING:
+    from latentmake.config.model_keys import Architecture
 
 
 class Captions(Closed):

@@ -7,13 +7,11 @@ caches and training would not fit.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeAlias, get_args
 
 from pydantic import Field, model_validator
 
-from latentmake.config.fields import MACHINE, BatchSize, Number, Rank, Real, Steps
-from latentmake.config.rows import Script
-from latentmake.config.sdscripts import SDSCRIPTS
+from latentmake.config.fields import MACHINE, BatchSize, Number, OneOf, Rank, Real, Steps
 from latentmake.config.trainers import (
     ACCUMULATION,
     WORKERS,
@@ -23,6 +21,9 @@ from latentmake.config.trainers import (
     Precision,
     Trainer,
 )
+
+if TYPE_CHECKING:
+    from latentmake.config.rows import Script
 
 _STATES = "`save_every_n_epochs` saves states, and a killed training is resumed by itself"
 _CACHES = "datasets and caches are named by latentmake"
@@ -208,12 +209,13 @@ class MusubiTrainer(Trainer):
         return self
 
 
-if TYPE_CHECKING:
-    TrainingScript = str
-else:  # pydantic refuses any other
-    TrainingScript = Literal[
-        tuple(dict.fromkeys(name for x in SDSCRIPTS.values() for name in x.scripts))
-    ]
+def _training_scripts() -> Iterable[str]:
+    from latentmake.config.sdscripts import SDSCRIPTS
+
+    return dict.fromkeys(name for row in SDSCRIPTS.values() for name in row.scripts)
+
+
+TrainingScript: TypeAlias = Annotated[str, OneOf(_training_scripts)]
 _OF_CAPTIONS = frozenset(
     {"--shuffle_caption", "--caption_dropout_rate", "--caption_dropout_every_n_epochs"}
     | {"--caption_tag_dropout_rate", "--token_warmup_min", "--token_warmup_step"}

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import (
@@ -18,6 +19,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     PlainSerializer,
     StringConstraints,
     ValidationError,
@@ -26,6 +28,7 @@ from pydantic import (
     WrapValidator,
 )
 from pydantic.config import JsonDict
+from pydantic_core import PydanticKnownError, core_schema
 
 from latentmake.regular import read_regular
 
@@ -126,6 +129,32 @@ def _complete_address(path: str) -> str:
 
 
 Place = Annotated[DiskPath, AfterValidator(_complete_address)]
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Annotation of a text that is one of some names; the function is called if a value is there.
+
+    The rows of architectures are many lines, and most projects name none. Another text is refused
+    here, or by a later check if not `refuses`.
+    """
+
+    names: Callable[[], Iterable[str]]
+    refuses: bool = True
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        checked = core_schema.no_info_after_validator_function(self._checked, handler(source))
+        return checked if self.refuses else handler(source)
+
+    def __get_pydantic_json_schema__(self, _schema: Any, _handler: Any) -> dict[str, Any]:
+        return {"type": "string", "enum": [*self.names()]}
+
+    def _checked(self, value: str) -> str:
+        if value not in (names := [*self.names()]):
+            *others, last = map(repr, names)
+            expected = f"{', '.join(others)} or {last}"
+            raise PydanticKnownError("literal_error", {"expected": expected})
+        return value
 
 
 class Closed(BaseModel):

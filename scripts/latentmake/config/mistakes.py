@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 
 from latentmake.config.fields import PATTERNS, held_by
 from latentmake.config.trainers import Kind
-from latentmake.errors import ConfigError, shortened
+from latentmake.errors import ConfigError, nearest, shortened
 
 
 class Section(NamedTuple):
@@ -75,24 +75,6 @@ _UNBROKEN = re.compile(r"\S{200,}")  # a value that a rule repeats, and longer t
 _PLACE = re.compile(
     r"(?P<section>(?:datasets|models|runs)\.NAME(?:\.[a-z_]+)*)\.(?P<key>[a-z_]+.*)"
 )
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that is most like `word`, or None where none is."""
-    matches = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.5)
-    return matches[0] if matches else None
-
-
-def refuse_unknown(kind: str, word: str, known: Collection[str], where: str) -> None:
-    """Refuse the name of a `kind` of section that does not exist.
-
-    Raises:
-        ConfigError: names the one that was probably meant.
-    """
-    if word not in known:
-        guess = nearest(word, known)
-        hint = f"did you mean `{guess}`?" if guess else f"known: {', '.join(known)}"
-        raise ConfigError(f"there is no {kind} `{shortened(word)}`", where=where, hint=hint)
 
 
 @cache

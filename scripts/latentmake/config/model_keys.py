@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field
 
-from latentmake.config.architectures import (
-    ARCHITECTURES,
-    GENERIC,
-    WAN,
-    Architecture,
-    ArchitectureName,
-)
 from latentmake.config.fields import (
     LATENTS,
     MACHINE,
@@ -22,10 +17,10 @@ from latentmake.config.fields import (
     DiskPath,
     Dtype,
     Number,
+    OneOf,
     Shapes,
     listed,
 )
-from latentmake.config.rows import Version
 from latentmake.config.weights import (
     NO_WEIGHTS,
     Adopt,
@@ -35,13 +30,128 @@ from latentmake.config.weights import (
     WeightsPlace,
 )
 
-_TASKS = dict.fromkeys(
-    task
-    for row in (WAN, *ARCHITECTURES.values())
-    for task in (row.scripts.versions if row.scripts else ())
-    if task
-)
-_Task = Annotated[str, WithJsonSchema({"type": "string", "enum": list(_TASKS)})]
+if TYPE_CHECKING:
+    from latentmake.config.rows import Scripts, Strategies
+
+
+class Version(NamedTuple):
+    """Version of an architecture: one value of the model's `task`.
+
+    Attributes:
+        latents: arguments that it adds to the script of latents.
+        text: the same for the script of embeddings.
+        training: the same for the training script.
+        controls: fewest and most control images of an item; None for any number.
+        images: whether items may be images.
+        videos: whether items may be videos.
+        one_frame: whether it is trained on one frame: a dataset's `fp_1f_*` count, and an item has
+            a control image for each of `fp_1f_clean_indices`.
+        needs: keys of the model that it needs besides the architecture's.
+        tensors: beginnings of names of tensors that latents hold besides `latents_`.
+        boundary: timestep, in thousandths, between its networks for high and for low noise; None
+            where it has one network.
+    """
+
+    latents: tuple[str, ...] = ()
+    text: tuple[str, ...] = ()
+    training: tuple[str, ...] = ()
+    controls: tuple[int, int | None] = (0, 0)
+    images: bool = True
+    videos: bool = False
+    needs: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ()
+    boundary: int | None = None
+    one_frame: bool = False
+
+    def caching(self, kind: str) -> tuple[str, ...]:
+        """Return the arguments that it adds to the script of `latents` or `text`."""
+        return self.text if kind == "text" else self.latents
+
+
+class ClipOutput(NamedTuple):
+    """Tensors kept of a CLIP's output.
+
+    Attributes:
+        layer: whose hidden states, counted from the last (1); None: the last, normalised.
+        normalised: whether those go through the final normalisation too.
+        pooled: which vector of the caption: `own`, the one that the network itself takes,
+            projected where it projects; `bare`, the same never projected; `end`, the last layer's
+            state of the first EOS, projected; None: no vector.
+        projects: whether the network must have a projection.
+    """
+
+    layer: int | None
+    normalised: bool
+    pooled: Literal["own", "bare", "end"] | None
+    projects: bool = False
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Facts about one model architecture.
+
+    Attributes:
+        name: as the configuration has it; "" for a model that names none.
+        text_encoders: what each is, in order.
+        clips: tensors kept of each CLIP among them.
+        picks_layer: whether `clip_skip` chooses the layer of CLIP.
+        masks_clips: whether padding may be hidden from its CLIPs.
+        chunks_captions: whether CLIP takes captions in chunks of 75 tokens.
+        caches_text: whether sd-scripts reads embeddings from caches; else it encodes captions while
+            it trains.
+        single_file: whether sd-scripts reads the network from one file only.
+        scale: (shift, factor) applied to cached latents; None: they are cached unscaled.
+        sized_arrays: whether names of sd-scripts' arrays contain the size of the latents.
+        side: sides of resolutions are multiples of this, in pixels.
+        bucket_steps: sd-scripts' default for `bucket_reso_steps`, in pixels.
+        bucket_divisor: `bucket_reso_steps` must be a multiple of this, in pixels.
+        original_files: whether encoders may be files of the original release, which need no
+            configuration beside them.
+        video: whether its VAE encodes videos, in tiles with `vae_cache_cpu`.
+        cleans_captions: whether captions are cleaned of HTML and repeated blanks (umT5).
+        scripts: what musubi-tuner knows about it; None where its trainer is another.
+        strategies: what sd-scripts knows about it; None where it does not know it.
+        encodes: whether there are encoders of ours; else those of `scripts` or `strategies`.
+        checkpoints: whether one file may hold VAE, text encoders and UNet.
+    """
+
+    name: str
+    text_encoders: tuple[str, ...] = ()
+    clips: tuple[ClipOutput, ...] = ()
+    picks_layer: bool = False
+    masks_clips: bool = False
+    chunks_captions: bool = False
+    caches_text: bool = True
+    single_file: bool = False
+    scale: tuple[float, float] | None = None
+    sized_arrays: bool = False
+    side: int = 8
+    bucket_steps: int = 64
+    bucket_divisor: int = 64
+    original_files: bool = False
+    video: bool = False
+    cleans_captions: bool = False
+    scripts: Scripts | None = None
+    strategies: Strategies | None = None
+    encodes: bool = True
+    checkpoints: bool = False
+
+
+GENERIC = Architecture("", checkpoints=True)
+"""A model that names no architecture: the last layer of each text encoder is kept."""
+
+
+def _architectures() -> Iterable[str]:
+    from latentmake.config.architectures import ARCHITECTURES
+
+    return ARCHITECTURES
+
+
+def _tasks() -> Iterable[str]:
+    from latentmake.config.architectures import ARCHITECTURES, WAN
+
+    rows = [row.scripts for row in (WAN, *ARCHITECTURES.values()) if row.scripts is not None]
+    return dict.fromkeys(task for row in rows for task in row.versions if task)
 
 
 class ModelKeys(Closed):
@@ -75,7 +185,7 @@ class ModelKeys(Closed):
     """Folder of the noise schedule (`scheduler_config.json`), or of its pipeline. By default
     `scheduler` beside the UNet, or in the same hub repository. Set it if the UNet is a single file
     that lies elsewhere."""
-    architecture: ArchitectureName | None = Field(
+    architecture: Annotated[str, OneOf(_architectures)] | None = Field(
         None, json_schema_extra=Shapes("latents", "text", "weights")
     )
     """Architecture of the model. `sd1`, `sd2`, `sdxl`, `sd3` and `flux` select the [layers of the
@@ -117,7 +227,9 @@ class ModelKeys(Closed):
         ),
     )
     """Hide padding tokens from T5. For `sd3` and `flux` with `layout: sdscripts`."""
-    task: _Task | None = Field(None, json_schema_extra=Shapes("latents", "text", "weights"))
+    task: Annotated[str, OneOf(_tasks, refuses=False)] | None = Field(
+        None, json_schema_extra=Shapes("latents", "text", "weights")
+    )
     """Variant of the model, as in `--task` or `--model_version` of musubi-tuner. Without
     `architecture` it makes this a Wan model: `t2v-14B`, `t2v-1.3B`, `i2v-14B`, `t2i-14B`,
     `flf2v-14B`, `t2v-14B-FC`, `t2v-1.3B-FC`, `i2v-14B-FC` (Wan 2.1), `t2v-A14B`, `i2v-A14B` (Wan
@@ -207,9 +319,11 @@ class ModelKeys(Closed):
     @property
     def spec(self) -> Architecture:
         """Facts about its architecture."""
-        if self.architecture is not None:
-            return ARCHITECTURES[self.architecture]
-        return GENERIC if self.task is None else WAN
+        if self.architecture is None and self.task is None:
+            return GENERIC
+        from latentmake.config.architectures import ARCHITECTURES, WAN
+
+        return WAN if self.architecture is None else ARCHITECTURES[self.architecture]
 
     @property
     def version(self) -> Version:

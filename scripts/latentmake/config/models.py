@@ -8,10 +8,8 @@ from typing import Any, Self
 from pydantic import TypeAdapter, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from latentmake.config.architectures import ARCHITECTURES, GENERIC, WAN, Architecture
 from latentmake.config.external_trainers import refuse_caching_flags
-from latentmake.config.model_keys import ModelKeys
-from latentmake.config.rows import options_in
+from latentmake.config.model_keys import GENERIC, Architecture, ModelKeys
 from latentmake.config.weights import LocalPlace, TextWeights, Weights, refuse_unread
 
 _OF_OTHERS = (
@@ -43,6 +41,8 @@ def check_strategies(model: ModelKeys) -> None:
         assert encoder is not None
         if encoder.fixed and (getattr(model, dtype) is not None or model.dtype != "bfloat16"):
             raise ValueError(f"sd-scripts decides about {title}'s dtypes: leave out `{dtype}`")
+        from latentmake.config.rows import options_in
+
         try:
             options_in(model.further_arguments(kind), encoder.options)
         except ValueError as error:
@@ -372,9 +372,13 @@ class Model(ModelKeys):
         if isinstance(values.get("vae"), dict) and not any(values["vae"].values()):
             values = {key: values[key] for key in values if key != "vae"}  # NO_WEIGHTS, as written
         name, task = values.get("architecture"), values.get("task")
-        if name == WAN.name:
+        if name == "wan":
             name, values = None, {key: values[key] for key in values if key != "architecture"}
-        row = ARCHITECTURES.get(name, GENERIC) if isinstance(name, str) else GENERIC
+        row = GENERIC
+        if isinstance(name, str):
+            from latentmake.config.architectures import ARCHITECTURES
+
+            row = ARCHITECTURES.get(name, GENERIC)
         values = _of_checkpoint(values, row)
         if row.scripts is not None:
             (only, *others) = row.scripts.versions

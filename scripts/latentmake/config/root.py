@@ -29,11 +29,10 @@ from latentmake.config.machines import (
     Publish,
     Store,
 )
-from latentmake.config.mistakes import line_of, refuse_unknown, sections
 from latentmake.config.models import Model
 from latentmake.config.runs import Run
 from latentmake.config.trainers import Generation, Prompt, prompt_of_command
-from latentmake.errors import ConfigError
+from latentmake.errors import ConfigError, refuse_unknown
 
 _MISTAKES = 50  # that are named at a time
 
@@ -130,6 +129,8 @@ def parse(values: Mapping[str, object]) -> Config:
     except ConfigError:
         raise
     except ValidationError as error:
+        from latentmake.config.mistakes import line_of
+
         mistakes = error.errors(include_url=False)
         others, mistakes = len(mistakes) - _MISTAKES, mistakes[:_MISTAKES]
         lines = [line_of(each, Config, values) for each in mistakes]
@@ -152,6 +153,8 @@ _LIMITS = {
 
 def json_schema() -> str:
     """Return the JSON schema of the configuration, as `config/schema.json` holds it."""
+    from latentmake.config.mistakes import sections
+
     schema = Config.model_json_schema()
     for model in {section.model for section in sections(Config)}:
         section = schema if model is Config else schema["$defs"][model.__name__]

@@ -1,8 +1,8 @@
 """Rows of architectures: what musubi-tuner's scripts and sd-scripts' strategies know of each.
 
-One `Scripts` or `Strategies` says all that differs between architectures whose caches other trainers
-make; layout, recipe, launch, checks and publication ask it. Sources: musubi-tuner's *_cache_*.py and
-*_train*.py, dataset/architectures.py, dataset/bucket.py and dataset/cache_io.py.
+One `Scripts` or `Strategies` says all that differs between architectures whose caches other
+trainers make; layout, recipe, launch, checks and publication ask it. Sources: musubi-tuner's
+*_cache_*.py and *_train*.py, dataset/architectures.py, dataset/bucket.py and dataset/cache_io.py.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
+
+from latentmake.config.model_keys import Version
 
 Setting: TypeAlias = str | int | float | bool | list[str] | None
 """Value of a trainer's key, or of a flag of its script."""
@@ -87,40 +89,6 @@ class Rule(NamedTuple):
     most: int | None = None
     needs: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
-
-
-class Version(NamedTuple):
-    """Version of an architecture: one value of the model's `task`.
-
-    Attributes:
-        latents: arguments that it adds to the script of latents.
-        text: the same for the script of embeddings.
-        training: the same for the training script.
-        controls: fewest and most control images of an item; None for any number.
-        images: whether items may be images.
-        videos: whether items may be videos.
-        one_frame: whether it is trained on one frame: a dataset's `fp_1f_*` count, and an item has
-            a control image for each of `fp_1f_clean_indices`.
-        needs: keys of the model that it needs besides the architecture's.
-        tensors: beginnings of names of tensors that latents hold besides `latents_`.
-        boundary: timestep, in thousandths, between its networks for high and for low noise; None
-            where it has one network.
-    """
-
-    latents: tuple[str, ...] = ()
-    text: tuple[str, ...] = ()
-    training: tuple[str, ...] = ()
-    controls: tuple[int, int | None] = (0, 0)
-    images: bool = True
-    videos: bool = False
-    needs: tuple[str, ...] = ()
-    tensors: tuple[str, ...] = ()
-    boundary: int | None = None
-    one_frame: bool = False
-
-    def caching(self, kind: str) -> tuple[str, ...]:
-        """Return the arguments that it adds to the script of `latents` or `text`."""
-        return self.text if kind == "text" else self.latents
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class Contents:
         """Read the objects on S3 whose stats are new, many at a time."""
         from latentmake.sources import s3
 
-        remote = (each for each in files if s3.is_remote(each[0]))
+        remote = (each for each in files if is_remote(each[0]))
         new = [each for each in remote if self._known.get(each[0], (None,))[0] != each[1]]
         for (path, listed), read in zip(new, s3.digests(new), strict=True):
             if isinstance(read, SourceError):

@@ -107,9 +107,9 @@ def estimates(
 
 def lines(memo: Memo, orders: Iterable[Order]) -> Iterator[str]:
     """Yield a line for each kind and model of which anything is known."""
-    from latentmake.progress import duration
-
     for work, (_, size, seconds) in estimates(memo, orders, lambda x, _: x.work).items():
+        from latentmake.progress import duration
+
         past = past_jobs(memo, work)
         words = [duration((past.starting + seconds) / 60)] if past else []
         words += [human(size)] if size else []

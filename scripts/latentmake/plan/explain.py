@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from latentmake.config.datasets import Dataset
-from latentmake.config.mistakes import nearest
-from latentmake.errors import CacheError, SourceError, UserError
+from latentmake.errors import CacheError, SourceError, UserError, nearest
 from latentmake.files.cachefile import Header, read_header, read_metadata, read_recipe
 from latentmake.files.paths import is_remote
 from latentmake.files.verified import Checked, verify
@@ -235,14 +234,14 @@ def _explained(facts: Facts, part: Part, item: Item, target: Target) -> Explanat
     assert judge is not None
     content = judge.contents.of(item) or ""
     found.key = judge.key_of(item, target, content, found.header)
-    if path not in (each.path for each in all_stale):
+    stale = next((each for each in all_stale if each.path == path), None)
+    if stale is None:
         found.state, found.reason = "fresh", ""
         found.key = found.header.key if found.header else found.key  # of other line ends, it may be
         return found
-    state.mark_reusable(facts.memo, [made])
-    stale = next(each for each in all_stale if each.path == path)
+    state.mark_reusable(facts.memo, [made])  # the reason before tells more than `reusable`
+    found.at_hand = [x for each in all_stale if each.path == path for x in each.target.at_hand]
     damage, found.state, found.reason = found.reason, "stale", stale.reason
-    found.at_hand = [*stale.target.at_hand]
     if stale.reason == "damaged":
         found.reason += f": it {damage}"
     if found.header is not None:

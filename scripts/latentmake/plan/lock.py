@@ -62,6 +62,10 @@ class Lock:
         """Digest of what trains."""
         return self.trained or self.digest
 
+    def data_values(self) -> dict[str, object]:
+        """Return all that its digest tells, by name."""
+        return data_values(self.parts, self.repeats, len(self.held_out))
+
     def values(self) -> dict[str, Any]:
         """Return its values; without those of validation where nothing is held out."""
         without = set() if self.held_out else {"held_out", "trained"}
@@ -103,6 +107,17 @@ def lock_digest(parts: Mapping[str, str], repeats: Mapping[str, int], validation
     """
     held = [[SALT, validation]] if validation else []
     return digest.of_value([dict(parts), dict(repeats), *held])
+
+
+def data_values(
+    parts: Mapping[str, str], repeats: Mapping[str, int], validation: int
+) -> dict[str, object]:
+    """Return the same by name."""
+    return {
+        **{f"caches of {part}": keys for part, keys in parts.items()},
+        **{f"num_repeats of {name}": number for name, number in repeats.items()},
+        "validation.items": validation,
+    }
 
 
 def chosen(contents: Iterable[str], count: int) -> set[str]:

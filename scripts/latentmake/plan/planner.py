@@ -17,7 +17,6 @@ from pydantic import ValidationError
 import latentmake
 from latentmake import digest
 from latentmake.config.datasets import Dataset
-from latentmake.config.mistakes import nearest
 from latentmake.config.runs import Run
 from latentmake.errors import ConfigError, SourceError
 from latentmake.files import atomic
@@ -50,6 +49,9 @@ from latentmake.sources.item import Item
 
 _Needed = Mapping[tuple[str, str], Mapping[str, set[str]]]
 """(dataset, model) -> part -> the runs that need it."""
+
+_Group = tuple[Item, list[Target], list[str | None]]
+"""An item with its stale targets, and the digest of its inputs where that is known."""
 
 _REUSED_ITEMS = 16_384  # of a batch that encodes nothing
 _SHARED_ITEMS = 64  # of a batch, at the least, that is one so that several GPUs work
@@ -282,7 +284,7 @@ def _batches(
     dataset: str,
     model: str,
     asked: Mapping[str, set[str]],
-    found: State,
+    states: State,
     *,
     side_by_side: int,
 ) -> Iterator[tuple[Order, frozenset[str]]]:
@@ -296,22 +298,25 @@ def _batches(
         dataset: its name.
         model: its name.
         asked: part -> the runs that need it.
-        found: state of the parts.
+        states: of the parts.
         side_by_side: how many jobs run at a time on this machine.
     """
-    groups: dict[tuple[str, frozenset[str], bool], dict[tuple[str, str | None], Work]] = {}
+    groups: dict[tuple[str, frozenset[str], bool], dict[tuple[str, str | None], _Group]] = {}
     everyone = frozenset().union(*(runs for part, runs in asked.items() if "@" in part))
     for part, wanting in asked.items():
         # A text that lies beside each resolution is encoded once for all of them.
         together = everyone if "@" in part else frozenset(wanting)
-        for stale in found.parts[part].stale:
+        for stale in states.parts[part].stale:
             item, target = stale.item, stale.target
             group = groups.setdefault((kind_of(part), together, bool(target.at_hand)), {})
-            work = group.get((item.stem, item.text), Work(item, ()))
-            content = work.content if stale.content is None else stale.content
-            group[item.stem, item.text] = Work(item, (*work.targets, target), content)
+            found = group.setdefault((item.stem, item.text), (item, [], []))
+            found[1].append(target)
+            found[2].append(stale.content)
     for (kind, runs, at_hand), group in groups.items():
-        works = [*group.values()]
+        works = [
+            Work(item, tuple(targets), next(filter(None, contents), None))
+            for item, targets, contents in group.values()
+        ]
         size = _REUSED_ITEMS if at_hand else _batch_size(facts, model, kind, works)
         if side_by_side > 1 and not at_hand:
             size = min(size, max(_SHARED_ITEMS, -(-len(works) // side_by_side)))
@@ -356,7 +361,7 @@ def single(facts: Facts, path: str) -> tuple[Order, bool]:
         SourceError: its item is faulty, or its source cannot be read.
         UserError: there is no such item, or something makes planning impossible.
     """
-    from latentmake.config.mistakes import refuse_unknown
+    from latentmake.errors import nearest, refuse_unknown
 
     config = facts.config
     _, dataset, model, place, name = (*path.split("/", 4), "", "", "", "")[:5]

@@ -14,9 +14,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from latentmake.config.mistakes import nearest
 from latentmake.config.root import Config
-from latentmake.errors import ConfigError, LatentmakeError
+from latentmake.errors import ConfigError, LatentmakeError, nearest
 from latentmake.files import atomic
 from latentmake.plan.orders import FOLDER, RUNS, EncodingJob, Order
 from latentmake.plan.run_plan import Plan

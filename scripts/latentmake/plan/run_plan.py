@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +14,12 @@ from pydantic import BaseModel
 from latentmake import digest
 from latentmake.config.runs import Run
 from latentmake.layouts import kind_of
+from latentmake.models.recipe_differences import Difference, short, some, value_differences
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import (
     CAPTIONS,
+    Lock,
+    data_values,
     keys_digest,
     lock_digest,
     read_lock,
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from latentmake.plan.estimates import TrainingEstimate
     from latentmake.plan.manifest import Member
 
+_ANEW = Difference("the manifest is written anew")
 _Skipped = dict[str, list[dict[str, str]]]
 
 
@@ -47,7 +52,9 @@ class RunPlan:
         trainer: the order whose file is `trainer_order`.
         images: dataset -> digest of the paths of its images.
         lock: digest of what trains, from its lock; None where its manifest is to be written.
-        reason: why it is to be trained; "" where it is trained.
+        outdated: why its manifest is to be written; empty where that and the lock are fresh.
+        reasons: why it is to be trained, or its files and sample pictures are to be written; empty
+            where it is trained.
         note: a line for the plan, where its training goes on from a checkpoint, or only writes
             files of trained weights anew.
     """
@@ -63,8 +70,16 @@ class RunPlan:
     images: dict[str, str] = field(default_factory=dict)
     lock: str | None = None
     estimate: TrainingEstimate | None = None
-    reason: str = ""
+    outdated: list[Difference] = field(default_factory=lambda: [_ANEW])
+    reasons: list[Difference] = field(default_factory=list)
     note: str = ""
+
+    @property
+    def reason(self) -> str:
+        """A line that says why a run is trained again; "" of a first training."""
+        if not self.reasons or not (run_folder(self.name) / "training.json").is_file():
+            return ""
+        return f"training of {self.name}: {some(self.reasons)}"
 
     def receipts(self, *kinds: str) -> list[str]:
         """Return the receipts of its batches of some kinds."""
@@ -87,6 +102,12 @@ class RunPlan:
             for part, state in self.parts.items()
             for stale in (state.stale if part.dataset == PROMPTS else ())
         )
+
+    def awaited(self, prompts: Collection[str]) -> list[Difference]:
+        """Return what a build must do before clips of these prompts can be drawn or judged."""
+        if self.training_order is None and self.manifest_order is None:
+            return [Difference("prompts are to be encoded")] if self.awaits(prompts) else []
+        return [Difference("the run is trained first"), *(self.reasons or self.outdated)]
 
 
 @dataclass
@@ -116,8 +137,8 @@ def plan_manifest(
     skipped = _skipped(facts, plan, run)
     validation = run.validation.items if run.validation else 0
     if validation:
-        found = [item.image for name in datasets for item in facts.items(name, run.model)[0]]
-        refuse_too_many(plan.name, validation, found)
+        sources = [item.image for name in datasets for item in facts.items(name, run.model)[0]]
+        refuse_too_many(plan.name, validation, sources)
     skip = [name for name, settings in datasets.items() if settings.on_error == "skip"]
     repeats = {name: settings.num_repeats for name, settings in datasets.items()}
     texts = {name: _text_digests(facts, run, name) for name in datasets}
@@ -126,20 +147,26 @@ def plan_manifest(
         for name in datasets
         for part in part_names(facts.config, run, name)
     }
-    lock = read_lock(plan.name)
-    fresh = (
-        not any(state.stale for state in states.values())
-        and lock.digest == _digest_of(states, texts, repeats, validation)
-        and _stems(lock.aside) == _stems(skipped)
-        and lock.images == {name: plan.images[name] for name in datasets}
-        and lock.manifest == facts.digest_of(run_folder(plan.name) / "manifest.jsonl")
-        # Those of prompts wait for the next job: no manifest names them.
-        and not any(state.orphans for part, state in plan.parts.items() if part.dataset != PROMPTS)
-        and skipped.keys() <= set(skip)
-    )
-    if fresh and not force:
-        plan.lock = lock.data
+    lock, manifest = read_lock(plan.name), run_folder(plan.name) / "manifest.jsonl"
+    images = {name: plan.images[name] for name in datasets}
+    # Those of prompts wait for the next job: no manifest names them.
+    owned = [each for part, each in plan.parts.items() if part.dataset != PROMPTS]
+    orphans = [path for each in owned for path in each.orphans]
+    found = [
+        *stale_targets(states),
+        *_data_differences(lock, states, texts, repeats, validation),
+        *value_differences(_stems(lock.aside), _stems(skipped), "skipped {}"),
+        *value_differences(lock.images, images, "places of images of {}"),
+    ]
+    if lock.digest and lock.manifest != facts.digest_of(manifest):
+        found.append(Difference(f"{manifest} is missing, or was changed"))
+    if orphans:
+        found.append(Difference(f"cache files without an item: {len(orphans)}"))
+    found += [Difference(f"items of {name} are faulty") for name in skipped if name not in skip]
+    if not found and not force:
+        plan.lock, plan.outdated = lock.data, []
         return
+    plan.outdated = found or plan.outdated
     from latentmake.plan.manifest import ManifestOrder
 
     known = {} if dry else {part: state.known() for part, state in plan.parts.items()}
@@ -160,17 +187,40 @@ def plan_manifest(
         order.write()
 
 
-def _digest_of(
+def stale_targets(states: Mapping[str, PartState]) -> list[Difference]:
+    """Return a sentence for all targets of a dataset and kind that are stale for one reason."""
+    stale, counts = Counter[tuple[str, str, str]](), Counter[tuple[str, str]]()
+    for name, state in states.items():
+        dataset, part = name.split("/", 1)
+        kind = "texts" if kind_of(part) == "text" else "latents"
+        counts[dataset, kind] += state.fresh + len(state.stale)
+        stale.update((dataset, kind, each.reason) for each in state.stale)
+    return [
+        Difference(f"{number} of {counts[dataset, kind]} {kind} of {dataset}: {reason}")
+        for (dataset, kind, reason), number in stale.items()
+    ]
+
+
+def _data_differences(
+    lock: Lock,
     states: Mapping[str, PartState],
     texts: Mapping[str, Mapping[str, str]],
     repeats: Mapping[str, int],
     validation: int,
-) -> str:
-    """Return the digest of a lock of parts in which all is fresh."""
+) -> list[Difference]:
+    """Return what differs between a lock and the targets of today, as far as these are there."""
+    if not lock.digest:
+        return [Difference("there is no lock of the dataset yet")]
     keys = {part: state.keys or "" for part, state in states.items()} | {
         f"{name}/{CAPTIONS}": keys_digest(found.items()) for name, found in texts.items() if found
     }
-    return lock_digest(keys, repeats, validation)
+    today = lock_digest(keys, repeats, validation)
+    if lock.digest == today:
+        return []
+    stale = {part: lock.parts.get(part, "") for part, state in states.items() if state.stale}
+    now = data_values(keys | stale, repeats, validation)
+    found = value_differences(lock.data_values(), now)
+    return found if found or stale else [Difference("lock", short(lock.digest), short(today))]
 
 
 def _skipped(facts: Facts, plan: RunPlan, run: Run) -> _Skipped:
@@ -186,8 +236,9 @@ def _skipped(facts: Facts, plan: RunPlan, run: Run) -> _Skipped:
     return found
 
 
-def _stems(skipped: _Skipped) -> set[tuple[str, str]]:
-    return {(name, fault["stem"]) for name, faults in skipped.items() for fault in faults}
+def _stems(skipped: _Skipped) -> dict[str, list[str]]:
+    stems = {name: sorted({fault["stem"] for fault in each}) for name, each in skipped.items()}
+    return {name: each for name, each in stems.items() if each}
 
 
 def _text_digests(facts: Facts, run: Run, name: str) -> dict[str, str]:

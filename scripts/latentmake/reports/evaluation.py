@@ -10,6 +10,7 @@ from latentmake import digest
 from latentmake.config.root import Config
 from latentmake.errors import CacheError, ConfigError
 from latentmake.files import atomic
+from latentmake.models.recipe_differences import Difference
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan
 from latentmake.reports.clips import ClipSources
@@ -54,18 +55,17 @@ def refuse_evaluation(config: Config, run: str) -> None:
         )
 
 
-def plan_evaluated(facts: Facts, plan: RunPlan, backend: Backend, *, force: bool) -> Path | None:
-    """Return the order of a run's evaluation; None where results and page are up to date.
+def plan_evaluated(facts: Facts, plan: RunPlan, backend: Backend) -> tuple[Path, list[Difference]]:
+    """Return the order of a run's evaluation, and why results or page are not up to date.
 
     Raises:
         UserError: it could not be carried out.
     """
-    path, there = backend.plan_evaluation(facts, plan)
-    if there and not force:
-        state = page_state(evaluation_folder(plan.name) / METRICS)
-        if state is not None and state == state_in(page_path(plan.name)):
-            return None
-    return path
+    path, reasons = backend.plan_evaluation(facts, plan)
+    page, state = page_path(plan.name), page_state(evaluation_folder(plan.name) / METRICS)
+    if not reasons and (state is None or state != state_in(page)):
+        reasons = [Difference(f"{page} does not show these results")]
+    return path, reasons
 
 
 def page_state(metrics: Path) -> str | None:

@@ -26,7 +26,10 @@ def explanation_text(found: Sequence[Explanation]) -> str:
 def _lines(each: Explanation) -> Iterator[str]:
     reason = f" ({each.reason})" if each.reason else ""
     yield f"{each.path}: {each.state}{reason}"
-    rows = [("differs", str(difference)) for difference in each.differences]
+    rows = [
+        ("differs" if found.old != found.new else "because", str(found))
+        for found in each.differences
+    ]
     rows += [("reusable", f"{path} has its key") for path in each.at_hand[:1]]
     rows += [("source", source) for source in each.source]
     if each.header is not None:

@@ -16,6 +16,7 @@ from latentmake.config.root import Config
 from latentmake.errors import ConfigError, StorageError
 from latentmake.files import atomic
 from latentmake.files.mp4 import spread_frames
+from latentmake.models.recipe_differences import Difference
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
 from latentmake.plan.run_plan import RunPlan
@@ -37,11 +38,13 @@ def _state(index: GenerationIndex) -> str:
     return digest.of_value([index.model_dump(), template_digest("gallery")])
 
 
-def is_shown(folder: Path) -> bool:
-    """Whether page and contact sheet of a folder show the clips of its index."""
+def page_reasons(folder: Path) -> list[Difference]:
+    """Return why page and contact sheet of a folder do not show the clips of its index."""
     index = GenerationIndex.read(folder / INDEX)
-    sheet = (folder / SHEET).is_file()
-    return index is not None and sheet and state_in(folder / PAGE) == _state(index)
+    if index is None or state_in(folder / PAGE) != _state(index):
+        return [Difference(f"{folder / PAGE} does not show these clips")]
+    sheet = folder / SHEET
+    return [] if sheet.is_file() else [Difference(f"{sheet} is missing")]
 
 
 def write_generated(
@@ -70,7 +73,7 @@ def write_pages(folder: Path, say: Callable[[str], object]) -> int:
     if index is None:
         hint = "run the same command again, which writes it anew"
         raise StorageError("the index of the clips is gone", where=folder / INDEX, hint=hint)
-    if not is_shown(folder):
+    if page_reasons(folder):
         atomic.write(folder / SHEET, _sheet(folder, index))
         size = {key: index.settings[key] for key in ("width", "height")}
         rows = [
@@ -150,16 +153,18 @@ def _cut(text: str, width: int, font: object) -> str:
     return text + "…"
 
 
-def plan_generated(facts: Facts, plan: RunPlan, backend: Backend, *, force: bool) -> Path | None:
-    """Return the order of a run's clips; None where these and their page are up to date.
+def plan_generated(facts: Facts, plan: RunPlan, backend: Backend) -> tuple[Path, list[Difference]]:
+    """Return the order of a run's clips, and why these or their page are not up to date.
 
     Raises:
         UserError: no clips could be made.
     """
-    path, there = backend.plan_generation(facts, plan)
+    path, reasons = backend.plan_generation(facts, plan)
     folder = run_folder(plan.name)
-    done = there and is_shown(folder / FOLDER) and (folder / "generated.json").is_file()
-    return None if done and not force else path
+    reasons = reasons or page_reasons(folder / FOLDER)
+    if not reasons and not (folder / "generated.json").is_file():
+        reasons = [Difference(f"{folder / 'generated.json'} is missing")]
+    return path, reasons
 
 
 def refuse_clips(config: Config, run: str) -> None:

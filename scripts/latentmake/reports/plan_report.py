@@ -36,7 +36,8 @@ def report(
     ]
     lines = [*estimates.lines(facts.memo, plan.orders)]
     lines += [f"training of {each.run}: {each.note}" for each in trainings]
-    lines += [run.note for name, run in plan.runs.items() if run.note and request.trains(name)]
+    asked = [run for name, run in plan.runs.items() if request.trains(name)]
+    lines += [line for run in asked for line in (run.reason, run.note) if line]
     runs = plan.runs.values()
     if any(state.stale for run in runs for state in run.parts.values()):
         from latentmake.reports.fitting import fitting_lines

@@ -6,12 +6,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 
 from latentmake.layouts import kind_of
+from latentmake.models.recipe_differences import some
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import Stale
 from latentmake.plan.target import Part
-
-_NAMED = 3  # differences, or datasets, of a line
 
 
 def recipe_changes(facts: Facts, runs: Collection[RunPlan]) -> Iterator[str]:
@@ -35,7 +34,7 @@ def recipe_changes(facts: Facts, runs: Collection[RunPlan]) -> Iterator[str]:
     for (model, kind, words), datasets in counts.items():
         whose = f" ({model})" * (len(facts.config.models) > 1)
         targets = f"text{'s' * (sum(datasets.values()) > 1)}" if kind == "text" else kind
-        yield f"{words}: {sum(datasets.values())} {targets} of {_some(datasets)}{whose}"
+        yield f"{words}: {sum(datasets.values())} {targets} of {some(datasets)}{whose}"
 
 
 def _difference(facts: Facts, part: Part, stale: Stale) -> str:
@@ -43,13 +42,6 @@ def _difference(facts: Facts, part: Part, stale: Stale) -> str:
 
     if not facts.recipe(part.dataset, part.model, kind_of(part.name)):
         return f"unknown without the model {part.model}"
-    found = [*map(str, differences(facts, None, part, stale))]
-    if len(found) > 1 and found[-1].startswith(PLACED):
-        found.pop()
-    return _some(found) or "keys in headers"
-
-
-def _some(names: Collection[str]) -> str:
-    """Return the first of some names, and the number of the others."""
-    others = len(names) - _NAMED
-    return ", ".join([*names][:_NAMED]) + f" and {others} more" * (others > 0)
+    found = differences(facts, None, part, stale)
+    settings = some([str(each) for each in found if each.name != PLACED])
+    return settings or (PLACED if found else "keys in headers")

@@ -146,7 +146,8 @@ def _lines(facts: Facts, plan: RunPlan) -> Iterator[str]:
     if plan.manifest_order is not None:
         yield f"{plan.name}: the manifest is to be written"
     if plan.training_order is not None:
-        yield plan.note or f"{plan.name}: is to be trained, or its sample pictures drawn"
+        lines = [line for line in (plan.reason, plan.note) if line]
+        yield from lines or [f"{plan.name}: is to be trained"]
         if plan.estimate is not None:
             yield f"training of {plan.name}: {plan.estimate.note}"
     used, bound = (_exactly(size) for size in (store.used(), facts.config.store.keep))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from latentmake.models.recipe_differences import Difference
     from latentmake.plan.facts import Facts
     from latentmake.plan.run_plan import RunPlan
     from latentmake.training.checks import Finding
@@ -63,8 +64,8 @@ class Backend(ABC):
         """Write the order of a publication of items of another manifest than the run's."""
         raise NotImplementedError
 
-    def plan_generation(self, facts: Facts, plan: RunPlan) -> tuple[Path, bool]:
-        """Write the order of a run's clips; tell whether they are there already.
+    def plan_generation(self, facts: Facts, plan: RunPlan) -> tuple[Path, list[Difference]]:
+        """Write the order of a run's clips; tell why they are not there already.
 
         Asked of a trainer whose settings say that it `generates`, after `plan`.
 
@@ -77,8 +78,8 @@ class Backend(ABC):
         """Bring the clips of an order up to date, and their index."""
         raise NotImplementedError
 
-    def plan_evaluation(self, facts: Facts, plan: RunPlan) -> tuple[Path, bool]:
-        """Write the order of a run's evaluation; tell whether its results are there already.
+    def plan_evaluation(self, facts: Facts, plan: RunPlan) -> tuple[Path, list[Difference]]:
+        """Write the order of a run's evaluation; tell why its results are not there already.
 
         Asked of a trainer whose settings say that it `evaluates`, after `plan`.
 

@@ -7,13 +7,14 @@ is still as it was is not computed again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from latentmake import digest
+from latentmake.models.recipe_differences import Difference, value_differences
 from latentmake.plan.lock import run_folder
 from latentmake.training.clip_statistics import ClipFigures
 from latentmake.training.generation import GenerationOrder
@@ -164,15 +165,27 @@ class Metrics(JsonFile):
             yield from result.clips.values()
 
 
-def is_evaluated(
-    order: EvaluationOrder, wanted: str, file_digest: Callable[[Path], str] = digest.of_file
-) -> bool:
-    """Whether the results of `wanted` are there, with all their clips as they were written."""
+def result_reasons(
+    order: EvaluationOrder,
+    wanted: str,
+    settings: Mapping[str, str],
+    file_digest: Callable[[Path], str] = digest.of_file,
+) -> list[Difference]:
+    """Return why the results of `wanted` are not there, with all their clips as they were written.
+
+    `settings` are those of `Metrics`, as far as they are known.
+    """
     metrics = Metrics.read(order.metrics)
-    if metrics is None or metrics.wanted != wanted:
-        return False
-    try:
-        folder = Path(order.output)
-        return all(file_digest(folder / clip.file) == clip.digest for clip in metrics.clips())
-    except OSError:
-        return False
+    if metrics is None:
+        return [Difference("it has not been evaluated yet")]
+    if metrics.wanted != wanted:
+        known = value_differences({key: metrics.settings.get(key) for key in settings}, settings)
+        return known or [Difference("the items held out, or settings of the evaluation, changed")]
+    for clip in metrics.clips():
+        path = Path(order.output) / clip.file
+        try:
+            if file_digest(path) != clip.digest:
+                return [Difference(f"{path} is not as it was written")]
+        except OSError:
+            return [Difference(f"{path} is missing")]
+    return []

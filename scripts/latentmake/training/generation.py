@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 from latentmake import digest
 from latentmake.config.models import Model
 from latentmake.errors import TrainingError
+from latentmake.models.recipe_differences import Difference, short, value_differences
 from latentmake.training.json_file import JsonFile
 from latentmake.training.order import caption_in, rows_of
 
@@ -226,14 +227,23 @@ def _is_whole(folder: Path, clip: Clip) -> bool:
         return False
 
 
-def is_generated(order: GenerationOrder, adapter: str) -> bool:
-    """Whether all clips of an order with known prompts are there, and none of the index is gone."""
+def clip_reasons(order: GenerationOrder, adapter: str) -> list[Difference]:
+    """Return why the clips there are not those of an order with known prompts."""
     index = GenerationIndex.read(Path(order.output) / INDEX)
     if index is None:
-        return False
+        return [Difference("no clip has been drawn yet")]
     there = kept(order, index, adapter)
     wanted = {wish.key for wish in wishes(order, adapter)}
-    return wanted <= {clip.key for clip in there} and len(there) == len(index.clips)
+    missing, gone = len(wanted - {clip.key for clip in there}), len(index.clips) - len(there)
+    if not missing and not gone:
+        return []
+    loras = {clip.adapter for clip in index.clips} - {"", adapter}
+    return [
+        *value_differences({"networks": index.weights}, {"networks": order.weights}),
+        *value_differences(index.settings, order.settings()),
+        *(Difference("trained LoRA", short(lora), short(adapter)) for lora in sorted(loras)),
+        Difference(f"clips to draw: {missing}, no longer up to date or asked for: {gone}"),
+    ]
 
 
 def captions_of(order: GenerationOrder) -> GenerationOrder:

@@ -8,16 +8,19 @@ as long as they equal those of the order, there is nothing to train.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from latentmake.errors import CacheError, TrainingError
 from latentmake.files.safetensors import read_head
+from latentmake.models.recipe_differences import Difference, short, text_of, value_differences
+from latentmake.plan.lock import read_lock
 from latentmake.training.json_file import JsonFile
 
+BASIS = "trained_on.json"
 _Order = TypeVar("_Order", bound=BaseModel)
 _Row = TypeVar("_Row")
 
@@ -38,6 +41,60 @@ class Wanted(JsonFile):
     weights: str
     resumed: str = ""
     version: int = 1
+
+
+class Basis(JsonFile):
+    """What trained weights came from, by name; a file beside them, which nothing depends on.
+
+    Attributes:
+        wanted: the digests that decide.
+        settings: of the trainer, all that shape the weights.
+        data: of the lock.
+        network: place of the network.
+    """
+
+    wanted: Wanted
+    settings: dict[str, str]
+    data: dict[str, str]
+    network: str
+
+    @classmethod
+    def of(cls, run: str, wanted: Wanted, settings: Mapping[str, object], network: str) -> Self:
+        """Return that of a run's lock as it is now."""
+        texts = [
+            {name: text_of(value) for name, value in each.items()}
+            for each in (settings, read_lock(run).data_values())
+        ]
+        return cls(wanted=wanted, settings=texts[0], data=texts[1], network=network)
+
+    def differences(self, folder: Path, was: Wanted | None) -> list[Difference]:
+        """Return what differs from the last training, whose record is in a folder.
+
+        Records of earlier releases have digests alone.
+        """
+        if was is None:
+            return [Difference("it has not been trained yet")]
+        now, known = self.wanted, Basis.read(folder / BASIS)
+        old = known if known and known.wanted == was else self.model_copy(update={"network": ""})
+        # A release may know more settings than the one that trained.
+        settings = {key: self.settings.get(key, value) for key, value in old.settings.items()}
+        found = []
+        if was.data != now.data:
+            changed = value_differences(old.data, self.data)
+            found += changed or [Difference("the dataset changed")]
+        if was.settings != now.settings:
+            changed = value_differences(old.settings, settings)
+            found += changed or [Difference("the settings changed")]
+        if was.weights != now.weights:
+            ends = [f" ({place})" if place else "" for place in (old.network, self.network)]
+            digests = short(was.weights) + ends[0], short(now.weights) + ends[1]
+            found.append(Difference("network's digest", *digests))
+        if was.resumed != now.resumed:
+            first = short(was.resumed) or "none", short(now.resumed) or "none"
+            found.append(Difference("checkpoint that it begins with", *first))
+        return found + value_differences(
+            {"version of the trainer": was.version}, {"version of the trainer": now.version}
+        )
 
 
 def read_order(path: Path, kind: type[_Order]) -> _Order:

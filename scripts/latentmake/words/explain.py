@@ -1,30 +1,124 @@
-"""`latentmake explain`: where a cache file comes from, and why it is stale."""
+"""`latentmake explain`: where a file of a build comes from, and why it is made again."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 from typing import Annotated
 
 import typer
 
+from latentmake import backends
+from latentmake.errors import ConfigError
+from latentmake.exchange.clip_files.order import CLIPS, LIST, plan_clips
+from latentmake.models.recipe_differences import Difference
+from latentmake.plan.explain import Explanation
 from latentmake.plan.explain import explain as explanations
+from latentmake.plan.run_plan import RunPlan, stale_targets
+from latentmake.reports.evaluation import plan_evaluated, refuse_evaluation
 from latentmake.reports.explanation import explanation_text, explanation_values
-from latentmake.words.project import ConfigFiles, Directory, Json, opened
+from latentmake.reports.generated import plan_generated, refuse_clips
+from latentmake.words.project import ConfigFiles, Directory, Json, Project, opened
+
+_MADE = {
+    "caches": r"caches_{run}|runs/{run}/(dataset\.lock|manifest\.jsonl)",
+    "generate": r"generate_{run}|runs/{run}/generated(\.json|/.*)",
+    "evaluate": r"evaluate_{run}|runs/{run}/evaluation/.*|reports/evaluate_{run}\.html",
+    "clips": r"clips_{run}|clips/{run}/.*",
+    "train": r"train_{run}|runs/{run}/.*",
+    "page": r"reports/(captions|report)_{run}\.(html|jsonl)|reports/compare_{run}(_vs_.*)?\.html",
+}
+"""What is asked -> pattern of its target and of the files that it makes."""
+_FRESH = {"train": "trained; nothing differs", "page": "`latentmake` writes it anew when asked"}
 
 
 def explain(
     path: Annotated[
         str,
-        typer.Argument(metavar="PATH", help="A cache file, or an image or caption of a dataset."),
+        typer.Argument(
+            metavar="PATH",
+            help="A cache file, an image or caption of a dataset, a file below runs/, clips/ or "
+            "reports/, or a target such as train_cats.",
+        ),
     ],
     as_json: Json = False,
     configfile: ConfigFiles = None,
     directory: Directory = None,
 ) -> None:
-    """Say where a cache file comes from, and why it is fresh or stale."""
+    """Say where a file comes from, and why it is fresh or stale; why a run is trained again."""
     with opened(configfile, directory, encoders=True) as project:
-        found = explanations(project.facts, path)
+        found = _of_run(project, path) or explanations(project.facts, path)
     if as_json:
         typer.echo(json.dumps([*map(explanation_values, found)], indent=1))
     else:
         typer.echo(explanation_text(found), nl=False)
+
+
+def _of_run(project: Project, path: str) -> list[Explanation]:
+    """Explain a target of a run, or a file that one makes; nothing where it is neither."""
+    place = os.path.relpath(path or ".")
+    for run in project.config.runs:
+        for word, pattern in _MADE.items():
+            if re.fullmatch(pattern.format(run=re.escape(run)), place):
+                found = _reasons(project, word, run, place)
+                state, reason = ("stale", "") if found else ("fresh", _FRESH.get(word, ""))
+                return [Explanation(place, state, reason, differences=found, runs=[run])]
+    return []
+
+
+def _reasons(project: Project, word: str, run: str, place: str) -> list[Difference]:
+    """Return why what a word makes of a run is made again.
+
+    Raises:
+        UserError: the word makes nothing of this run.
+    """
+    config, facts = project.config, project.facts
+    if word == "page":
+        return []
+    if word == "generate":
+        refuse_clips(config, run)
+    elif word == "evaluate":
+        refuse_evaluation(config, run)
+    elif word == "train" and config.runs[run].trainer is None:
+        raise ConfigError("the run has no trainer", where=place, hint=f"see runs.{run}")
+    drawn = [run] if word in ("generate", "evaluate") else []
+    plan = project.plan([run], drawn).runs[run]
+    if word == "clips":
+        return _clip_reasons(project, plan, place)
+    if word in ("caches", "train"):
+        return _training_reasons(plan) if word == "train" else _cache_reasons(plan)
+    backend = backends.of_run(config, run)
+    assert backend is not None
+    make = plan_generated if word == "generate" else plan_evaluated
+    return make(facts, plan, backend)[1]
+
+
+def _training_reasons(plan: RunPlan) -> list[Difference]:
+    """Return why a run is trained again, as far as its trainer says."""
+    is_trained = plan.training_order is None
+    return plan.reasons or ([] if is_trained else [Difference("its trainer does not say why")])
+
+
+def _cache_reasons(plan: RunPlan) -> list[Difference]:
+    """Return why caches, manifest or lock are made again; those of prompts are in no manifest."""
+    parts = {f"{part.dataset}/{part.name}": state for part, state in plan.parts.items()}
+    return list(dict.fromkeys((*stale_targets(parts), *plan.outdated)))
+
+
+def _clip_reasons(project: Project, plan: RunPlan, place: str) -> list[Difference]:
+    """Return why clips of a run, or one of them, are cut again."""
+    from latentmake.exchange.clip_files.cut import file_differences  # which needs numpy
+
+    order = plan_clips(project.facts, plan, project.config.runs[plan.name])
+    folder = CLIPS / plan.name
+    named = {str(folder / f"{file.name}.npz"): file for file in order.files}
+    whole = place in (f"clips_{plan.name}", str(folder / LIST))
+    if not whole and place not in named:
+        return [Difference("no clip of the run has this name; the next build removes it")]
+    asked = named if whole else {place: named[place]}
+    return [
+        each._replace(name=f"{path}: {each.name}" if whole else each.name)
+        for path, file in asked.items()
+        for each in file_differences(order, file)
+    ]

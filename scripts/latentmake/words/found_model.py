@@ -15,7 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
+from latentmake.config.architectures import ARCHITECTURES, WAN
+from latentmake.config.model_keys import Architecture
 from latentmake.errors import ModelError
 from latentmake.files.safetensors import Tensor
 from latentmake.models.encoder_files import kinds_in, one

@@ -19,9 +19,8 @@ import typer
 
 from latentmake import backends
 from latentmake.config.document import check_file
-from latentmake.config.mistakes import nearest
 from latentmake.config.root import Config, parse
-from latentmake.errors import ConfigError
+from latentmake.errors import ConfigError, nearest
 from latentmake.files.workspace import check_folder
 from latentmake.index.memo import MEMO, Memo
 from latentmake.plan.facts import Facts
@@ -82,10 +81,13 @@ class Project:
                 raise ConfigError("there is no such run", where=name, hint=hint)
         return list(dict.fromkeys(names or self.config.runs))
 
-    def plan(self, runs: Sequence[str]) -> Plan:
-        """Plan some runs, all of their caches and their trainings, and write nothing."""
+    def plan(self, runs: Sequence[str], generated: Sequence[str] = ()) -> Plan:
+        """Plan some runs, all of their caches and their trainings, and write nothing.
+
+        The prompts of clips that `generated` runs draw are among their caches.
+        """
         with many_objects():
-            plan = make_plan(self.facts, runs, dry=True)
+            plan = make_plan(self.facts, runs, generated=generated, dry=True)
             for run in plan.runs.values():
                 backends.plan_training(self.facts, run, train=False)
         return plan

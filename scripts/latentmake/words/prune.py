@@ -20,9 +20,8 @@ from typing import Annotated, Any
 import typer
 
 from latentmake import digest
-from latentmake.config.mistakes import refuse_unknown
 from latentmake.config.root import Config
-from latentmake.errors import CacheError, ConfigError, StorageError, UserError
+from latentmake.errors import CacheError, ConfigError, StorageError, UserError, refuse_unknown
 from latentmake.files import atomic
 from latentmake.files.cachefile import read_header
 from latentmake.files.disk import human

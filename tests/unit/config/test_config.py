@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Dtype, Resolution
-from latentmake.config.mistakes import nearest
 from latentmake.config.root import Config, parse
-from latentmake.errors import ConfigError
+from latentmake.errors import ConfigError, nearest
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan

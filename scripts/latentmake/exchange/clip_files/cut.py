@@ -27,6 +27,7 @@ from latentmake.files.cachefile import KEY
 from latentmake.files.disk import refuse
 from latentmake.geometry.clips import WAN_FPS, SourceFps
 from latentmake.index.memo import source_stat
+from latentmake.models.recipe_differences import Difference, short, value_differences
 from latentmake.plan.receipts import Receipt
 from latentmake.progress import Progress
 
@@ -123,7 +124,11 @@ def _cut_source(
     content = _digest_of(files[0])
     keys = {file.name: _key(file, content[-1], fps, rate) for file in files}
     folder = Path(order.folder)
-    stale = [file for file in files if not _is_fresh(folder / f"{file.name}.npz", keys[file.name])]
+    stale = [
+        file
+        for file in files
+        if _differences(folder / f"{file.name}.npz", keys[file.name], _origin(file, fps, rate))
+    ]
     if stale:
         wanted = [Wanted(file.clip.indices(fps, rate), file.size) for file in stale]
         paths = [folder / f"{file.name}.npz" for file in stale]
@@ -178,11 +183,28 @@ def _key(file: ClipFile, content: str, fps: SourceFps, rate: float) -> str:
     return digest.of_value(made if fps is None or rate == WAN_FPS else [*made, rate])
 
 
-def _is_fresh(path: Path, key: str) -> bool:
+def file_differences(order: ClipsOrder, file: ClipFile) -> list[Difference]:
+    """Return why a clip's file is not what an order asks for.
+
+    Raises:
+        SourceError: the video cannot be read.
+    """
+    fps, rate = order.source_fps[file.dataset], order.rate
+    key = _key(file, _digest_of(file)[-1], fps, rate)
+    return _differences(Path(order.folder) / f"{file.name}.npz", key, _origin(file, fps, rate))
+
+
+def _differences(path: Path, key: str, origin: Mapping[str, object]) -> list[Difference]:
     try:
-        return bool(json.loads(npz.read_comment(path))[KEY] == key)
+        found = json.loads(npz.read_comment(path))
+        if found[KEY] == key:
+            return []
+    except FileNotFoundError:
+        return [Difference("it has not been cut yet")]
     except (OSError, ValueError, LookupError, TypeError):
-        return False
+        return [Difference("it is damaged, or no file of latentmake")]
+    known = value_differences({name: found.get(name) for name in origin}, origin)
+    return known or [Difference("key of video, size and frame rate", short(found[KEY]), short(key))]
 
 
 @contextlib.contextmanager

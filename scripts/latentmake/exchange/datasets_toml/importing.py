@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from latentmake.config.architectures import Architecture
+from latentmake.config.model_keys import Architecture
 from latentmake.config.root import parse
 from latentmake.errors import ConfigError
 from latentmake.exchange.datasets_toml import musubi, sdscripts

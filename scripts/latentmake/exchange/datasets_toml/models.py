@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from latentmake import layouts
-from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
-from latentmake.config.mistakes import nearest
-from latentmake.errors import ConfigError
+from latentmake.config.architectures import ARCHITECTURES, WAN
+from latentmake.config.model_keys import Architecture
+from latentmake.errors import ConfigError, nearest
 
 
 def choose(name: str | None, folders: Collection[str], *, musubi: bool) -> tuple[Architecture, str]:

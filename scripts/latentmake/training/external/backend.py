@@ -11,7 +11,7 @@ from latentmake.plan.run_plan import RunPlan
 from latentmake.training.backend import Backend, Say
 from latentmake.training.checks import Finding, failed, refuse_failed
 from latentmake.training.external.order import ExternalOrder
-from latentmake.training.external.result import RunFiles, is_trained, wanted
+from latentmake.training.external.result import RunFiles, reasons, wanted
 from latentmake.training.external.resume import begun
 from latentmake.training.external.trainer import Trainer
 
@@ -33,7 +33,9 @@ class External(Trainer[Order], Backend):
         def weights() -> str:
             return self.weights_digest(order, facts.memo.digest_of_file)
 
-        if order.trained and not (plan.lock and is_trained(order, plan.lock, weights)):
+        if order.trained:
+            plan.reasons = reasons(order, plan.lock, weights) if plan.lock else plan.outdated
+        if plan.reasons:
             plan.training_order = plan.trainer_order
             plan.note = _note(order, plan)
             if train:

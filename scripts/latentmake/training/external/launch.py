@@ -31,7 +31,7 @@ from latentmake.training.external.order import ExternalOrder
 from latentmake.training.external.result import Receipt, Record, RunFiles, wanted
 from latentmake.training.external.resume import Resume, begun, belongs, prepare, tidy
 from latentmake.training.external.trainer import Trainer
-from latentmake.training.order import Wanted, lock_digest
+from latentmake.training.order import BASIS, Wanted, lock_digest
 
 Order = TypeVar("Order", bound=ExternalOrder)
 
@@ -76,6 +76,8 @@ def train(
         left = begun(files, order.run)
         order, want = next((pair for pair in asked if pair[1] == left), asked[0])
         record = _train(trainer, order, files, want, say, log, processes, threads)
+    order = next((each for each, want in asked if want == record.wanted), order)
+    order.basis(record.wanted).write(files.output / BASIS)
     Receipt(run=order.run, **dict(record)).write(receipt)
 
 

@@ -19,6 +19,7 @@ from latentmake.config.rows import Setting
 from latentmake.files import atomic
 from latentmake.plan.lock import run_folder
 from latentmake.plan.orders import run_order
+from latentmake.training.order import Basis, Wanted
 
 # Keys whose defaults were those of their fields before each architecture had its own.
 _RENEWED = frozenset(
@@ -60,6 +61,16 @@ class ExternalOrder(BaseModel, ABC):
     @abstractmethod
     def settings_digest(self) -> str:
         """Return the digest of all settings that shape the trained weights."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, object]:
+        """Return the same by name."""
+
+    def basis(self, wanted: Wanted) -> Basis:
+        """Return what weights of these digests come from."""
+        model = self.model
+        places = filter(None, (model.dit, model.dit_high_noise, model.checkpoint))
+        return Basis.of(self.run, wanted, self.settings(), ", ".join(map(str, places)))
 
     @property
     def flags(self) -> dict[str, Setting]:

@@ -12,6 +12,7 @@ from typing import TypeVar
 from pydantic import Field
 
 from latentmake.errors import ModelError
+from latentmake.models.recipe_differences import Difference
 from latentmake.training.external.order import ExternalOrder
 from latentmake.training.json_file import JsonFile
 from latentmake.training.order import Wanted
@@ -81,8 +82,8 @@ def wanted(order: Order, data: str, weights: str) -> list[tuple[Order, Wanted]]:
     ]
 
 
-def is_trained(order: ExternalOrder, lock: str, weights: Callable[[], str]) -> bool:
-    """Whether a run's result came from what its order says.
+def reasons(order: ExternalOrder, lock: str, weights: Callable[[], str]) -> list[Difference]:
+    """Return why a run's result is not that of its order.
 
     Args:
         order: the run.
@@ -91,15 +92,20 @@ def is_trained(order: ExternalOrder, lock: str, weights: Callable[[], str]) -> b
     """
     files = RunFiles(order.run, order.output)
     record = Record.read(files.record)
-    if record is None or not (files.lora.is_file() and (files.output / "trained.json").is_file()):
-        return False
-    known = record.wanted.weights
-    if record.wanted not in [want for _, want in wanted(order, lock, known)]:
-        return False
+    was = None if record is None else record.wanted
+    known = was.weights if was else ""
+    asked = {want.version: (each, want) for each, want in wanted(order, lock, known)}
+    order, want = asked.get(was.version if was else _VERSION, asked[_VERSION])
+    if was != want:
+        return order.basis(want).differences(files.output, was)
+    needed = (files.lora, files.output / "trained.json")
+    if missing := [Difference(f"{path} is missing") for path in needed if not path.is_file()]:
+        return missing
     try:
-        return known == weights()
-    except ModelError:
-        return False  # the job says so
+        today = want.model_copy(update={"weights": weights()})
+    except ModelError as error:
+        return [Difference(str(error))]  # the job says so, too
+    return [] if today == was else order.basis(today).differences(files.output, was)
 
 
 def files_digests(

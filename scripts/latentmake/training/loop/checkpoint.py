@@ -13,7 +13,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
@@ -30,14 +30,12 @@ from latentmake.training.loop.result import (
     History,
     Record,
     RunFiles,
-    wanted_of,
 )
 from latentmake.training.order import Wanted
 
 if TYPE_CHECKING:
     import torch
 
-_PRECISIONS = ("bf16", "fp16", "no")
 _NAME = re.compile(r"step-(\d{6,})(-\d+)?")
 _Order = TypeVar("_Order", bound=TrainingOrder)
 _PROGRESS = "progress.json"
@@ -121,27 +119,6 @@ def resumable(order: TrainingOrder, wanted: Wanted) -> list[Checkpoint]:
         return _was_shorter(order, progress, record)
 
     return _fitting(files.checkpoints, fits)
-
-
-def as_begun(order: _Order, want: Wanted) -> _Order:
-    """Return an order in the precision that its training has or began with, where it chooses one.
-
-    Args:
-        order: of the training.
-        want: its digests; those of its settings do not count.
-
-    Returns:
-        The order itself, where there is no such training.
-    """
-    if order.trainer.mixed_precision != "auto":
-        return order
-    found = []
-    for each in map(order.in_precision, _PRECISIONS):
-        resumed = each.model_copy(update={"resumed": want.resumed})
-        found.append((each, wanted_of(resumed, data=want.data, weights=want.weights)))
-    trained = (each for each, known in found if RunFiles(each).trained(known))
-    begun = (each for each, known in found if resumable(each, known))
-    return next(chain(trained, begun), order)
 
 
 def _was_shorter(order: TrainingOrder, progress: Progress, record: Record | None) -> bool:

@@ -14,13 +14,12 @@ from pathlib import Path
 from latentmake.errors import TrainingError
 from latentmake.files import atomic
 from latentmake.training.child import environment, run_child
-from latentmake.training.loop.checkpoint import as_begun
 from latentmake.training.loop.checks import check_accelerate
 from latentmake.training.loop.node import srun_command
 from latentmake.training.loop.order import Prompt, TrainingOrder
-from latentmake.training.loop.result import Receipt, RunFiles, wanted
-from latentmake.training.loop.sample_images import are_drawn
-from latentmake.training.order import caption_in, read_order, rows_of
+from latentmake.training.loop.result import Receipt, RunFiles, as_begun, wanted
+from latentmake.training.loop.sample_images import picture_reasons
+from latentmake.training.order import BASIS, caption_in, read_order, rows_of
 
 
 def train(
@@ -78,10 +77,10 @@ def train(
                 where=files.weights,
                 hint=f"see {log}, and run the same command again",
             )
-    if not files.is_complete():
+    if files.missing():
         command = [sys.executable, "-m", order.completes, str(order_path)]
         run(command, online=order.from_hub, gpus=0)
-    if not are_drawn(order, want):
+    if picture_reasons(order, want):
         command = [sys.executable, "-m", order.draws, str(order_path)]
         run(command, online=bool(order.vae.hub) or order.from_hub)
     pictures = f", sample pictures in {files.grid}" if files.grid.is_file() else ""
@@ -91,6 +90,7 @@ def train(
             "next: edit a caption and run the same command again; Latentmake encodes only that "
             "caption, and trains again"
         )
+    order.basis(want).write(files.output / BASIS)
     Receipt(
         run=order.run,
         weights=str(files.weights),

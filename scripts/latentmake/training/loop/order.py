@@ -12,6 +12,7 @@ from latentmake import digest
 from latentmake.config.fields import shaping
 from latentmake.config.trainers import LoopTrainer
 from latentmake.config.weights import Weights
+from latentmake.training.order import Basis, Wanted
 
 _LENGTHS = {"steps", "epochs", "max_steps"}
 _STEPS = 1000  # where neither `steps` nor `epochs` is set
@@ -151,12 +152,26 @@ class TrainingOrder(BaseModel, ABC):
         fields, former = type(self.trainer).model_fields, self.trainer.former_defaults
         settings = {
             key: value
-            for key, value in shaping(self.trainer, "weights").items()
-            # Of a checkpoint the content counts, see `Wanted.resumed`.
-            if key != "resume_from_checkpoint" and value != former.get(key, fields[key].default)
+            for key, value in self._own_settings().items()
+            if value != former.get(key, fields[key].default)
         }
         texts = {name: each.model_dump() for name, each in self.texts.items()}
         return digest.of_value([settings | gone, *([texts] if texts else [])])
+
+    def _own_settings(self) -> dict[str, object]:
+        own = shaping(self.trainer, "weights")
+        own.pop("resume_from_checkpoint", None)  # its content counts, see `Wanted.resumed`
+        return own
+
+    def settings(self) -> dict[str, object]:
+        """Return all settings that shape the weights, by name."""
+        texts = {f"captions of {name}": each for name, each in self.texts.items()}
+        return self._own_settings() | texts
+
+    def basis(self, wanted: Wanted) -> Basis:
+        """Return what weights of these digests come from."""
+        places = (place for name, place in self.described().items() if name != "vae" and place)
+        return Basis.of(self.run, wanted, self.settings(), ", ".join(map(str, places)))
 
     def pictures_digest(self) -> str:
         """Return the digest of all that shapes the sample pictures besides the weights.

@@ -8,13 +8,13 @@ from latentmake.config.root import Config
 from latentmake.config.runs import Run
 from latentmake.config.trainers import LoopTrainer
 from latentmake.files import atomic
+from latentmake.models.recipe_differences import Difference
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import run_order
 from latentmake.plan.run_plan import RunPlan
-from latentmake.training.loop.checkpoint import as_begun, resumable
 from latentmake.training.loop.order import TextSchedule, TrainingOrder
-from latentmake.training.loop.result import Record, RunFiles, checkpoint_digest, wanted_of
-from latentmake.training.loop.sample_images import are_drawn
+from latentmake.training.loop.result import Record, RunFiles, as_begun, checkpoint_digest, wanted_of
+from latentmake.training.loop.sample_images import picture_reasons
 
 
 def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: bool) -> None:
@@ -26,7 +26,8 @@ def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: boo
     plan.trainer = order
     if not facts.asks:
         atomic.write(plan.trainer_order, order.model_dump_json().encode())
-    if not is_trained(order, plan):
+    plan.reasons = reasons(order, plan)
+    if plan.reasons:
         plan.training_order = plan.trainer_order
         plan.note = _note(order, plan)
         if train:
@@ -36,18 +37,27 @@ def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: boo
             refuse_failed(check_settings(order.trainer, here=facts.runs_jobs))
 
 
-def is_trained(order: TrainingOrder, plan: RunPlan) -> bool:
-    """Whether weights, their copies and sample pictures came from what an order says."""
-    if not plan.lock or plan.awaits(order.trainer.prompts):
-        return False
+def reasons(order: TrainingOrder, plan: RunPlan) -> list[Difference]:
+    """Return why weights, their copies or sample pictures are not those of an order."""
+    if not plan.lock:
+        return plan.outdated
+    if plan.awaits(order.trainer.prompts):
+        return [Difference("prompts of sample pictures are to be encoded")]
     wanted = wanted_of(order, data=plan.lock, weights=order.weights)
     files = RunFiles(order)
-    return (
-        files.trained(wanted) is not None
-        and files.is_complete()
-        and (files.output / "trained.json").is_file()
-        and are_drawn(order, wanted)
-    )
+    record = Record.read(files.record)
+    if record is None:
+        return [Difference("it has not been trained yet")]
+    if record.wanted != wanted:
+        if order.trainer.mixed_precision == "auto":  # the precision that it chose is no reason
+            order = order.in_precision(record.mixed_precision or "auto")
+            wanted = wanted_of(order, data=plan.lock, weights=order.weights)
+        found = order.basis(wanted).differences(files.output, record.wanted)
+        return found or [Difference("the settings changed")]
+    needed = (*files.results, files.output / "trained.json")
+    missing = [*(path for path in needed if not path.is_file()), *files.missing()]
+    found = [Difference(f"{path} is missing") for path in missing]
+    return found or picture_reasons(order, wanted)
 
 
 def _named_checkpoints(config: Config) -> list[str]:
@@ -61,10 +71,12 @@ def _note(order: TrainingOrder, plan: RunPlan) -> str:
     """Return a line for the plan; "" of a training that begins at its first step, or has ended."""
     if not plan.lock or not order.weights:
         return ""
+    from latentmake.training.loop.checkpoint import resumable
+
     files, want = RunFiles(order), wanted_of(order, data=plan.lock, weights=order.weights)
     if files.trained(want) is not None:
         rewritten = f"{plan.name}: the files of its LoRA are written anew; no step is trained"
-        return "" if files.is_complete() else rewritten
+        return rewritten if files.missing() else ""
     step = next((each.progress.step for each in resumable(order, want)), None)
     return "" if step is None else f"training of {plan.name}: goes on from step {step}"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -24,12 +25,15 @@ COPIED = "wanted.json"
 _POINTS = 20
 _GONE = ({"attention": "flash"}, {"attention": "xformers"})
 
+_PRECISIONS = ("bf16", "fp16", "no")
+_Order = TypeVar("_Order", bound=TrainingOrder)
+
 
 class RunFiles:
     """The files below a run's output folder.
 
     Attributes:
-        weights: the trained weights; where there are several files, the first.
+        weights: the trained weights; where there are several files, the first of `results`.
         record: a `Record`, written after them.
         samples: latents of the sample pictures, a file a step.
         grid: the sample pictures.
@@ -42,7 +46,7 @@ class RunFiles:
     def __init__(self, order: TrainingOrder) -> None:
         self.output = Path(order.output)
         self.weights = self.output / order.result
-        self._results = [self.output / name for name in order.results]
+        self.results = [self.output / name for name in order.results]
         self._copied = order.copies
         self.record = self.output / "training.json"
         self.samples = self.output / "samples"
@@ -56,13 +60,13 @@ class RunFiles:
         """Return the record of the trained weights, if they are there and came from `want`."""
         record = Record.read(self.record)
         fits = record is not None and record.wanted == want
-        return record if fits and all(path.is_file() for path in self._results) else None
+        return record if fits and all(path.is_file() for path in self.results) else None
 
-    def is_complete(self) -> bool:
-        """Whether all files are there that are made from the trained weights, and from copies."""
+    def missing(self) -> list[Path]:
+        """Return the files that are not there and are made from the trained weights, or copies."""
         saved = [each.parent for each in self.saved.glob(f"step-*/{self.weights.name}")]
-        folders = [self.output, *saved] if self._copied else []
-        return all((folder / name).is_file() for folder in folders for name in self._copied)
+        files = [folder / name for folder in (self.output, *saved) for name in self._copied]
+        return [path for path in files if not path.is_file()]
 
 
 class History(BaseModel):
@@ -179,6 +183,29 @@ def wanted_of(order: TrainingOrder, *, data: str, weights: str) -> Wanted:
         resumed=order.resumed,
         version=order.version,
     )
+
+
+def as_begun(order: _Order, want: Wanted) -> _Order:
+    """Return an order in the precision that its training has or began with, where it chooses one.
+
+    Args:
+        order: of the training.
+        want: its digests; those of its settings do not count.
+
+    Returns:
+        The order itself, where there is no such training.
+    """
+    if order.trainer.mixed_precision != "auto":
+        return order
+    found = []
+    for each in map(order.in_precision, _PRECISIONS):
+        resumed = each.model_copy(update={"resumed": want.resumed})
+        found.append((each, wanted_of(resumed, data=want.data, weights=want.weights)))
+    if trained := next((each for each, known in found if RunFiles(each).trained(known)), None):
+        return trained
+    from latentmake.training.loop.checkpoint import resumable
+
+    return next((each for each, known in found if resumable(each, known)), order)
 
 
 def sample_steps(order: TrainingOrder, steps: int) -> frozenset[int]:

@@ -15,6 +15,7 @@ from pydantic import JsonValue, StringConstraints
 
 from latentmake import digest
 from latentmake.files import atomic
+from latentmake.models.recipe_differences import Difference, short, value_differences
 from latentmake.training.json_file import JsonFile
 from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.loop.result import RunFiles
@@ -72,18 +73,28 @@ def read_index(folder: Path) -> PictureIndex | None:
     return index if complete else None
 
 
-def are_drawn(order: TrainingOrder, want: Wanted) -> bool:
-    """Whether pictures and curves of the training `want` are there."""
+def picture_reasons(order: TrainingOrder, want: Wanted) -> list[Difference]:
+    """Return why pictures and curves are not those of the training `want`."""
     run_files = RunFiles(order)
     index = read_index(run_files.samples)
-    if index is None or (index.wanted, index.pictures) != (want, order.pictures_digest()):
-        return False
+    if index is None:
+        return [Difference("sample pictures are not drawn yet")]
+    if index.wanted != want:
+        return [Difference("sample pictures are of an earlier training")]
+    if index.pictures != (today := order.pictures_digest()):
+        now = order.trainer.samples.model_dump(mode="json")
+        trainer = index.settings.get("trainer")
+        was = trainer.get("samples") if isinstance(trainer, dict) else None
+        known = value_differences(was, now, "samples.{}") if isinstance(was, dict) else []
+        digests = Difference("settings of sample pictures", short(index.pictures), short(today))
+        return known or [digests]
     names = [name for row in index.files for name in row if name is not None]
     files = [run_files.samples / name for name in names] + [run_files.grid] * bool(names)
     files += [run_files.output / CURVES] * index.curves
-    return all(path.is_file() for path in files) and bool(names) == bool(
-        order.prompts or order.captions
-    )
+    found = [Difference(f"{path} is missing") for path in files if not path.is_file()]
+    if not found and bool(names) != bool(order.prompts or order.captions):
+        found = [Difference("other sample pictures are asked for")]
+    return found
 
 
 def write_pictures(

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from latentmake.models.recipe_differences import Difference
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan
 from latentmake.training.checks import Finding, model_finding
@@ -34,8 +35,8 @@ class Wan(LoopBackend):
             yield from image_findings(sources)
         yield from super().check(order, current=current)
 
-    def plan_evaluation(self, facts: Facts, plan: RunPlan) -> tuple[Path, bool]:
-        """Write the order of a run's evaluation; tell whether its results are there already."""
+    def plan_evaluation(self, facts: Facts, plan: RunPlan) -> tuple[Path, list[Difference]]:
+        """Write the order of a run's evaluation; tell why its results are not there already."""
         from latentmake.training.wan.evaluation import plan_evaluation
 
         return plan_evaluation(facts, plan)
@@ -50,8 +51,8 @@ class Wan(LoopBackend):
         """Return the class of its orders."""
         return WanOrder
 
-    def plan_generation(self, facts: Facts, plan: RunPlan) -> tuple[Path, bool]:
-        """Write the order of a run's clips; tell whether they are there already."""
+    def plan_generation(self, facts: Facts, plan: RunPlan) -> tuple[Path, list[Difference]]:
+        """Write the order of a run's clips; tell why they are not there already."""
         from latentmake.training.wan.generation import plan_generation
 
         return plan_generation(facts, plan)

@@ -35,19 +35,18 @@ from latentmake.training.evaluation import (
     Losses,
     Metrics,
     Result,
-    is_evaluated,
+    result_reasons,
 )
 from latentmake.training.evaluation_parts import Parts
 from latentmake.training.generation import adapter_digest
 from latentmake.training.loop.accelerator import DTYPES, decided
-from latentmake.training.loop.checkpoint import as_begun
 from latentmake.training.loop.data.headers import read_text
 from latentmake.training.loop.data.tensors import WAN
 from latentmake.training.loop.evaluate import Case, cases_of, losses_of, timesteps_of
-from latentmake.training.loop.result import wanted
+from latentmake.training.loop.result import as_begun, wanted
 from latentmake.training.order import caption_in, lock_content, read_order
 from latentmake.training.wan.denoiser import Denoiser
-from latentmake.training.wan.evaluation import training_digest
+from latentmake.training.wan.evaluation import settings_of, training_digest
 from latentmake.training.wan.objective import CLIP, FIRST_FRAME
 from latentmake.training.wan.order import WanOrder
 from latentmake.training.wan.recipe import WanRecipe
@@ -302,18 +301,9 @@ class _Evaluation:
         )
 
     def _settings(self) -> dict[str, str]:
-        generation, training = self.order.generation, self.training
         return {
             "items": f"{len(self.cases)} held out, {len(self.clips) // len(KINDS)} with clips",
-            "network": ", ".join(filter(None, [training.dit, training.dit_high_noise])),
-            "adapter": self.adapter[:12],
-            "steps of a clip": str(generation.steps),
-            "guidance_scale": str(generation.guidance),
-            "flow_shift of clips": str(generation.shift),
-            "flow_shift of losses": str(training.flow_shift),
-            "scheduler": generation.scheduler,
-            "seed": str(generation.seeds[0]),
-            "negative prompt": generation.negative_prompt,
+            **settings_of(self.order.generation, self.training, self.adapter),
         }
 
 
@@ -343,7 +333,8 @@ def evaluate(order: EvaluationOrder) -> Metrics | None:
     training = _training(order)
     adapter = adapter_digest(order.generation)
     wanted = order.wanted(lock_content(training.lock), adapter, training_digest(training))
-    if is_evaluated(order, wanted):
+    settings = settings_of(order.generation, training, adapter)
+    if not result_reasons(order, wanted, settings):
         return None
     return _Evaluation(order).run()
 

@@ -6,22 +6,24 @@ from pathlib import Path
 
 from latentmake import digest
 from latentmake.files import atomic
+from latentmake.models.recipe_differences import Difference
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import read_lock
 from latentmake.plan.orders import run_order
 from latentmake.plan.run_plan import RunPlan
 from latentmake.training.child import run_module
-from latentmake.training.evaluation import EvaluationOrder, evaluation_folder, is_evaluated
-from latentmake.training.generation import adapter_digest
+from latentmake.training.evaluation import EvaluationOrder, evaluation_folder, result_reasons
+from latentmake.training.generation import GenerationOrder, adapter_digest
 from latentmake.training.order import read_order
 from latentmake.training.wan.generation import generation_order
 from latentmake.training.wan.order import WanOrder
 
 
-def plan_evaluation(facts: Facts, plan: RunPlan) -> tuple[Path, bool]:
+def plan_evaluation(facts: Facts, plan: RunPlan) -> tuple[Path, list[Difference]]:
     """Write the order of a run's evaluation; see `Backend.plan_evaluation`."""
     run = facts.config.runs[plan.name]
-    assert run.validation is not None and plan.trainer_order is not None
+    training = plan.trainer
+    assert run.validation is not None and isinstance(training, WanOrder)
     generation = generation_order(facts, plan.name, run)
     order = EvaluationOrder(
         kind=generation.kind,
@@ -36,19 +38,31 @@ def plan_evaluation(facts: Facts, plan: RunPlan) -> tuple[Path, bool]:
         planned=generation.planned,
     )
     path = run_order(plan.name, "evaluate", order.planned)
-    atomic.write(path, order.model_dump_json().encode())
-    waits = (
-        plan.training_order is not None
-        or plan.manifest_order is not None
-        or plan.awaits([order.generation.negative_prompt])
-        or not generation.weights
-    )
-    if waits:
-        return path, False
-    training = read_order(plan.trainer_order, WanOrder)
+    if not facts.asks:
+        atomic.write(path, order.model_dump_json().encode())
+    if waits := plan.awaited([order.generation.negative_prompt]):
+        return path, waits
+    if not generation.weights:
+        return path, [Difference("the networks are not here")]
     adapter = adapter_digest(generation, facts.memo.digest_of_file)
     wanted = order.wanted(read_lock(plan.name).digest, adapter, training_digest(training))
-    return path, is_evaluated(order, wanted, facts.memo.digest_of_file)
+    settings = settings_of(generation, training, adapter)
+    return path, result_reasons(order, wanted, settings, facts.memo.digest_of_file)
+
+
+def settings_of(generation: GenerationOrder, training: WanOrder, adapter: str) -> dict[str, str]:
+    """Return the settings of an evaluation by name, for people."""
+    return {
+        "network": ", ".join(filter(None, [training.dit, training.dit_high_noise])),
+        "adapter": adapter[:12],
+        "steps of a clip": str(generation.steps),
+        "guidance_scale": str(generation.guidance),
+        "flow_shift of clips": str(generation.shift),
+        "flow_shift of losses": str(training.flow_shift),
+        "scheduler": generation.scheduler,
+        "seed": str(generation.seeds[0]),
+        "negative prompt": generation.negative_prompt,
+    }
 
 
 def training_digest(training: WanOrder) -> str:

@@ -15,6 +15,7 @@ from latentmake.errors import ConfigError, ModelError
 from latentmake.files import atomic
 from latentmake.models.files import encoder_files
 from latentmake.models.recipe import FileDigest, make, weights_digest
+from latentmake.models.recipe_differences import Difference
 from latentmake.models.wan_dit import dit_digest
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
@@ -29,7 +30,7 @@ from latentmake.training.generation import (
     GenerationOrder,
     adapter_digest,
     captions_of,
-    is_generated,
+    clip_reasons,
 )
 from latentmake.training.order import read_order
 from latentmake.training.wan.lora_names import lora_names
@@ -38,24 +39,19 @@ from latentmake.training.wan.plan import boundary_of
 _FRAMES = 81
 
 
-def plan_generation(facts: Facts, plan: RunPlan) -> tuple[Path, bool]:
+def plan_generation(facts: Facts, plan: RunPlan) -> tuple[Path, list[Difference]]:
     """Write the order of a run's clips; see `Backend.plan_generation`."""
     config = facts.config
     run = config.runs[plan.name]
     _refuse_conditions(config.models[run.model], plan.name, config.generation(run).image)
     order = generation_order(facts, plan.name, run)
     path = run_order(plan.name, "generate", order.planned)
-    atomic.write(path, order.model_dump_json().encode())
-    waits = (
-        plan.training_order is not None
-        or plan.manifest_order is not None
-        or plan.awaits(generation_prompts(config, run))
-    )
-    if waits:
-        return path, False
+    if not facts.asks:
+        atomic.write(path, order.model_dump_json().encode())
+    if waits := plan.awaited(generation_prompts(config, run)):
+        return path, waits
     known = captions_of(order)
-    there = is_generated(known, adapter_digest(known, facts.memo.digest_of_file))
-    return path, there
+    return path, clip_reasons(known, adapter_digest(known, facts.memo.digest_of_file))
 
 
 def _refuse_conditions(model: Model, run: str, image: str | None) -> None:
@@ -168,7 +164,7 @@ def made_of(model: Model, file_digest: FileDigest = digest.of_file) -> str:
 def launch(order_path: Path, *, log: Path, threads: int) -> None:
     """Bring the clips of an order up to date, in a process of its own; see `Backend.generate`."""
     order = captions_of(read_order(order_path, GenerationOrder))
-    if is_generated(order, adapter_digest(order)):
+    if not clip_reasons(order, adapter_digest(order)):
         return
     run_module(
         "latentmake.training.wan.generate",

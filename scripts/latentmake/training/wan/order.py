@@ -72,6 +72,11 @@ class WanOrder(TrainingOrder):
         rest = TrainingOrder.settings_digest(self.model_copy(update={"trainer": plain}), **gone)
         return digest.of_value([rest, self.flow_shift, self.boundary])
 
+    def settings(self) -> dict[str, object]:
+        """Return all settings that shape the weights, by name."""
+        used = {"flow_shift": self.flow_shift, "timestep_boundary": self.boundary}
+        return super().settings() | used
+
     def pictures_digest(self) -> str:
         """Return the digest of all that shapes the files of sample clips besides the weights.
 

@@ -13,7 +13,7 @@ from latentmake.training.loop.result import RunFiles, wanted
 from latentmake.training.loop.sample_images import (
     CURVES,
     INDEX,
-    are_drawn,
+    picture_reasons,
     read_index,
     write_pictures,
 )
@@ -108,8 +108,8 @@ def test_pictures_of_an_earlier_training_go(order: SdOrder, tmp_path: Path) -> N
     later = make_order(tmp_path, prompts=True, steps=50)
     foreign = layout.samples / "mine.png"
     foreign.write_bytes(b"not ours")
-    assert are_drawn(order, wanted(order))
-    assert not are_drawn(later, wanted(later))
+    assert not picture_reasons(order, wanted(order))
+    assert picture_reasons(later, wanted(later))
     leave_behind(later, (0, 50))
     draw(later, tmp_path)
     assert sorted(pngs(later)) == ["mine.png", *NAMES[:4]]
@@ -117,8 +117,8 @@ def test_pictures_of_an_earlier_training_go(order: SdOrder, tmp_path: Path) -> N
     assert before is not None and after is not None
     assert (after.steps, after.wanted) == ([0, 50], wanted(later))
     assert after.digest != before.digest
-    assert are_drawn(later, wanted(later))
-    assert not are_drawn(order, wanted(order))
+    assert not picture_reasons(later, wanted(later))
+    assert picture_reasons(order, wanted(order))
 
 
 def test_drawing_again_gives_the_same_files(order: SdOrder, tmp_path: Path) -> None:
@@ -133,22 +133,22 @@ def test_drawing_again_gives_the_same_files(order: SdOrder, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", [NAMES[3], INDEX, "../samples.png", "../curves.png"])
 def test_whatever_is_missing_is_noticed(order: SdOrder, tmp_path: Path, name: str) -> None:
     draw(order, tmp_path)
-    assert are_drawn(order, wanted(order))
+    assert not picture_reasons(order, wanted(order))
     (RunFiles(order).samples / name).unlink()
-    assert not are_drawn(order, wanted(order))
+    assert picture_reasons(order, wanted(order))
 
 
 def test_a_training_without_prompts_has_its_curves(tmp_path: Path) -> None:
     order = make_order(tmp_path, steps=50)
     leave_behind(order)
-    assert not are_drawn(order, wanted(order))
+    assert picture_reasons(order, wanted(order))
     draw(order, tmp_path)
     layout = RunFiles(order)
     with Image.open(layout.output / CURVES) as picture:
         assert picture.width == 1200
     assert not pngs(order)
     assert not layout.grid.exists()
-    assert are_drawn(order, wanted(order))
+    assert not picture_reasons(order, wanted(order))
 
 
 @pytest.mark.parametrize(

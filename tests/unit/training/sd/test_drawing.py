@@ -14,7 +14,7 @@ from latentmake.config.weights import Weights
 from latentmake.training.loop import drawing
 from latentmake.training.loop.order import Prompt
 from latentmake.training.loop.result import Record, RunFiles, wanted
-from latentmake.training.loop.sample_images import are_drawn, read_index
+from latentmake.training.loop.sample_images import picture_reasons, read_index
 from latentmake.training.loop.sample_rows import read_rows
 from latentmake.training.sd import decode
 from latentmake.training.sd.order import SdOrder
@@ -77,7 +77,7 @@ def test_a_new_prompt_is_drawn_from_the_weights_that_are_there(tmp_path: Path) -
     assert len(pictures) == 10
     # In front of the others, whose pictures get other names and stay as they are.
     more = asking(first, 2, 0, 1)
-    assert not are_drawn(more, wanted(more))
+    assert picture_reasons(more, wanted(more))
     log = build(more, tmp_path)
     assert "already trained on exactly this" in log
     assert [line for line in log.splitlines() if "sample pictures of step" in line] == [
@@ -104,7 +104,7 @@ def test_a_new_prompt_is_drawn_from_the_weights_that_are_there(tmp_path: Path) -
     events.Reload()
     assert [event.step for event in events.Images("samples/00")] == [0, 3, 4]
     assert [event.step for event in events.Images("samples/02")] == [0, 1, 2, 3, 4]
-    assert are_drawn(more, wanted(more))
+    assert not picture_reasons(more, wanted(more))
     # Taken back and asked for again, nothing is drawn a second time.
     for order in (first, more, asking(more, 0, every=2)):
         assert "sample pictures of step" not in build(order, tmp_path)
@@ -165,13 +165,13 @@ def test_a_killed_drawing_goes_on(
     with pytest.raises(KeyboardInterrupt):
         decode.write_samples(more)
     monkeypatch.undo()
-    assert not are_drawn(more, wanted(more))
+    assert picture_reasons(more, wanted(more))
     capfd.readouterr()
     assert decode.main([path]) == 0
     said = capfd.readouterr().err
     assert "of step 0 drawn" not in said
     assert "of step 3 drawn" in said and "of step 4 drawn" in said
-    assert are_drawn(more, wanted(more))
+    assert not picture_reasons(more, wanted(more))
 
 
 def test_copies_and_rows_of_another_training_draw_nothing(tmp_path: Path) -> None:

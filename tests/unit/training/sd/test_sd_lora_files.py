@@ -13,7 +13,7 @@ from diffusers.utils import convert_state_dict_to_diffusers
 from latentmake.files import cachefile
 from latentmake.files.safetensors import read_head
 from latentmake.plan.run_plan import RunPlan
-from latentmake.training.loop.plan import is_trained
+from latentmake.training.loop.plan import reasons
 from latentmake.training.loop.result import RunFiles
 from latentmake.training.sd import network
 from latentmake.training.sd.order import SdOrder
@@ -71,7 +71,7 @@ def test_a_lora_of_before_is_rewritten_once_and_no_step_is_trained(tmp_path: Pat
     order = make_order(tmp_path, prompts=True, **SETTINGS)
     plan = RunPlan("tiny", {}, lock="d" * 64)
     build(order, tmp_path)
-    assert is_trained(order, plan)
+    assert not reasons(order, plan)
     expected, output = contents(order), Path(order.output)
     folders = [output / "saved/step-000001", output / "saved/step-000002", output]
     for folder in folders:
@@ -79,7 +79,7 @@ def test_a_lora_of_before_is_rewritten_once_and_no_step_is_trained(tmp_path: Pat
     old = load_file(output / LORA)
     unet = SdRecipe(order).make_network(channels=4, text_width=TEXT_WIDTH, dtype=torch.float32)
     network.read_copy(unet, output)  # what reads trained weights takes either
-    assert not is_trained(order, plan)
+    assert reasons(order, plan)
     begun, *lines = build(order, tmp_path)
     assert begun.startswith("tiny: already trained on exactly this")
     assert lines == [
@@ -89,7 +89,7 @@ def test_a_lora_of_before_is_rewritten_once_and_no_step_is_trained(tmp_path: Pat
     ]
     assert contents(order) == expected
     assert old.keys() != load_file(output / LORA).keys()
-    assert is_trained(order, plan)
+    assert not reasons(order, plan)
     assert build(order, tmp_path) == [begun]
     (output / KOHYA).unlink()
     assert build(order, tmp_path) == [

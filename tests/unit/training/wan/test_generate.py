@@ -25,7 +25,7 @@ from latentmake.training.generation import (
     adapter_digest,
     captions_of,
     clip_name,
-    is_generated,
+    clip_reasons,
     kept,
 )
 from latentmake.training.wan import generate as module
@@ -55,7 +55,7 @@ def files() -> dict[str, tuple[bytes, int]]:
 
 
 def done(order: GenerationOrder) -> bool:
-    return is_generated(order, adapter_digest(order))
+    return not clip_reasons(order, adapter_digest(order))
 
 
 def test_each_prompt_and_seed_is_a_clip_with_the_adapter_and_one_without() -> None:

@@ -55,8 +55,8 @@ def order_of(run: dict[str, Any] | None = None, **changes: Any) -> GenerationOrd
     values["runs"]["first"] |= {**(run or {}), **({"generate": changes} if changes else {})}
     facts = Facts(parse(values), Memo(None), encoders=False)
     plan = make_plan(facts, ["first"], generated=["first"]).runs["first"]
-    path, there = plan_generation(facts, plan)
-    assert not there
+    path, reasons = plan_generation(facts, plan)
+    assert reasons
     return GenerationOrder.model_validate_json(path.read_bytes())
 
 

@@ -21,7 +21,7 @@ from latentmake.training.loop import checkpoint
 from latentmake.training.loop.data.caches import Caches, read_items
 from latentmake.training.loop.data.tensors import WAN
 from latentmake.training.loop.result import History, RunFiles, wanted
-from latentmake.training.loop.sample_images import are_drawn
+from latentmake.training.loop.sample_images import picture_reasons
 from latentmake.training.loop.weights import trained_state
 from latentmake.training.wan import decode
 from latentmake.training.wan.objective import CLIP, FIRST_FRAME, Objective
@@ -143,7 +143,7 @@ def test_a_killed_training_ends_with_the_same_bytes(trained: WanOrder, tmp_path:
 def test_sample_clips_are_files_of_their_own(trained: WanOrder) -> None:
     files = RunFiles(trained)
     tiny_wan_vae().save_pretrained(trained.vae.path)
-    assert not are_drawn(trained, wanted(trained))
+    assert picture_reasons(trained, wanted(trained))
     decode.write_samples(trained)
     names = [f"step-{step:06d}_00.mp4" for step in (0, 3, 6)]
     assert sorted(path.name for path in files.samples.glob("*.mp4")) == names
@@ -151,7 +151,7 @@ def test_sample_clips_are_files_of_their_own(trained: WanOrder) -> None:
     assert width > 3 * 48 and height > 3 * 32  # first, middle and last frame of each clip
     events = EventAccumulator(str(files.scalars / "samples")).Reload()
     assert [each.step for each in events.Images("samples/00")] == [0, 3, 6]
-    assert are_drawn(trained, wanted(trained))
+    assert not picture_reasons(trained, wanted(trained))
 
 
 def test_a_network_whose_lora_is_gone_is_trained_again(trained: WanOrder, tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from latentmake import digest, layouts
 from latentmake.config.external_trainers import MusubiTrainer
 from latentmake.config.fields import resolution_name, shaping
 from latentmake.config.machines import ExternalProgram
-from latentmake.config.rows import Scripts, Version
+from latentmake.config.model_keys import Version
+from latentmake.config.rows import Scripts
 from latentmake.layouts import Layout
 from latentmake.training.external.order import ExternalOrder
 
@@ -64,6 +65,11 @@ class MusubiOrder(ExternalOrder):
         if self.model.architecture is not None:  # a Wan model is known by its task alone
             settings.append(self.model.architecture)
         return digest.of_value([*settings, *sorted(self.flags.items())])
+
+    def settings(self) -> dict[str, object]:
+        """Return the same by name."""
+        model = {"task": self.model.task, "architecture": self.model.architecture}
+        return {**shaping(self.trainer, "weights"), **model, **self.flags}
 
     def cache_folder(self, dataset: str, resolution: tuple[int, int]) -> str:
         """Return the folder of one dataset's caches at one resolution."""

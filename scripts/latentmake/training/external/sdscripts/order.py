@@ -50,6 +50,12 @@ class SdScriptsOrder(ExternalOrder):
         further = [*model.latents_arguments, *model.text_arguments]
         return digest.of_value([*own, *([further] if further else []), *sorted(self.flags.items())])
 
+    def settings(self) -> dict[str, object]:
+        """Return the same by name."""
+        keys = ("clip_skip", "max_token_length", "latents_arguments", "text_arguments")
+        model = {"architecture": self.architecture} | {x: getattr(self.model, x) for x in keys}
+        return {**shaping(self.trainer, "weights"), "script": self.script, **model, **self.flags}
+
 
 class ManifestRow(NamedTuple):
     """One item that is trained on.

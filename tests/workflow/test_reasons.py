@@ -1,0 +1,111 @@
+"""`explain` says why a training, a page or a clip is made again; so does the plan of a training."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import world
+from project import NOTHING, Project
+from test_explain import DIGEST, change_weights
+
+BASIS = "runs/tiny/trained_on.json"
+
+
+@pytest.fixture(scope="module")
+def trained_template(tmp_path_factory: pytest.TempPathFactory, template: Project) -> Project:
+    """The finished build with a training. Not to be changed: copy it."""
+    project = template.copy(tmp_path_factory.mktemp("reasons") / "project")
+    project.configure(lambda config: config["runs"]["tiny"].update(trainer=world.training()))
+    project.run("train_tiny")
+    return project
+
+
+@pytest.fixture
+def trained(trained_template: Project, tmp_path: Path) -> Project:
+    return trained_template.copy(tmp_path / "project")
+
+
+def set_trainer(project: Project, **values: Any) -> None:
+    project.configure(lambda config: config["runs"]["tiny"]["trainer"].update(values))
+
+
+def differences(project: Project, asked: str = "train_tiny") -> list[str]:
+    """Return what `explain` names, after a look at its state; nothing is written."""
+    before = project.snapshot()
+    (found,) = json.loads(project.ask("explain", asked, "--json").output)
+    assert project.changed(before) == NOTHING
+    assert found["state"] == ("stale" if found["differences"] else "fresh")
+    return [
+        f"{each['name']} {each['old']} -> {each['new']}".removesuffix("  -> ")
+        for each in found["differences"]
+    ]
+
+
+def test_a_trained_run_differs_in_nothing_by_any_of_its_names(trained: Project) -> None:
+    for asked in ("train_tiny", "runs/tiny/samples.png", "./runs/tiny/training.json"):
+        trained.ask("explain", asked).one_line("fresh (trained; nothing differs)")
+    assert (
+        differences(trained, "caches_tiny") == differences(trained, "runs/tiny/dataset.lock") == []
+    )
+    assert "training of tiny" not in trained.run("-n", "train_tiny").output
+
+
+def test_settings_and_weights_are_named_with_old_and_new(trained: Project) -> None:
+    set_trainer(trained, rank=4, learning_rate=2e-4)
+    change_weights(trained / "models/micro/unet")
+    place = r"\(models/micro/unet, models/micro/scheduler\)"
+    *settings, network = differences(trained)
+    assert settings == ["rank 2 -> 4", "learning_rate 0.0001 -> 0.0002"]
+    assert re.fullmatch(rf"network's digest {DIGEST} {place} -> {DIGEST} {place}", network)
+    said = trained.run("-n", "train_tiny").output
+    assert f"training of tiny: rank 2 -> 4, learning_rate 0.0001 -> 0.0002, {network}\n" in said
+    trained.ask("status").one_line("training of tiny: rank 2 -> 4")
+
+
+def test_a_caption_and_an_image_are_counted_and_then_named_by_their_part(trained: Project) -> None:
+    (trained / "data/shapes/cat.txt").write_text("a green disc on grey")
+    world.draw(trained / "data/shapes/dog.png", 77)
+    edited = ["2 of 12 latents of shapes: edited", "1 of 6 texts of shapes: edited"]
+    assert differences(trained) == differences(trained, "caches_tiny") == edited
+    trained.run("caches_tiny")
+    assert differences(trained, "caches_tiny") == []
+    parts = [rf"caches of shapes/{part} {DIGEST} -> {DIGEST}" for part in ("16", "32", "text")]
+    found = differences(trained)
+    assert len(found) == 3, found
+    for line, part in zip(found, parts, strict=True):
+        assert re.fullmatch(part, line)
+
+
+def test_prompts_and_lost_pictures_train_nothing_and_are_named(trained: Project) -> None:
+    set_trainer(trained, samples={"num_inference_steps": 2, "guidance_scale": 1})
+    assert differences(trained) == ["samples.num_inference_steps 1 -> 2"]
+    set_trainer(trained, samples={"num_inference_steps": 1, "guidance_scale": 1, "prompts": ["a"]})
+    assert differences(trained) == ["prompts of sample pictures are to be encoded"]
+    set_trainer(trained, **world.training())
+    (trained / "runs/tiny/samples.png").unlink()
+    assert differences(trained) == ["runs/tiny/samples.png is missing"]
+
+
+def test_a_training_of_an_earlier_release_stays_trained_and_is_explained_as_far_as_it_goes(
+    trained: Project,
+) -> None:
+    (trained / BASIS).unlink()
+    assert differences(trained) == []
+    set_trainer(trained, rank=4)
+    assert differences(trained) == ["the settings changed"]
+
+
+def test_a_run_that_was_never_trained_has_no_line_in_the_plan(built: Project) -> None:
+    built.configure(lambda config: config["runs"]["tiny"].update(trainer=world.training()))
+    assert differences(built) == ["it has not been trained yet"]
+    assert "training of tiny" not in built.run("-n", "train_tiny").output
+
+
+def test_a_run_without_a_trainer_is_one_line(template: Project) -> None:
+    result = template.ask("explain", "train_tiny", check=False)
+    assert result.returncode == 2
+    result.one_line("error: train_tiny: the run has no trainer")
