@@ -13,14 +13,16 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.orders import run_order
 from latentmake.plan.run_plan import RunPlan
 from latentmake.training.loop.order import TextSchedule, TrainingOrder
-from latentmake.training.loop.result import Record, RunFiles, as_begun, checkpoint_digest, wanted_of
+from latentmake.training.loop.result import Record, RunFiles, checkpoint_digest, wanted_of
 from latentmake.training.loop.sample_images import picture_reasons
 
 
 def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: bool) -> None:
     """Write the order of a run, and decide whether it is to be trained; see `Backend.plan`."""
     order = order.model_copy(update={"kept": _named_checkpoints(facts.config)})
-    if plan.lock:
+    if plan.lock and order.trainer.mixed_precision == "auto":
+        from latentmake.training.loop.checkpoint import as_begun
+
         order = as_begun(order, wanted_of(order, data=plan.lock, weights=order.weights))
     plan.trainer_order = run_order(plan.name, "train", order.planned)
     plan.trainer = order
