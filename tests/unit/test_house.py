@@ -97,7 +97,7 @@ def broken(folder: str) -> Iterator[str]:
         yield f"a tenth of the functions has {lengths[int(len(lengths) * 0.9)]} lines or more"
     for group, most in LINES.items():
         members = [module for module in MODULES if house.folder_of(module) in group]
-        if folder in group and (lines := sum(map(package.lines, members))) > most:
+        if folder in group and sum(map(package.lines, members)) > most:
             yield f"{' and '.join(group)}: more than {most} lines"
 
 
