@@ -36,18 +36,13 @@ def logged(log: str) -> Iterator[Callable[[str], None]]:
         try:
             with signals_call(_interrupt):
                 yield say
-        except UserError as error:
-            say(f"error: {error}")
-            sys.exit(1)
-        except OSError as error:
-            known = system_error(error)
-            say(f"error: {known}" if known else traceback.format_exc())
-            sys.exit(1)
         except KeyboardInterrupt:
             say("interrupted: finished files are kept")
             sys.exit(130)
-        except Exception:
-            say(traceback.format_exc())
+        except Exception as error:
+            known = system_error(error) if isinstance(error, OSError) else error
+            told = known if isinstance(known, UserError) else None
+            say(f"error: {told}" if told else traceback.format_exc())
             sys.exit(1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
 from latentmake.config.root import Config
 from latentmake.config.runs import Run
@@ -13,8 +14,11 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.orders import run_order
 from latentmake.plan.run_plan import RunPlan
 from latentmake.training.loop.order import TextSchedule, TrainingOrder
-from latentmake.training.loop.result import Record, RunFiles, as_begun, checkpoint_digest, wanted_of
+from latentmake.training.loop.result import Record, RunFiles, checkpoint_digest, wanted_of
 from latentmake.training.loop.sample_images import picture_reasons
+
+_PRECISIONS = ("bf16", "fp16", "no")
+_Order = TypeVar("_Order", bound=TrainingOrder)
 
 
 def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: bool) -> None:
@@ -58,6 +62,29 @@ def reasons(order: TrainingOrder, plan: RunPlan) -> list[Difference]:
     missing = [*(path for path in needed if not path.is_file()), *files.missing()]
     found = [Difference(f"{path} is missing") for path in missing]
     return found or picture_reasons(order, wanted)
+
+
+def as_begun(order: _Order, want: Wanted) -> _Order:
+    """Return an order in the precision that its training has or began with, where it chooses one.
+
+    Args:
+        order: of the training.
+        want: its digests; those of its settings do not count.
+
+    Returns:
+        The order itself, where there is no such training.
+    """
+    if order.trainer.mixed_precision != "auto":
+        return order
+    found = []
+    for each in map(order.in_precision, _PRECISIONS):
+        resumed = each.model_copy(update={"resumed": want.resumed})
+        found.append((each, wanted_of(resumed, data=want.data, weights=want.weights)))
+    if trained := next((each for each, known in found if RunFiles(each).trained(known)), None):
+        return trained
+    from latentmake.training.loop.checkpoint import resumable
+
+    return next((each for each, known in found if resumable(each, known)), order)
 
 
 def _named_checkpoints(config: Config) -> list[str]:

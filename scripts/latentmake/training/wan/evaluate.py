@@ -43,7 +43,7 @@ from latentmake.training.loop.accelerator import DTYPES, decided
 from latentmake.training.loop.data.headers import read_text
 from latentmake.training.loop.data.tensors import WAN
 from latentmake.training.loop.evaluate import Case, cases_of, losses_of, timesteps_of
-from latentmake.training.loop.result import as_begun, wanted
+from latentmake.training.loop.result import wanted
 from latentmake.training.order import caption_in, lock_content, read_order
 from latentmake.training.wan.denoiser import Denoiser
 from latentmake.training.wan.evaluation import settings_of, training_digest
