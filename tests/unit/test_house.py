@@ -20,6 +20,7 @@ package = house.Package(ROOT / "scripts/latentmake")
 LAYERS = (
     ("errors", "progress", "regular"),
     ("digest",),
+    ("config",),
     ("geometry",),
     ("files",),
     ("layouts", "index"),

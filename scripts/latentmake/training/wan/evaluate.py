@@ -39,6 +39,7 @@ from latentmake.training.evaluation import (
 )
 from latentmake.training.evaluation_parts import Parts
 from latentmake.training.generation import adapter_digest
+from latentmake.training.loop.plan import as_begun
 from latentmake.training.loop.accelerator import DTYPES, decided
 from latentmake.training.loop.data.headers import read_text
 from latentmake.training.loop.data.tensors import WAN
