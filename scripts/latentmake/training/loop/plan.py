@@ -41,22 +41,23 @@ def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: boo
 
 def reasons(order: TrainingOrder, plan: RunPlan) -> list[Difference]:
     """Return why weights, their copies or sample pictures are not those of an order."""
-    if not plan.lock:
-        return plan.outdated
-    if plan.awaits(order.trainer.prompts):
-        return [Difference("prompts of sample pictures are to be encoded")]
-    wanted = wanted_of(order, data=plan.lock, weights=order.weights)
     files = RunFiles(order)
     record = Record.read(files.record)
     if record is None:
         return [Difference("it has not been trained yet")]
+    found = [] if plan.lock else plan.outdated
+    data = plan.lock or record.wanted.data
+    wanted = wanted_of(order, data=data, weights=order.weights)
     is_other = record.wanted != wanted
     if is_other:
         if order.trainer.mixed_precision == "auto":  # the precision that it chose is no reason
             order = order.in_precision(record.mixed_precision or "auto")
-        today = wanted_of(order, data=plan.lock, weights=order.weights)
-        if found := order.basis(today).differences(files.output, record.wanted):
-            return found
+        today = wanted_of(order, data=data, weights=order.weights)
+        found = [*found, *order.basis(today).differences(files.output, record.wanted)]
+    if found:
+        return found
+    if plan.awaits(order.trainer.prompts):
+        return [Difference("prompts of sample pictures are to be encoded")]
     needed = (*files.results, files.output / "trained.json")
     missing = [*(path for path in needed if not path.is_file()), *files.missing()]
     if found := [Difference(f"{path} is missing") for path in missing]:
