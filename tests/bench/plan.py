@@ -35,7 +35,7 @@ from latentmake.caches.inputs import Sample  # noqa: E402
 from latentmake.config.root import parse  # noqa: E402
 from latentmake.index.memo import MEMO, Memo  # noqa: E402
 from latentmake.plan.facts import Facts  # noqa: E402
-from latentmake.plan.planner import make_plan
+from latentmake.plan.planner import make_plan  # noqa: E402
 
 CONFIG = {
     "datasets": {"generated": {"path": "data/generated"}},

@@ -51,8 +51,8 @@ from latentmake.caches.inputs import Sample  # noqa: E402
 from latentmake.config.root import parse  # noqa: E402
 from latentmake.index.memo import MEMO, Memo  # noqa: E402
 from latentmake.plan.facts import Facts  # noqa: E402
-from latentmake.plan.orders import Order
-from latentmake.plan.planner import make_plan
+from latentmake.plan.orders import Order  # noqa: E402
+from latentmake.plan.planner import make_plan  # noqa: E402
 
 # -- sources --------------------------------------------------------------------------------------
 

@@ -130,7 +130,7 @@ def test_an_undone_edit_is_at_hand() -> None:
     key = read_header(TEXT).key
     store.put(Path(TEXT), key)
     found = explained("data/ant.txt")[1]
-    assert (found.state, found.reason) == ("stale", "reusable")
+    assert (found.state, found.reason) == ("stale", "new")
     assert found.at_hand == [str(store.stored(key))]
     kept = one(str(store.stored(key)))
     assert kept.state == "unknown" and kept.header is not None and kept.header.key == key

@@ -18,7 +18,7 @@ from latentmake.config.models import Model
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Span
-from latentmake.plan.orders import EncodingJob, FOLDER, Order, Work, jobs_of
+from latentmake.plan.orders import FOLDER, EncodingJob, Order, Work, jobs_of
 from latentmake.plan.receipts import Receipt
 from latentmake.plan.target import Target
 from order_world import order
