@@ -5,20 +5,14 @@ from contextlib import redirect_stderr
 from io import StringIO
 
 from latentmake.config.document import check_files
-from latentmake.plan.request import as_words
 from snakemake.cli import parse_args
 
 
 def read_arguments():
-    """Return what Snakemake was called with, profiles included; it says so itself already.
-
-    A page that is asked for by its file stands there by its word, such as `report_{run}`.
-    """
+    """Return what Snakemake was called with, profiles included; it says so itself already."""
     called = Path(sys.argv[0]).stem in ("snakemake", "__main__")
     with redirect_stderr(StringIO()):
-        found = parse_args(sys.argv[1:] if called else [])[1]
-    found.targets = as_words(found.targets or [])
-    return found
+        return parse_args(sys.argv[1:] if called else [])[1]
 
 
 ASKED = read_arguments()

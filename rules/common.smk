@@ -34,7 +34,7 @@ if GPUS and "gpu" not in workflow.global_resources:
 
 SESSION = Session(
     as_written(config),
-    targets=ASKED.targets,
+    targets=ASKED.targets or [],
     main=workflow.is_main_process and not (ASKED.lint or ASKED.unlock),
     force=bool(ASKED.forceall or ASKED.force or ASKED.forcerun),
     dry=bool(ASKED.dryrun),
@@ -92,7 +92,6 @@ def resources_of(kind, job=None):
 def check_targets():
     """Exit with one line at the first unknown target."""
     SESSION.check_targets(
-        ASKED.targets,
         {each.name for each in workflow.rules if not each.has_wildcards()},
         lambda target: any(each.is_producer(target) for each in workflow.rules),
     )
@@ -116,7 +115,7 @@ def single_inputs(pattern, wildcards):
 
 def training_inputs(wildcards):
     """Return the inputs of a training; a lock that was copied or touched never makes it run."""
-    inputs = SESSION.training_inputs(wildcards.run)
+    inputs = SESSION.inputs(wildcards.run, "train")
     lock = f"runs/{wildcards.run}/dataset.lock"
     return {"lock": lock if inputs else ancient(lock), **inputs}
 
@@ -125,10 +124,10 @@ def following_inputs(word):
     """Return a function for the inputs of what follows a training, and waits for it."""
 
     def inputs_of(wildcards):
-        inputs = SESSION.following_inputs(wildcards.run, word)
+        inputs = SESSION.inputs(wildcards.run, word)
         trained = f"runs/{wildcards.run}/trained.json"
         # Of a training that will run, an ancient input would keep Snakemake from what follows it.
-        if not SESSION.training_inputs(wildcards.run):
+        if not SESSION.inputs(wildcards.run, "train"):
             trained = ancient(trained)
         return {**inputs, "trained": trained} if inputs else {}
 

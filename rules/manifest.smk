@@ -8,7 +8,7 @@ localrules:
 
 rule manifest:
     input:
-        unpack(lambda wildcards: SESSION.manifest_inputs(wildcards.run)),
+        unpack(lambda wildcards: SESSION.inputs(wildcards.run, "manifest")),
     output:
         manifest="runs/{run}/manifest.jsonl",
         lock="runs/{run}/dataset.lock",

@@ -8,7 +8,7 @@ def publication_inputs(run):
     return lambda wildcards: SESSION.publication_inputs(run)
 
 
-for run in filter(SESSION.is_publishable, SESSION.runs):
+for run in SESSION.runs_that("publishes"):
 
     rule:
         name:

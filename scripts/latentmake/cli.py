@@ -86,19 +86,13 @@ def _main(
     """Ask about the caches, captions and trainings of a project, and keep it tidy."""
 
 
-app.command(rich_help_panel=_BEGIN)(init)
-app.command("import", rich_help_panel=_BEGIN)(import_)
-app.command(rich_help_panel=_LOOK)(status)
-app.command(rich_help_panel=_LOOK)(explain)
-app.command(rich_help_panel=_LOOK)(check)
-app.command(rich_help_panel=_LOOK)(verify)
-app.command(rich_help_panel=_LOOK)(captions)
-app.command(rich_help_panel=_LOOK)(report)
-app.command(rich_help_panel=_LOOK)(compare)
-app.command(rich_help_panel=_LOOK)(show)
-app.command(rich_help_panel=_LOOK)(doctor)
-app.command(rich_help_panel=_KEEP)(prune)
-app.command(rich_help_panel=_KEEP)(adopt)
+for _panel, _words in (
+    (_BEGIN, (init, import_)),
+    (_LOOK, (status, explain, check, verify, captions, report, compare, show, doctor)),
+    (_KEEP, (prune, adopt)),
+):
+    for _word in _words:
+        app.command(_word.__name__.rstrip("_"), rich_help_panel=_panel)(_word)
 
 
 def main() -> None:

@@ -36,18 +36,12 @@ def logged(log: str) -> Iterator[Callable[[str], None]]:
         try:
             with signals_call(_interrupt):
                 yield say
-        except UserError as error:
-            say(f"error: {error}")
-            sys.exit(1)
-        except OSError as error:
-            known = system_error(error)
-            say(f"error: {known}" if known else traceback.format_exc())
-            sys.exit(1)
         except KeyboardInterrupt:
             say("interrupted: finished files are kept")
             sys.exit(130)
-        except Exception:
-            say(traceback.format_exc())
+        except Exception as error:
+            known = _known(error)
+            say(f"error: {known}" if known else traceback.format_exc())
             sys.exit(1)
 
 
@@ -60,9 +54,14 @@ def exit_on_mistake() -> Iterator[None]:
     """End the program with one line at a user's mistake, or where the system refuses a call."""
     try:
         yield
-    except UserError as error:
-        sys.exit(f"error: {error}")
-    except OSError as error:
-        if known := system_error(error):
+    except Exception as error:
+        if known := _known(error):
             sys.exit(f"error: {known}")
         raise
+
+
+def _known(error: Exception) -> UserError | None:
+    """Return a user's mistake, or what the system refused; None if the error is our fault."""
+    if isinstance(error, OSError):
+        return system_error(error)
+    return error if isinstance(error, UserError) else None

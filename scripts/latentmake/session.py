@@ -23,7 +23,7 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
 from latentmake.plan.orders import EncodingJob, Order, write_order
 from latentmake.plan.planner import make_plan, many_objects, single
-from latentmake.plan.request import PlanFile, Request, check_known
+from latentmake.plan.request import PlanFile, Request
 from latentmake.plan.run_plan import Plan
 from latentmake.reports.plan_report import report
 
@@ -66,16 +66,15 @@ class Session:
         side_by_side: int | None = 1,
     ) -> None:
         self._main = main
-        self._targets = targets
         self._build: Build | None = None
         self._singles: dict[str, tuple[Order, bool]] = {}
         with exit_on_mistake(), contextlib.ExitStack() as finally_:
             if main:
                 check_folder(home, dry=dry)
-                if not dry:
-                    from latentmake.plan.build import Build
+            if main and not dry:
+                from latentmake.plan.build import Build
 
-                    self._build = Build(cluster=side_by_side is None)
+                self._build = Build(cluster=side_by_side is None)
             own = {name: value for name, value in values.items() if main or name != "prompt"}
             self.config: Config = parse(own)
             if not main:
@@ -98,10 +97,8 @@ class Session:
                 if path in self._request.files:
                     self._singles[path] = single(self._facts, path)
             orders = {name: plan.order_paths for name, plan in self.plan.runs.items()}
-            needs = [*self._plan_clips(orders)]
-            self._plan_exports(orders)
             self._plan_publications(orders)
-            self._plan_following(orders, force=force)
+            needs = [*self._plan_asked(orders, force=force)]
             report(self._facts, self.plan, self._request, needs, dry=dry)
             self._file = PlanFile(
                 jobs={job.rule: [each.name for each in job.orders] for job in self.plan.jobs},
@@ -135,32 +132,43 @@ class Session:
     def _runs_followed(self) -> Iterator[str]:
         """Yield the runs with more than a training asked for; refuse what cannot be done."""
         for name in self._request.runs:
-            if self._request.asks("generate", name):
+            if clips := self._request.asks("generate", name):
                 from latentmake.reports.generated import refuse_clips
 
                 refuse_clips(self.config, name)
-                yield name
-            if self._request.asks("evaluate", name):
+            if evaluated := self._request.asks("evaluate", name):
                 from latentmake.reports.evaluation import refuse_evaluation
 
                 refuse_evaluation(self.config, name)
+            if clips or evaluated:
                 yield name
 
-    def _plan_clips(self, orders: Mapping[str, dict[str, str]]) -> Iterator[Need]:
-        """Write the orders of clips to cut; yield the room that they need."""
-        for name in filter(lambda name: self._request.asks("clips", name), orders):
-            from latentmake.exchange.clip_files.order import plan_clips
+    def _plan_asked(self, orders: Mapping[str, dict[str, str]], *, force: bool) -> Iterator[Need]:
+        """Write the orders of what is done on request, if anything; yield the room it needs."""
+        asks, facts = self._request.asks, self._facts
+        for name, plan in self.plan.runs.items():
+            if asks("export", name):
+                from latentmake.exchange.ai_training.plan import plan_export
 
-            made = plan_clips(self._facts, self.plan.runs[name], self.runs[name])
-            orders[name]["clips"] = write_order(name, "clips", made)
-            yield made.need
+                export = plan_export(facts, plan, self.runs[name])
+                orders[name]["export"] = write_order(name, "export", export)
+            if asks("clips", name):
+                from latentmake.exchange.clip_files.order import plan_clips
 
-    def _plan_exports(self, orders: Mapping[str, dict[str, str]]) -> None:
-        for name in filter(lambda name: self._request.asks("export", name), orders):
-            from latentmake.exchange.ai_training.plan import plan_export
+                clips = plan_clips(facts, plan, self.runs[name])
+                orders[name]["clips"] = write_order(name, "clips", clips)
+                yield clips.need
+            backend = backends.of_run(self.config, name)
+            if backend is not None and asks("generate", name):
+                from latentmake.reports.generated import plan_generated
 
-            made = plan_export(self._facts, self.plan.runs[name], self.runs[name])
-            orders[name]["export"] = write_order(name, "export", made)
+                order, reasons = plan_generated(facts, plan, backend)
+                orders[name] |= {"generate": str(order)} if reasons or force else {}
+            if backend is not None and asks("evaluate", name):
+                from latentmake.reports.evaluation import plan_evaluated
+
+                order, reasons = plan_evaluated(facts, plan, backend)
+                orders[name] |= {"evaluate": str(order)} if reasons or force else {}
 
     def _plan_publications(self, orders: dict[str, dict[str, str]]) -> None:
         """Refuse publications that a trainer would refuse; write orders of those without caches."""
@@ -176,30 +184,13 @@ class Session:
                 order = backend.order_publication(self._facts, name, items)
                 orders.setdefault(name, {})["publish"] = str(order)
 
-    def _plan_following(self, orders: Mapping[str, dict[str, str]], *, force: bool) -> None:
-        """Write the orders of clips and evaluations asked for, where there is anything to do."""
-        for name, plan in self.plan.runs.items():
-            backend = backends.of_run(self.config, name)
-            if backend is not None and self._request.asks("generate", name):
-                from latentmake.reports.generated import plan_generated
-
-                order, reasons = plan_generated(self._facts, plan, backend)
-                orders[name] |= {"generate": str(order)} if reasons or force else {}
-            if backend is not None and self._request.asks("evaluate", name):
-                from latentmake.reports.evaluation import plan_evaluated
-
-                order, reasons = plan_evaluated(self._facts, plan, backend)
-                orders[name] |= {"evaluate": str(order)} if reasons or force else {}
-
     # -- the build ----------------------------------------------------------------------------
 
-    def check_targets(
-        self, targets: Sequence[str], rules: Collection[str], is_made: Callable[[str], bool]
-    ) -> None:
+    def check_targets(self, rules: Collection[str], is_made: Callable[[str], bool]) -> None:
         """Exit with one line at the first unknown target."""
         if self._main:
             with exit_on_mistake():
-                check_known(targets, self.runs, rules=rules, is_made=is_made)
+                self._request.check(rules, is_made)
 
     def begin(self) -> None:
         """Tell others of the build: after Snakemake locked, before any job."""
@@ -207,18 +198,11 @@ class Session:
             return
         orders = self._request.orders(self.plan)
         orders += [order for order, stale in self._singles.values() if stale]
-        plans = self.plan.runs.items()
-        claim(
-            {
-                part.dataset
-                for name, plan in plans
-                if self._request.kinds(name)
-                for part in plan.parts
-            }
-        )
+        built = [run for name, run in self.plan.runs.items() if self._request.kinds(name)]
+        claim({part.dataset for run in built for part in run.parts})
         trained = [name for name in self.plan.runs if self._request.trains(name)]
         with exit_on_mistake():
-            self._build.begin(orders, trained, self._targets)
+            self._build.begin(orders, trained, self._request.targets)
 
     def end(self, *, succeeded: bool) -> None:
         """Clean up, before Snakemake unlocks."""
@@ -268,28 +252,18 @@ class Session:
         order, stale = self._singles[path]
         return {"orders": [str(order.path)]}, stale
 
-    def manifest_inputs(self, run: str) -> Inputs:
-        """Return the inputs of the manifest job; none where manifest and lock are fresh."""
-        order = self._planned_order(run, "manifest")
-        if order is None:
-            return {}
-        return {"order": order, "receipts": self.receipts(run, "latents", "text")}
+    def inputs(self, run: str, kind: str) -> Inputs:
+        """Return the inputs of a run's job: `manifest`, `train`, `generate` or `evaluate`.
 
-    def training_inputs(self, run: str) -> Inputs:
-        """Return the inputs of a training besides the lock; none where the run is trained.
-
-        Among them are the receipts of all encoding jobs: the manifest, which has those of the
-        captions, knows no prompts of sample pictures, and has no job where it is fresh.
+        None where there is nothing to do. Among them are the receipts of all encoding jobs: the
+        manifest, which has those of the captions, knows no prompts of sample pictures, and has no
+        job where it is fresh.
         """
-        order = self._planned_order(run, "train")
-        if order is None:
-            return {}
-        return {"order": order, "receipts": self.receipts(run, "latents", "text")}
-
-    def following_inputs(self, run: str, word: str) -> Inputs:
-        """Return the inputs of what follows a run's training; none where it is up to date."""
-        order = self.run_order(run, word)
-        return {} if order is None else {"order": order, "receipts": self.receipts(run, "text")}
+        if self._main and run not in self.plan.runs:
+            raise LatentmakeError(f"the run {run} was not planned")
+        order = self.run_order(run, kind)
+        receipts = self.receipts(run, "latents", "text")
+        return {} if order is None else {"order": order, "receipts": receipts}
 
     def publication_inputs(self, run: str) -> Inputs:
         """Return the inputs of a publication; none where it was not asked for."""
@@ -298,24 +272,19 @@ class Session:
             return {"order": asked}
         if not self.config.publish.caches:
             return {}
-        order = self._planned_order(run, "trainer")
+        order = self.inputs(run, "trainer").get("order")
         if order is None:
             raise LatentmakeError(f"the run {run} has no order")
         return {"lock": f"runs/{run}/dataset.lock", "order": order}
 
-    def _planned_order(self, run: str, kind: str) -> str | None:
-        if self._main and run not in self.plan.runs:
-            raise LatentmakeError(f"the run {run} was not planned")
-        return self.run_order(run, kind)
-
-    def is_publishable(self, run: str) -> bool:
-        """Whether a run has a target `publish_{run}`."""
-        backend = backends.of_run(self.config, run)
-        return backend is not None and backend.publishes
-
     def runs_that(self, verb: str) -> list[str]:
-        """Return the runs whose trainer `generates` or `evaluates`."""
-        return [run for run, each in self.runs.items() if getattr(each.trainer, verb, False)]
+        """Return the runs whose trainer `generates`, `evaluates` or `publishes`."""
+
+        def can(run: str) -> bool:
+            asked = self.runs[run].trainer, backends.of_run(self.config, run)
+            return any(getattr(each, verb, False) for each in asked)
+
+        return [*filter(can, self.runs)]
 
     def resources(self, kind: str, orders: Sequence[Order] = ()) -> Resources:
         """Return the cluster resources of a job of a kind (`encode`, `train`) with some orders."""

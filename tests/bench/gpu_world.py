@@ -1,4 +1,4 @@
-"""Networks of real sizes with random weights, pictures and work orders, to measure a GPU."""
+"""Networks of real sizes with random weights, pictures and orders, to measure a GPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from item_world import work_of  # noqa: E402
 from latentmake import layouts  # noqa: E402
 from latentmake.config.datasets import Dataset  # noqa: E402
 from latentmake.config.models import Model  # noqa: E402
-from latentmake.files.media import Media  # noqa: E402
+from latentmake.geometry.clips import Media  # noqa: E402
 from latentmake.plan.orders import Order  # noqa: E402
 from latentmake.plan.target import Target  # noqa: E402
 

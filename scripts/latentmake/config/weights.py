@@ -16,7 +16,6 @@ from pydantic import (
     model_validator,
 )
 
-from latentmake.config import hub as hubs
 from latentmake.config.fields import Closed, DiskPath, Ending, Number, listed, place
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -55,6 +54,8 @@ class Location(Closed):
         if self.file is not None and self.hub is None:
             raise ValueError("has a `file` of no `hub`; set `path` to the file")
         if self.hub is not None and not _COMMIT.fullmatch(self.revision or ""):
+            from latentmake.config import hub as hubs
+
             branch = self.revision or "main"
             given = f"`{self.revision}` is none" if self.revision else "there is none"
             known = hubs.known_commit(self.hub, branch)
@@ -71,6 +72,8 @@ class Location(Closed):
     def local(self) -> str:
         """Path of the file or folder on this machine; of a hub, in the local hub cache."""
         if self.hub is not None:
+            from latentmake.config import hub as hubs
+
             return str(hubs.place_of(self.hub, self.revision or "", self.subfolder, self.file))
         path = self.path or ""
         return path if self.subfolder is None else str(Path(path, self.subfolder))

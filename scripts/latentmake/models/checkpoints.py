@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from latentmake import digest
-from latentmake.config import hub
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
 from latentmake.files.safetensors import read_head
@@ -293,6 +292,8 @@ def tokenizer_of(weights: Weights) -> Path:
     It is `tokenizer` beside the file, as in the repositories of Stable Diffusion, else CLIP's in
     the local hub cache. All of Stable Diffusion's text encoders share CLIP's vocabulary.
     """
+    from latentmake.config import hub
+
     beside = Path(weights.path or "").with_name("tokenizer")
     if beside.is_dir():
         return beside

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from latentmake.config import hub
 from latentmake.config.models import Model
 from latentmake.config.weights import TextWeights, Weights
 from latentmake.errors import ModelError
@@ -103,6 +102,8 @@ def refuse_missing(weights: Weights) -> None:
     Raises:
         ModelError: nothing lies there.
     """
+    from latentmake.config import hub
+
     path = Path(weights.path or "")
     if weights.path is None or path.exists():
         return

@@ -16,7 +16,6 @@ from pydantic import ValidationError
 
 import latentmake
 from latentmake import digest
-from latentmake.config.datasets import Dataset
 from latentmake.config.runs import Run
 from latentmake.errors import ConfigError, SourceError
 from latentmake.files import atomic
@@ -26,12 +25,14 @@ from latentmake.index.listing import Folder, Listing
 from latentmake.index.memo import Memo, target_stat
 from latentmake.layouts import kind_of, text_of
 from latentmake.models.run_checks import check_resolutions, check_run
-from latentmake.plan import remembered, state
+from latentmake.plan import remembered
+from latentmake.plan.batches import batches, order_of
 from latentmake.plan.contents import unreadable
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import images_digest, place_of
 from latentmake.plan.orders import Order, Work, jobs_of
 from latentmake.plan.receipts import learn_receipts
+from latentmake.plan.reusable import mark_reusable
 from latentmake.plan.run_plan import Plan, RunPlan, plan_manifest
 from latentmake.plan.state import PartState, State
 from latentmake.plan.target import (
@@ -50,12 +51,6 @@ from latentmake.sources.item import Item
 _Needed = Mapping[tuple[str, str], Mapping[str, set[str]]]
 """(dataset, model) -> part -> the runs that need it."""
 
-_Group = tuple[Item, list[Target], list[str | None]]
-"""An item with its stale targets, and the digest of its inputs where that is known."""
-
-_REUSED_ITEMS = 16_384  # of a batch that encodes nothing
-_SHARED_ITEMS = 64  # of a batch, at the least, that is one so that several GPUs work
-_PROMPTS = Dataset(path=".", empty_caption="allow")  # an empty prompt is meant
 _SIZE = re.compile(r"[0-9]+(x[0-9]+)?")
 
 
@@ -95,7 +90,7 @@ def make_plan(
     states = _judge_all(facts, runs, needed, generated)
     for (dataset, _), found in states.items():
         _refuse_other_items(dataset, found.parts.values())
-    state.mark_reusable(facts.memo, states.values())
+    mark_reusable(facts.memo, states.values())
     plans = {
         name: RunPlan(
             name,
@@ -112,7 +107,10 @@ def make_plan(
     wanted = []
     for (dataset, model), asked in needed.items():
         found, jobs = states[dataset, model], side_by_side or 1
-        for order, wanting in _batches(facts, dataset, model, asked, found, side_by_side=jobs):
+        if not any(each.stale for each in found.parts.values()):
+            continue
+
+        for order, wanting in batches(facts, dataset, model, asked, found, side_by_side=jobs):
             if not facts.asks:
                 order.write()
             wanted.append((order, wanting))
@@ -276,81 +274,6 @@ def _unreadable_captions(memo: Memo, items: Iterable[Item]) -> dict[str, SourceE
     return found
 
 
-# -- batches --------------------------------------------------------------------------------------
-
-
-def _batches(
-    facts: Facts,
-    dataset: str,
-    model: str,
-    asked: Mapping[str, set[str]],
-    states: State,
-    *,
-    side_by_side: int,
-) -> Iterator[tuple[Order, frozenset[str]]]:
-    """Cut the stale targets of a dataset and model into orders, each with the runs that need it.
-
-    Each is of one kind, needed by the same runs, and has either all targets of an item that are
-    to be encoded or all that are at hand.
-
-    Args:
-        facts: of dataset and model.
-        dataset: its name.
-        model: its name.
-        asked: part -> the runs that need it.
-        states: of the parts.
-        side_by_side: how many jobs run at a time on this machine.
-    """
-    groups: dict[tuple[str, frozenset[str], bool], dict[tuple[str, str | None], _Group]] = {}
-    everyone = frozenset().union(*(runs for part, runs in asked.items() if "@" in part))
-    for part, wanting in asked.items():
-        # A text that lies beside each resolution is encoded once for all of them.
-        together = everyone if "@" in part else frozenset(wanting)
-        for stale in states.parts[part].stale:
-            item, target = stale.item, stale.target
-            group = groups.setdefault((kind_of(part), together, bool(target.at_hand)), {})
-            found = group.setdefault((item.stem, item.text), (item, [], []))
-            found[1].append(target)
-            found[2].append(stale.content)
-    for (kind, runs, at_hand), group in groups.items():
-        works = [
-            Work(item, tuple(targets), next(filter(None, contents), None))
-            for item, targets, contents in group.values()
-        ]
-        size = _REUSED_ITEMS if at_hand else _batch_size(facts, model, kind, works)
-        if side_by_side > 1 and not at_hand:
-            size = min(size, max(_SHARED_ITEMS, -(-len(works) // side_by_side)))
-        for start in range(0, len(works), size):
-            yield _order(facts, dataset, model, kind, works[start : start + size]), runs
-
-
-def _batch_size(facts: Facts, model: str, kind: str, works: Sequence[Work]) -> int:
-    """Return the number of items of a batch: as configured, or by the speed of past jobs."""
-    from latentmake.plan.estimates import batch_items
-
-    batch = facts.config.batch
-    if batch.items != "auto":
-        return batch.items
-    targets = sum(len(each.targets) for each in works) / len(works)
-    return batch_items(facts.memo, f"{kind} {model}", batch.minutes, targets)
-
-
-def _order(facts: Facts, dataset: str, model: str, kind: str, works: Sequence[Work]) -> Order:
-    """Return the order for some work of one dataset, model and kind."""
-    config = facts.config
-    return Order(
-        kind=kind,
-        dataset=dataset,
-        model=model,
-        dataset_settings=config.datasets.get(dataset, _PROMPTS),
-        model_settings=config.models[model],
-        recipe=facts.recipe(dataset, model, kind),
-        items=tuple(works),
-        musubi_tuner=config.musubi_tuner if config.models[model].scripted else None,
-        sd_scripts=config.sd_scripts if config.models[model].by_strategies else None,
-    )
-
-
 # -- one cache file -------------------------------------------------------------------------------
 
 
@@ -426,12 +349,13 @@ def judge_one(facts: Facts, dataset: str, model: str, item: Item, target: Target
 def _single(
     facts: Facts, dataset: str, model: str, item: Item, target: Target
 ) -> tuple[Order, bool]:
+
     found = judge_one(facts, dataset, model, item, target)
     for error in found.unreadable.values():
         raise error
     all_stale = found.parts[target.part].stale
     stale = next((each for each in all_stale if each.path == target.path), None)
     work = Work(item, (target if stale is None else stale.target,))
-    order = _order(facts, dataset, model, kind_of(target.part), [work])
+    order = order_of(facts, dataset, model, kind_of(target.part), [work])
     order.write()
     return order, stale is not None

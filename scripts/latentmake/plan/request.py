@@ -45,12 +45,7 @@ _COMMAND = "(adopt|captions|check|compare|explain|import|prune|report|status|ver
 """Targets of former releases that are words of the command `latentmake` now."""
 
 _PAGE = re.compile(r"reports/((?:captions|compare|evaluate|report)_.+)\.html")
-
-
-def as_words(targets: Sequence[str]) -> list[str]:
-    """Return targets with `evaluate_{run}` in place of the page that it writes."""
-    pages = map(_PAGE.fullmatch, targets)
-    return [page[1] if page else each for each, page in zip(targets, pages, strict=True)]
+"""A page, which is asked for by the word of its target."""
 
 
 class Request:
@@ -67,7 +62,8 @@ class Request:
     """
 
     def __init__(self, targets: Sequence[str], config: Config) -> None:
-        self.targets = targets
+        pages = [(_PAGE.fullmatch(target), target) for target in targets]
+        self.targets = targets = [page[1] if page else target for page, target in pages]
         self.files = {target for target in targets if target.startswith("cache/")}
         everything = not targets or "all" in targets
         self._words = {name: set[str]() for name in config.runs}
@@ -107,6 +103,21 @@ class Request:
         }
         return [*found.values()]
 
+    def check(self, rules: Collection[str], is_made: Callable[[str], bool]) -> None:
+        """Refuse the first target that is no rule, no file, and `is_made` by no rule.
+
+        A file of ours that is spelled otherwise than rules spell it would count as one that is
+        there.
+        """
+        for target in self.targets:
+            spelled = os.path.relpath(target)
+            if spelled != target and spelled.startswith(("cache/", "reports/", "runs/")):
+                what = "is a spelling that no rule has"
+                raise ConfigError(what, where=target, hint=f"write `{spelled}`")
+            known = target in rules or target in self.files or Path(target).exists()
+            if not known and not is_made(target):
+                raise _unknown(target, rules, self._words)
+
 
 def _parts(target: str, runs: Collection[str]) -> tuple[str, str]:
     """Return word and run of a target; empty where it is none of a run."""
@@ -124,49 +135,23 @@ def _parts(target: str, runs: Collection[str]) -> tuple[str, str]:
     return word, name
 
 
-def check_known(
-    targets: Iterable[str],
-    runs: Collection[str],
-    *,
-    rules: Collection[str],
-    is_made: Callable[[str], bool],
-) -> None:
-    """Refuse the first target that is no rule, no file, and `is_made` by no rule.
-
-    A file of ours that is spelled otherwise than rules spell it would count as one that is there.
-    """
-    for target in targets:
-        spelled = os.path.relpath(target)
-        if spelled != target and spelled.startswith(("cache/", "reports/", "runs/")):
-            what = "is a spelling that no rule has"
-            raise ConfigError(what, where=target, hint=f"write `{spelled}`")
-        if target in rules or Path(target).exists():
-            continue
-        if not target.startswith((".latentmake/", "cache/")) and not is_made(target):
-            raise _unknown(target, rules, runs)
-
-
 def _unknown(target: str, rules: Iterable[str], runs: Iterable[str]) -> ConfigError:
     """Return the error for an unknown target, with the nearest one or all of them."""
     if command := re.fullmatch(_COMMAND, target):
         hint = f"type `latentmake {command[1]}`; see `latentmake {command[1]} --help`"
         return ConfigError("is no longer a target of Snakemake", where=target, hint=hint)
     names = [name for name in rules if "/" not in name and not name.startswith("encode_")]
-    if guess := difflib.get_close_matches(target, names, n=1):
-        hint = f"did you mean `{guess[0]}`?"
-    else:
-        shown = [f"{x}_{{run}}" for x in _WORDS if any(n.startswith(f"{x}_") for n in names)]
-        hint = f"targets: all, {', '.join(shown)}, cache/...; runs: {', '.join(runs)}"
+    words = [word for word in _WORDS if any(name.startswith(f"{word}_") for name in names)]
+    every = f"targets: all, {', '.join(f'{word}_{{run}}' for word in words)}, cache/..."
+    guess = difflib.get_close_matches(target, names, n=1)
+    hint = f"did you mean `{guess[0]}`?" if guess else f"{every}; runs: {', '.join(runs)}"
     return ConfigError("there is no such target", where=target, hint=hint)
 
 
 class PlanFile(BaseModel):
-    """Orders of a plan.
+    """Names of the orders of each encoding rule, and of each cache file asked for by its name.
 
-    Attributes:
-        jobs: name of an encoding job's rule -> names of its work orders.
-        singles: cache file asked for by its name -> name of its work order.
-        runs: run -> kind of an order (`manifest`, `train`, ...) -> path.
+    `runs` has paths: run -> kind of an order (`manifest`, `train`, ...) -> path.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -200,7 +185,7 @@ class PlanFile(BaseModel):
         ]
 
     def single(self, path: str) -> Order | None:
-        """Read the work order of a cache file that was asked for by its name."""
+        """Read the order of a cache file that was asked for by its name."""
         return _read(self.singles[path]) if path in self.singles else None
 
 
@@ -209,4 +194,4 @@ def _read(name: str) -> Order:
     try:
         return Order.read(path)
     except (OSError, ValueError, TypeError) as error:
-        raise LatentmakeError(f"{path} is not a work order: {error}") from None
+        raise LatentmakeError(f"{path} is not an order: {error}") from None

@@ -16,8 +16,8 @@ from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import SourceFps
 from latentmake.index.memo import Memo
 from latentmake.layouts.musubi import Musubi
-from latentmake.plan.facts import Facts
 from latentmake.sources.clips import listed_clips
+from latentmake.sources.datasets import Datasets
 
 _NAME = "source"
 _SIDE = 16  # of a Wan network's patches, in pixels
@@ -30,7 +30,7 @@ class _Clips(Musubi):
         return stem
 
 
-class _Listing(Facts):
+class _Listing(Datasets):
     def layout(self, model: str) -> Musubi:
         return _Clips(WAN)
 

@@ -15,9 +15,8 @@ from item_world import work_of
 from latentmake.config.datasets import Dataset
 from latentmake.config.machines import MusubiTuner
 from latentmake.config.models import Model
-from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import Clip, Span
+from latentmake.geometry.clips import Clip, Media, Span
 from latentmake.plan.orders import FOLDER, EncodingJob, Order, Work, jobs_of
 from latentmake.plan.receipts import Receipt
 from latentmake.plan.target import Target

@@ -12,7 +12,7 @@ from latentmake.config.root import Config
 from latentmake.config.runs import Run
 from latentmake.errors import ConfigError, LatentmakeError
 from latentmake.plan.orders import EncodingJob, Order
-from latentmake.plan.request import VARIABLE, PlanFile, Request, as_words, check_known
+from latentmake.plan.request import VARIABLE, PlanFile, Request
 from order_world import order
 
 RUNS = {
@@ -55,7 +55,7 @@ def test_only_the_runs_asked_for_are_planned(targets: list[str], expected: list[
 )
 def test_a_run_that_there_is_not_is_answered_with_the_nearest(target: str, meant: str) -> None:
     with pytest.raises(ConfigError, match=f"there is no run `cat`; did you mean `{meant}`"):
-        request(*as_words([target]))
+        request(target)
 
 
 @pytest.mark.parametrize("target", ["evaluate_a_b", "generate_a_b", "runs/a_b/generated.json"])
@@ -65,12 +65,9 @@ def test_the_training_of_a_run_is_asked_for_by_all_that_follows_it(target: str) 
     assert asked.kinds("a_b") == {"latents", "text"} and not asked.kinds("cats")
 
 
-def test_a_page_or_a_file_is_asked_for_by_its_word() -> None:
-    assert as_words(["reports/evaluate_a_b.html", "train_cats"]) == ["evaluate_a_b", "train_cats"]
-    others = ["reports/x_cats.html", "runs/cats/dataset.lock", "cache/a/b/64/c.npz"]
-    assert as_words(others) == others
-    assert request("runs/cats/generated.json").asks("generate", "cats")
-    assert not request("runs/cats/dataset.lock").trains("cats")
+def test_a_page_is_asked_for_by_its_word() -> None:
+    both = request("reports/evaluate_a_b.html", "reports/x_cats.html", "runs/cats/dataset.lock")
+    assert both.asks("evaluate", "a_b") and both.trains("a_b") and not both.trains("cats")
 
 
 @pytest.mark.parametrize("word", ["check", "train", "latents", "caches"])
@@ -113,14 +110,10 @@ def test_a_target_that_no_rule_makes_is_answered_with_the_nearest_or_all(
     target: str, expected: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_known(["all", target], RUNS, rules=RULES, is_made=made)
+        request("all", target).check(RULES, made)
     assert str(caught.value).startswith(f"{target}: ")
     assert expected in str(caught.value) and "encode_" not in str(caught.value)
-
-
-def test_targets_that_rules_make_are_taken() -> None:
-    targets = ["train_cats", "runs/cats/dataset.lock", "reports/x.html", "cache/a/b/64/c.npz"]
-    check_known(targets, RUNS, rules=RULES, is_made=made)
+    request("train_cats", "reports/x.html", "cache/a/b/64/c.npz").check(RULES, made)  # are taken
 
 
 # -- the plan file --------------------------------------------------------------------------------
@@ -154,7 +147,7 @@ def test_an_order_that_is_gone_or_damaged_is_named(
     monkeypatch.chdir(tmp_path)
     (one,) = written("a")
     damage(one.path)
-    with pytest.raises(LatentmakeError, match=f"{one.name}.json is not a work order"):
+    with pytest.raises(LatentmakeError, match=f"{one.name}.json is not an order"):
         PlanFile(jobs={"encode_a": [one.name]}).encoding_jobs()
 
 

@@ -1,0 +1,187 @@
+"""Datasets of a configuration: their listings and items, each found out once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from latentmake import layouts
+from latentmake.config.root import Config
+from latentmake.errors import DatasetError, SourceError
+from latentmake.geometry.buckets import Size
+from latentmake.index.memo import Memo, SourceStat
+from latentmake.layouts import Layout
+from latentmake.sources import folders
+from latentmake.sources.item import Fault, Item, Scan
+
+if TYPE_CHECKING:
+    from latentmake.sources.probe import Measured
+
+
+class Datasets:
+    """Listings and items of datasets; what is asked for first may raise any UserError.
+
+    Attributes:
+        config: of the project.
+        memo: knows files; learns more.
+        unreadable: dataset -> stem -> fault of an item whose source cannot be read.
+    """
+
+    def __init__(self, config: Config, memo: Memo) -> None:
+        self.config = config
+        self.memo = memo
+        self.unreadable: dict[str, dict[str, Fault]] = {}
+        self._scans: dict[str, Scan] = {}
+        self._controls: dict[str, Scan | None] = {}
+        self._found: dict[tuple[str, bool], tuple[list[Item], list[Fault]]] = {}
+        self._items: dict[tuple[str, ...], tuple[list[Item], list[Fault]]] = {}
+        self._noted: set[str] = set()
+
+    def layout(self, model: str) -> Layout:
+        """Return the layout of a model's caches."""
+        return layouts.of(self.config.models[model].layout_name)
+
+    def scan(self, dataset: str) -> Scan:
+        """Return the listing of a dataset."""
+        if dataset not in self._scans:
+            settings = self.config.datasets[dataset]
+            if settings.is_list:
+                from latentmake.sources import lists
+
+                self._scans[dataset] = lists.scan(dataset, settings)
+            else:
+                self._scans[dataset] = folders.scan(dataset, settings)
+        return self._scans[dataset]
+
+    def control(self, dataset: str) -> Scan | None:
+        """Return the listing of a dataset's control images; None where it has none."""
+        if dataset not in self._controls:
+            settings = self.config.datasets[dataset]
+            self._controls[dataset] = (
+                None
+                if settings.control_directory is None
+                else folders.scan(dataset, settings, "control_directory")
+            )
+        return self._controls[dataset]
+
+    def note_unused(self, dataset: str) -> None:
+        """Write a line about the files of a dataset's folder that nothing uses, once."""
+        from latentmake.sources.unused import unused_note
+
+        if dataset not in self._noted:
+            self._noted.add(dataset)
+            path = self.config.datasets[dataset].path
+            sharing = [each for each in self.config.datasets.values() if each.path == path]
+            if note := unused_note(sharing, self.scan(dataset)):
+                sys.stderr.write(f"note: datasets.{dataset}: {note}\n")
+
+    def items(self, dataset: str, model: str) -> tuple[list[Item], list[Fault]]:
+        """Return the items of a dataset as a model needs them, and the faults of the others."""
+        layout = self.layout(model)
+        asked = self._asked(dataset, model)
+        if asked not in self._items:
+            scan = self.scan(dataset)
+            read = dataset, layout.first_line
+            if read not in self._found:
+                self._found[read] = self._composed(dataset, scan, layout)
+            found, faults = self._found[read]
+            if layout.names_media:
+                made = self._measured(dataset, model, scan, found)
+                for line in made.lines():
+                    sys.stderr.write(f"note: datasets.{dataset}: {line}\n")
+                if made.short and not (made.found or made.faults or faults):
+                    raise DatasetError(
+                        f"none of its {len(made.short)} videos is long enough for a clip",
+                        where=f"datasets.{dataset}.target_frames",
+                        hint="use fewer frames, or longer videos",
+                    )
+                found, faults = made.found, faults + made.faults
+            if unreadable := self.unreadable.get(dataset):
+                found = [item for item in found if item.stem not in unreadable]
+                faults = [*faults, *unreadable.values()]
+            self._items[asked] = found, sorted(faults)
+        return self._items[asked]
+
+    def items_among(
+        self, dataset: str, model: str, entries: list[tuple[str, int, int, int, int]]
+    ) -> list[Item] | None:
+        """Return the items of some entries of a dataset's listing, of all files of these items.
+
+        None where anything is wrong with one of them, or worth a note.
+        """
+        scan = self.scan(dataset)._replace(entries=entries)
+        if not entries:
+            return []
+        try:
+            found, faults = self._composed(dataset, scan, self.layout(model))
+            if self.layout(model).names_media:
+                made = self._measured(dataset, model, scan, found)
+                found, faults = made.found, faults + made.faults
+                if made.short or made.notes:
+                    return None
+        except DatasetError:
+            return None
+        return None if faults else sorted(found)
+
+    def _composed(self, dataset: str, scan: Scan, layout: Layout) -> tuple[list[Item], list[Fault]]:
+        """Return the items of a listing with their texts, and the faults of the others."""
+        from latentmake.sources import lists, metadata
+        from latentmake.sources.caption_files import first_lines, texts_of
+
+        settings = self.config.datasets[dataset]
+        entries, listed = None, None
+        if scan.rows is None:
+            found, faults = folders.items(dataset, settings, scan)
+        else:
+            found, faults, entries = lists.items(dataset, settings, scan)
+        if settings.composed:
+            if settings.metadata_file is not None:
+                place = settings.metadata_file
+                listed = metadata.entries_of(dataset, place, scan.root)
+            roots, first = scan.roots, layout.first_line
+            made = texts_of(settings, roots, found, listed, self.memo, entries, first_line=first)
+            if note := made.note(dataset, settings.text_variants):
+                sys.stderr.write(f"note: {note}\n")
+            texts, faults = made.found, faults + made.faults
+            found = [item._replace(texts=texts[x]) for item in found if (x := item.stem) in texts]
+        elif layout.first_line:
+            found, more = first_lines(settings, scan.roots, found, self.memo)
+            faults = faults + more
+        return found, faults
+
+    def _measured(self, dataset: str, model: str, scan: Scan, found: Sequence[Item]) -> Measured:
+        """Return items with sizes and clips, as far as a layout's names contain these."""
+        from latentmake.sources.probe import measured
+
+        settings, section = self.config.datasets[dataset], self.config.models[model]
+        control = self.control(dataset)
+        return measured(self.layout(model), settings, scan, found, control, self.memo, section)
+
+    def image_sizes(self, dataset: str, stats: dict[str, SourceStat]) -> dict[str, Size | None]:
+        """Return width and height of a dataset's images as stored; None of an unreadable one."""
+        from latentmake.sources.probe import image_sizes
+
+        return image_sizes(self.scan(dataset).roots, stats, self.memo)
+
+    def known_faults(self, dataset: str, model: str) -> list[Fault]:
+        """Return the faults of a dataset's items; none where a remembered state spared them."""
+        return self._items.get(self._asked(dataset, model), ([], []))[1]
+
+    def _asked(self, dataset: str, model: str) -> tuple[str, ...]:
+        """Return the dataset's name with all of a model that decides about its items."""
+        section = self.config.models[model]
+        return dataset, section.layout_name, section.task or "", section.encoder
+
+    def add_faults(self, dataset: str, unreadable: Mapping[str, SourceError]) -> None:
+        """Count the items whose sources cannot be read as faulty from now on."""
+        self.unreadable.setdefault(dataset, {}).update(
+            (stem, Fault(error.where, stem, error.what, error.hint))
+            for stem, error in unreadable.items()
+        )
+        self._items = {asked: made for asked, made in self._items.items() if asked[0] != dataset}
+
+    def inputs(self, model: str, part: str, items: Iterable[Item]) -> list[Item]:
+        """Return the inputs of the targets of a part, of some items."""
+        controlled = self.layout(model).controlled_text
+        return [item.inputs(part, controlled_text=controlled) for item in items]
