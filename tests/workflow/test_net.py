@@ -36,6 +36,7 @@ BLANKS = [
     (r"(inode['\"]?: )\d+|\b\d{7,}\b", r"\1NUMBER"),
     (r"(seconds['\"]?: ?)[\d.e-]+", r"\1TIME"),
     (r"((less than|about|up to|some) )?\b\d+(\.\d+)? ?(ms|s|min|h)\b", "TIME"),
+    (r"(TIME, |\d, about )[\d.]+ [kM]?B\b", r"\1SIZE"),  # as the order of past jobs has it
     (r"loss \d+\.\d+ . \d+\.\d+", "loss NUMBER"),
     (r"[\d.]+( TFLOP/s| targets/s| [kMGT]?B free)", r"NUMBER\1"),
     (r"^( *[-─]{3,})+$\n", ""),

@@ -110,7 +110,7 @@ def lock_digest(parts: Mapping[str, str], repeats: Mapping[str, int], validation
 
 
 def data_values(
-    parts: Mapping[str, str], repeats: Mapping[str, int], validation: int
+    parts: Mapping[str, str | None], repeats: Mapping[str, int], validation: int
 ) -> dict[str, object]:
     """Return the same by name."""
     return {

@@ -217,8 +217,8 @@ def _data_differences(
     today = lock_digest(keys, repeats, validation)
     if lock.digest == today:
         return []
-    stale = {part: lock.parts.get(part, "") for part, state in states.items() if state.stale}
-    now = data_values(keys | stale, repeats, validation)
+    stale = {part: lock.parts.get(part) for part, state in states.items() if state.stale}
+    now = data_values({**keys, **stale}, repeats, validation)
     found = value_differences(lock.data_values(), now)
     return found if found or stale else [Difference("lock", short(lock.digest), short(today))]
 
