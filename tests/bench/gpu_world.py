@@ -1,4 +1,4 @@
-"""Networks of real sizes with random weights, pictures and work orders, to measure a GPU."""
+"""Networks of real sizes with random weights, pictures and orders, to measure a GPU."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def encode(samples: list[Sample]) -> list[tuple[dict[str, Any], dict[str, str]]]
 
 
 def write_caches(folder: Path) -> None:
-    """Carry out a work order for one image and one for its caption; the caches go to a folder."""
+    """Carry out an order for one image and one for its caption; the caches go to a folder."""
     values: dict[str, dict[str, object]] = {
         "latents": recipe.latents_recipe(DATASET, MODEL, "1" * 64),
         "text": recipe.text_recipe(MODEL, [("2" * 64, "3" * 64)]),

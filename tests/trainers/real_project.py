@@ -60,7 +60,7 @@ class RealProject:
         real_models.write(world, folder, weights)
 
     def plan(self) -> list[Order]:
-        """Return the work orders of a plan; nothing is written."""
+        """Return the orders of a plan; nothing is written."""
         return self.session(dry=True).plan.orders
 
     def planned(self) -> set[str]:
@@ -103,7 +103,7 @@ class RealProject:
         return self.names("latents", latents) | self.names("text", text)
 
     def everything(self, kind: str) -> list[Order]:
-        """Return work orders of all items of a kind, as they would be without caches."""
+        """Return orders of all items of a kind, as they would be without caches."""
         if not hasattr(self, "_all"):
             self._all = self.plan()
         return [order for order in self._all if order.kind == kind]

@@ -60,7 +60,7 @@ def test_a_dry_run_under_the_profile_asks_no_cluster(
 
 
 def _orders(output: str) -> list[int]:
-    """Return how many work orders each job for latents has."""
+    """Return how many orders each job for latents has."""
     inputs = re.findall(r"^(?:local)?rule encode_latents\S+:\n +input: (.*)$", output, re.MULTILINE)
     return [len(each.split(", ")) for each in inputs]
 

@@ -40,7 +40,7 @@ sys.addaudithook(interrupt)
 
 @pytest.fixture
 def stopping(fresh: Callable[[], Project]) -> Project:
-    """A project whose encoding job, of four work orders, stops where some items are finished."""
+    """A project whose encoding job, of four orders, stops where some items are finished."""
     project = fresh()
     folder = project / "data/shapes"
     for path in folder.iterdir():

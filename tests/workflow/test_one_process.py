@@ -1,4 +1,4 @@
-"""One process carries out the work orders of a model, and loads its weights once."""
+"""One process carries out the orders of a model, and loads its weights once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work orders for clips of videos, and an encoder that tells exactly which pixels it saw."""
+"""Orders for clips of videos, and an encoder that tells exactly which pixels it saw."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work orders over small datasets, and an encoder that needs no weights, for several tests."""
+"""Orders over small datasets, and an encoder that needs no weights, for several tests."""
 
 from __future__ import annotations
 

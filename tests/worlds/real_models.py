@@ -29,7 +29,7 @@ class World:
         controls: endings of the names of controls, `("", "_1")` for two.
         layers: layers of an item besides its picture.
         video: whether its items are videos.
-        builds: whether Snakemake builds it; else this process carries its work orders out.
+        builds: whether Snakemake builds it; else this process carries its orders out.
     """
 
     weights: str

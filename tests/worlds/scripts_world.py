@@ -1,4 +1,4 @@
-"""A musubi-tuner whose caching scripts go wrong as they are told, and work orders for it.
+"""A musubi-tuner whose caching scripts go wrong as they are told, and orders for it.
 
 Only what its own scripts do not do at will: they die of one item, write nothing, hang. Loops, names
 and messages are those of its cache_latents.py, cache_text_encoder_outputs.py and cache_io.py.

@@ -16,9 +16,9 @@ OWNER = ".latentmake-owner"
 """Note of the project that owns a cache folder which lies outside of it."""
 ADOPTED = "adopted.tsv"
 """Record of adopted files, in the cache folder of a dataset's model."""
-_LOGS = ("captions", "clips", "evaluate", "export", "generate", "latents", "manifest")
+_LOGS = ("caches", "clips", "evaluate", "export", "generate", "latents", "manifest")
 _WRITTEN = ("logs", ".latentmake", ".snakemake")
-_FOLDERS = (*_WRITTEN, *(f"logs/{each}" for each in (*_LOGS, "publish", "report", "text", "train")))
+_FOLDERS = (*_WRITTEN, *(f"logs/{each}" for each in (*_LOGS, "publish", "text", "train")))
 
 
 def check_folder(home: Path, *, dry: bool) -> None:

@@ -125,10 +125,6 @@ class Table(Generic[Stat]):
         found |= {name: x for name, x in self.new.items() if x and (*x[0], x[1])[place] in wanted}
         return ((name, self._stat._make(stat), value) for name, (stat, value) in found.items())
 
-    def names(self) -> set[str]:
-        """Return all names."""
-        return {*self.below("")}
-
     def any(self, folder: str = "") -> bool:
         """Whether there is a fact below a folder."""
         return bool(self.below(folder, len(self.new) + 1))  # each new fact hides one row at most
@@ -168,7 +164,7 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
         self.texts = self._table(_TEXT, SourceStat)  # path of a file of text -> its content
         self.receipts = self._table(_RECEIPT, TargetStat)  # names of those that were read
         self.snapshots = self._table(_SNAPSHOT, TargetStat)  # see `plan.remembered`
-        self._verdicts = self._table(_VERDICT, TargetStat)
+        self.verdicts = self._table(_VERDICT, TargetStat)  # question -> answer
         self._media = self._table(_MEDIA, SourceStat)
         self._pictures = self._table(_PICTURE, TargetStat)  # turned as EXIF says, digest -> size
         self.rates = self._table(_RATE, TargetStat)  # past jobs; see `plan.estimates`
@@ -233,21 +229,13 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
         width, height, upright = picture.width, picture.height, picture.upright
         self._pictures.learn(f"{upright:d}{content}", None, f"{width} {height}")
 
-    def verdict(self, question: str) -> str | None:
-        """Return the answer given to a question (a digest of all it depends on), if any."""
-        return self._verdicts.get(question)
-
-    def learn_verdict(self, question: str, answer: str) -> None:
-        """Remember the answer to a question, for 90 days."""
-        self._verdicts.learn(question, None, answer)
-
     def remembered(self, question: object, find: Callable[[], tuple[Any, Iterable[object]]]) -> Any:
         """Return a fact from `find`, which names its paths too: asked again if a stat is new."""
         name = digest.of_value(["remembered", 1, question])
-        stats, fact = json.loads(self.verdict(name) or "[null, null]")
+        stats, fact = json.loads(self.verdicts.get(name) or "[null, null]")
         if stats is None or stats != _stats(stats):
             fact, paths = find()
-            self.learn_verdict(name, json.dumps([_stats(map(str, paths)), fact]))
+            self.verdicts.learn(name, None, json.dumps([_stats(map(str, paths)), fact]))
         return fact
 
 

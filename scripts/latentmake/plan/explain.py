@@ -19,9 +19,9 @@ from latentmake.files.paths import is_remote
 from latentmake.files.verified import Checked, verify
 from latentmake.layouts import kind_of
 from latentmake.models.recipe_differences import Difference, recipe_differences, short, text_of
-from latentmake.plan import state
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import judge_one, named_targets
+from latentmake.plan.reusable import mark_reusable
 from latentmake.plan.state import Judge, Stale
 from latentmake.plan.target import (
     PROMPTS,
@@ -239,7 +239,7 @@ def _explained(facts: Facts, part: Part, item: Item, target: Target) -> Explanat
         found.state, found.reason = "fresh", ""
         found.key = found.header.key if found.header else found.key  # of other line ends, it may be
         return found
-    state.mark_reusable(facts.memo, [made])  # the reason before tells more than `reusable`
+    mark_reusable(facts.memo, [made])  # the reason before tells more than `reusable`
     found.at_hand = [x for each in all_stale if each.path == path for x in each.target.at_hand]
     damage, found.state, found.reason = found.reason, "stale", stale.reason
     if stale.reason == "damaged":

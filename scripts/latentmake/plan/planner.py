@@ -25,12 +25,14 @@ from latentmake.index.listing import Folder, Listing
 from latentmake.index.memo import Memo, target_stat
 from latentmake.layouts import kind_of, text_of
 from latentmake.models.run_checks import check_resolutions, check_run
-from latentmake.plan import remembered, state
+from latentmake.plan import remembered
+from latentmake.plan.batches import batches, order_of
 from latentmake.plan.contents import unreadable
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import images_digest, place_of
 from latentmake.plan.orders import Order, Work, jobs_of
 from latentmake.plan.receipts import learn_receipts
+from latentmake.plan.reusable import mark_reusable
 from latentmake.plan.run_plan import Plan, RunPlan, plan_manifest
 from latentmake.plan.state import PartState, State
 from latentmake.plan.target import (
@@ -88,7 +90,7 @@ def make_plan(
     states = _judge_all(facts, runs, needed, generated)
     for (dataset, _), found in states.items():
         _refuse_other_items(dataset, found.parts.values())
-    state.mark_reusable(facts.memo, states.values())
+    mark_reusable(facts.memo, states.values())
     plans = {
         name: RunPlan(
             name,
@@ -107,7 +109,6 @@ def make_plan(
         found, jobs = states[dataset, model], side_by_side or 1
         if not any(each.stale for each in found.parts.values()):
             continue
-        from latentmake.plan.batches import batches
 
         for order, wanting in batches(facts, dataset, model, asked, found, side_by_side=jobs):
             if not facts.asks:
@@ -348,7 +349,6 @@ def judge_one(facts: Facts, dataset: str, model: str, item: Item, target: Target
 def _single(
     facts: Facts, dataset: str, model: str, item: Item, target: Target
 ) -> tuple[Order, bool]:
-    from latentmake.plan.batches import order_of
 
     found = judge_one(facts, dataset, model, item, target)
     for error in found.unreadable.values():

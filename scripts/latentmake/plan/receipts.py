@@ -109,7 +109,7 @@ def check_listed(paths: Iterable[str]) -> None:
 
 def learn_receipts(memo: Memo) -> None:
     """Add to the memo what jobs read and wrote, so that nobody reads it again."""
-    known = memo.receipts.names()
+    known = {*memo.receipts.below("")}
     for path in receipts():
         if path.name in known:
             continue

@@ -149,7 +149,7 @@ def _unknown(target: str, rules: Iterable[str], runs: Iterable[str]) -> ConfigEr
 
 
 class PlanFile(BaseModel):
-    """Names of the work orders of each encoding rule, and of each cache file asked for by its name.
+    """Names of the orders of each encoding rule, and of each cache file asked for by its name.
 
     `runs` has paths: run -> kind of an order (`manifest`, `train`, ...) -> path.
     """
@@ -185,7 +185,7 @@ class PlanFile(BaseModel):
         ]
 
     def single(self, path: str) -> Order | None:
-        """Read the work order of a cache file that was asked for by its name."""
+        """Read the order of a cache file that was asked for by its name."""
         return _read(self.singles[path]) if path in self.singles else None
 
 
@@ -194,4 +194,4 @@ def _read(name: str) -> Order:
     try:
         return Order.read(path)
     except (OSError, ValueError, TypeError) as error:
-        raise LatentmakeError(f"{path} is not a work order: {error}") from None
+        raise LatentmakeError(f"{path} is not an order: {error}") from None

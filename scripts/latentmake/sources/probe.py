@@ -170,7 +170,7 @@ def _probed(
                 memo.learn_media(path, stats[path], media)
             elif isinstance(media, HungError):  # each plan would wait for it again
                 fault = json.dumps([time.time(), media.what, media.hint])
-                memo.learn_verdict(_hanging(path, stats[path]), fault)
+                memo.verdicts.learn(_hanging(path, stats[path]), None, fault)
     return found
 
 
@@ -194,7 +194,7 @@ def _hanging(path: str, stat: SourceStat) -> str:
 
 def _hung(memo: Memo, path: str, stat: SourceStat) -> SourceError | None:
     """Return the fault of a file whose reading hung within the last day."""
-    if (known := memo.verdict(_hanging(path, stat))) is None:
+    if (known := memo.verdicts.get(_hanging(path, stat))) is None:
         return None
     moment, what, hint = json.loads(known)
     if time.time() - moment > _HUNG_SECONDS:

@@ -1,4 +1,4 @@
-"""A work order is carried out once, whatever befalls it; one bad source stops no other."""
+"""An order is carried out once, whatever befalls it; one bad source stops no other."""
 
 from __future__ import annotations
 

@@ -665,7 +665,7 @@ def test_captions_that_are_cut_off_are_named_in_one_line_an_encoder(bundle: Path
         "4 captions are cut to the first 75 tokens by text_encoder: a.png, a.png, a.png ...",
         "1 caption is cut to the first 80 tokens by text_encoder_2: a.png",
     ]
-    assert ready.remarks() == []  # of the next work order
+    assert ready.remarks() == []  # of the next order
 
 
 def test_a_clip_in_a_single_file_is_read_with_or_without_the_prefix_of_its_names(

@@ -1,4 +1,4 @@
-"""A process that carries out work orders imports what they need, and nothing where all is made."""
+"""A process that carries out orders imports what they need, and nothing where all is made."""
 
 from __future__ import annotations
 

@@ -23,8 +23,7 @@ from latentmake.files.media import (
     probe_image,
     probe_video,
 )
-from latentmake.geometry.clips import Media
-from latentmake.geometry.timing import Timing
+from latentmake.geometry.clips import Media, Timing
 from latentmake.sources.item import IMAGE_EXTENSIONS
 from PIL import EpsImagePlugin, Image
 from video_world import KINDS, rewrap, turn, write_kind, write_timed, write_video

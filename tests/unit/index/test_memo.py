@@ -28,7 +28,7 @@ def place(tmp_path: Path) -> Path:
 def learn_something(memo: Memo) -> None:
     memo.sources.learn("data/a.png", SOURCE, "digest")
     memo.targets.learn("cache/a", TARGET, "key")
-    memo.learn_verdict("question", "answer")
+    memo.verdicts.learn("question", None, "answer")
     memo.receipts.learn("receipt", None, "")
 
 
@@ -36,8 +36,8 @@ def knows_something(memo: Memo) -> bool:
     known = [
         memo.sources.below("data") == {"data/a.png": (SOURCE, "digest")},
         memo.targets.below("cache") == {"cache/a": (TARGET, "key")},
-        memo.verdict("question") == "answer",
-        memo.receipts.names() == {"receipt"},
+        memo.verdicts.get("question") == "answer",
+        {*memo.receipts.below("")} == {"receipt"},
     ]
     assert len(set(known)) == 1, known
     return known[0]
@@ -113,7 +113,7 @@ def test_what_is_learnt_or_forgotten_is_known_before_it_is_saved() -> None:
             memo.sources.known([*names, *map(str, range(3000))], "data"),
             sorted(memo.sources.where("size", [1, 2])),
             sorted(memo.targets.where("value", ["old", "new"])),
-            memo.sources.names(),
+            {*memo.sources.below("")},
             [memo.sources.get(name) for name in names],
             memo.sources.get("data/1", SOURCE),
             memo.sources.get("data/1", SOURCE._replace(inode=9)),
@@ -276,8 +276,8 @@ def test_a_memo_damaged_inside_stops_nothing(place: Path, kept: int) -> None:
     with Memo(place) as memo:
         memo.sources.below("data")
         memo.targets.below("cache")
-        memo.verdict("question")
-        memo.receipts.names()
+        memo.verdicts.get("question")
+        {*memo.receipts.below("")}
         memo.digest_of_file(Path(__file__))
         learn_something(memo)
 
@@ -290,12 +290,12 @@ def test_a_memo_that_another_locks_is_left_as_it_is(place: Path, lock: str) -> N
         other.execute(f"BEGIN {lock}")
         with Memo(place) as memo:
             assert knows_something(memo) == (lock == "IMMEDIATE")  # may be read meanwhile
-            memo.learn_verdict("another", "answer")
+            memo.verdicts.learn("another", None, "answer")
             memo.save()
-            assert memo.verdict("another") == "answer"
+            assert memo.verdicts.get("another") == "answer"
     with Memo(place) as memo:
         assert knows_something(memo)
-        assert memo.verdict("another") is None
+        assert memo.verdicts.get("another") is None
 
 
 def test_a_memo_that_cannot_be_made_stops_nothing(tmp_path: Path) -> None:
@@ -314,11 +314,11 @@ def test_old_verdicts_are_forgotten(place: Path) -> None:
     with sqlite3.connect(place) as database:
         database.execute("UPDATE facts SET mtime_ns = mtime_ns - 91 * 24 * 3600 * 1000000000")
     with Memo(place) as memo:
-        assert memo.verdict("question") == "answer"
-        memo.learn_verdict("another", "answer")
+        assert memo.verdicts.get("question") == "answer"
+        memo.verdicts.learn("another", None, "answer")
     with Memo(place) as memo:
-        assert memo.verdict("question") is None
-        assert memo.verdict("another") == "answer"
+        assert memo.verdicts.get("question") is None
+        assert memo.verdicts.get("another") == "answer"
 
 
 # -- what is at hand ------------------------------------------------------------------------------

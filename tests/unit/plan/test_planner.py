@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 from latentmake.config.root import parse
-from latentmake.errors import UserError
+from latentmake.errors import ConfigError, UserError
+from latentmake.files.atomic import TEMPORARY_SUFFIX
+from latentmake.files.workspace import OWNER
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.plan.planner import make_plan, single
-from latentmake.plan.target import prompt_path
+from latentmake.plan.planner import _refuse_other_items, make_plan, single
+from latentmake.plan.state import PartState, Stale
+from latentmake.plan.target import PROMPTS, Target, prompt_path
+from latentmake.sources.item import Item
 from PIL import Image
 
 CONFIG: dict[str, Any] = {
@@ -137,3 +141,54 @@ def test_one_dataset_is_cut_so_that_all_gpus_work(
     assert items(None) == [[200]]
     assert items(2) == [[100], [100]]
     assert items(8) == [[64], [64], [64], [8]]  # loading a model for a few takes longer
+
+
+# -- shared cache folders -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def projects(tmp_path: Path) -> tuple[Path, Path]:
+    """Two projects with one cache folder, which the first owns."""
+    made = tmp_path / "1", tmp_path / "2"
+    for place in made:
+        (place / ".latentmake").mkdir(parents=True)
+        (place / "cache").symlink_to(tmp_path / "shared")
+    for dataset in ("cats", PROMPTS):
+        (tmp_path / "shared" / dataset).mkdir(parents=True)
+        (tmp_path / "shared" / dataset / OWNER).write_text(f"{made[0]}/cache/{dataset}")
+    return made
+
+
+def part(*, new: int = 0, fresh: int = 0, edited: int = 0, orphan: str | None = None) -> PartState:
+    stale = [Stale(Item("a"), Target("64", "new"), "new")] * new
+    stale += [Stale(Item("a"), Target("64", "edited", "key@1"), "edited")] * edited
+    return PartState(fresh, stale, [] if orphan is None else [orphan])
+
+
+def test_other_items_in_anothers_folder_are_refused_and_the_same_are_shared(
+    projects: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = projects
+    mine = [part(fresh=1, new=1, edited=1, orphan="cache/cats/m/64/b")]
+    monkeypatch.chdir(first)
+    _refuse_other_items("cats", mine)
+    monkeypatch.chdir(second)
+    with pytest.raises(ConfigError) as refused:
+        _refuse_other_items("cats", mine)
+    line = str(refused.value)
+    assert line.startswith(f"cache/cats: the project {first} uses this folder too, and its items")
+    assert f"those of {second}: 3 cache files differ; rename the dataset in one of them" in line
+    half = f"cache/cats/m/64/.x{TEMPORARY_SUFFIX}"
+    mine = [part(fresh=3), part(new=3, orphan=half)]  # one more resolution
+    _refuse_other_items("cats", mine)
+    assert mine[1].orphans == []  # the other project may be writing it
+
+
+def test_prompts_of_another_project_stay(
+    projects: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place, orphans in zip(projects, (["theirs"], []), strict=True):
+        monkeypatch.chdir(place)
+        mine = [part(fresh=1, new=1, orphan="theirs")]
+        _refuse_other_items(PROMPTS, mine)
+        assert mine[0].orphans == orphans

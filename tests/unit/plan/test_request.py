@@ -147,7 +147,7 @@ def test_an_order_that_is_gone_or_damaged_is_named(
     monkeypatch.chdir(tmp_path)
     (one,) = written("a")
     damage(one.path)
-    with pytest.raises(LatentmakeError, match=f"{one.name}.json is not a work order"):
+    with pytest.raises(LatentmakeError, match=f"{one.name}.json is not an order"):
         PlanFile(jobs={"encode_a": [one.name]}).encoding_jobs()
 
 

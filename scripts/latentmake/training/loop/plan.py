@@ -16,6 +16,7 @@ from latentmake.plan.run_plan import RunPlan
 from latentmake.training.loop.order import TextSchedule, TrainingOrder
 from latentmake.training.loop.result import Record, RunFiles, checkpoint_digest, wanted_of
 from latentmake.training.loop.sample_images import picture_reasons
+from latentmake.training.order import Wanted
 
 _PRECISIONS = ("bf16", "fp16", "no")
 _Order = TypeVar("_Order", bound=TrainingOrder)
@@ -52,16 +53,18 @@ def reasons(order: TrainingOrder, plan: RunPlan) -> list[Difference]:
     record = Record.read(files.record)
     if record is None:
         return [Difference("it has not been trained yet")]
-    if record.wanted != wanted:
+    is_other = record.wanted != wanted
+    if is_other:
         if order.trainer.mixed_precision == "auto":  # the precision that it chose is no reason
             order = order.in_precision(record.mixed_precision or "auto")
-            wanted = wanted_of(order, data=plan.lock, weights=order.weights)
-        found = order.basis(wanted).differences(files.output, record.wanted)
-        return found or [Difference("the settings changed")]
+        today = wanted_of(order, data=plan.lock, weights=order.weights)
+        if found := order.basis(today).differences(files.output, record.wanted):
+            return found
     needed = (*files.results, files.output / "trained.json")
     missing = [*(path for path in needed if not path.is_file()), *files.missing()]
-    found = [Difference(f"{path} is missing") for path in missing]
-    return found or picture_reasons(order, wanted)
+    if found := [Difference(f"{path} is missing") for path in missing]:
+        return found
+    return [Difference("the settings changed")] if is_other else picture_reasons(order, wanted)
 
 
 def as_begun(order: _Order, want: Wanted) -> _Order:

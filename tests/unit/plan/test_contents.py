@@ -1,8 +1,4 @@
-"""Captions of several lines: which lines are encoded, and the plan's word on caches of before.
-
-Caches of before are written as earlier releases wrote them: of the first line where captions were
-composed, else of the bytes of the caption file.
-"""
+"""Contents of captions: which lines are encoded, and that line ends make nothing stale."""
 
 from __future__ import annotations
 
@@ -18,16 +14,14 @@ from latentmake import digest
 from latentmake.config.root import parse
 from latentmake.files import atomic, cachefile, npz
 from latentmake.index.memo import Memo
-from latentmake.plan import manifest
-from latentmake.plan.expected import expected_files, sources_of
-from latentmake.plan.explained import explain
+from latentmake.plan.explain import explain
 from latentmake.plan.facts import Facts
-from latentmake.plan.manifest_job import plan_manifest
+from latentmake.plan.lock import Lock, keys_digest, lock_digest
+from latentmake.plan.manifest import CAPTIONS as CAPTIONS_PART
 from latentmake.plan.planner import make_plan
-from latentmake.plan.run_plan import RunPlan
+from latentmake.plan.run_plan import RunPlan, plan_manifest
 from latentmake.plan.state import PartState
 from latentmake.plan.target import Part
-from latentmake.reports.recipe_changes import recipe_changes
 from PIL import Image
 
 CAPTIONS = {
@@ -42,8 +36,6 @@ SDXL: dict[str, Any] = {
     "vae": "vae",
     "text": ["text", "text_2"],
 }
-ALL_NOW = "captions: all lines are encoded; before, it was only the first"
-FIRST_NOW = "captions: the first line is encoded, as sd-scripts reads it; before, it was all lines"
 
 
 class Known(Facts):
@@ -103,11 +95,6 @@ def put(facts: Facts, sources: Mapping[str, bytes]) -> None:
         atomic.write(named.path, content)
 
 
-def put_files(facts: Facts) -> None:
-    """Write the text caches of captions that are encoded as their files have them."""
-    put(facts, {stem: Path(f"data/{stem}.txt").read_bytes() for stem in CAPTIONS})
-
-
 def first_lines() -> dict[str, bytes]:
     return {stem: text.strip().split("\n")[0].encode() for stem, text in CAPTIONS.items()}
 
@@ -134,36 +121,16 @@ def test_sdscripts_takes_the_first_line_with_any_setting() -> None:
         assert texts == {"one": one, "two": "A cat sits.", "gap": "A dog runs."}
 
 
-def test_a_plan_says_which_captions_gain_lines_and_leaves_the_others() -> None:
-    facts = facts_of(PLAIN, captions={"caption_prefix": "photo:"})
-    put(facts, {stem: b"photo: " + line for stem, line in first_lines().items()})
-    plan = planned(facts)
-    assert stale(plan) == {
+def test_captions_of_one_line_stay_fresh_where_earlier_releases_read_other_lines() -> None:
+    composed = facts_of(PLAIN, captions={"caption_prefix": "photo:"})
+    put(composed, {stem: b"photo: " + line for stem, line in first_lines().items()})
+    assert stale(planned(composed)) == {
         "two": "photo: A cat sits.\nIt purrs.",
         "gap": "photo: A dog runs.\n\nIt barks.",
     }
-    assert [*recipe_changes(facts, [plan])] == [f"{ALL_NOW}: 2 texts of cats"]
-    reasons = {each.path: each.reason for each in explain(facts, "data/two.txt")}
-    told = ALL_NOW.removeprefix("captions: ")
-    assert reasons["cache/cats/tiny/text/two.text.safetensors"] == f"changed recipe: {told}"
-
-
-def test_a_plan_says_which_captions_of_sdscripts_lose_lines_and_leaves_the_others() -> None:
-    facts = facts_of(SDXL)
-    put_files(facts)
-    plan = planned(facts)
-    assert stale(plan) == {"two": "A cat sits.", "gap": "A dog runs."}
-    texts = [work for order in plan.orders if order.kind == "text" for work in order.items]
-    assert [work.content for work in texts] == [None, None]  # not the digest of the whole file
-    assert [*recipe_changes(facts, [plan])] == [f"{FIRST_NOW}: 2 texts of cats"]
-
-
-def test_an_edit_is_no_change_of_a_rule() -> None:
-    facts = facts_of(SDXL)
-    put_files(facts)
-    Path("data/two.txt").write_text("A cat sleeps.\nIt purrs.\n")
-    plan = planned(facts)
-    assert [*recipe_changes(facts, [plan])] == [f"{FIRST_NOW}: 1 text of cats"]
+    sdscripts = facts_of(SDXL)
+    put(sdscripts, {stem: Path(f"data/{stem}.txt").read_bytes() for stem in CAPTIONS})
+    assert stale(planned(sdscripts)) == {"two": "A cat sits.", "gap": "A dog runs."}
 
 
 def test_a_line_of_several_by_a_wildcard_stays_as_it_was() -> None:
@@ -173,7 +140,6 @@ def test_a_line_of_several_by_a_wildcard_stays_as_it_was() -> None:
             for item in facts_of(model, captions={"enable_wildcard": True}).items("cats", "tiny")[0]
             if item.stem == "gap"
         )
-        assert item.former is None
         assert item.texts in (["A dog runs."], ["It barks."])
 
 
@@ -209,8 +175,6 @@ def test_line_ends_and_a_byte_order_mark_make_no_text_stale(
     assert {each.state for each in explain(facts, "data/two.txt") if "/text/" in each.path} == {
         "fresh"
     }
-    files = expected_files(facts, "cats", "tiny", sources_of(facts, "cats", "tiny", ["text"]))
-    assert all(cachefile.read_header(each.path).key == each.key for each in files)
     Path("data/two.txt").write_bytes(with_line_ends("A cat sits. It purrs.\n", *now))
     assert stale(planned(facts_of(PLAIN))) == {"two": "data/two.txt"}
 
@@ -218,22 +182,29 @@ def test_line_ends_and_a_byte_order_mark_make_no_text_stale(
 # -- trainers that encode captions themselves -----------------------------------------------------
 
 
-def test_a_plan_says_why_a_trainer_that_encodes_captions_trains_again() -> None:
-    facts = facts_of({**SDXL, "architecture": "sd1", "text": ["text"]})
-    latents = Part("cats", "tiny", "64")
-    plan = RunPlan("first", {latents: PartState()}, images={"cats": ""})
-    before = {stem: digest.of_file(Path(f"data/{stem}.txt")) for stem in sorted(CAPTIONS)}
+def test_a_trainer_that_encodes_captions_itself_trains_on_those_of_its_lock() -> None:
+    model = {**SDXL, "architecture": "sd1", "text": ["text"]}
+    latents, folder = Part("cats", "tiny", "64"), Path("runs/first")
+
+    def plan() -> RunPlan:
+        found = RunPlan("first", {latents: PartState()}, images={"cats": ""})
+        facts = facts_of(model)
+        plan_manifest(facts, found, facts.config.runs["first"])
+        return found
+
+    texts = [(stem, lines.decode()) for stem, lines in sorted(first_lines().items())]
+    digests = [(stem, digest.of_value([line])) for stem, line in texts if stem != "one"]
+    digests.append(("one", digest.of_file(Path("data/one.txt"))))
     keys = {
-        "cats/64": plan.parts[latents].keys or "",
-        f"cats/{manifest.CAPTIONS}": manifest.keys_digest(before.items()),
+        "cats/64": PartState().keys or "",
+        f"cats/{CAPTIONS_PART}": keys_digest(sorted(digests)),
     }
-    lock = Path("runs/first/dataset.lock")
-    lock.parent.mkdir(parents=True)
-    lock.write_text(json.dumps({"digest": manifest.lock_digest(keys, {"cats": 1})}))
-    plan_manifest(facts, plan, facts.config.runs["first"])
-    assert plan.manifest_order is not None
-    assert [*recipe_changes(facts, [plan])] == [f"{FIRST_NOW}: 2 texts of cats"]
-    lock.write_text(json.dumps({"digest": "of other captions"}))
-    other = RunPlan("first", {latents: PartState()}, images={"cats": ""})
-    plan_manifest(facts, other, facts.config.runs["first"])
-    assert [*recipe_changes(facts, [other])] == []
+    folder.mkdir(parents=True)
+    (folder / "manifest.jsonl").touch()
+    lock = Lock(lock_digest(keys, {"cats": 1}), images={"cats": ""}, manifest=digest.of_bytes(b""))
+    (folder / "dataset.lock").write_text(json.dumps(lock.values()))
+    assert plan().manifest_order is None
+    Path("data/two.txt").write_text("A cat sits.\nIt sleeps.\n")
+    assert plan().manifest_order is None  # not a line that it reads
+    Path("data/two.txt").write_text("A cat sleeps.\n")
+    assert plan().manifest_order is not None

@@ -1,7 +1,8 @@
-"""A cache file of sd-scripts' layout is explained in whatever state it is."""
+"""A cache file is explained in whatever state it is, and what differs is named by its settings."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +12,21 @@ import pytest
 import strategies_world
 import torch
 import world
+from item_world import inputs_of
+from latentmake import digest, layouts
+from latentmake.config.datasets import Dataset
 from latentmake.errors import UserError
-from latentmake.files.cachefile import read_header
+from latentmake.files import atomic, cachefile
+from latentmake.files.cachefile import read_header, target_key
+from latentmake.geometry.buckets import Size
+from latentmake.index.memo import Memo
+from latentmake.layouts import plain
 from latentmake.plan import store
-from latentmake.plan.explain import Explanation
-from latentmake.plan.explained import explain
+from latentmake.plan.contents import Contents
+from latentmake.plan.explain import Explanation, _placing_differences, explain
 from latentmake.plan.planner import make_plan
+from latentmake.plan.state import Judge, Stale
+from latentmake.plan.target import Target, placing_of, view_of
 from latentmake.reports.explanation import explanation_text
 from latentmake.reports.recipe_changes import recipe_changes
 from safetensors.torch import save_file
@@ -100,7 +110,7 @@ def test_another_cut_is_told_from_another_recipe() -> None:
     }
     found = one(LATENTS, values)
     assert found.differences[0] == ("fit", "crop", "bucket")
-    assert [each.name for each in found.differences] == ["fit", "size and crop"]
+    assert [each.name for each in found.differences] == ["fit", "min_bucket_reso", "size and crop"]
 
 
 def test_a_plan_reads_one_header_of_each_recipe() -> None:
@@ -118,9 +128,9 @@ def test_a_plan_reads_one_header_of_each_recipe() -> None:
 
 def test_an_undone_edit_is_at_hand() -> None:
     key = read_header(TEXT).key
-    store.put_away(Path(TEXT), key)
+    store.put(Path(TEXT), key)
     found = explained("data/ant.txt")[1]
-    assert (found.state, found.reason) == ("stale", "new")
+    assert (found.state, found.reason) == ("stale", "reusable")
     assert found.at_hand == [str(store.stored(key))]
     kept = one(str(store.stored(key)))
     assert kept.state == "unknown" and kept.header is not None and kept.header.key == key
@@ -189,3 +199,74 @@ def test_what_cannot_be_explained_is_one_line(file: str, line: str) -> None:
     with pytest.raises(UserError) as error:
         explained(file)
     assert line in str(error.value) and "\n" not in str(error.value)
+
+
+# -- placements -----------------------------------------------------------------------------------
+
+SIZE = Size(200, 300)
+BUCKET, STEPS = {"fit": "bucket"}, {"fit": "bucket", "bucket_reso_steps": 32}
+NO_UPSCALE = {"fit": "bucket", "bucket_no_upscale": True}
+
+
+def differences(
+    before: dict[str, Any],
+    now: dict[str, Any],
+    *,
+    size: Size = SIZE,
+    side: int = 256,
+    says: bool = True,
+) -> list[str]:
+    """Return how a file of some settings differs from what others give.
+
+    Files that earlier releases wrote do not say their settings.
+    """
+    layout, content, recipe = layouts.of("plain"), digest.of_bytes(b"x"), {"kind": "latents"}
+    settings, today = (Dataset(path="a", **each) for each in (before, now))
+    item, target = (
+        inputs_of("x", "x.png"),
+        Target(str(side), "x.safetensors", None, Size(side, side)),
+    )
+    view = view_of(layout, settings, item, target, size)
+    placing = placing_of(layout, settings, item, target, size, view) if says else ""
+    key = target_key(content, digest.of_value(recipe), view)
+    stamp = cachefile.stamp(key=key, source=content, recipe=recipe, view=placing)
+    said = plain.latents_metadata(1.0, 0.0, size, (side, side))
+    atomic.write(Path(target.path), cachefile.serialize({"x": torch.ones(1)}, said | stamp))
+    contents = Contents(Memo(None), today, {})
+    judge = Judge(Memo(None), layout, today, ("cats", "tiny"), {target.part: ""}, contents, {})
+    return [*map(str, _placing_differences(judge, Stale(item, target, "edited"), today))]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        ({}, {}, []),
+        (STEPS, STEPS, []),
+        ({}, BUCKET, ["fit crop -> bucket"]),
+        (BUCKET, {}, ["fit bucket -> crop"]),
+        (STEPS, NO_UPSCALE, ["bucket_reso_steps 32 -> none", "bucket_no_upscale false -> true"]),
+    ],
+)
+def test_another_placement_is_told_by_the_settings_of_then_and_now(
+    before: dict[str, Any], now: dict[str, Any], words: list[str]
+) -> None:
+    *settings, last = differences(before, now) or [""]
+    assert settings == words
+    assert re.fullmatch(r"size and crop \S+ -> \S+" if words else "", last)
+
+
+def test_a_file_that_does_not_say_its_settings_is_explained_by_the_defaults_alone() -> None:
+    assert differences({}, BUCKET, says=False) == differences({}, BUCKET)
+    (line,) = differences(STEPS, NO_UPSCALE, says=False)
+    assert line.startswith("size and crop others -> ")
+    assert differences(STEPS, STEPS, says=False) == []
+
+
+@pytest.mark.parametrize("size", [Size(1600, 200), Size(300, 1100), Size(700, 500)])
+@pytest.mark.parametrize("least", [(None, 64), (64, 128), (128, 320), (320, None)])
+def test_only_settings_that_differ_are_named(
+    size: Size, least: tuple[int | None, int | None]
+) -> None:
+    before, now = (BUCKET | {"min_bucket_reso": each} for each in least)
+    names = [each.split()[0] for each in differences(before, now, size=size, side=512)]
+    assert names in ([], ["min_bucket_reso", "size"])
