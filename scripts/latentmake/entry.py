@@ -40,8 +40,9 @@ def logged(log: str) -> Iterator[Callable[[str], None]]:
             say("interrupted: finished files are kept")
             sys.exit(130)
         except Exception as error:
-            known = _known(error)
-            say(f"error: {known}" if known else traceback.format_exc())
+            known = system_error(error) if isinstance(error, OSError) else error
+            told = known if isinstance(known, UserError) else None
+            say(f"error: {told}" if told else traceback.format_exc())
             sys.exit(1)
 
 
@@ -54,14 +55,9 @@ def exit_on_mistake() -> Iterator[None]:
     """End the program with one line at a user's mistake, or where the system refuses a call."""
     try:
         yield
-    except Exception as error:
-        if known := _known(error):
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    except OSError as error:
+        if known := system_error(error):
             sys.exit(f"error: {known}")
         raise
-
-
-def _known(error: Exception) -> UserError | None:
-    """Return a user's mistake, or what the system refused; None if the error is our fault."""
-    if isinstance(error, OSError):
-        return system_error(error)
-    return error if isinstance(error, UserError) else None

@@ -6,8 +6,8 @@ import pytest
 from conftest import PYTHON, sources
 from latentmake.config.architectures import ARCHITECTURES, WAN
 from latentmake.config.machines import ExternalProgram
-from latentmake.config.model_keys import Architecture
 from latentmake.config.models import Model
+from latentmake.config.spec import Architecture
 from latentmake.index.memo import Memo
 from latentmake.training.external.musubi.installation import program_digest
 

@@ -28,7 +28,8 @@ from latentmake.plan.target import PROMPTS
 from latentmake.session import Session
 from latentmake.training.external.backend import External
 from latentmake.training.external.result import reasons
-from latentmake.training.loop.result import RunFiles, as_begun, wanted_of
+from latentmake.training.loop.checkpoint import as_begun
+from latentmake.training.loop.result import RunFiles, wanted_of
 from latentmake.training.loop.sample_images import picture_reasons
 from latentmake.training.order import read_order
 from latentmake.training.sd.order import SdOrder

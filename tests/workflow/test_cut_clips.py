@@ -149,8 +149,13 @@ def test_only_what_is_stale_is_cut_again_and_files_of_what_is_gone_go(
         (project / f"data/films/wind.{ending}").unlink()
     (project / f"clips/{RUN}/mine.npz").write_bytes(b"of somebody else")
     before = files(project)
+    said = project.ask("explain", f"clips/{RUN}/storm_00000-005.npz")
+    said.one_line(f"clips/{RUN}/storm_00000-005.npz: stale")
+    said.one_line("differs     key of video, size and frame rate")
+    project.ask("explain", f"clips/{RUN}/calm_00000-005.npz").one_line("npz: fresh")
     result = project.run(f"clips_{RUN}")
     result.one_line("1 written, 2 kept, 3 removed")
+    project.ask("explain", f"clips_{RUN}").one_line(f"clips_{RUN}: fresh")
     after = files(project)
     assert changed(before, after) == {
         "train.jsonl",

@@ -85,6 +85,7 @@ def test_a_lora_is_judged_by_what_did_not_train(project: Project) -> None:
     (project / f"data/films/{first}.txt").write_text("other colours", encoding="utf-8")
     before, times = keys(project), clip_times(project)
     (project / PAGE).unlink()
+    project.ask("explain", PAGE).one_line("1 of 4 texts of films: edited")
     project.run(*COMMAND)
     after = keys(project)
     changed = {name for name, key in after.items() if key != before[name]}
@@ -110,6 +111,11 @@ def test_a_lora_is_judged_by_what_did_not_train(project: Project) -> None:
     changed = {name.partition(" ")[2] for name, key in keys(project).items() if key != before[name]}
     assert changed == {"adapter loss", "adapter clip"}
     assert project.run(*COMMAND).idle
+    project.ask("explain", PAGE).one_line(f"{PAGE}: fresh")
+    project.configure(
+        lambda values: values["runs"]["tiny"].update(generate={"num_inference_steps": 3})
+    )
+    project.ask("explain", "evaluate_tiny").one_line("differs     steps of a clip")
 
 
 def test_what_cannot_be_evaluated_is_told_in_one_line(project: Project) -> None:

@@ -118,6 +118,7 @@ def test_a_command_trains_and_draws_and_the_next_does_nothing(built: Project) ->
 def test_an_edited_prompt_encodes_one_text_and_draws_its_clips_alone(built: Project) -> None:
     before, weights = clips(built), lora(built)
     edit(built, prompts=["a red circle", "three squares"])
+    built.ask("explain", "generate_waves").one_line("because     prompts are to be encoded")
     result = built.run("generate_waves")
     assert result.encoded("text").encoded == 1 and result.encoded("latents").encoded == 0
     assert "train" not in result.jobs and lora(built) == weights
@@ -127,6 +128,9 @@ def test_an_edited_prompt_encodes_one_text_and_draws_its_clips_alone(built: Proj
         name for name in before if name.startswith("a-red-circle")
     }
     assert built.run("train_waves", "generate_waves").idle
+    built.ask("explain", "runs/waves/generated/index.html").one_line("index.html: fresh")
+    edit(built, num_inference_steps=2)
+    built.ask("explain", "generate_waves").one_line("differs     num_inference_steps 1 -> 2")
 
 
 def test_a_prompt_of_the_command_line_is_drawn_as_it_is_written(built: Project) -> None:

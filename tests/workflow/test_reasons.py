@@ -70,6 +70,9 @@ def test_a_caption_and_an_image_are_counted_and_then_named_by_their_part(trained
     world.draw(trained / "data/shapes/dog.png", 77)
     edited = ["2 of 12 latents of shapes: edited", "1 of 6 texts of shapes: edited"]
     assert differences(trained) == differences(trained, "caches_tiny") == edited
+    set_trainer(trained, rank=4)
+    assert differences(trained) == [*edited, "rank 2 -> 4"]
+    set_trainer(trained, rank=2)
     trained.run("caches_tiny")
     assert differences(trained, "caches_tiny") == []
     parts = [rf"caches of shapes/{part} {DIGEST} -> {DIGEST}" for part in ("16", "32", "text")]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from latentmake.config.model_keys import Architecture, ClipOutput
 from latentmake.config.musubi import MUSUBI
 from latentmake.config.sdscripts import SDSCRIPTS
+from latentmake.config.spec import Architecture, ClipOutput
 
 WAN = Architecture(
     "wan",

@@ -27,7 +27,7 @@ from latentmake.config.fields import (
 )
 
 if TYPE_CHECKING:
-    from latentmake.config.model_keys import Architecture
+    from latentmake.config.spec import Architecture
 
 
 class Captions(Closed):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import (
@@ -131,7 +130,6 @@ def _complete_address(path: str) -> str:
 Place = Annotated[DiskPath, AfterValidator(_complete_address)]
 
 
-@dataclass(frozen=True)
 class OneOf:
     """Annotation of a text that is one of some names; the function is called if a value is there.
 
@@ -139,8 +137,8 @@ class OneOf:
     here, or by a later check if not `refuses`.
     """
 
-    names: Callable[[], Iterable[str]]
-    refuses: bool = True
+    def __init__(self, names: Callable[[], Iterable[str]], *, refuses: bool = True) -> None:
+        self.names, self.refuses = names, refuses
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
         checked = core_schema.no_info_after_validator_function(self._checked, handler(source))

@@ -9,7 +9,8 @@ from pydantic import TypeAdapter, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from latentmake.config.external_trainers import refuse_caching_flags
-from latentmake.config.model_keys import GENERIC, Architecture, ModelKeys
+from latentmake.config.model_keys import ModelKeys
+from latentmake.config.spec import GENERIC, Architecture
 from latentmake.config.weights import LocalPlace, TextWeights, Weights, refuse_unread
 
 _OF_OTHERS = (

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from latentmake.config.model_keys import Version
 from latentmake.config.rows import ATTENTIONS, File, Rule, Script, Scripts, Setting, Vae
+from latentmake.config.weights import Version
 
 VAE = File("--vae", "vae", kind="VAE", vae=Vae(3, 16))
 DIT = File("--dit", "dit")

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
-from latentmake.config.model_keys import Version
+from latentmake.config.weights import Version
 
 Setting: TypeAlias = str | int | float | bool | list[str] | None
 """Value of a trainer's key, or of a flag of its script."""

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from latentmake import digest
 from latentmake.config.architectures import ARCHITECTURES, WAN
 from latentmake.config.datasets import Dataset
-from latentmake.config.model_keys import Architecture
+from latentmake.config.spec import Architecture
 from latentmake.files.cachefile import CAPTION
 from latentmake.geometry.buckets import Placement, Size, control_size, place, wan_size
 from latentmake.geometry.clips import AnyClip, Clip, Media, Section, Span, clips, sections

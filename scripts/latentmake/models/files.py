@@ -102,11 +102,11 @@ def refuse_missing(weights: Weights) -> None:
     Raises:
         ModelError: nothing lies there.
     """
-    from latentmake.config import hub
-
     path = Path(weights.path or "")
     if weights.path is None or path.exists():
         return
+    from latentmake.config import hub
+
     if command := hub.download(path):
         what, hint = "this model is not in the local hub cache", f"run `{command}`"
         raise ModelError(what, where=path, hint=hint)

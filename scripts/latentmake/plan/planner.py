@@ -26,13 +26,11 @@ from latentmake.index.memo import Memo, target_stat
 from latentmake.layouts import kind_of, text_of
 from latentmake.models.run_checks import check_resolutions, check_run
 from latentmake.plan import remembered
-from latentmake.plan.batches import batches, order_of
 from latentmake.plan.contents import unreadable
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import images_digest, place_of
 from latentmake.plan.orders import Order, Work, jobs_of
 from latentmake.plan.receipts import learn_receipts
-from latentmake.plan.reusable import mark_reusable
 from latentmake.plan.run_plan import Plan, RunPlan, plan_manifest
 from latentmake.plan.state import PartState, State
 from latentmake.plan.target import (
@@ -90,7 +88,10 @@ def make_plan(
     states = _judge_all(facts, runs, needed, generated)
     for (dataset, _), found in states.items():
         _refuse_other_items(dataset, found.parts.values())
-    mark_reusable(facts.memo, states.values())
+    if any(part.stale for found in states.values() for part in found.parts.values()):
+        from latentmake.plan.reusable import mark_reusable
+
+        mark_reusable(facts.memo, states.values())
     plans = {
         name: RunPlan(
             name,
@@ -109,6 +110,10 @@ def make_plan(
         found, jobs = states[dataset, model], side_by_side or 1
         if not any(each.stale for each in found.parts.values()):
             continue
+
+        if not any(each.stale for each in found.parts.values()):
+            continue
+        from latentmake.plan.batches import batches
 
         for order, wanting in batches(facts, dataset, model, asked, found, side_by_side=jobs):
             if not facts.asks:
@@ -356,6 +361,8 @@ def _single(
     all_stale = found.parts[target.part].stale
     stale = next((each for each in all_stale if each.path == target.path), None)
     work = Work(item, (target if stale is None else stale.target,))
+    from latentmake.plan.batches import order_of
+
     order = order_of(facts, dataset, model, kind_of(target.part), [work])
     order.write()
     return order, stale is not None

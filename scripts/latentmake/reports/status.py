@@ -147,7 +147,7 @@ def _lines(facts: Facts, plan: RunPlan) -> Iterator[str]:
         yield f"{plan.name}: the manifest is to be written"
     if plan.training_order is not None:
         lines = [line for line in (plan.reason, plan.note) if line]
-        yield from lines or [f"{plan.name}: is to be trained"]
+        yield from lines or [f"{plan.name}: is to be trained, or its sample pictures drawn"]
         if plan.estimate is not None:
             yield f"training of {plan.name}: {plan.estimate.note}"
     used, bound = (_exactly(size) for size in (store.used(), facts.config.store.keep))

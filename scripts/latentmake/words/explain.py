@@ -82,10 +82,10 @@ def _reasons(project: Project, word: str, run: str, place: str) -> list[Differen
         refuse_evaluation(config, run)
     elif word == "train" and config.runs[run].trainer is None:
         raise ConfigError("the run has no trainer", where=place, hint=f"see runs.{run}")
+    if word == "clips":
+        return _clip_reasons(project, run, place)
     drawn = [run] if word in ("generate", "evaluate") else []
     plan = project.plan([run], drawn).runs[run]
-    if word == "clips":
-        return _clip_reasons(project, plan, place)
     if word in ("caches", "train"):
         return _training_reasons(plan) if word == "train" else _cache_reasons(plan)
     backend = backends.of_run(config, run)
@@ -106,14 +106,14 @@ def _cache_reasons(plan: RunPlan) -> list[Difference]:
     return list(dict.fromkeys((*stale_targets(parts), *plan.outdated)))
 
 
-def _clip_reasons(project: Project, plan: RunPlan, place: str) -> list[Difference]:
+def _clip_reasons(project: Project, run: str, place: str) -> list[Difference]:
     """Return why clips of a run, or one of them, are cut again."""
     from latentmake.exchange.clip_files.cut import file_differences  # which needs numpy
 
-    order = plan_clips(project.facts, plan, project.config.runs[plan.name])
-    folder = CLIPS / plan.name
+    order = plan_clips(project.facts, RunPlan(run, {}), project.config.runs[run])
+    folder = CLIPS / run
     named = {str(folder / f"{file.name}.npz"): file for file in order.files}
-    whole = place in (f"clips_{plan.name}", str(folder / LIST))
+    whole = place in (f"clips_{run}", str(folder / LIST))
     if not whole and place not in named:
         return [Difference("no clip of the run has this name; the next build removes it")]
     asked = named if whole else {place: named[place]}

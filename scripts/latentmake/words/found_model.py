@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from latentmake.config.architectures import ARCHITECTURES, WAN
-from latentmake.config.model_keys import Architecture
+from latentmake.config.spec import Architecture
 from latentmake.errors import ModelError
 from latentmake.files.safetensors import Tensor
 from latentmake.models.encoder_files import kinds_in, one

@@ -14,10 +14,10 @@ from latentmake import digest
 from latentmake.config.root import parse
 from latentmake.files import atomic, cachefile, npz
 from latentmake.index.memo import Memo
+from latentmake.plan import lock
 from latentmake.plan.explain import explain
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import Lock, keys_digest, lock_digest
-from latentmake.plan.manifest import CAPTIONS as CAPTIONS_PART
 from latentmake.plan.planner import make_plan
 from latentmake.plan.run_plan import RunPlan, plan_manifest
 from latentmake.plan.state import PartState
@@ -72,7 +72,7 @@ def planned(facts: Facts) -> RunPlan:
 def stale(plan: RunPlan) -> dict[str, str]:
     """Return stem -> text, or path of the caption file, of each text that is to be encoded."""
     return {
-        item.stem: item.text if item.source is None else item.source
+        item.stem: (item.text or "") if item.source is None else item.source
         for order in plan.orders
         if order.kind == "text"
         for item, *_ in order.items
@@ -197,12 +197,12 @@ def test_a_trainer_that_encodes_captions_itself_trains_on_those_of_its_lock() ->
     digests.append(("one", digest.of_file(Path("data/one.txt"))))
     keys = {
         "cats/64": PartState().keys or "",
-        f"cats/{CAPTIONS_PART}": keys_digest(sorted(digests)),
+        f"cats/{lock.CAPTIONS}": keys_digest(sorted(digests)),
     }
     folder.mkdir(parents=True)
     (folder / "manifest.jsonl").touch()
-    lock = Lock(lock_digest(keys, {"cats": 1}), images={"cats": ""}, manifest=digest.of_bytes(b""))
-    (folder / "dataset.lock").write_text(json.dumps(lock.values()))
+    made = Lock(lock_digest(keys, {"cats": 1}), images={"cats": ""}, manifest=digest.of_bytes(b""))
+    (folder / "dataset.lock").write_text(json.dumps(made.values()))
     assert plan().manifest_order is None
     Path("data/two.txt").write_text("A cat sits.\nIt sleeps.\n")
     assert plan().manifest_order is None  # not a line that it reads

@@ -114,7 +114,7 @@ def make(files: Mapping[str, str], validation: int, **receipt: str) -> tuple[Loc
     items = []
     for name, content in files.items():
         dataset, stem = name.split("/")
-        targets = {}
+        targets: dict[str, list[tuple[str, str | None]]] = {}
         for part in PARTS:
             path = plain.path(dataset, "tiny", part, stem)
             source = content if part != "text" else "caption"

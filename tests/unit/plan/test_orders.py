@@ -145,7 +145,7 @@ def test_names_of_files_and_logs_are_those_of_the_order(dataset: str) -> None:
 A, B = frozenset("a"), frozenset("b")
 
 
-def texts(*stems: str, **changes: Any) -> Order:
+def text_order(*stems: str, **changes: Any) -> Order:
     made = order("text", {stem: f"caption of {stem}" for stem in stems})
     return replace(made, **changes)
 
@@ -163,7 +163,7 @@ def stems(jobs: list[EncodingJob]) -> list[list[str]]:
 
 
 def test_orders_of_one_model_and_the_same_runs_are_one_job() -> None:
-    one, other = texts("a", "b"), texts("c", dataset="dogs")
+    one, other = text_order("a", "b"), text_order("c", dataset="dogs")
     (job,) = jobs_of([(one, A | B), (other, A | B)], 1)
     assert job.orders == (one, other)
     assert job.receipts == [str(one.receipt), str(other.receipt)]
@@ -171,7 +171,7 @@ def test_orders_of_one_model_and_the_same_runs_are_one_job() -> None:
 
 
 def test_a_job_of_one_order_is_named_as_the_order() -> None:
-    (job,) = jobs_of([(texts("a"), A)], 1)
+    (job,) = jobs_of([(text_order("a"), A)], 1)
     assert job.rule == f"encode_text_cats_{job.orders[0].name[:12]}"
     assert job.log == job.orders[0].log
 
@@ -179,33 +179,33 @@ def test_a_job_of_one_order_is_named_as_the_order() -> None:
 @pytest.mark.parametrize(
     ("other", "runs"),
     [
-        (texts("b"), B),
-        (texts("b"), A | B),
-        (texts("b", model="other"), A),
+        (text_order("b"), B),
+        (text_order("b"), A | B),
+        (text_order("b", model="other"), A),
         (order("latents", {"b": "b.png"}), A),
-        (at_hand(texts("b")), A),
-        (texts("b", musubi_tuner=MusubiTuner(path="tuner")), A),
+        (at_hand(text_order("b")), A),
+        (text_order("b", musubi_tuner=MusubiTuner(path="tuner")), A),
     ],
     ids=["another run", "a further run", "model", "kind", "at hand", "external"],
 )
 def test_what_others_need_or_another_encoder_makes_is_another_job(
     other: Order, runs: frozenset[str]
 ) -> None:
-    assert stems(jobs_of([(texts("a"), A), (other, runs)], 1)) == [["a"], ["b"]]
+    assert stems(jobs_of([(text_order("a"), A), (other, runs)], 1)) == [["a"], ["b"]]
 
 
 def test_orders_of_an_external_encoder_stay_alone() -> None:
     tuner = MusubiTuner(path="tuner")
-    orders = [(texts(stem, musubi_tuner=tuner), A) for stem in "ab"]
+    orders = [(text_order(stem, musubi_tuner=tuner), A) for stem in "ab"]
     assert stems(jobs_of(orders, 1)) == [["a"], ["b"]]
 
 
 def test_each_order_is_a_job_on_a_cluster() -> None:
-    assert stems(jobs_of([(texts(stem), A) for stem in "abc"], None)) == [["a"], ["b"], ["c"]]
+    assert stems(jobs_of([(text_order(stem), A) for stem in "abc"], None)) == [["a"], ["b"], ["c"]]
 
 
 def test_orders_are_dealt_to_all_gpus_by_their_sizes() -> None:
-    orders = [(texts(*each), A) for each in ("a", "b", "cdef", "gh")]
+    orders = [(text_order(*each), A) for each in ("a", "b", "cdef", "gh")]
     dealt = stems(jobs_of(orders, 3))
     assert sorted(map(sorted, dealt)) == [["a", "b"], ["c", "d", "e", "f"], ["g", "h"]]
     assert len(jobs_of(orders, 8)) == 4

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 from latentmake.caches.encoders.text_model import Kind, load_text_model
 from latentmake.caches.encoders.together import Results
 from latentmake.caches.encoders.transfer import download, upload
-from latentmake.config.model_keys import ClipOutput
 from latentmake.config.models import Model
+from latentmake.config.spec import ClipOutput
 from latentmake.errors import ModelError
 from latentmake.models import tokenizers
 from latentmake.models.tokenizers import TokenCache

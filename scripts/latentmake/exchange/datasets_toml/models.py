@@ -9,7 +9,7 @@ from typing import Any
 
 from latentmake import layouts
 from latentmake.config.architectures import ARCHITECTURES, WAN
-from latentmake.config.model_keys import Architecture
+from latentmake.config.spec import Architecture
 from latentmake.errors import ConfigError, nearest
 
 

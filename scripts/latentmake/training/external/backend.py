@@ -34,7 +34,8 @@ class External(Trainer[Order], Backend):
             return self.weights_digest(order, facts.memo.digest_of_file)
 
         if order.trained:
-            plan.reasons = reasons(order, plan.lock, weights) if plan.lock else plan.outdated
+            found = [] if plan.lock else plan.outdated
+            plan.reasons = [*found, *reasons(order, plan.lock, weights)]
         if plan.reasons:
             plan.training_order = plan.trainer_order
             plan.note = _note(order, plan)

@@ -82,22 +82,24 @@ def wanted(order: Order, data: str, weights: str) -> list[tuple[Order, Wanted]]:
     ]
 
 
-def reasons(order: ExternalOrder, lock: str, weights: Callable[[], str]) -> list[Difference]:
+def reasons(order: ExternalOrder, lock: str | None, weights: Callable[[], str]) -> list[Difference]:
     """Return why a run's result is not that of its order.
 
     Args:
         order: the run.
-        lock: digest of its caches.
+        lock: digest of its caches; None where these are to be made, which is a reason of its own.
         weights: finds the digest of the networks that are trained; called last.
     """
     files = RunFiles(order.run, order.output)
     record = Record.read(files.record)
     was = None if record is None else record.wanted
-    known = was.weights if was else ""
-    asked = {want.version: (each, want) for each, want in wanted(order, lock, known)}
+    known, data = (was.weights, lock or was.data) if was else ("", "")
+    asked = {want.version: (each, want) for each, want in wanted(order, data, known)}
     order, want = asked.get(was.version if was else _VERSION, asked[_VERSION])
     if was != want:
         return order.basis(want).differences(files.output, was)
+    if lock is None:
+        return []
     needed = (files.lora, files.output / "trained.json")
     if missing := [Difference(f"{path} is missing") for path in needed if not path.is_file()]:
         return missing

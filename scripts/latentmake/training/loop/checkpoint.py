@@ -30,6 +30,7 @@ from latentmake.training.loop.result import (
     History,
     Record,
     RunFiles,
+    wanted_of,
 )
 from latentmake.training.order import Wanted
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"step-(\d{6,})(-\d+)?")
 _Order = TypeVar("_Order", bound=TrainingOrder)
+_PRECISIONS = ("bf16", "fp16", "no")
 _PROGRESS = "progress.json"
 _FILES = (CHECKPOINT_WEIGHTS, CHECKPOINT_STATE)
 
@@ -243,3 +245,24 @@ def prune(
 
 def _places(folders: Iterable[str]) -> Collection[Path]:
     return {Path(each).resolve() for each in folders}
+
+
+def as_begun(order: _Order, want: Wanted) -> _Order:
+    """Return an order in the precision that its training has or began with, where it chooses one.
+
+    Args:
+        order: of the training.
+        want: its digests; those of its settings do not count.
+
+    Returns:
+        The order itself, where there is no such training.
+    """
+    if order.trainer.mixed_precision != "auto":
+        return order
+    found = []
+    for each in map(order.in_precision, _PRECISIONS):
+        resumed = each.model_copy(update={"resumed": want.resumed})
+        found.append((each, wanted_of(resumed, data=want.data, weights=want.weights)))
+    if trained := next((each for each, known in found if RunFiles(each).trained(known)), None):
+        return trained
+    return next((each for each, known in found if resumable(each, known)), order)

@@ -14,10 +14,11 @@ from pathlib import Path
 from latentmake.errors import TrainingError
 from latentmake.files import atomic
 from latentmake.training.child import environment, run_child
+from latentmake.training.loop.checkpoint import as_begun
 from latentmake.training.loop.checks import check_accelerate
 from latentmake.training.loop.node import srun_command
 from latentmake.training.loop.order import Prompt, TrainingOrder
-from latentmake.training.loop.result import Receipt, RunFiles, as_begun, wanted
+from latentmake.training.loop.result import Receipt, RunFiles, wanted
 from latentmake.training.loop.sample_images import picture_reasons
 from latentmake.training.order import BASIS, caption_in, read_order, rows_of
 

@@ -13,14 +13,16 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.orders import run_order
 from latentmake.plan.run_plan import RunPlan
 from latentmake.training.loop.order import TextSchedule, TrainingOrder
-from latentmake.training.loop.result import Record, RunFiles, as_begun, checkpoint_digest, wanted_of
+from latentmake.training.loop.result import Record, RunFiles, checkpoint_digest, wanted_of
 from latentmake.training.loop.sample_images import picture_reasons
 
 
 def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: bool) -> None:
     """Write the order of a run, and decide whether it is to be trained; see `Backend.plan`."""
     order = order.model_copy(update={"kept": _named_checkpoints(facts.config)})
-    if plan.lock:
+    if plan.lock and order.trainer.mixed_precision == "auto":
+        from latentmake.training.loop.checkpoint import as_begun
+
         order = as_begun(order, wanted_of(order, data=plan.lock, weights=order.weights))
     plan.trainer_order = run_order(plan.name, "train", order.planned)
     plan.trainer = order
@@ -39,22 +41,23 @@ def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: boo
 
 def reasons(order: TrainingOrder, plan: RunPlan) -> list[Difference]:
     """Return why weights, their copies or sample pictures are not those of an order."""
-    if not plan.lock:
-        return plan.outdated
-    if plan.awaits(order.trainer.prompts):
-        return [Difference("prompts of sample pictures are to be encoded")]
-    wanted = wanted_of(order, data=plan.lock, weights=order.weights)
     files = RunFiles(order)
     record = Record.read(files.record)
     if record is None:
         return [Difference("it has not been trained yet")]
+    found = [] if plan.lock else plan.outdated
+    data = plan.lock or record.wanted.data
+    wanted = wanted_of(order, data=data, weights=order.weights)
     is_other = record.wanted != wanted
     if is_other:
         if order.trainer.mixed_precision == "auto":  # the precision that it chose is no reason
             order = order.in_precision(record.mixed_precision or "auto")
-        today = wanted_of(order, data=plan.lock, weights=order.weights)
-        if found := order.basis(today).differences(files.output, record.wanted):
-            return found
+        today = wanted_of(order, data=data, weights=order.weights)
+        found = [*found, *order.basis(today).differences(files.output, record.wanted)]
+    if found:
+        return found
+    if plan.awaits(order.trainer.prompts):
+        return [Difference("prompts of sample pictures are to be encoded")]
     needed = (*files.results, files.output / "trained.json")
     missing = [*(path for path in needed if not path.is_file()), *files.missing()]
     if found := [Difference(f"{path} is missing") for path in missing]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -24,9 +23,6 @@ COPIED = "wanted.json"
 
 _POINTS = 20
 _GONE = ({"attention": "flash"}, {"attention": "xformers"})
-
-_PRECISIONS = ("bf16", "fp16", "no")
-_Order = TypeVar("_Order", bound=TrainingOrder)
 
 
 class RunFiles:
@@ -183,29 +179,6 @@ def wanted_of(order: TrainingOrder, *, data: str, weights: str) -> Wanted:
         resumed=order.resumed,
         version=order.version,
     )
-
-
-def as_begun(order: _Order, want: Wanted) -> _Order:
-    """Return an order in the precision that its training has or began with, where it chooses one.
-
-    Args:
-        order: of the training.
-        want: its digests; those of its settings do not count.
-
-    Returns:
-        The order itself, where there is no such training.
-    """
-    if order.trainer.mixed_precision != "auto":
-        return order
-    found = []
-    for each in map(order.in_precision, _PRECISIONS):
-        resumed = each.model_copy(update={"resumed": want.resumed})
-        found.append((each, wanted_of(resumed, data=want.data, weights=want.weights)))
-    if trained := next((each for each, known in found if RunFiles(each).trained(known)), None):
-        return trained
-    from latentmake.training.loop.checkpoint import resumable
-
-    return next((each for each, known in found if resumable(each, known)), order)
 
 
 def sample_steps(order: TrainingOrder, steps: int) -> frozenset[int]:

@@ -40,10 +40,11 @@ from latentmake.training.evaluation import (
 from latentmake.training.evaluation_parts import Parts
 from latentmake.training.generation import adapter_digest
 from latentmake.training.loop.accelerator import DTYPES, decided
+from latentmake.training.loop.checkpoint import as_begun
 from latentmake.training.loop.data.headers import read_text
 from latentmake.training.loop.data.tensors import WAN
 from latentmake.training.loop.evaluate import Case, cases_of, losses_of, timesteps_of
-from latentmake.training.loop.result import as_begun, wanted
+from latentmake.training.loop.result import wanted
 from latentmake.training.order import caption_in, lock_content, read_order
 from latentmake.training.wan.denoiser import Denoiser
 from latentmake.training.wan.evaluation import settings_of, training_digest

@@ -11,6 +11,7 @@ import pytest
 from latentmake import digest
 from latentmake.config.root import parse
 from latentmake.index.memo import Memo
+from latentmake.plan.request import Request
 from latentmake.plan.run_plan import Plan, RunPlan
 from latentmake.reports.plan_report import report
 from latentmake.training.loop import drawing
@@ -165,7 +166,8 @@ def test_the_plan_says_from_which_step_a_training_goes_on(
     longer = planned(make_order(tmp_path, steps=4))
     assert longer.note == "training of tiny: goes on from step 2"
     facts: Any = SimpleNamespace(memo=Memo(None))
-    report(facts, Plan({"cats": longer}, []), ["train_cats"], [], dry=True)
+    config: Any = SimpleNamespace(runs={"cats": None})
+    report(facts, Plan({"cats": longer}, []), Request(["train_cats"], config), [], dry=True)
     assert longer.note in capfd.readouterr().err.splitlines()
     assert planned(make_order(tmp_path, steps=4, rank=2)).note == ""
     assert planned(make_order(tmp_path, steps=4), lock="e" * 64).note == ""

@@ -9,8 +9,8 @@ from latentmake import digest, layouts
 from latentmake.config.external_trainers import MusubiTrainer
 from latentmake.config.fields import resolution_name, shaping
 from latentmake.config.machines import ExternalProgram
-from latentmake.config.model_keys import Version
 from latentmake.config.rows import Scripts
+from latentmake.config.weights import Version
 from latentmake.layouts import Layout
 from latentmake.training.external.order import ExternalOrder
 
