@@ -156,7 +156,11 @@ def plan_manifest(
         *stale_targets(states),
         *_data_differences(lock, states, texts, repeats, validation),
         *value_differences(_stems(lock.aside), _stems(skipped), "skipped {}"),
-        *value_differences(lock.images, images, "places of images of {}"),
+        *(
+            Difference(f"images of {name} came, went or moved")
+            for name, places in images.items()
+            if lock.images.get(name) != places
+        ),
     ]
     if lock.digest and lock.manifest != facts.digest_of(manifest):
         found.append(Difference(f"{manifest} is missing, or was changed"))
