@@ -110,9 +110,6 @@ def make_plan(
         found, jobs = states[dataset, model], side_by_side or 1
         if not any(each.stale for each in found.parts.values()):
             continue
-
-        if not any(each.stale for each in found.parts.values()):
-            continue
         from latentmake.plan.batches import batches
 
         for order, wanting in batches(facts, dataset, model, asked, found, side_by_side=jobs):
