@@ -158,7 +158,8 @@ def _planned(status: Mapping[str, Any]) -> Answer:
         "fresh": {f"{x['dataset']} {x['model']} {x['kind']}": x["fresh"] for x in status["rows"]},
         "faulty": sorted(status["faulty"]),
         "manifest": manifest in lines,
-        "training": any(line != manifest for line in lines),
+        "training": any(line != manifest for line in lines)
+        or any(line.startswith(f"training of {RUN}: ") for line in status["lines"]),
     }
 
 
