@@ -32,7 +32,7 @@ rule cache_file:
     output:
         CACHE_FILE,
     log:
-        "logs/caches/{dataset}/{model}/{part}/{stem}{ending}.log",
+        "logs/caches/{dataset}/{model}/{part}{ending}/{stem}.log",
     wildcard_constraints:
         part=f"{RESOLUTION}|{TEXT}",
         ending=r"\.safetensors|\.npz",

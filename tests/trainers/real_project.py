@@ -115,7 +115,7 @@ class RealProject:
             for order in self.everything(kind)
             for item in order.items
             for target in item.targets
-            if item.stem in stems
+            if item.item.stem in stems
         }
 
     def changed(self, before: Snapshot) -> Changes:

@@ -71,7 +71,7 @@ def test_a_new_trainer_is_planned_run_and_its_receipt_read(fresh: Callable[[], P
     )
     runs = package / "config/runs.py"
     _add_line(runs, "SdTrainer | MusubiTrainer", "DummyTrainer | ")
-    imported = "from latentmake.config.root.dummy import DummyTrainer\n\n"
+    imported = "from latentmake.config.dummy import DummyTrainer\n\n"
     _add_line(runs, "\nclass Validation(", imported)
 
     trainer = {"kind": "dummy", "steps": 3}

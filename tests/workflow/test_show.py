@@ -41,7 +41,9 @@ def test_each_file_of_a_build_is_shown(built: Project) -> None:
     assert orders
     (order,) = (built / ".latentmake/runs").glob("tiny.*.manifest.json")
     found = shown(built, str(order.relative_to(built.folder)))
-    assert found["run"] == "tiny" and found["items"][0]["source"].startswith("data/shapes/")
+    assert found["run"] == "tiny" and found["items"][0]["item"]["files"][0]["path"].startswith(
+        "data/shapes/"
+    )
     built.ask("status")  # which takes what jobs read into the memo
     found = shown(built, "data/shapes/ant.png")["digest"]
     assert len(found["value"]) == 64 and found["is_current"]

@@ -94,6 +94,8 @@ def test_a_training_reads_variants_and_empty_captions(built: Project) -> None:
         file.write('{"file_name": "bee')
     done = built.run("train_tiny", check=False)
     assert done.returncode != 0
-    line = done.one_line("data/captions.jsonl", "ends in the middle of line 2", "correct the file")
+    line = done.one_line(
+        "data/captions.jsonl", "has a line 2 that ends in the middle", "correct the file"
+    )
     assert line.startswith("error: datasets.shapes.metadata_file")
     assert not any(built.changed(before))

@@ -37,7 +37,6 @@ SHORT_CLIPS = {
     "target_frames: 81": "target_frames: 17",
     '"frames": 81': '"frames": 17',
     "[[832, 480]]": "[[96, 64]]",
-    "81 x 480 x 832": "17 x 64 x 96",
     "832x480": "96x64",
     "epochs: 20}": "epochs: 1}",
     "prompts: [a harbour at night]}": "prompts: [a harbour at night], num_inference_steps: 2}",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,25 +20,12 @@ from latentmake.config.weights import TextWeights
 from latentmake.errors import StorageError
 from latentmake.files import atomic
 from latentmake.models.files import tokenizer_folder
+from latentmake.models.reasons import Difference, short, text_of
 
 _FOLDER = Path(".latentmake/programs")
 _DIGEST = re.compile(r"[0-9a-f]+")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_SHOWN = 8  # digits of a digest
-_NAMED = 3  # differences, or datasets, of a line
 _ABSENT = "absent"
 _NAMES = {"format": "format version", "vae": "VAE", "clip": "CLIP image encoder"}
-
-
-class Difference(NamedTuple):
-    """What a file was made of, as it was then and as it is today; or a sentence, without values."""
-
-    name: str
-    old: str = ""
-    new: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.old} -> {self.new}" if self.old != self.new else self.name
 
 
 class Program(NamedTuple):
@@ -132,28 +119,6 @@ def _encoders(model: Model, kind: str) -> dict[str, TextWeights]:
     return {f"text.{number}" if number else "text": each for number, each in named}
 
 
-def short(value: str) -> str:
-    """Return the beginning of a digest, and any other text as it is."""
-    return f"{value[:_SHOWN]}.." if _SHA256.fullmatch(value) else value
-
-
-def some(names: Collection[object]) -> str:
-    """Return the first of some names, and the number of the others."""
-    others = len(names) - _NAMED
-    return ", ".join([*map(str, names)][:_NAMED]) + f" and {others} more" * (others > 0)
-
-
-def value_differences(
-    old: Mapping[str, object], new: Mapping[str, object], name: str = "{}"
-) -> list[Difference]:
-    """Return the values that differ; `name` is the pattern of their names."""
-    return [
-        Difference(name.format(key), short(text_of(old.get(key))), short(text_of(new.get(key))))
-        for key in dict.fromkeys((*new, *old))
-        if old.get(key) != new.get(key)
-    ]
-
-
 def recipe_differences(
     old: Mapping[str, object], new: Mapping[str, object], model: Model | None = None
 ) -> list[Difference]:
@@ -215,15 +180,6 @@ def _default(key: str) -> object:
         if field is not None and key != "dtype" and not field.is_required():
             return field.get_default(call_default_factory=True)
     return _ABSENT
-
-
-def text_of(value: object) -> str:
-    """Return a value of a recipe or of the configuration as text."""
-    if isinstance(value, list):
-        return " ".join(map(text_of, value)) or "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "none" if value is None else str(value)
 
 
 def _sources(was: str, value: str) -> list[Difference]:

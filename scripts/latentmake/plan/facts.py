@@ -15,7 +15,6 @@ from latentmake.files.paths import normalized
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of
 from latentmake.models import places, recipe
-from latentmake.models.recipe_differences import keep_places
 from latentmake.plan.contents import Contents
 from latentmake.plan.lock import read_lock
 from latentmake.plan.state import UNKNOWN, Judge
@@ -170,8 +169,6 @@ class Facts(Datasets):
         if program is not None:
             assert self._program_digest is not None
             found["program"] = self._program_digest(program, settings, kind, self.memo)
-        if not self.asks:
-            keep_places(found, settings)
         return found
 
     def recipe_digest(self, dataset: str, model: str, kind: str) -> str:

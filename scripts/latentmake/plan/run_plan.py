@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from latentmake import digest
 from latentmake.config.runs import Run
 from latentmake.layouts import kind_of
-from latentmake.models.recipe_differences import Difference, short, some, value_differences
+from latentmake.models.reasons import Difference, short, some, value_differences
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import (
     CAPTIONS,

@@ -10,7 +10,7 @@ from latentmake import digest
 from latentmake.config.root import Config
 from latentmake.errors import CacheError, ConfigError
 from latentmake.files import atomic
-from latentmake.models.recipe_differences import Difference
+from latentmake.models.reasons import Difference
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan
 from latentmake.reports.clips import ClipSources

@@ -16,7 +16,7 @@ from latentmake.config.root import Config
 from latentmake.errors import ConfigError, StorageError
 from latentmake.files import atomic
 from latentmake.files.mp4 import spread_frames
-from latentmake.models.recipe_differences import Difference
+from latentmake.models.reasons import Difference
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
 from latentmake.plan.run_plan import RunPlan

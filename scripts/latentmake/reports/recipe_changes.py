@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 
 from latentmake.layouts import kind_of
-from latentmake.models.recipe_differences import some
+from latentmake.models.reasons import some
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import Stale

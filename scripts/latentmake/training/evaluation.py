@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from latentmake import digest
-from latentmake.models.recipe_differences import Difference, value_differences
+from latentmake.models.reasons import Difference, value_differences
 from latentmake.plan.lock import run_folder
 from latentmake.training.clip_statistics import ClipFigures
 from latentmake.training.generation import GenerationOrder

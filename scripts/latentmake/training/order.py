@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from latentmake.errors import CacheError, TrainingError
 from latentmake.files.safetensors import read_head
-from latentmake.models.recipe_differences import Difference, short, text_of, value_differences
+from latentmake.models.reasons import Difference, short, text_of, value_differences
 from latentmake.plan.lock import read_lock
 from latentmake.training.json_file import JsonFile
 

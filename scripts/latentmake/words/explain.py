@@ -12,7 +12,7 @@ import typer
 from latentmake import backends
 from latentmake.errors import ConfigError
 from latentmake.exchange.clip_files.order import CLIPS, LIST, plan_clips
-from latentmake.models.recipe_differences import Difference
+from latentmake.models.reasons import Difference
 from latentmake.plan.explain import Explanation
 from latentmake.plan.explain import explain as explanations
 from latentmake.plan.run_plan import RunPlan, stale_targets

@@ -8,7 +8,7 @@ from latentmake.config.root import Config
 from latentmake.config.runs import Run
 from latentmake.config.trainers import LoopTrainer
 from latentmake.files import atomic
-from latentmake.models.recipe_differences import Difference
+from latentmake.models.reasons import Difference
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import run_order
 from latentmake.plan.run_plan import RunPlan

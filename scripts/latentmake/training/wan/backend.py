@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from latentmake.models.recipe_differences import Difference
+from latentmake.models.reasons import Difference
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan
 from latentmake.training.checks import Finding, model_finding

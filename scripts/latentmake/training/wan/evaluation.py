@@ -6,7 +6,7 @@ from pathlib import Path
 
 from latentmake import digest
 from latentmake.files import atomic
-from latentmake.models.recipe_differences import Difference
+from latentmake.models.reasons import Difference
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import read_lock
 from latentmake.plan.orders import run_order

@@ -14,8 +14,8 @@ from latentmake.config.trainers import WanTrainer
 from latentmake.errors import ConfigError, ModelError
 from latentmake.files import atomic
 from latentmake.models.files import encoder_files
+from latentmake.models.reasons import Difference
 from latentmake.models.recipe import FileDigest, make, weights_digest
-from latentmake.models.recipe_differences import Difference
 from latentmake.models.wan_dit import dit_digest
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
