@@ -24,6 +24,7 @@ from latentmake.models.reasons import Difference, short, text_of
 
 _FOLDER = Path(".latentmake/programs")
 _DIGEST = re.compile(r"[0-9a-f]+")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _ABSENT = "absent"
 _NAMES = {"format": "format version", "vae": "VAE", "clip": "CLIP image encoder"}
 

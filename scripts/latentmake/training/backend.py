@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from latentmake.models.recipe_differences import Difference
+    from latentmake.models.reasons import Difference
     from latentmake.plan.facts import Facts
     from latentmake.plan.run_plan import RunPlan
     from latentmake.training.checks import Finding
