@@ -16,7 +16,7 @@ def chosen(*names: str) -> tuple[set[str], set[str]]:
 def test_a_module_has_the_tests_that_import_it_and_those_of_its_users() -> None:
     own, users = chosen("scripts/latentmake/geometry/buckets.py")
     assert "test_buckets.py" in own
-    assert "test_compared_names.py" not in own | users
+    assert "test_errors.py" not in own | users
     assert not own & users
 
 
