@@ -22,6 +22,7 @@ BUCKET = "bucket"
 
 _MAIN = (IMAGE, CAPTION)
 _OF_LATENTS = (IMAGE, CONTROL, LAYER)
+_NO_STAT = SourceStat(0, 0, 0, 0)
 _SHOWN = 60  # characters of a text in messages
 
 
@@ -177,6 +178,10 @@ class Item(NamedTuple):
             return (), ["" if name == DROPPED else self.texts[number]]
         files = tuple(each for each in self.files if each.role == CAPTION)
         return files, None if files else [""]
+
+    def without_stats(self) -> Item:
+        """Return it with empty stats: an order is the same in a copy of the project."""
+        return self._replace(files=tuple(each._replace(stat=_NO_STAT) for each in self.files))
 
     @property
     def read(self) -> tuple[File, ...]:
