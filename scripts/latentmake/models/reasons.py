@@ -22,9 +22,14 @@ class Difference(NamedTuple):
         return f"{self.name} {self.old} -> {self.new}" if self.old != self.new else self.name
 
 
+def is_digest(value: str) -> bool:
+    """Tell whether a text is a whole SHA-256 digest."""
+    return _SHA256.fullmatch(value) is not None
+
+
 def short(value: str) -> str:
     """Return the beginning of a digest, and any other text as it is."""
-    return f"{value[:_SHOWN]}.." if _SHA256.fullmatch(value) else value
+    return f"{value[:_SHOWN]}.." if is_digest(value) else value
 
 
 def some(names: Collection[object]) -> str:

@@ -20,11 +20,10 @@ from latentmake.config.weights import TextWeights
 from latentmake.errors import StorageError
 from latentmake.files import atomic
 from latentmake.models.files import tokenizer_folder
-from latentmake.models.reasons import Difference, short, text_of
+from latentmake.models.reasons import Difference, is_digest, short, text_of
 
 _FOLDER = Path(".latentmake/programs")
 _DIGEST = re.compile(r"[0-9a-f]+")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _ABSENT = "absent"
 _NAMES = {"format": "format version", "vae": "VAE", "clip": "CLIP image encoder"}
 
@@ -142,7 +141,7 @@ def recipe_differences(
             found += _sources(was, value)
             continue
         name, old_place, place = _name(key), "", ""
-        if _SHA256.fullmatch(was) or _SHA256.fullmatch(value):
+        if is_digest(was) or is_digest(value):
             name += "'s digest"
             known = program_of(was)
             old_place = f" ({known.name})" if known else ""

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 import latentmake
 from latentmake import digest
 from latentmake.config.runs import Run
-from latentmake.errors import ConfigError, SourceError
+from latentmake.errors import ConfigError, SourceError, nearest, refuse_unknown
 from latentmake.files import atomic
 from latentmake.files.paths import is_remote
 from latentmake.files.workspace import other_owner
@@ -286,8 +286,6 @@ def single(facts: Facts, path: str) -> tuple[Order, bool]:
         SourceError: its item is faulty, or its source cannot be read.
         UserError: there is no such item, or something makes planning impossible.
     """
-    from latentmake.errors import nearest, refuse_unknown
-
     config = facts.config
     _, dataset, model, place, name = (*path.split("/", 4), "", "", "", "")[:5]
     refuse_unknown("dataset", dataset, (PROMPTS, *config.datasets), path)
@@ -351,6 +349,7 @@ def judge_one(facts: Facts, dataset: str, model: str, item: Item, target: Target
 def _single(
     facts: Facts, dataset: str, model: str, item: Item, target: Target
 ) -> tuple[Order, bool]:
+    from latentmake.plan.batches import order_of
 
     found = judge_one(facts, dataset, model, item, target)
     for error in found.unreadable.values():
@@ -358,8 +357,6 @@ def _single(
     all_stale = found.parts[target.part].stale
     stale = next((each for each in all_stale if each.path == target.path), None)
     work = Work(item, (target if stale is None else stale.target,))
-    from latentmake.plan.batches import order_of
-
     order = order_of(facts, dataset, model, kind_of(target.part), [work])
     order.write()
     return order, stale is not None
