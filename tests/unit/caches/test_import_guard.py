@@ -19,15 +19,15 @@ from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.caches.encoders import load
 from latentmake.caches.inputs import Sample
-from latentmake.plan.orders import Order, Work
-from item_world import inputs_of
+from latentmake.plan.orders import Order
+from latentmake.sources.item import Item
 
 place, alone = sys.argv[1:]
 model = Model(vae=place, text=[place])
 order = Order("latents", "d", "m", Dataset(path="d"), model, {"format": 1}, ())
 loaded = load.encoder(order, threads=1, say=lambda line: None, alone=alone == "yes")
 pixels = np.arange(16 * 16 * 3, dtype=np.uint8).reshape(16, 16, 3)
-sample = Sample("0" * 64, "", inputs_of("a", "a.png", None), pixels, (16, 16))
+sample = Sample("0" * 64, "", Item("a"), pixels, (16, 16))
 ((tensors, metadata),) = loaded.encode([sample])
 found = hashlib.sha256(tensors["latents"].numpy().tobytes()).hexdigest()
 unused = ("transformers", "peft", "accelerate", "torch._dynamo", "sympy")
