@@ -22,7 +22,7 @@ from latentmake.plan.estimates import Resources, resources_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
 from latentmake.plan.orders import EncodingJob, Order, write_order
-from latentmake.plan.planner import make_plan, many_objects, single
+from latentmake.plan.planner import make_plan, many_objects
 from latentmake.plan.request import PlanFile, Request
 from latentmake.plan.run_plan import Plan
 from latentmake.reports.plan_report import report
@@ -93,9 +93,8 @@ class Session:
             finally_.callback(self._facts.memo.save)
             self._plan_runs(force=force, dry=dry, side_by_side=side_by_side)
             # All orders lie there before Snakemake looks: it remembers what a folder holds.
-            for path in targets:
-                if path in self._request.files:
-                    self._singles[path] = single(self._facts, path)
+            for path in self._request.files:
+                self._plan_single(path)
             orders = {name: plan.order_paths for name, plan in self.plan.runs.items()}
             self._plan_publications(orders)
             needs = [*self._plan_asked(orders, force=force)]
@@ -124,10 +123,16 @@ class Session:
             )
             for name, plan in self.plan.runs.items():
                 trains = request.trains(name)
-                backends.plan_training(self._facts, plan, train=trains)
+                if trains or request.asks("publish", name):
+                    backends.plan_training(self._facts, plan, train=trains)
                 listed = plan.manifest_order and request.kinds(name)
                 if listed or (plan.training_order and trains):
                     check_run_folder(run_folder(name))
+
+    def _plan_single(self, path: str) -> None:
+        from latentmake.plan.single import single
+
+        self._singles[path] = single(self._facts, path)
 
     def _runs_followed(self) -> Iterator[str]:
         """Yield the runs with more than a training asked for; refuse what cannot be done."""
@@ -247,7 +252,7 @@ class Session:
             return ({"orders": [str(order.path)]}, True) if order else ({}, False)
         if path not in self._singles:
             with exit_on_mistake():
-                self._singles[path] = single(self._facts, path)
+                self._plan_single(path)
             self._facts.memo.save()
         order, stale = self._singles[path]
         return {"orders": [str(order.path)]}, stale

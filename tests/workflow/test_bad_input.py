@@ -290,12 +290,11 @@ def test_what_lies_in_the_cache_folder_hangs_nothing_and_is_replaced_or_named(
     lost.mkdir()
     (lost / "notes.md").write_text("mine")
     place = "cache/shapes/micro/16/bee.latents.safetensors"
-    hint = "where a cache file belongs; move it away or remove it"
     for target in ("caches_tiny", place):
-        _fails(built, f"error: {place}: is a folder, {hint}", target=target)
+        _fails(built, f"{place}: a folder lies where a file belongs; move it away", target=target)
     shutil.rmtree(folder)
     folder.write_text("mine")
-    _fails(built, "error: cache/shapes/micro/16: is a file, where a folder of caches belongs; move")
+    _fails(built, "error: cache/shapes/micro/16: is a file, where a folder belongs; move")
     assert folder.read_text() == "mine"
 
 

@@ -17,10 +17,8 @@ import wan
 from diffusers import WanTransformer3DModel
 from latentmake import CachedClipDataset, ClipDataset, collate_fn
 from latentmake.errors import UserError
-from latentmake.files.safetensors import read_head
-from latentmake.index.memo import Memo
-from latentmake.plan import estimates
-from latentmake.plan.orders import Order
+from latentmake.index.memo import MEMO, Memo
+from latentmake.plan.estimates import Past, learn_job
 from project import Project
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
@@ -309,34 +307,12 @@ def test_the_loop_of_the_documentation_trains_a_lora(
 # -- estimates ------------------------------------------------------------------------------------
 
 
-def test_estimated_bytes_of_latents_are_those_of_their_tensors(built: Project) -> None:
-    orders = [
-        Order.read(path)
-        for path in (built / ".latentmake/orders").glob("*.json")
-        if len(path.suffixes) == 1
-    ]
-    latents = [order for order in orders if order.kind == "latents"]
-    (need,) = estimates.needs(Memo(None), latents)
-    files = [built / path for order in latents for path in order.paths]
-    sizes = [path.stat().st_size - len(read_head(path).data) for path in files]
-    assert len(sizes) == 6
-    assert (need.folder, need.size) == ("cache", sum(sizes))
-
-
 def test_what_cannot_fit_the_disk_is_refused_before_any_job(
     template: Project, tmp_path: Path
 ) -> None:
     project = template.copy(tmp_path / "project")
-    video_world.write_video(project / "data/films/long.mp4", "mpeg4", 500)
-    (project / "data/films/long.txt").write_text("a long film\n")
-
-    def enlarge(values: dict[str, Any]) -> None:
-        films = {"frame_extraction": "slide", "target_frames": 81, "sample_stride": 1}
-        values["datasets"]["films"] |= films
-        sizes = [[8192, 8192 - 16 * number] for number in range(20)]
-        values["runs"][RUN]["resolutions"] = sizes
-
-    project.configure(enlarge)
+    with Memo(project / MEMO) as memo:
+        learn_job(memo, "latents wan", Past(1, 1.0, size=1e13))
     words = ("TB of latents of wan", "must be written, but only", "is free; free some space")
     result = project.run(f"caches_{RUN}", check=False)
     assert result.returncode != 0 and not result.jobs and not project.cache_files()
@@ -347,7 +323,15 @@ def test_what_cannot_fit_the_disk_is_refused_before_any_job(
     assert result.returncode == 1
     result.one_line("disk ", "failed", *words)
     result.one_line("to encode", "latents of wan: about ", " TB")
-    project.configure(lambda values: values["runs"][RUN].update(resolutions=[8192]))
+    video_world.write_video(project / "data/films/long.mp4", "mpeg4", 500)
+    (project / "data/films/long.txt").write_text("a long film\n")
+
+    def enlarge(values: dict[str, Any]) -> None:
+        films = {"frame_extraction": "slide", "target_frames": 81, "sample_stride": 1}
+        values["datasets"]["films"] |= films
+        values["runs"][RUN]["resolutions"] = [8192]
+
+    project.configure(enlarge)
     result = project.run(f"clips_{RUN}", check=False)
     assert result.returncode != 0 and not (project / "clips").exists()
     result.one_line("error: ", "TB of clips must be written, but only")

@@ -103,7 +103,7 @@ def keys_of(
         for item, (target,) in judge.targets(part, facts.inputs(model, part, items)):
             content = judge.contents.of(item)
             assert content is not None
-            key = judge.key_of(item, target, content, None)
+            key = judge.needed(item, target, content)
             assert key is not None
             found[part, item.stem] = key
     return found

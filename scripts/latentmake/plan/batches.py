@@ -1,14 +1,14 @@
-"""Batches: the stale targets of a dataset and model, cut into orders."""
+"""Batches: the stale targets of a dataset and model, cut into orders, and these dealt to jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from latentmake.config.datasets import Dataset
 from latentmake.layouts import kind_of
 from latentmake.models.recipe_differences import keep_places
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import Order, Work
+from latentmake.plan.orders import EncodingJob, Order, Work, job_of
 from latentmake.plan.state import State
 from latentmake.plan.target import Target
 from latentmake.sources.item import Item
@@ -27,7 +27,6 @@ def batches(
     model: str,
     asked: Mapping[str, set[str]],
     states: State,
-    *,
     side_by_side: int,
 ) -> Iterator[tuple[Order, frozenset[str]]]:
     """Cut the stale targets of a dataset and model into orders, each with the runs that need it.
@@ -93,3 +92,41 @@ def order_of(facts: Facts, dataset: str, model: str, kind: str, works: Sequence[
         musubi_tuner=config.musubi_tuner if config.models[model].scripted else None,
         sd_scripts=config.sd_scripts if config.models[model].by_strategies else None,
     )
+
+
+def jobs_of(
+    wanted: Iterable[tuple[Order, Collection[str]]], side_by_side: int | None
+) -> list[EncodingJob]:
+    """Group orders into jobs.
+
+    Orders of a job are of one kind and model, and needed by the same runs, so that no run waits for
+    what only others need. Those of an external encoder, which starts for each order, stay alone.
+
+    Args:
+        wanted: orders, each with the runs that need it.
+        side_by_side: how many jobs run at a time on this machine; None on a cluster, where each
+            order is a job.
+    """
+    groups: dict[object, list[Order]] = {}
+    for order, runs in wanted:
+        alone = side_by_side is None or order.is_external
+        group = (order.name,) if alone else (order.shared_encoder, order.reuses, frozenset(runs))
+        groups.setdefault(group, []).append(order)
+    return [
+        job_of(dealt) for orders in groups.values() for dealt in _dealt(orders, side_by_side or 1)
+    ]
+
+
+def _dealt(orders: Sequence[Order], number: int) -> Iterator[list[Order]]:
+    """Deal orders to a number of jobs that have about as many targets each.
+
+    In a job the order of the largest samples comes first: it decides how much memory is needed.
+    """
+    jobs: list[list[Order]] = [[] for _ in range(min(number, len(orders)))]
+    targets = [0] * len(jobs)
+    for order in sorted(orders, key=lambda each: -len(each.paths)):
+        least = targets.index(min(targets))
+        jobs[least].append(order)
+        targets[least] += len(order.paths)
+    for job in jobs:
+        yield sorted(job, key=lambda each: -each.largest)

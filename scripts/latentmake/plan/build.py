@@ -25,7 +25,6 @@ from latentmake.files import atomic
 from latentmake.files.watchdog import Watchdog, signals_call
 from latentmake.plan import store
 from latentmake.plan.orders import FOLDER, KEPT_SECONDS, RUNS, Order
-from latentmake.plan.target import Target
 
 BUILDS = Path(".latentmake/builds")
 _LOCK = Path(".latentmake/building.lock")
@@ -60,7 +59,6 @@ class Build:
             with _JOBS.open("ab") as jobs:
                 fcntl.flock(jobs, fcntl.LOCK_EX)  # a moment: its watchdog ends them
             _unlock(self._machine)
-            store.take_spool()
         try:
             fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -128,7 +126,7 @@ def alone() -> Iterator[None]:
     Raises:
         StorageError: a build runs here.
     """
-    for _, about in _running():
+    for _, about in running():
         what = f"a build is running here ({_asked(about)})"
         raise StorageError(what, hint="wait until it ends, then run the same command")
     with contextlib.ExitStack() as held:
@@ -184,7 +182,7 @@ def announce(
     made = [order.name for order in orders]
     if not made and not trained:
         return None
-    for path, other in _running(forget=True):
+    for path, other in running(forget=True):
         if {*made} & {*other["orders"]} or {*trained} & {*other["trained"]}:
             what = f"another build makes some of these files ({_asked(other)})"
             raise StorageError(what, where=path, hint="wait until it ends")
@@ -199,31 +197,8 @@ def announce(
     return None
 
 
-def running_builds() -> list[dict[str, Any]]:
-    """Return each build that runs here, and how far it is by what lies on the disk.
-
-    Returns:
-        `process` (its id, on its machine), `targets` (of its command line; none stand for all),
-        `began` (seconds since 1970), `made` (`latents tiny` -> number of targets made and to make),
-        `training` (run -> the last line of its log; "" before it has one).
-    """
-    found = []
-    for _, about in _running():
-        began, made = about["began"], dict[str, tuple[int, int]]()
-        for name in about.pop("orders"):
-            with contextlib.suppress(OSError, ValueError):
-                order = Order.read(FOLDER / f"{name}.json")
-                done, total = made.get(order.work, (0, 0))
-                targets = [target for item in order.items for target in item.targets]
-                made[order.work] = done + sum(map(_is_made, targets)), total + len(targets)
-        logs = {run: Path(f"logs/train/{run}.log") for run in about.pop("trained")}
-        training = {run: _last_line(log, began) for run, log in logs.items()}
-        found.append(about | {"made": made, "training": training})
-    return found
-
-
-def _running(*, forget: bool = False) -> list[tuple[Path, dict[str, Any]]]:
-    """Return the notes of builds that run; `forget` deletes those of others."""
+def running(*, forget: bool = False) -> list[tuple[Path, dict[str, Any]]]:
+    """Return the notes of builds that run (see `announce`); `forget` deletes those of others."""
     found = []
     for path in sorted(BUILDS.glob("*.json")):
         with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
@@ -239,20 +214,3 @@ def _running(*, forget: bool = False) -> list[tuple[Path, dict[str, Any]]]:
 
 def _asked(about: Mapping[str, Any]) -> str:
     return f"{' '.join(about['targets']) or 'all'}, process {about['process']}"
-
-
-def _is_made(target: Target) -> bool:
-    """Whether a target is no longer what the plan found."""
-    with contextlib.suppress(OSError):
-        moment = str(os.lstat(target.path).st_mtime_ns)
-        return target.found is None or target.found.rpartition("@")[2] != moment
-    return False
-
-
-def _last_line(log: Path, began: float) -> str:
-    """Return the last line of a log that was written since a build began; of a bar as it is now."""
-    with contextlib.suppress(OSError):
-        if log.stat().st_mtime >= began - 1:  # another machine may have another clock
-            text = log.read_text(errors="replace").replace("\r", "\n")
-            return text.rstrip().rpartition("\n")[2].strip()
-    return ""

@@ -1,7 +1,4 @@
-"""Estimates from past jobs of the same kind and model: time, bytes, batches, limits on a cluster.
-
-The bytes of latents follow from their shape where the VAE's configuration tells it.
-"""
+"""Estimates by past jobs of the same kind and model: time, bytes, batches, limits on a cluster."""
 
 from __future__ import annotations
 
@@ -12,12 +9,10 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from latentmake.config.machines import Cluster, TrainingJob
-from latentmake.errors import ModelError
 from latentmake.files.disk import Need, human
-from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
-from latentmake.models.shapes import latents_shape
 from latentmake.plan.orders import Order
+from latentmake.progress import duration
 
 Resources = dict[str, int | str | Callable[[object, int], int]]
 _Group = TypeVar("_Group", bound=Hashable)
@@ -93,91 +88,28 @@ def estimates(
 ) -> dict[_Group, Estimate]:
     """Return the estimates of some orders' targets, in groups by order and part."""
     found: dict[_Group, Estimate] = {}
-    for order in orders:
+    for order in (each for each in orders if not each.reuses):
         past = past_jobs(memo, order.work) or Past()
-        targets = () if order.reuses else (each for item in order.items for each in item.targets)
-        alike = Counter((x.part, x.size, x.clip.frames if x.clip else 1) for x in targets)
-        for (part, pixels, frames), number in alike.items():
-            size = _latents_bytes(order, pixels, frames) or past.size / (past.targets or 1)
+        parts = Counter(target.part for item in order.items for target in item.targets)
+        for part, number in parts.items():
             old = found.get(name := group(order, part), Estimate())
-            size, seconds = old.size + number * size, old.seconds + past.time(number)
-            found[name] = Estimate(old.number + number, size, seconds)
+            size = old.size + number * past.size / (past.targets or 1)
+            found[name] = Estimate(old.number + number, size, old.seconds + past.time(number))
     return found
 
 
 def lines(memo: Memo, orders: Iterable[Order]) -> Iterator[str]:
-    """Yield a line for each kind and model of which anything is known."""
+    """Yield a line for each kind and model of which past jobs tell anything."""
     for work, (_, size, seconds) in estimates(memo, orders, lambda x, _: x.work).items():
-        from latentmake.progress import duration
-
-        past = past_jobs(memo, work)
-        words = [duration((past.starting + seconds) / 60)] if past else []
-        words += [human(size)] if size else []
-        if words:
-            yield f"{work.replace(' ', ' of ')}: about {', '.join(words)}"
+        if past := past_jobs(memo, work):
+            time = duration((past.starting + seconds) / 60)
+            yield f"{work.replace(' ', ' of ')}: about {time}, {human(size)}"
 
 
 def needs(memo: Memo, orders: Iterable[Order]) -> list[Need]:
     """Return the room that some orders need, as far as it is known."""
     found = estimates(memo, orders, lambda order, _: f"{order.kind} of {order.model}")
     return [Need(what, "cache", round(each.size)) for what, each in found.items()]
-
-
-def _latents_bytes(order: Order, pixels: Size | None, frames: int) -> int:
-    """Return the bytes of a file of latents; 0 of text, of another program's, where unknown."""
-    model, settings = order.model_settings, order.dataset_settings
-    if order.kind == "text" or order.is_external or pixels is None:
-        return 0
-    if model.spec.video:  # Wan's latents, those of a control, and of the first frame with its mask
-        number = 16 * (1 + (settings.control_directory is not None)) + 20 * model.image_to_video
-        number, side = number * ((frames - 1) // 4 + 1), 8
-    else:
-        try:
-            shape = latents_shape(model.vae)
-        except ModelError:  # which the job names
-            return 0
-        if shape is None:
-            return 0
-        number, side = shape.channels * (1 + settings.flip_aug), shape.factor
-    dtype = model.vae_dtype or model.dtype
-    wide = dtype == "float32" or (order.layout.npz and dtype == "bfloat16")  # as numpy lacks it
-    return number * (pixels.width // side) * (pixels.height // side) * (4 if wide else 2)
-
-
-class TrainingEstimate(NamedTuple):
-    """Memory, disk and time of a training.
-
-    Attributes:
-        memory: parts of what one device must hold -> bytes, the largest first in importance.
-        disk: bytes of its results, and of the checkpoints that are kept, in `folder`.
-        steps: of the optimizer; None where the number of items decides.
-        seconds: a step, in the run's last training; None where there was none.
-    """
-
-    run: str
-    memory: dict[str, int]
-    disk: int
-    folder: str
-    steps: int | None = None
-    seconds: float | None = None
-
-    @property
-    def need(self) -> Need:
-        """Room for results and checkpoints."""
-        return Need(f"results and checkpoints of {self.run}", self.folder, self.disk)
-
-    @property
-    def note(self) -> str:
-        """The estimate in words: memory, disk, and time where it is known."""
-        from latentmake.progress import duration
-
-        parts = ", ".join(f"{name} {human(size)}" for name, size in self.memory.items())
-        memory = f"about {human(sum(self.memory.values()))} of GPU memory ({parts})"
-        words = [f"{memory}, {human(self.disk)} of disk"]
-        if self.seconds is not None:
-            time = f"{duration(self.steps * self.seconds / 60)} at " if self.steps else ""
-            words.append(f"{time}{self.seconds:.2g} s a step, as in the last training")
-        return "; ".join(words)
 
 
 def resources_of(

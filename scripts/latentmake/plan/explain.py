@@ -10,20 +10,17 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from latentmake.config.datasets import Dataset
-from latentmake.errors import CacheError, SourceError, UserError, nearest
-from latentmake.files.cachefile import Header, read_header, read_metadata, read_recipe
-from latentmake.files.paths import is_remote
+from latentmake.errors import CacheError, SourceError, UserError
+from latentmake.files.cachefile import Header, read_header, read_metadata, read_recipe, target_key
 from latentmake.files.verified import Checked, verify
 from latentmake.layouts import kind_of
 from latentmake.models.reasons import Difference, short, text_of
 from latentmake.models.recipe_differences import recipe_differences
 from latentmake.plan.facts import Facts
-from latentmake.plan.planner import judge_one, named_targets
-from latentmake.plan.reusable import mark_reusable
+from latentmake.plan.single import judge_one
 from latentmake.plan.state import Judge, Stale
+from latentmake.plan.store import mark_reusable
 from latentmake.plan.target import (
     PROMPTS,
     Part,
@@ -31,7 +28,7 @@ from latentmake.plan.target import (
     generation_prompts,
     parts_of,
     prompts_of,
-    targets_of,
+    view_of,
 )
 from latentmake.sources.caption_files import read_caption
 from latentmake.sources.item import Item
@@ -72,136 +69,7 @@ class Explanation:
     runs: list[str] = field(default_factory=list)
 
 
-def explain(facts: Facts, file: str) -> list[Explanation]:
-    """Explain a cache file, or all targets of the item of an image, a caption or a control.
-
-    Raises:
-        UserError: there is no such file, or nothing is made of it.
-    """
-    path = file if is_remote(file) else os.path.relpath(file or ".")
-    if Path(path).is_dir():
-        raise SourceError("is a folder", where=file, hint="name one of its files")
-    caches = os.path.realpath("cache")
-    if not path.startswith("cache/") and _place(path).startswith(f"{caches}/"):
-        path = f"cache{_place(path).removeprefix(caches)}"
-    if path.startswith("cache/"):
-        return [_of_cache(facts, path)]
-    if found := [*_of_source(facts, path)]:
-        return found
-    if not os.path.lexists(path):
-        raise SourceError("there is no such file", where=file, hint=_near(path))
-    if read_metadata(path):  # in the store, or a copy
-        return [_of_header(path)]
-    for dataset, settings in facts.config.datasets.items():
-        if any(_same(each, path) for each in (settings.path, settings.metadata_file) if each):
-            what = f"lists the items of the dataset {dataset}"
-            raise SourceError(what, where=file, hint="name the image of one of them")
-    hint = "name a cache file, or an image or a caption of a dataset"
-    raise SourceError("no dataset of a run has an item with this file", where=file, hint=hint)
-
-
-# -- an image or a caption ------------------------------------------------------------------------
-
-
-def _of_source(facts: Facts, path: str) -> Iterator[Explanation]:
-    """Explain all targets that runs need of the items that have a file."""
-    config = facts.config
-    needed = dict.fromkeys(part for run in config.runs.values() for part in parts_of(config, run))
-    faults = []
-    for dataset, model in dict.fromkeys((part.dataset, part.model) for part in needed):
-        if dataset == PROMPTS or not _may_hold(facts, dataset, path):
-            continue
-        items, faulty = facts.items(dataset, model)
-        faults += [fault for fault in faulty if _same(fault.path, path)]
-        own = [item for item in items if any(_same(each.path, path) for each in item.files)]
-        for item in own:
-            for part in (x for x in needed if x[:2] == (dataset, model)):
-                inputs = facts.inputs(model, part.name, [item])
-                layout, settings = facts.layout(model), config.datasets[dataset]
-                for each, targets in targets_of(layout, settings, part, inputs):
-                    yield from (_explained(facts, part, each, target) for target in targets)
-    for fault in faults:
-        raise SourceError(fault.what, where=fault.path, hint=fault.hint)
-
-
-def _may_hold(facts: Facts, dataset: str, path: str) -> bool:
-    settings = facts.config.datasets[dataset]
-    if settings.is_list or is_remote(path):
-        return True
-    folders = [*filter(None, (settings.path, settings.control_directory))]
-    named, real = (Path(os.path.abspath(path)), Path(_place(path)))  # noqa: PTH100
-    return any(
-        named.is_relative_to(os.path.abspath(each)) or real.is_relative_to(os.path.realpath(each))  # noqa: PTH100
-        for each in folders
-    )
-
-
-def _same(some: str, other: str) -> bool:
-    if os.path.basename(some) != os.path.basename(other):  # noqa: PTH119 -- of many paths
-        return False
-    return some == other or _place(some) == _place(other)
-
-
-def _place(path: str) -> str:
-    """Return a path whose folders are no links."""
-    folder, name = os.path.split(path)
-    return f"{os.path.realpath(folder)}/{name}"
-
-
-def _near(path: str) -> str:
-    """Return a hint for a file that does not exist."""
-    folder, name = os.path.split(path)
-    names: list[str] = []
-    with suppress(OSError):
-        names = os.listdir(folder or ".")  # noqa: PTH208 -- of a folder of many thousand files
-    guess = nearest(name, names)
-    return f"the nearest is {guess}" if guess else "check the path"
-
-
-# -- a cache file ---------------------------------------------------------------------------------
-
-
-def _of_cache(facts: Facts, path: str) -> Explanation:
-    """Explain a cache file by its name, one that runs are yet to make as well."""
-    found = _of_name(facts, path)
-    if found.runs or os.path.lexists(path):
-        return found
-    raise CacheError("there is no such cache file", where=path, hint=_near(path))
-
-
-def _of_name(facts: Facts, path: str) -> Explanation:
-    _, dataset, model, place, name = (*path.split("/", 4), "", "", "", "")[:5]
-    config, found = facts.config, _of_header(path)
-    if dataset not in (PROMPTS, *config.datasets) or model not in config.models:
-        known = dataset in (PROMPTS, *config.datasets)
-        lost = f"model {model}" if known else f"dataset {dataset}"
-        found.reason = f"the configuration has no {lost}"
-        return found
-    layout = facts.layout(model)
-    bases = layout.owners(name)
-    try:
-        for item, target in named_targets(facts, dataset, model, place, bases):
-            if target.path == path:
-                return _explained(facts, Part(dataset, model, target.part), item, target)
-    except UserError as error:
-        found.reason = str(error)
-        return found
-    if found.header is None:
-        return found
-    for fault in () if dataset == PROMPTS else facts.known_faults(dataset, model):
-        if layout.base(fault.stem) in bases:
-            found.reason = f"its item is faulty: {fault.line}"
-            return found
-    found.state, found.reason = "orphaned", "its item is gone, or named otherwise"
-    items = [] if dataset == PROMPTS else facts.items(dataset, model)[0]
-    if any(layout.base(item.stem) in bases for item in items):
-        found.reason = "its item has no such text, clip or size any more"
-    if not bases:
-        found.reason = f"the layout of {model} has no cache file of such a name"
-    return found
-
-
-def _of_header(path: str) -> Explanation:
+def of_header(path: str) -> Explanation:
     """Explain a file by its header alone."""
     try:
         header = read_header(path)
@@ -219,30 +87,29 @@ def _of_header(path: str) -> Explanation:
     )
 
 
-def _explained(facts: Facts, part: Part, item: Item, target: Target) -> Explanation:
+def of_target(facts: Facts, part: Part, item: Item, target: Target) -> Explanation:
+    """Explain a target of some inputs."""
     path = target.path
-    found = _of_header(path) if os.path.lexists(path) else Explanation(path, "stale", "new")
+    found = of_header(path) if os.path.lexists(path) else Explanation(path, "stale", "new")
     found.source = [each.path for each in item.read] or [repr(item.text)]
     found.runs = [*_runs(facts, part, item)]
     try:
         made = judge_one(facts, part.dataset, part.model, item, target)
-        for error in made.unreadable.values():
-            raise error
     except UserError as error:
         found.state, found.reason = "unknown", str(error)
         return found
-    judge, all_stale = made.judge, made.parts[target.part].stale
+    judge, stale = made.judge, made.stale(path)
     assert judge is not None
     content = judge.contents.of(item) or ""
-    found.key = judge.key_of(item, target, content, found.header)
-    stale = next((each for each in all_stale if each.path == path), None)
+    found.key = judge.needed(item, target, content, found.header)
     if stale is None:
         found.state, found.reason = "fresh", ""
         found.key = found.header.key if found.header else found.key  # of other line ends, it may be
         return found
-    mark_reusable(facts.memo, [made])  # the reason before tells more than `reusable`
-    found.at_hand = [x for each in all_stale if each.path == path for x in each.target.at_hand]
     damage, found.state, found.reason = found.reason, "stale", stale.reason
+    mark_reusable(facts.memo, [made])  # the reason before tells more than `reusable`
+    marked = made.stale(path)
+    found.at_hand = [*marked.target.at_hand] if marked else []
     if stale.reason == "damaged":
         found.reason += f": it {damage}"
     if found.header is not None:
@@ -250,7 +117,7 @@ def _explained(facts: Facts, part: Part, item: Item, target: Target) -> Explanat
             *_source_differences(facts, part.model, item, found, content),
             *differences(facts, judge, part, stale),
         ]
-        if not facts.recipe(part.dataset, part.model, kind_of(target.part)):
+        if not facts.recipe(part.dataset, part.model, kind_of(part.name)):
             found.reason += f": the model {part.model} is not here"
         elif not found.differences:
             found.differences = [Difference("key", short(found.header.key), short(found.key or ""))]
@@ -284,31 +151,38 @@ def differences(facts: Facts, judge: Judge | None, part: Part, stale: Stale) -> 
     if now:
         model = facts.config.models[part.model]
         found = recipe_differences(read_recipe(stale.path), now, model)
-    if settings := facts.config.datasets.get(part.dataset):
-        some = ([stale.item], [stale.path])
-        judge = judge or facts.judge(part.dataset, part.model, [part.name], some)
-        with suppress(CacheError, OSError):
-            found += _placing_differences(judge, stale, settings)
+    some = ([stale.item], [stale.path])
+    judge = judge or facts.judge(part.dataset, part.model, [part.name], some)
+    with suppress(CacheError, OSError):
+        found += _placing_differences(judge, stale)
     return found
 
 
-def _placing_differences(judge: Judge, stale: Stale, settings: Dataset) -> list[Difference]:
+def _placing_differences(judge: Judge, stale: Stale) -> list[Difference]:
     """Return how the placement of an image differs in a file; nothing where it is the same.
 
-    The last one is the placement itself, after the settings that changed it.
+    The last one is the placement itself, after the settings that changed it. A file of an earlier
+    release does not say its settings.
     """
-    keys, was, now = judge.placed(stale, read_header(stale.path))
-    if was == now or not now:
+    header, today = read_header(stale.path), judge.settings
+    item, target, content = stale.item, stale.target, header.source
+    now, size = (
+        judge.view(item, target, content, header),
+        judge.contents.size(item, content, header),
+    )
+    if today is None or not now or target_key(content, header.recipe, now) == header.key:
         return []
-    if was is None:  # of an earlier release, which did not write the settings
-        return [Difference(PLACED, "others", now)]
-    before, today = settings.placed(keys), settings
-    changed = [
-        Difference(key, text_of(getattr(before, key)), text_of(getattr(today, key)))
-        for key in dict.fromkeys((*before.placing(), *today.placing()))
-        if getattr(before, key) != getattr(today, key)
-    ]
-    return [*changed, Difference(PLACED, was, now)]
+    with suppress(ValueError, SourceError):
+        before = today.placed(json.loads(header.view or "{}"))
+        was = size and view_of(judge.layout, before, item, target, size)
+        if was is not None and target_key(content, header.recipe, was) == header.key:
+            changed = [
+                Difference(key, text_of(getattr(before, key)), text_of(getattr(today, key)))
+                for key in dict.fromkeys((*before.placing(), *today.placing()))
+                if getattr(before, key) != getattr(today, key)
+            ]
+            return [*changed, Difference(PLACED, was, now)]
+    return [Difference(PLACED, "others", now)]
 
 
 def _source_differences(

@@ -7,11 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from latentmake import digest
-from latentmake.config.machines import ExternalProgram
-from latentmake.config.models import Model
 from latentmake.config.root import Config
 from latentmake.errors import ModelError, TrainingError
-from latentmake.files.paths import normalized
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of
 from latentmake.models import places, recipe
@@ -22,9 +19,6 @@ from latentmake.plan.target import PROMPTS, known_prompts, prompt_items, text_pa
 from latentmake.sources.datasets import Datasets
 from latentmake.sources.item import Item
 
-ProgramDigest = Callable[[ExternalProgram, Model, str, Memo], str]
-"""Returns the digest of the program that encodes a model's `latents` or `text`."""
-
 
 class Facts(Datasets):
     """Facts about datasets and models; those asked for first may raise any UserError.
@@ -34,7 +28,8 @@ class Facts(Datasets):
         runs_jobs: whether jobs run in this environment, not in one that Snakemake makes.
 
     Args:
-        program_digest: asked where a model names such a program as its `encoder`.
+        program_digest: returns the digest of the program that encodes a model's `latents` or
+            `text`, where its `encoder` names one: of its installation, the model, the kind, a memo.
         encoders: whether the command needs them; otherwise they may lie on another machine.
     """
 
@@ -44,7 +39,7 @@ class Facts(Datasets):
         memo: Memo,
         *,
         runs_jobs: bool = True,
-        program_digest: ProgramDigest | None = None,
+        program_digest: Callable[..., str] | None = None,
         encoders: bool = True,
         asks: bool = False,
     ) -> None:
@@ -102,8 +97,8 @@ class Facts(Datasets):
         settings = self.config.datasets.get(dataset)
         if settings is None:
             return Contents(self.memo, None, {})
-        control = settings.control_directory
-        folders = [*self.scan(dataset).roots, *([normalized(control)] if control else [])]
+        control = self.control(dataset)
+        folders = [*self.scan(dataset).roots, *(control.roots if control else ())]
         if items is not None:
             paths = {each.path for item in items for each in item.files}
             return Contents(self.memo, settings, self.memo.sources.known(paths, *folders))

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from latentmake.config.root import Config
 from latentmake.errors import ConfigError, LatentmakeError, nearest
 from latentmake.files import atomic
-from latentmake.plan.orders import FOLDER, RUNS, EncodingJob, Order
+from latentmake.plan.orders import FOLDER, RUNS, EncodingJob, Order, job_of
 from latentmake.plan.run_plan import Plan
 
 VARIABLE = "LATENTMAKE_PLAN"
@@ -179,7 +179,7 @@ class PlanFile(BaseModel):
     def encoding_jobs(self, allowed: Collection[str] = ()) -> list[EncodingJob]:
         """Read the encoding jobs, or those of the rules in `allowed` if there are any."""
         return [
-            EncodingJob(tuple(map(_read, names)))
+            job_of([*map(_read, names)])
             for rule, names in self.jobs.items()
             if not allowed or rule in allowed
         ]

@@ -13,26 +13,25 @@ from pydantic import BaseModel
 
 from latentmake import digest
 from latentmake.config.runs import Run
+from latentmake.files.disk import Need
 from latentmake.layouts import kind_of
-from latentmake.models.reasons import Difference, short, some, value_differences
+from latentmake.models.reasons import Difference, some, value_differences
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import (
     CAPTIONS,
     Lock,
     data_values,
     keys_digest,
-    lock_digest,
     read_lock,
     refuse_too_many,
     run_folder,
 )
 from latentmake.plan.orders import EncodingJob, Order
 from latentmake.plan.state import PartState
-from latentmake.plan.target import PROMPTS, Part, part_names, targets_of
+from latentmake.plan.target import PROMPTS, Part, part_names, parts_of, targets_of
 from latentmake.sources.item import Fault, Item
 
 if TYPE_CHECKING:
-    from latentmake.plan.estimates import TrainingEstimate
     from latentmake.plan.manifest import Member
 
 _ANEW = Difference("the manifest is written anew")
@@ -52,6 +51,8 @@ class RunPlan:
         trainer: the order whose file is `trainer_order`.
         images: dataset -> digest of the paths of its images.
         lock: digest of what trains, from its lock; None where its manifest is to be written.
+        forecast: memory, disk and time of its training in words, where they are known.
+        needs: the room that its training needs.
         outdated: why its manifest is to be written; empty where that and the lock are fresh.
         reasons: why it is to be trained, or its files and sample pictures are to be written; empty
             where it is trained.
@@ -69,7 +70,8 @@ class RunPlan:
     trainer: BaseModel | None = None
     images: dict[str, str] = field(default_factory=dict)
     lock: str | None = None
-    estimate: TrainingEstimate | None = None
+    forecast: str = ""
+    needs: list[Need] = field(default_factory=list)
     outdated: list[Difference] = field(default_factory=lambda: [_ANEW])
     reasons: list[Difference] = field(default_factory=list)
     note: str = ""
@@ -123,63 +125,45 @@ class Plan:
         return [order for job in self.jobs for order in job.orders]
 
 
-def plan_manifest(
-    facts: Facts, plan: RunPlan, run: Run, *, force: bool = False, dry: bool = False
-) -> None:
+def plan_manifest(facts: Facts, plan: RunPlan, *, force: bool = False, dry: bool = False) -> None:
     """Decide whether a run's manifest and lock fit; where not, or with `force`, write the order.
 
     The plan of the run gets its faults, and the order or the lock's digest. The order of a `dry`
     run, which nobody reads, lists no items.
     """
+    run = facts.config.runs[plan.name]
     datasets = {name: facts.config.datasets[name] for name in run.datasets}
-    faults = {name: facts.known_faults(name, run.model) for name in datasets}
-    plan.faults = {name: found for name, found in faults.items() if found}
-    skipped = _skipped(facts, plan, run)
-    validation = run.validation.items if run.validation else 0
-    if validation:
+    known = {name: facts.known_faults(name, run.model) for name in datasets}
+    plan.faults = {name: faults for name, faults in known.items() if faults}
+    if validation := run.validation.items if run.validation else 0:
         sources = [item.image for name in datasets for item in facts.items(name, run.model)[0]]
         refuse_too_many(plan.name, validation, sources)
     skip = [name for name, settings in datasets.items() if settings.on_error == "skip"]
     repeats = {name: settings.num_repeats for name, settings in datasets.items()}
-    texts = {name: _text_digests(facts, run, name) for name in datasets}
-    states = {
-        f"{name}/{part}": plan.parts[Part(name, run.model, part)]
-        for name in datasets
-        for part in part_names(facts.config, run, name)
-    }
-    lock, manifest = read_lock(plan.name), run_folder(plan.name) / "manifest.jsonl"
-    images = {name: plan.images[name] for name in datasets}
-    # Those of prompts wait for the next job: no manifest names them.
-    owned = [each for part, each in plan.parts.items() if part.dataset != PROMPTS]
-    orphans = [path for each in owned for path in each.orphans]
+    texts, skipped = (
+        {name: _text_digests(facts, run, name) for name in datasets},
+        _skipped(facts, plan),
+    )
+    lock = read_lock(plan.name)
     found = [
-        *stale_targets(states),
-        *_data_differences(lock, states, texts, repeats, validation),
+        *_data_differences(facts, plan, lock, texts, repeats, validation),
         *value_differences(_stems(lock.aside), _stems(skipped), "skipped {}"),
-        *(
-            Difference(f"images of {name} came, went or moved")
-            for name, places in images.items()
-            if lock.images.get(name) != places
-        ),
+        *_file_differences(facts, plan, lock),
+        *(Difference(f"items of {name} are faulty") for name in skipped if name not in skip),
     ]
-    if lock.digest and lock.manifest != facts.digest_of(manifest):
-        found.append(Difference(f"{manifest} is missing, or was changed"))
-    if orphans:
-        found.append(Difference(f"cache files without an item: {len(orphans)}"))
-    found += [Difference(f"items of {name} are faulty") for name in skipped if name not in skip]
     if not found and not force:
         plan.lock, plan.outdated = lock.data, []
         return
     plan.outdated = found or plan.outdated
     from latentmake.plan.manifest import ManifestOrder
 
-    known = {} if dry else {part: state.known() for part, state in plan.parts.items()}
+    keys = {} if dry else {part: state.known() for part, state in plan.parts.items()}
     order = ManifestOrder(
         run=plan.name,
         model=run.model,
         repeats=repeats,
         skip=skip,
-        items=[] if dry else [*members(facts, run, known, texts)],
+        items=[] if dry else [*members(facts, run, keys, texts)],
         faults=skipped,
         orphans=sorted(path for state in plan.parts.values() for path in state.orphans),
         planned=time.time_ns(),
@@ -189,6 +173,45 @@ def plan_manifest(
     plan.manifest_order = order.path
     if not facts.asks:
         order.write()
+
+
+def _data_differences(
+    facts: Facts,
+    plan: RunPlan,
+    lock: Lock,
+    texts: Mapping[str, Mapping[str, str]],
+    repeats: Mapping[str, int],
+    validation: int,
+) -> list[Difference]:
+    """Return what differs between a lock and the targets of today."""
+    states = {
+        f"{part.dataset}/{part.name}": plan.parts[part]
+        for part in parts_of(facts.config, facts.config.runs[plan.name])
+        if part.dataset != PROMPTS  # no manifest names them
+    }
+    found = stale_targets(states)
+    if not lock.digest:
+        return [*found, Difference("there is no lock of the dataset yet")]
+    # What is stale has been told, whatever its keys will be.
+    keys = {part: lock.parts.get(part) if x.stale else x.keys for part, x in states.items()}
+    captions = ((name, keys_digest(each.items())) for name, each in texts.items() if each)
+    keys |= {f"{name}/{CAPTIONS}": keys_ for name, keys_ in captions}
+    now = data_values(keys, repeats, validation)
+    return [*found, *value_differences(lock.data_values(), now)]
+
+
+def _file_differences(facts: Facts, plan: RunPlan, lock: Lock) -> Iterator[Difference]:
+    """Yield what differs in the manifest's bytes, the places of images, and the cache's files."""
+    for name, places in plan.images.items():
+        if lock.images.get(name) != places:
+            yield Difference(f"images of {name} came, went or moved")
+    manifest = run_folder(plan.name) / "manifest.jsonl"
+    if lock.digest and lock.manifest != facts.digest_of(manifest):
+        yield Difference(f"{manifest} is missing, or was changed")
+    # Those of prompts wait for the next job.
+    parts = (state for part, state in plan.parts.items() if part.dataset != PROMPTS)
+    if orphans := sum(len(state.orphans) for state in parts):
+        yield Difference(f"cache files without an item: {orphans}")
 
 
 def stale_targets(states: Mapping[str, PartState]) -> list[Difference]:
@@ -205,32 +228,10 @@ def stale_targets(states: Mapping[str, PartState]) -> list[Difference]:
     ]
 
 
-def _data_differences(
-    lock: Lock,
-    states: Mapping[str, PartState],
-    texts: Mapping[str, Mapping[str, str]],
-    repeats: Mapping[str, int],
-    validation: int,
-) -> list[Difference]:
-    """Return what differs between a lock and the targets of today, as far as these are there."""
-    if not lock.digest:
-        return [Difference("there is no lock of the dataset yet")]
-    keys = {part: state.keys or "" for part, state in states.items()} | {
-        f"{name}/{CAPTIONS}": keys_digest(found.items()) for name, found in texts.items() if found
-    }
-    today = lock_digest(keys, repeats, validation)
-    if lock.digest == today:
-        return []
-    stale = {part: lock.parts.get(part) for part, state in states.items() if state.stale}
-    now = data_values({**keys, **stale}, repeats, validation)
-    found = value_differences(lock.data_values(), now)
-    return found if found or stale else [Difference("lock", short(lock.digest), short(today))]
-
-
-def _skipped(facts: Facts, plan: RunPlan, run: Run) -> _Skipped:
+def _skipped(facts: Facts, plan: RunPlan) -> _Skipped:
     """Return dataset -> faults of the items without caches."""
     found: _Skipped = {}
-    for name in run.datasets:
+    for name in plan.images:
         faults = [
             {"stem": fault.stem, "path": fault.path, "digest": "", "line": fault.line}
             for fault in plan.faults.get(name, [])

@@ -7,8 +7,6 @@ again. Everyone who asks about targets (the plan, `status`, `explain`, `verify`)
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +20,6 @@ from latentmake.errors import CacheError, SourceError
 from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.files.cachefile import Header, read_header, target_key
 from latentmake.files.paths import is_text
-from latentmake.geometry.buckets import Size
 from latentmake.index.listing import Listing
 from latentmake.index.memo import Memo, TargetStat
 from latentmake.layouts import Layout, kind_of
@@ -105,6 +102,11 @@ class State:
     unreadable: dict[str, SourceError] = field(default_factory=dict)
     judge: Judge | None = field(default=None, compare=False)
 
+    def stale(self, path: str) -> Stale | None:
+        """Return a target by its path, where it is stale."""
+        every = (each for part in self.parts.values() for each in part.stale)
+        return next((each for each in every if each.path == path), None)
+
 
 class Judge:
     """Tells whether the targets of one dataset and model are fresh.
@@ -130,8 +132,8 @@ class Judge:
         cached: Mapping[str, tuple[TargetStat, str]],
     ) -> None:
         self.recipes, self.contents = recipes, contents
-        self._memo, self._layout, self._settings = memo, layout, settings
-        self._place, self._cached = place, cached
+        self.layout, self.settings = layout, settings
+        self._memo, self._place, self._cached = memo, place, cached
 
     # -- one target ---------------------------------------------------------------------------
 
@@ -162,18 +164,25 @@ class Judge:
             content: digest of the inputs.
             header: of a file that may have been made of that content.
         """
-        size: Size | None = Size(0, 0)
-        if target.size is not None:
-            size = self.contents.size(item, content, header)
-        if size is None:
-            return None
+        if target.size is None:
+            return ""
+        size = self.contents.size(item, content, header)
         try:
-            return view_of(self._layout, self._settings, item, target, size)
+            return size and view_of(self.layout, self.settings, item, target, size)
         except SourceError:  # which the job names
             return None
 
-    def wanted(self, item: Item, target: Target, content: str, known: str) -> _Wanted:
-        """Return what a target's file should be made of.
+    def needed(
+        self, item: Item, target: Target, content: str, header: Header | None = None
+    ) -> str | None:
+        """Return the key that a target needs; None where it is unknown. Arguments as of `view`."""
+        view, recipe = self.view(item, target, content, header), self.recipes[target.part]
+        return None if view is None or recipe == UNKNOWN else target_key(content, recipe, view)
+
+    def wanted(
+        self, item: Item, target: Target, content: str, known: str
+    ) -> tuple[str, str, Header | None]:
+        """Return content and key ("" if unknown) that a target should have; its header, if read.
 
         Args:
             item: its inputs.
@@ -185,19 +194,12 @@ class Judge:
             CacheError: the file is damaged, and had to be read.
             OSError: it cannot be read.
         """
-        view = self.view(item, target, content)
-        if view is not None and known == self._key(target, content, view):
-            return _Wanted(content, known)
+        if known and self.needed(item, target, content) == known:
+            return content, known, None
         header = self.header(target.path)
-        if view is None:
-            view = self.view(item, target, content, header)
         if kind_of(target.part) == "text":
             content = self.contents.with_line_ends(item, content, header.source)
-        return _Wanted(content, "" if view is None else self._key(target, content, view), header)
-
-    def _key(self, target: Target, content: str, view: str) -> str:
-        recipe = self.recipes[target.part]
-        return "" if recipe == UNKNOWN else target_key(content, recipe, view)
+        return content, self.needed(item, target, content, header) or "", header
 
     def state(self, item: Item, target: Target, stat: TargetStat | None) -> Stale | str | None:
         """Return the key of a fresh target, or why it is stale; None where an input is unreadable.
@@ -209,59 +211,23 @@ class Judge:
         """
         if stat is None:
             return Stale(item, target, "new", self.contents.known(item))
-        damaged = Stale(item, target._replace(found=f"damaged@{stat.mtime_ns}"), "damaged")
+        recipe = self.recipes[target.part]
         try:
             key = self.key(target.path, stat)
-        except (CacheError, OSError):
-            return damaged
-        recipe, target = self.recipes[target.part], target._replace(found=f"{key}@{stat.mtime_ns}")
-        if recipe == UNKNOWN:
-            return Stale(item, target, "changed recipe")
-        content = self.contents.of(item)
-        if content is None:
-            return None
-        try:
-            wanted = self.wanted(item, target, content, key)
-        except (CacheError, OSError):  # it was sound when the memo learnt its key
-            return damaged
-        if wanted.header is None or wanted.key == key:
+            target = target._replace(found=f"{key}@{stat.mtime_ns}")
+            if recipe == UNKNOWN:
+                return Stale(item, target, "changed recipe")
+            content = self.contents.of(item)
+            if content is None:
+                return None
+            content, wanted, header = self.wanted(item, target, content, key)
+        except (CacheError, OSError):  # it may have been sound when the memo learnt its key
+            return Stale(item, target._replace(found=f"damaged@{stat.mtime_ns}"), "damaged")
+        if header is None or wanted == key:
             return key
-        header = wanted.header
-        edited = header.recipe == recipe and header.source != wanted.content
+        edited = header.recipe == recipe and header.source != content
         reason = "edited" if edited else "changed recipe"
         return Stale(item, target, reason, self.contents.known(item), header.recipe)
-
-    def key_of(self, item: Item, target: Target, content: str, header: Header | None) -> str | None:
-        """Return the key that a target needs; None where it is unknown. Arguments as of `view`."""
-        view = self.view(item, target, content, header)
-        return (self._key(target, content, view) or None) if view is not None else None
-
-    def placed(
-        self, stale: Stale, header: Header
-    ) -> tuple[Mapping[str, object], str | None, str | None]:
-        """Return the settings that placed a file, its view by them, and that of today.
-
-        The settings are empty, and its view None, where an earlier release did not write them.
-        """
-        item, target, content = stale.item, stale.target, header.source
-        now = self.view(item, target, content, header)
-        with contextlib.suppress(ValueError):
-            keys = json.loads(header.view or "{}")
-            size = self.contents.size(item, content, header)
-            if self._settings is not None and size is not None:
-                with contextlib.suppress(SourceError):
-                    own = self._settings.placed(keys)
-                    was = view_of(self._layout, own, item, target, size)
-                    if target_key(content, header.recipe, was) == header.key:
-                        return keys, was, now
-        same = now is not None and target_key(content, header.recipe, now) == header.key
-        return {}, now if same else None, now
-
-    def presumed(self, stale: Stale) -> list[str]:
-        """Return the keys that a target may have: usually one, none where nothing is known."""
-        item, target = stale.item, stale.target
-        views = ((each, self.view(item, target, each)) for each in self.contents.presumed(item))
-        return [self._key(target, each, view) for each, view in views if view is not None]
 
     # -- all targets --------------------------------------------------------------------------
 
@@ -282,8 +248,8 @@ class Judge:
         parts = {part: self._part(part, items, found, expected) for part, items in inputs.items()}
         missing = (x.path for each in parts.values() for x in each.stale if not x.target.found)
         _refuse_obstacles(missing, found)
-        kept = {self._layout.base(stem) for stem in owned}
-        with_inputs = {self._layout.base(x.stem) for items in inputs.values() for x in items}
+        kept = {self.layout.base(stem) for stem in owned}
+        with_inputs = {self.layout.base(x.stem) for items in inputs.values() for x in items}
         for part, path in self._orphans(found, expected, inputs, kept, kept - with_inputs):
             parts.setdefault(part, PartState()).orphans.append(path)
         self._memo.targets.forget(path for path in self._cached if path not in found)
@@ -294,7 +260,7 @@ class Judge:
     ) -> PartState:
         """Return the state of the targets of some inputs, whose paths are added to `expected`."""
         state, lines = PartState(), dict[str, str]()
-        identity = self._layout.identity
+        identity = self.layout.identity
         self._prepare(part, items, found)
         for item, targets in self.targets(part, items):
             for target in targets:
@@ -312,11 +278,11 @@ class Judge:
 
     def targets(self, part: str, items: Iterable[Item]) -> Iterator[tuple[Item, list[Target]]]:
         """Yield some inputs, each with its targets of a part."""
-        return targets_of(self._layout, self._settings, Part(*self._place, part), items)
+        return targets_of(self.layout, self.settings, Part(*self._place, part), items)
 
     def _prepare(self, part: str, items: Sequence[Item], found: Listing) -> None:
         """Read objects on S3 many at a time, and look up the sizes of images at once."""
-        if self._settings and self._settings.remote and self.recipes[part] != UNKNOWN:
+        if self.settings and self.settings.remote and self.recipes[part] != UNKNOWN:
             self.contents.fetch(
                 (file.path, file.stat)
                 for item, several in self.targets(part, items)
@@ -345,7 +311,7 @@ class Judge:
             if path in expected or not is_text(path):  # no name of ours
                 continue
             part, _, name = path[len(prefix) :].partition("/")
-            if bases := self._layout.owners(name):
+            if bases := self.layout.owners(name):
                 if any(each in (faulty if part in requested else kept) for each in bases):
                     continue
                 try:
@@ -357,32 +323,11 @@ class Judge:
             yield part, path
 
 
-class _Wanted(NamedTuple):
-    """What a file should be made of: content and key ("" if unknown), and its header if read."""
-
-    content: str
-    key: str
-    header: Header | None = None
-
-
 def _refuse_obstacles(paths: Iterable[str], found: Listing) -> None:
-    """Refuse a folder in the place of a missing cache file, or a file in that of its folders."""
-    there: dict[str, bool] = {}
-    for path in paths:
-        folder = path.rpartition("/")[0]
-        if folder not in there:
-            place = Path(folder)
-            for each in (place, *place.parents):
-                if str(each) in found or (os.path.lexists(each) and not each.is_dir()):
-                    what = f"{_kind(each)}, where a folder of caches belongs"
-                    raise CacheError(what, where=each, hint="move it away or remove it")
-            there[folder] = place.is_dir()
-        if there[folder] and os.path.isdir(path):  # noqa: PTH112 -- of many thousand paths
-            what = "is a folder, where a cache file belongs"
-            raise CacheError(what, where=path, hint="move it away or remove it")
-
-
-def _kind(path: Path) -> str:
-    if path.is_symlink():
-        return f"is a link that leads {'to other caches' if path.is_dir() else 'nowhere'}"
-    return "is a file"
+    """Refuse a file, or a useless link, in the place of a missing cache file's folder."""
+    for folder in {path.rpartition("/")[0] for path in paths}:
+        for each in (Path(folder), *Path(folder).parents):
+            if str(each) in found or (os.path.lexists(each) and not each.is_dir()):
+                link = "a link that leads nowhere, or to other caches"
+                what = f"is {link if each.is_symlink() else 'a file'}, where a folder belongs"
+                raise CacheError(what, where=each, hint="move it away or remove it")

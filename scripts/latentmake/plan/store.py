@@ -13,11 +13,13 @@ from pathlib import Path
 
 from latentmake.errors import CacheError
 from latentmake.files import atomic, cachefile
+from latentmake.index.listing import Folder
+from latentmake.index.memo import Memo
 from latentmake.plan.orders import Order
+from latentmake.plan.state import PartState, State
 
 STORE = Path(".latentmake/store")
-_SPOOL = Path(".latentmake/spool")
-"""Here earlier releases kept the files that a running build replaces."""
+_MOST_AT_HAND = 3  # files that are tried for one target
 
 
 def stored(key: str) -> Path:
@@ -82,13 +84,6 @@ def keep(orders: Iterable[Order]) -> None:
                 os.link(target.path, stored(key))
 
 
-def take_spool() -> None:
-    """Move the files of an earlier release's spool into the store."""
-    for path in [*_SPOOL.glob("*.safetensors")]:
-        with contextlib.suppress(OSError):  # a folder that somebody put there
-            put(path, path.stem)
-
-
 def forget_made(orders: Iterable[Order]) -> None:
     """Delete the files that bear the name of one of some orders' targets now.
 
@@ -135,3 +130,71 @@ def _size(path: str, stat: os.stat_result) -> int:
     """Return the bytes that deleting a file frees; 0 if it has another name, or is half written."""
     alone = stat.st_nlink == 1 and not path.endswith(atomic.TEMPORARY_SUFFIX)
     return stat.st_size if alone else 0
+
+
+# -- files at hand --------------------------------------------------------------------------------
+
+
+def mark_reusable(memo: Memo, states: Iterable[State]) -> None:
+    """Note for each stale target the files with the key that it needs.
+
+    An item, a dataset or a model was renamed, an edit undone, a setting taken back. The memo tells
+    of such files, none is opened, and the job checks them.
+    """
+    asked = [
+        (state.judge, each)
+        for state in states
+        if state.judge is not None
+        for part, each in state.parts.items()
+        if each.stale and state.judge.recipes.get(part)
+    ]
+    if not asked:
+        return
+
+    _learn_unknown(memo)
+    kept = keys()
+    if not kept and not memo.targets.any():
+        return
+    for judge in {id(each): each for each, _ in asked}.values():
+        judge.contents.prepare_presumed(
+            stale.item for other, state in asked if other is judge for stale in state.stale
+        )
+    wanted: list[tuple[PartState, int, list[str]]] = []
+    for judge, state in asked:
+        for number, (item, target, *_) in enumerate(state.stale):
+            found_keys = (judge.needed(item, target, x) for x in judge.contents.presumed(item))
+            wanted.append((state, number, [*filter(None, found_keys)]))
+    found = _at_hand({key for _, _, needed in wanted for key in needed}, memo, kept)
+    for state, number, needed in wanted:
+        if paths := [path for key in needed for path in found.get(key, ())]:
+            stale = state.stale[number]
+            target = stale.target._replace(at_hand=tuple(paths[:_MOST_AT_HAND]))
+            state.stale[number] = stale._replace(reason="reusable", target=target)
+
+
+def _at_hand(wanted: set[str], memo: Memo, kept: set[str]) -> dict[str, list[str]]:
+    """Return key -> the files with that key."""
+    found = {key: [str(stored(key))] for key in wanted & kept}
+    gone = []
+    for path, stat, key in sorted(memo.targets.where("value", wanted)):
+        try:
+            if os.lstat(path).st_size == stat.size:
+                found.setdefault(key, []).append(path)
+        except OSError:
+            gone.append(path)
+    memo.targets.forget(gone)
+    return found
+
+
+def _learn_unknown(memo: Memo) -> None:
+    """Read the headers of those cache folders of which the memo knows nothing: it was deleted."""
+    for folder in map(str, Path("cache").glob("*/*/")):
+        if memo.targets.any(folder):
+            continue
+        with contextlib.suppress(CacheError):
+            for file, stat in Folder(folder).listing().items():
+                with contextlib.suppress(CacheError, OSError):
+                    header = cachefile.read_header(file)
+                    memo.targets.learn(file, stat, header.key)
+                    if header.picture is not None:
+                        memo.learn_picture(header.source, header.picture)

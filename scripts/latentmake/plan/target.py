@@ -59,8 +59,13 @@ def parts_of(config: Config, run: Run, *, generated: bool = False) -> list[Part]
         for dataset in run.datasets
         for name in part_names(config, run, dataset)
     ]
-    texts = prompts_of(run) or (generated and generation_prompts(config, run))
+    texts = asked_prompts(config, run, generated=generated)
     return [*parts, Part(PROMPTS, run.model, "text")] if texts else parts
+
+
+def asked_prompts(config: Config, run: Run, *, generated: bool) -> list[str]:
+    """Return the prompts that a run needs; if it is to generate clips, those of these too."""
+    return [*prompts_of(run), *(generation_prompts(config, run) if generated else ())]
 
 
 def part_names(config: Config, run: Run, dataset: str) -> list[str]:

@@ -29,14 +29,9 @@ def report(
     Raises:
         StorageError: what is to be built has no room.
     """
-    trainings = [
-        run.estimate
-        for name, run in plan.runs.items()
-        if run.estimate is not None and request.trains(name)
-    ]
-    lines = [*estimates.lines(facts.memo, plan.orders)]
-    lines += [f"training of {each.run}: {each.note}" for each in trainings]
     asked = [run for name, run in plan.runs.items() if request.trains(name)]
+    lines = [*estimates.lines(facts.memo, plan.orders)]
+    lines += [f"training of {run.name}: {run.forecast}" for run in asked if run.forecast]
     lines += [line for run in asked for line in (run.reason, run.note) if line]
     runs = plan.runs.values()
     if any(state.stale for run in runs for state in run.parts.values()):
@@ -49,7 +44,7 @@ def report(
     if plan.runs:
         sys.stderr.write(plan_table(plan, lines) + "\n")
     caches = estimates.needs(facts.memo, request.orders(plan))
-    for shortage in shortages([*caches, *needs, *(each.need for each in trainings)]):
+    for shortage in shortages([*caches, *needs, *(need for run in asked for need in run.needs)]):
         if not dry:
             raise shortage
         sys.stderr.write(f"warning: {shortage}\n")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ByteSize
@@ -12,11 +15,11 @@ from latentmake.index.listing import Folder
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of
 from latentmake.plan import estimates, store
-from latentmake.plan.build import running_builds
+from latentmake.plan.build import running
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import Order
+from latentmake.plan.orders import FOLDER, Order
 from latentmake.plan.run_plan import RunPlan
-from latentmake.plan.target import Part
+from latentmake.plan.target import Part, Target
 from latentmake.reports.plan_table import row_of
 from latentmake.reports.recipe_changes import recipe_changes
 
@@ -148,8 +151,8 @@ def _lines(facts: Facts, plan: RunPlan) -> Iterator[str]:
     if plan.training_order is not None:
         lines = [line for line in (plan.reason, plan.note) if line]
         yield from lines or [f"{plan.name}: is to be trained, or its sample pictures drawn"]
-        if plan.estimate is not None:
-            yield f"training of {plan.name}: {plan.estimate.note}"
+        if plan.forecast:
+            yield f"training of {plan.name}: {plan.forecast}"
     used, bound = (_exactly(size) for size in (store.used(), facts.config.store.keep))
     yield f"store: {used} of {bound} used (store.keep)"
 
@@ -167,3 +170,46 @@ def _speed(targets: float) -> str:
 
 def _exactly(size: int) -> str:
     return ByteSize(size).human_readable(decimal=True, separator=" ")
+
+
+# -- running builds -------------------------------------------------------------------------------
+
+
+def running_builds() -> list[dict[str, Any]]:
+    """Return each build that runs here, and how far it is by what lies on the disk.
+
+    Returns:
+        `process` (its id, on its machine), `targets` (of its command line; none stand for all),
+        `began` (seconds since 1970), `made` (`latents tiny` -> number of targets made and to make),
+        `training` (run -> the last line of its log; "" before it has one).
+    """
+    found = []
+    for _, about in running():
+        began, made = about["began"], dict[str, tuple[int, int]]()
+        for name in about.pop("orders"):
+            with contextlib.suppress(OSError, ValueError):
+                order = Order.read(FOLDER / f"{name}.json")
+                done, total = made.get(order.work, (0, 0))
+                targets = [target for item in order.items for target in item.targets]
+                made[order.work] = done + sum(map(_is_made, targets)), total + len(targets)
+        logs = {run: Path(f"logs/train/{run}.log") for run in about.pop("trained")}
+        training = {run: _last_line(log, began) for run, log in logs.items()}
+        found.append(about | {"made": made, "training": training})
+    return found
+
+
+def _is_made(target: Target) -> bool:
+    """Whether a target is no longer what the plan found."""
+    with contextlib.suppress(OSError):
+        moment = str(os.lstat(target.path).st_mtime_ns)
+        return target.found is None or target.found.rpartition("@")[2] != moment
+    return False
+
+
+def _last_line(log: Path, began: float) -> str:
+    """Return the last line of a log that was written since a build began; of a bar as it is now."""
+    with contextlib.suppress(OSError):
+        if log.stat().st_mtime >= began - 1:  # another machine may have another clock
+            text = log.read_text(errors="replace").replace("\r", "\n")
+            return text.rstrip().rpartition("\n")[2].strip()
+    return ""

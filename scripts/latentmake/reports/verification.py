@@ -170,7 +170,7 @@ def _wanted(judge: Judge, item: Item, target: Target, memo: Memo) -> Expected:
             known = memo.targets.get(target.path) or ""
             content, key, _ = judge.wanted(item, target, content, known)
     except (CacheError, OSError):
-        key = judge.key_of(item, target, content, None) or ""
+        key = judge.needed(item, target, content) or ""
     source = item.source if item.source is not None else item.text or ""
     return Expected(target.path, target.part, source, content, recipe, key)
 

@@ -73,9 +73,9 @@ def _estimated(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
     needs = estimates.needs(facts.memo, plan.orders)
     for line in estimates.lines(facts.memo, plan.orders):
         yield Finding("to encode", "ok", line)
-    if plan.estimate is not None:
-        needs.append(plan.estimate.need)
-        yield Finding("training", "ok", plan.estimate.note)
+    needs += plan.needs
+    if plan.forecast:
+        yield Finding("training", "ok", plan.forecast)
     if not needs:
         return
     errors = [Finding("disk", "failed", str(error)) for error in shortages(needs)]

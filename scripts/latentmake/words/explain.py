@@ -5,17 +5,24 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from latentmake import backends
-from latentmake.errors import ConfigError
+from latentmake.errors import CacheError, ConfigError, SourceError, UserError, nearest
 from latentmake.exchange.clip_files.order import CLIPS, LIST, plan_clips
+from latentmake.files.cachefile import read_metadata
+from latentmake.files.paths import is_remote
 from latentmake.models.reasons import Difference
-from latentmake.plan.explain import Explanation
-from latentmake.plan.explain import explain as explanations
+from latentmake.plan.explain import Explanation, of_header, of_target
+from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan, stale_targets
+from latentmake.plan.single import named_targets
+from latentmake.plan.target import PROMPTS, Part, parts_of, targets_of
 from latentmake.reports.evaluation import plan_evaluated, refuse_evaluation
 from latentmake.reports.explanation import explanation_text, explanation_values
 from latentmake.reports.generated import plan_generated, refuse_clips
@@ -122,3 +129,135 @@ def _clip_reasons(project: Project, run: str, place: str) -> list[Difference]:
         for path, file in asked.items()
         for each in file_differences(order, file)
     ]
+
+
+# -- an image, a caption, a cache file ------------------------------------------------------------
+
+
+def explanations(facts: Facts, file: str) -> list[Explanation]:
+    """Explain a cache file, or all targets of the item of an image, a caption or a control.
+
+    Raises:
+        UserError: there is no such file, or nothing is made of it.
+    """
+    path = file if is_remote(file) else os.path.relpath(file or ".")
+    if Path(path).is_dir():
+        raise SourceError("is a folder", where=file, hint="name one of its files")
+    caches = os.path.realpath("cache")
+    if not path.startswith("cache/") and _place(path).startswith(f"{caches}/"):
+        path = f"cache{_place(path).removeprefix(caches)}"
+    if path.startswith("cache/"):
+        return [_of_cache(facts, path)]
+    if found := [*_of_source(facts, path)]:
+        return found
+    if not os.path.lexists(path):
+        raise SourceError("there is no such file", where=file, hint=_near(path))
+    if read_metadata(path):  # in the store, or a copy
+        return [of_header(path)]
+    for dataset, settings in facts.config.datasets.items():
+        if any(_same(each, path) for each in (settings.path, settings.metadata_file) if each):
+            what = f"lists the items of the dataset {dataset}"
+            raise SourceError(what, where=file, hint="name the image of one of them")
+    hint = "name a cache file, or an image or a caption of a dataset"
+    raise SourceError("no dataset of a run has an item with this file", where=file, hint=hint)
+
+
+# -- an image or a caption ------------------------------------------------------------------------
+
+
+def _of_source(facts: Facts, path: str) -> Iterator[Explanation]:
+    """Explain all targets that runs need of the items that have a file."""
+    config = facts.config
+    needed = dict.fromkeys(part for run in config.runs.values() for part in parts_of(config, run))
+    faults = []
+    for dataset, model in dict.fromkeys((part.dataset, part.model) for part in needed):
+        if dataset == PROMPTS or not _may_hold(facts, dataset, path):
+            continue
+        items, faulty = facts.items(dataset, model)
+        faults += [fault for fault in faulty if _same(fault.path, path)]
+        own = [item for item in items if any(_same(each.path, path) for each in item.files)]
+        for item in own:
+            for part in (x for x in needed if x[:2] == (dataset, model)):
+                inputs = facts.inputs(model, part.name, [item])
+                layout, settings = facts.layout(model), config.datasets[dataset]
+                for each, targets in targets_of(layout, settings, part, inputs):
+                    yield from (of_target(facts, part, each, target) for target in targets)
+    for fault in faults:
+        raise SourceError(fault.what, where=fault.path, hint=fault.hint)
+
+
+def _may_hold(facts: Facts, dataset: str, path: str) -> bool:
+    settings = facts.config.datasets[dataset]
+    if settings.is_list or is_remote(path):
+        return True
+    folders = [*filter(None, (settings.path, settings.control_directory))]
+    named, real = (Path(os.path.abspath(path)), Path(_place(path)))  # noqa: PTH100
+    return any(
+        named.is_relative_to(os.path.abspath(each)) or real.is_relative_to(os.path.realpath(each))  # noqa: PTH100
+        for each in folders
+    )
+
+
+def _same(some: str, other: str) -> bool:
+    if os.path.basename(some) != os.path.basename(other):  # noqa: PTH119 -- of many paths
+        return False
+    return some == other or _place(some) == _place(other)
+
+
+def _place(path: str) -> str:
+    """Return a path whose folders are no links."""
+    folder, name = os.path.split(path)
+    return f"{os.path.realpath(folder)}/{name}"
+
+
+def _near(path: str) -> str:
+    """Return a hint for a file that does not exist."""
+    folder, name = os.path.split(path)
+    names: list[str] = []
+    with suppress(OSError):
+        names = os.listdir(folder or ".")  # noqa: PTH208 -- of a folder of many thousand files
+    guess = nearest(name, names)
+    return f"the nearest is {guess}" if guess else "check the path"
+
+
+# -- a cache file ---------------------------------------------------------------------------------
+
+
+def _of_cache(facts: Facts, path: str) -> Explanation:
+    """Explain a cache file by its name, one that runs are yet to make as well."""
+    found = _of_name(facts, path)
+    if found.runs or os.path.lexists(path):
+        return found
+    raise CacheError("there is no such cache file", where=path, hint=_near(path))
+
+
+def _of_name(facts: Facts, path: str) -> Explanation:
+    _, dataset, model, place, name = (*path.split("/", 4), "", "", "", "")[:5]
+    config, found = facts.config, of_header(path)
+    if dataset not in (PROMPTS, *config.datasets) or model not in config.models:
+        known = dataset in (PROMPTS, *config.datasets)
+        lost = f"model {model}" if known else f"dataset {dataset}"
+        found.reason = f"the configuration has no {lost}"
+        return found
+    layout = facts.layout(model)
+    bases = layout.owners(name)
+    try:
+        for item, target in named_targets(facts, dataset, model, place, bases):
+            if target.path == path:
+                return of_target(facts, Part(dataset, model, target.part), item, target)
+    except UserError as error:
+        found.reason = str(error)
+        return found
+    if found.header is None:
+        return found
+    for fault in () if dataset == PROMPTS else facts.known_faults(dataset, model):
+        if layout.base(fault.stem) in bases:
+            found.reason = f"its item is faulty: {fault.line}"
+            return found
+    found.state, found.reason = "orphaned", "its item is gone, or named otherwise"
+    items = [] if dataset == PROMPTS else facts.items(dataset, model)[0]
+    if any(layout.base(item.stem) in bases for item in items):
+        found.reason = "its item has no such text, clip or size any more"
+    if not bases:
+        found.reason = f"the layout of {model} has no cache file of such a name"
+    return found

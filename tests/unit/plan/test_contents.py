@@ -15,13 +15,13 @@ from latentmake.config.root import parse
 from latentmake.files import atomic, cachefile, npz
 from latentmake.index.memo import Memo
 from latentmake.plan import lock
-from latentmake.plan.explain import explain
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import Lock, keys_digest, lock_digest
 from latentmake.plan.planner import make_plan
 from latentmake.plan.run_plan import RunPlan, plan_manifest
 from latentmake.plan.state import PartState
 from latentmake.plan.target import Part
+from latentmake.words.explain import explanations
 from PIL import Image
 
 CAPTIONS = {
@@ -172,9 +172,9 @@ def test_line_ends_and_a_byte_order_mark_make_no_text_stale(
     for stem, text in CAPTIONS.items():
         Path(f"data/{stem}.txt").write_bytes(with_line_ends(text, *now))
     assert stale(planned(facts)) == {}
-    assert {each.state for each in explain(facts, "data/two.txt") if "/text/" in each.path} == {
-        "fresh"
-    }
+    assert {
+        each.state for each in explanations(facts, "data/two.txt") if "/text/" in each.path
+    } == {"fresh"}
     Path("data/two.txt").write_bytes(with_line_ends("A cat sits. It purrs.\n", *now))
     assert stale(planned(facts_of(PLAIN))) == {"two": "data/two.txt"}
 
@@ -189,7 +189,7 @@ def test_a_trainer_that_encodes_captions_itself_trains_on_those_of_its_lock() ->
     def plan() -> RunPlan:
         found = RunPlan("first", {latents: PartState()}, images={"cats": ""})
         facts = facts_of(model)
-        plan_manifest(facts, found, facts.config.runs["first"])
+        plan_manifest(facts, found)
         return found
 
     texts = [(stem, lines.decode()) for stem, lines in sorted(first_lines().items())]
@@ -201,7 +201,13 @@ def test_a_trainer_that_encodes_captions_itself_trains_on_those_of_its_lock() ->
     }
     folder.mkdir(parents=True)
     (folder / "manifest.jsonl").touch()
-    made = Lock(lock_digest(keys, {"cats": 1}), images={"cats": ""}, manifest=digest.of_bytes(b""))
+    made = Lock(
+        lock_digest(keys, {"cats": 1}),
+        parts=keys,
+        repeats={"cats": 1},
+        images={"cats": ""},
+        manifest=digest.of_bytes(b""),
+    )
     (folder / "dataset.lock").write_text(json.dumps(made.values()))
     assert plan().manifest_order is None
     Path("data/two.txt").write_text("A cat sits.\nIt sleeps.\n")

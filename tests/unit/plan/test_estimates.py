@@ -90,6 +90,7 @@ def test_what_a_former_version_wrote_is_ignored(row: str) -> None:
 
 
 def test_receipts_tell_time_and_bytes_even_those_with_keys_of_other_versions() -> None:
+    assert not [*lines(Memo(None), [order_of("text")])]
     memo = learnt(receipt_of(order_of("text"), 240.0) | {"amount": 5100.0, "new": None})
     assert [*lines(memo, [order_of("text", 200)])] == ["text of tiny: about 9 min, 0.1 MB"]
     two = [order_of("text"), replace(order_of("text"), dataset="dogs")]
@@ -97,20 +98,6 @@ def test_receipts_tell_time_and_bytes_even_those_with_keys_of_other_versions() -
     assert needs(memo, two) == [Need("text of tiny", "cache", 100_000)]
     found = estimates(memo, two, lambda order, part: (order.dataset, part))
     assert found == {(each, "text"): (100, 50_000, 240.0) for each in ("cats", "dogs")}
-
-
-def test_without_past_jobs_the_bytes_of_latents_follow_from_the_vae() -> None:
-    memo, order = Memo(None), order_of()
-    assert not [*lines(memo, [order, order_of("text")])]
-    Path("vae").mkdir()
-    for text, said in (("{", []), (json.dumps(VAE), ["latents of tiny: about 2.5 MB"])):
-        Path("vae/config.json").write_text(text)
-        assert [*lines(memo, [order])] == said
-    assert needs(memo, [order]) == [Need("latents of tiny", "cache", 100 * 4 * 48 * 32 * 4)]
-    half = order_of(vae_dtype="float16")
-    assert needs(memo, [half]) == [Need("latents of tiny", "cache", 100 * 4 * 48 * 32 * 2)]
-    wan = order_of(task="i2v-A14B", clip=Clip(0, 81), vae_dtype="float32")
-    assert needs(memo, [wan]) == [Need("latents of tiny", "cache", 100 * 36 * 21 * 12 * 8 * 4)]
 
 
 def test_what_is_linked_needs_nothing() -> None:

@@ -17,7 +17,8 @@ from latentmake.config.machines import MusubiTuner
 from latentmake.config.models import Model
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Media, Span
-from latentmake.plan.orders import FOLDER, EncodingJob, Order, Work, jobs_of
+from latentmake.plan.batches import jobs_of
+from latentmake.plan.orders import FOLDER, EncodingJob, Order, Work
 from latentmake.plan.receipts import Receipt
 from latentmake.plan.target import Target
 from order_world import order

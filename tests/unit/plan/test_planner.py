@@ -13,7 +13,8 @@ from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.files.workspace import OWNER
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.plan.planner import _refuse_other_items, make_plan, single
+from latentmake.plan.planner import _refuse_other_items, make_plan
+from latentmake.plan.single import single
 from latentmake.plan.state import PartState, Stale
 from latentmake.plan.target import PROMPTS, Target, prompt_path
 from latentmake.sources.item import Item

@@ -21,15 +21,13 @@ from latentmake.caches.inputs import Sample
 from latentmake.config.root import parse
 from latentmake.errors import UserError
 from latentmake.files import atomic
-from latentmake.index.listing import Folder
 from latentmake.index.memo import Memo
 from latentmake.layouts import plain
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
-from latentmake.plan.remembered import Asked, keep, recall
+from latentmake.plan.remembered import Remembered
 from latentmake.plan.run_plan import Plan, RunPlan
-from latentmake.plan.state import Judge, PartState, State
-from latentmake.sources.item import Scan
+from latentmake.plan.state import Judge, State
 from PIL import Image
 
 STEMS = ("a", "b", "b.c", "ab", "sub/a", "sub/d")
@@ -310,18 +308,14 @@ def test_another_setting_of_the_dataset_is_another_question(
     assert judged(world, memo, monkeypatch) == {*STEMS[:4]}
 
 
-def test_lines_of_a_replaced_state_are_not_those_of_another() -> None:
+def test_lines_of_a_replaced_state_are_not_those_of_another(built: tuple[World, Memo]) -> None:
     """A plan beside another one must not mistake missing lines for missing targets."""
-    asked = Asked("cats", "tiny", ("text",), "", Scan("data", [], ""), Folder("cache"))
-    state = State({"text": PartState(1, lines=lambda: {"a": "a\tkey"})})
-    with Memo(None) as memo:
-        keep(memo, asked, {"a": "a.png"}, state)
-        memo.save()
-        read, unread = recall(memo, asked), recall(memo, asked)
-        assert read is not None
-        assert unread is not None
-        assert read.lines("text") == {"a": "a\tkey"}
-        keep(memo, asked, {"a": "a.png"}, state)
-        memo.save()
-        assert unread.lines("text") == {}
-        assert read.lines("text") == {"a": "a\tkey"}
+    world, memo = built
+    facts = Facts(parse(world.values), memo)
+    read, unread = (Remembered(facts, "cats", "tiny", ["64", "96", "text"]) for _ in range(2))
+    state, lines = read.state(), read.lines("text")
+    assert state is not None
+    assert {*lines} == {*STEMS[:4]}
+    read.keep(state, dict.fromkeys(lines, ""))
+    assert unread.lines("text") == {}
+    assert read.lines("text") == lines

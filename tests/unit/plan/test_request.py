@@ -11,7 +11,7 @@ from latentmake.config.machines import Publish
 from latentmake.config.root import Config
 from latentmake.config.runs import Run
 from latentmake.errors import ConfigError, LatentmakeError
-from latentmake.plan.orders import EncodingJob, Order
+from latentmake.plan.orders import Order, job_of
 from latentmake.plan.request import VARIABLE, PlanFile, Request
 from order_world import order
 
@@ -131,8 +131,8 @@ def test_a_plan_is_handed_on_through_the_environment(
     before.write(5)
     given = PlanFile.read()
     assert given == before
-    both = EncodingJob((other, one))
-    assert given.encoding_jobs() == [EncodingJob((one,)), both]
+    both = job_of([other, one])
+    assert given.encoding_jobs() == [job_of([one]), both]
     assert given.encoding_jobs(["encode_b", "manifest"]) == [both]
     assert given.single("cache/x") == one and given.single("cache/y") is None
     monkeypatch.setenv(VARIABLE, "plan.5.json")

@@ -81,7 +81,6 @@ def test_a_file_that_has_another_name_takes_nothing() -> None:
 def test_no_store_is_an_empty_one() -> None:
     assert store.keys() == set() and store.used() == 0 and not store.has_files()
     store.limit(0)
-    store.take_spool()
     store.forget_made([make_order(Target("64", "a", None))])
     store.put(Path("gone"), "key")
     assert store.keys() == set()
@@ -144,17 +143,6 @@ def test_only_what_has_a_targets_name_is_forgotten() -> None:
     store.forget_made([order])
     assert store.keys() == {"replaced"}
     assert Path(made.path).exists()
-
-
-def test_the_spool_of_an_earlier_release_is_taken_in() -> None:
-    spool = Path(".latentmake/spool")
-    spool.mkdir(parents=True)
-    for key in ("a", "b"):
-        (spool / f"{key}.safetensors").write_text(key)
-    os.link(spool / "a.safetensors", "target")
-    store.take_spool()
-    assert store.keys() == {"a", "b"} and not [*spool.iterdir()]
-    assert store.stored("b").read_text() == "b"
 
 
 def test_a_link_is_made_of_the_key_that_is_asked_for_or_not_at_all() -> None:

@@ -1,16 +1,23 @@
-"""The status of a run says how fast past jobs were, and what kept them from being faster."""
+"""A status says how fast past jobs were, and how far the builds are that run."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from item_world import work_of
+from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.config.root import parse
 from latentmake.index.memo import Memo
+from latentmake.plan.build import announce
 from latentmake.plan.estimates import Past, learn_job
 from latentmake.plan.facts import Facts
+from latentmake.plan.orders import Order
 from latentmake.plan.planner import make_plan
-from latentmake.reports.status import status_of
+from latentmake.plan.target import Target
+from latentmake.reports.status import running_builds, status_of
 
 CONFIG = {
     "datasets": {"cats": {"path": "data"}},
@@ -38,3 +45,42 @@ def test_status_names_the_bottleneck_of_past_jobs_once_a_model(
     assert [line for line in lines if line.startswith("past jobs")] == [
         "past jobs of latents of tiny: 1,250 targets/s, device busy 40%, bottleneck: reading"
     ]
+
+
+def make_order(kind: str, **found: str | None) -> Order:
+    """Write an order whose targets are named as their items."""
+    model = Model.model_validate({"vae": "vae", "text": ["text"]})
+    items = tuple(
+        work_of(stem, f"{stem}.png", None, (Target("64", stem, there),))
+        for stem, there in found.items()
+    )
+    order = Order(kind, "cats", "small", Dataset(path="."), model, {"a": 1}, items)
+    order.write()
+    return order
+
+
+def test_targets_of_running_builds_count_once_they_are_no_longer_what_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("b").touch()
+    os.utime("b", ns=(5, 5))
+    orders = [make_order("latents", a=None, b="key@5", c=None), make_order("text", d=None)]
+    held = announce(orders, ["r"], ["train_r"])
+    assert held is not None
+    (found,) = running_builds()
+    assert (found["process"], found["targets"]) == (os.getpid(), ["train_r"])
+    assert found["made"] == {"latents small": (0, 3), "text small": (0, 1)}
+    assert found["training"] == {"r": ""}
+    for made in "abd":
+        Path(made).touch()
+    log = Path("logs/train/r.log")
+    log.parent.mkdir(parents=True)
+    log.write_text("begun\nr:  1%|\rr: 50%| 100/200\r")
+    (found,) = running_builds()
+    assert found["made"] == {"latents small": (2, 3), "text small": (1, 1)}
+    assert found["training"] == {"r": "r: 50%| 100/200"}
+    os.utime(log, (found["began"] - 9, found["began"] - 9))  # of an earlier training
+    assert running_builds()[0]["training"] == {"r": ""}
+    held.close()
+    assert running_builds() == []

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from latentmake.config.models import Model
 from latentmake.config.root import Config
 from latentmake.config.runs import Run
 from latentmake.config.trainers import WanTrainer
+from latentmake.files.disk import Need, human
 from latentmake.geometry.buckets import Size
 from latentmake.models.wan_dit import Dit, check_targets, read_dit
 from latentmake.models.wan_memory import TrainingMemory, lora_parameters, training_memory
-from latentmake.plan.estimates import TrainingEstimate
 from latentmake.plan.lock import run_folder
+from latentmake.progress import duration
 
 _CONTEXT = 500_000_000  # bytes that CUDA itself takes
 _TEXT = 512  # tokens of a text, padded
@@ -23,6 +25,40 @@ _SIDE, _FRAMES = 8, 4  # pixels and frames of a latent
 _FILES = 3  # of the LoRA: names of diffusers, musubi-tuner and ComfyUI
 _EACH = 4  # bytes of a trained number
 _STEPS = 1000  # where neither `steps` nor `epochs` is set
+
+
+class TrainingEstimate(NamedTuple):
+    """Memory, disk and time of a training.
+
+    Attributes:
+        memory: parts of what one device must hold -> bytes, the largest first in importance.
+        disk: bytes of its results, and of the checkpoints that are kept, in `folder`.
+        steps: of the optimizer; None where the number of items decides.
+        seconds: a step, in the run's last training; None where there was none.
+    """
+
+    run: str
+    memory: dict[str, int]
+    disk: int
+    folder: str
+    steps: int | None = None
+    seconds: float | None = None
+
+    @property
+    def need(self) -> Need:
+        """Room for results and checkpoints."""
+        return Need(f"results and checkpoints of {self.run}", self.folder, self.disk)
+
+    @property
+    def note(self) -> str:
+        """The estimate in words: memory, disk, and time where it is known."""
+        parts = ", ".join(f"{name} {human(size)}" for name, size in self.memory.items())
+        memory = f"about {human(sum(self.memory.values()))} of GPU memory ({parts})"
+        words = [f"{memory}, {human(self.disk)} of disk"]
+        if self.seconds is not None:
+            time = f"{duration(self.steps * self.seconds / 60)} at " if self.steps else ""
+            words.append(f"{time}{self.seconds:.2g} s a step, as in the last training")
+        return "; ".join(words)
 
 
 def estimate_training(config: Config, name: str, model: Model) -> TrainingEstimate:

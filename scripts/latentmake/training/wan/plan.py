@@ -31,7 +31,8 @@ def plan_training(facts: Facts, plan: RunPlan, *, train: bool) -> None:
     order = _order(facts, plan.name, run, trainer, _digest(facts, model, run.model))
     finish_plan(facts, plan, order, train=train)
     if plan.training_order is not None:
-        plan.estimate = estimate_training(facts.config, plan.name, model)
+        estimate = estimate_training(facts.config, plan.name, model)
+        plan.forecast, plan.needs = estimate.note, [estimate.need]
 
 
 def _digest(facts: Facts, model: Model, name: str) -> str:

@@ -23,12 +23,13 @@ from latentmake.index.memo import Memo
 from latentmake.layouts import plain
 from latentmake.plan import store
 from latentmake.plan.contents import Contents
-from latentmake.plan.explain import Explanation, _placing_differences, explain
+from latentmake.plan.explain import Explanation, _placing_differences
 from latentmake.plan.planner import make_plan
 from latentmake.plan.state import Judge, Stale
 from latentmake.plan.target import Target, placing_of, view_of
 from latentmake.reports.explanation import explanation_text
 from latentmake.reports.recipe_changes import recipe_changes
+from latentmake.words.explain import explanations
 from safetensors.torch import save_file
 
 TEXT = "cache/shapes/tiny/text/ant_lumina_te.npz"
@@ -60,7 +61,7 @@ def config() -> dict[str, Any]:
 
 
 def explained(file: str, values: dict[str, Any] | None = None) -> list[Explanation]:
-    return explain(strategies_world.facts(values or config()), file)
+    return explanations(strategies_world.facts(values or config()), file)
 
 
 def one(file: str, values: dict[str, Any] | None = None) -> Explanation:
@@ -234,7 +235,7 @@ def differences(
     atomic.write(Path(target.path), cachefile.serialize({"x": torch.ones(1)}, said | stamp))
     contents = Contents(Memo(None), today, {})
     judge = Judge(Memo(None), layout, today, ("cats", "tiny"), {target.part: ""}, contents, {})
-    return [*map(str, _placing_differences(judge, Stale(item, target, "edited"), today))]
+    return [*map(str, _placing_differences(judge, Stale(item, target, "edited")))]
 
 
 @pytest.mark.parametrize(
