@@ -2,14 +2,49 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from latentmake.models.reasons import short
+from latentmake.files.cachefile import Header
+from latentmake.files.verified import Checked
+from latentmake.models.reasons import Difference, short
 from latentmake.models.recipe_differences import program_of, recipe_words
-from latentmake.plan.explain import Explanation, quoted
+
+
+@dataclass
+class Explanation:
+    """Explanation of one cache file, or of one that is to be made.
+
+    Attributes:
+        state: `fresh`, `stale`, `orphaned`, `unknown`, or `unreadable`.
+        reason: one of `state.REASONS` of a stale one, or a sentence.
+        differences: parts of its key that differ from those of today.
+        source: files that it is made of; the text, where there is no file.
+        header: digests in it; None where it cannot be read.
+        recipe: in its header.
+        key: that it needs today, if known.
+        at_hand: files that have this key.
+        caption: in its header, where it is there.
+        checked: what was found of its bytes; None where its header cannot be read.
+        runs: that use it.
+    """
+
+    path: str
+    state: str
+    reason: str = ""
+    differences: list[Difference] = field(default_factory=list)
+    source: list[str] = field(default_factory=list)
+    header: Header | None = None
+    recipe: dict[str, object] = field(default_factory=dict)
+    key: str | None = None
+    at_hand: list[str] = field(default_factory=list)
+    caption: str | None = None
+    checked: Checked | None = None
+    runs: list[str] = field(default_factory=list)
 
 
 def explanation_values(each: Explanation) -> dict[str, object]:
@@ -74,3 +109,8 @@ def _made(each: Explanation) -> Iterator[str]:
                 digests = ", ".join(map(short, each.header.adopted.split()))
                 by = f" from another program's file ({digests})"
         yield f"{moment:%Y-%m-%d %H:%M:%S}{by}"
+
+
+def quoted(text: str) -> str:
+    """Return a text in quotes, in one line."""
+    return json.dumps(text, ensure_ascii=False)

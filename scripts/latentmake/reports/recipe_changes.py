@@ -1,16 +1,24 @@
-"""Lines that name what differs in the recipes of stale targets."""
+"""What differs in recipe and placement of stale targets, in the words of the configuration."""
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 
+from latentmake.errors import CacheError, SourceError
+from latentmake.files.cachefile import read_header, read_recipe, target_key
 from latentmake.layouts import kind_of
-from latentmake.models.reasons import some
+from latentmake.models.reasons import Difference, some, text_of
+from latentmake.models.recipe_differences import recipe_differences
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan
-from latentmake.plan.state import Stale
-from latentmake.plan.target import Part
+from latentmake.plan.state import Judge, Stale
+from latentmake.plan.target import Part, view_of
+
+PLACED = "size and crop"
+"""Name of the difference between two placements of an image."""
 
 
 def recipe_changes(facts: Facts, runs: Collection[RunPlan]) -> Iterator[str]:
@@ -38,10 +46,56 @@ def recipe_changes(facts: Facts, runs: Collection[RunPlan]) -> Iterator[str]:
 
 
 def _difference(facts: Facts, part: Part, stale: Stale) -> str:
-    from latentmake.plan.explain import PLACED, differences
-
     if not facts.recipe(part.dataset, part.model, kind_of(part.name)):
         return f"unknown without the model {part.model}"
     found = differences(facts, None, part, stale)
     settings = some([str(each) for each in found if each.name != PLACED])
     return settings or (PLACED if found else "keys in headers")
+
+
+def differences(facts: Facts, judge: Judge | None, part: Part, stale: Stale) -> list[Difference]:
+    """Return what differs between recipe and placement of a file and those of today.
+
+    Args:
+        facts: of the model.
+        judge: of the target; asked for where it is None.
+        part: of the target.
+        stale: a target with a file of another key.
+    """
+    now = facts.recipe(part.dataset, part.model, kind_of(part.name))
+    found = []
+    if now:
+        model = facts.config.models[part.model]
+        found = recipe_differences(read_recipe(stale.path), now, model)
+    some = ([stale.item], [stale.path])
+    judge = judge or facts.judge(part.dataset, part.model, [part.name], some)
+    with suppress(CacheError, OSError):
+        found += _placing_differences(judge, stale)
+    return found
+
+
+def _placing_differences(judge: Judge, stale: Stale) -> list[Difference]:
+    """Return how the placement of an image differs in a file; nothing where it is the same.
+
+    The last one is the placement itself, after the settings that changed it. A file of an earlier
+    release does not say its settings.
+    """
+    header, today = read_header(stale.path), judge.settings
+    item, target, content = stale.item, stale.target, header.source
+    now, size = (
+        judge.view(item, target, content, header),
+        judge.contents.size(item, content, header),
+    )
+    if today is None or not now or target_key(content, header.recipe, now) == header.key:
+        return []
+    with suppress(ValueError, SourceError):
+        before = today.placed(json.loads(header.view or "{}"))
+        was = size and view_of(judge.layout, before, item, target, size)
+        if was is not None and target_key(content, header.recipe, was) == header.key:
+            changed = [
+                Difference(key, text_of(getattr(before, key)), text_of(getattr(today, key)))
+                for key in dict.fromkeys((*before.placing(), *today.placing()))
+                if getattr(before, key) != getattr(today, key)
+            ]
+            return [*changed, Difference(PLACED, was, now)]
+    return [Difference(PLACED, "others", now)]

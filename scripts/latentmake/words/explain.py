@@ -15,17 +15,35 @@ import typer
 from latentmake import backends
 from latentmake.errors import CacheError, ConfigError, SourceError, UserError, nearest
 from latentmake.exchange.clip_files.order import CLIPS, LIST, plan_clips
-from latentmake.files.cachefile import read_metadata
+from latentmake.files.cachefile import read_header, read_metadata, read_recipe
 from latentmake.files.paths import is_remote
-from latentmake.models.reasons import Difference
-from latentmake.plan.explain import Explanation, of_header, of_target
+from latentmake.files.verified import verify
+from latentmake.layouts import kind_of
+from latentmake.models.reasons import Difference, short
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan, stale_targets
-from latentmake.plan.single import named_targets
-from latentmake.plan.target import PROMPTS, Part, parts_of, targets_of
+from latentmake.plan.single import judge_one, named_targets
+from latentmake.plan.store import mark_reusable
+from latentmake.plan.target import (
+    PROMPTS,
+    Part,
+    Target,
+    generation_prompts,
+    parts_of,
+    prompts_of,
+    targets_of,
+)
 from latentmake.reports.evaluation import plan_evaluated, refuse_evaluation
-from latentmake.reports.explanation import explanation_text, explanation_values
+from latentmake.reports.explanation import (
+    Explanation,
+    explanation_text,
+    explanation_values,
+    quoted,
+)
 from latentmake.reports.generated import plan_generated, refuse_clips
+from latentmake.reports.recipe_changes import differences
+from latentmake.sources.caption_files import read_caption
+from latentmake.sources.item import Item
 from latentmake.words.project import ConfigFiles, Directory, Json, Project, opened
 
 _MADE = {
@@ -153,7 +171,7 @@ def explanations(facts: Facts, file: str) -> list[Explanation]:
     if not os.path.lexists(path):
         raise SourceError("there is no such file", where=file, hint=_near(path))
     if read_metadata(path):  # in the store, or a copy
-        return [of_header(path)]
+        return [_of_header(path)]
     for dataset, settings in facts.config.datasets.items():
         if any(_same(each, path) for each in (settings.path, settings.metadata_file) if each):
             what = f"lists the items of the dataset {dataset}"
@@ -181,7 +199,7 @@ def _of_source(facts: Facts, path: str) -> Iterator[Explanation]:
                 inputs = facts.inputs(model, part.name, [item])
                 layout, settings = facts.layout(model), config.datasets[dataset]
                 for each, targets in targets_of(layout, settings, part, inputs):
-                    yield from (of_target(facts, part, each, target) for target in targets)
+                    yield from (_of_target(facts, part, each, target) for target in targets)
     for fault in faults:
         raise SourceError(fault.what, where=fault.path, hint=fault.hint)
 
@@ -233,7 +251,7 @@ def _of_cache(facts: Facts, path: str) -> Explanation:
 
 def _of_name(facts: Facts, path: str) -> Explanation:
     _, dataset, model, place, name = (*path.split("/", 4), "", "", "", "")[:5]
-    config, found = facts.config, of_header(path)
+    config, found = facts.config, _of_header(path)
     if dataset not in (PROMPTS, *config.datasets) or model not in config.models:
         known = dataset in (PROMPTS, *config.datasets)
         lost = f"model {model}" if known else f"dataset {dataset}"
@@ -244,7 +262,7 @@ def _of_name(facts: Facts, path: str) -> Explanation:
     try:
         for item, target in named_targets(facts, dataset, model, place, bases):
             if target.path == path:
-                return of_target(facts, Part(dataset, model, target.part), item, target)
+                return _of_target(facts, Part(dataset, model, target.part), item, target)
     except UserError as error:
         found.reason = str(error)
         return found
@@ -261,3 +279,88 @@ def _of_name(facts: Facts, path: str) -> Explanation:
     if not bases:
         found.reason = f"the layout of {model} has no cache file of such a name"
     return found
+
+
+def _of_header(path: str) -> Explanation:
+    """Explain a file by its header alone."""
+    try:
+        header = read_header(path)
+    except CacheError as error:
+        return Explanation(path, "unreadable", error.what)
+    except FileNotFoundError:
+        return Explanation(path, "unreadable", "is a link that leads nowhere")
+    except OSError as error:
+        return Explanation(path, "unreadable", f"cannot be read ({error.strerror})")
+    recipe, metadata = read_recipe(path), read_metadata(path)
+    caption = metadata.get("caption", metadata.get("caption1"))
+    checked = verify(path, may_be_zero=recipe.get("kind") == "text")
+    return Explanation(
+        path, "unknown", header=header, recipe=recipe, caption=caption, checked=checked
+    )
+
+
+def _of_target(facts: Facts, part: Part, item: Item, target: Target) -> Explanation:
+    """Explain a target of some inputs."""
+    path = target.path
+    found = _of_header(path) if os.path.lexists(path) else Explanation(path, "stale", "new")
+    found.source = [each.path for each in item.read] or [repr(item.text)]
+    found.runs = [*_runs(facts, part, item)]
+    try:
+        made = judge_one(facts, part.dataset, part.model, item, target)
+    except UserError as error:
+        found.state, found.reason = "unknown", str(error)
+        return found
+    judge, stale = made.judge, made.stale(path)
+    assert judge is not None
+    content = judge.contents.of(item) or ""
+    found.key = judge.needed(item, target, content, found.header)
+    if stale is None:
+        found.state, found.reason = "fresh", ""
+        found.key = found.header.key if found.header else found.key  # of other line ends, it may be
+        return found
+    damage, found.state, found.reason = found.reason, "stale", stale.reason
+    mark_reusable(facts.memo, [made])  # the reason before tells more than `reusable`
+    marked = made.stale(path)
+    found.at_hand = [*marked.target.at_hand] if marked else []
+    if stale.reason == "damaged":
+        found.reason += f": it {damage}"
+    if found.header is not None:
+        found.differences = [
+            *_source_differences(facts, part.model, item, found, content),
+            *differences(facts, judge, part, stale),
+        ]
+        if not facts.recipe(part.dataset, part.model, kind_of(part.name)):
+            found.reason += f": the model {part.model} is not here"
+        elif not found.differences:
+            found.differences = [Difference("key", short(found.header.key), short(found.key or ""))]
+    return found
+
+
+def _runs(facts: Facts, part: Part, item: Item) -> Iterator[str]:
+    """Yield the runs that use a target."""
+    config = facts.config
+    for name, run in config.runs.items():
+        prompts = {*prompts_of(run), *generation_prompts(config, run)}
+        is_prompt = part.dataset == PROMPTS and run.model == part.model and item.text in prompts
+        if is_prompt or part in parts_of(config, run):
+            yield name
+
+
+def _source_differences(
+    facts: Facts, model: str, item: Item, found: Explanation, content: str
+) -> Iterator[Difference]:
+    """Yield what differs between the source in a header and that of today."""
+    header, is_text = found.header, found.recipe.get("kind") == "text"
+    if header is None or header.source == content:
+        return
+    place = f" ({item.source})" if item.source else ""
+    if item.media is None and is_text:
+        old = found.caption
+        text = item.text if item.source is None else read_caption(item.source)
+        new = facts.layout(model).caption(text or "")
+        if old is not None and old != new:
+            yield Difference("caption", quoted(old), quoted(new) + place)
+            return
+    name = f"{'caption' if is_text else 'source'}'s digest"
+    name = "digest of its sources" if len(item.read) > 1 else name
+    yield Difference(name, short(header.source), short(content) + place)

@@ -23,12 +23,11 @@ from latentmake.index.memo import Memo
 from latentmake.layouts import plain
 from latentmake.plan import store
 from latentmake.plan.contents import Contents
-from latentmake.plan.explain import Explanation, _placing_differences
 from latentmake.plan.planner import make_plan
 from latentmake.plan.state import Judge, Stale
 from latentmake.plan.target import Target, placing_of, view_of
-from latentmake.reports.explanation import explanation_text
-from latentmake.reports.recipe_changes import recipe_changes
+from latentmake.reports.explanation import Explanation, explanation_text
+from latentmake.reports.recipe_changes import _placing_differences, recipe_changes
 from latentmake.words.explain import explanations
 from safetensors.torch import save_file
 
