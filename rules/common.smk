@@ -10,6 +10,7 @@ import re
 from functools import partial
 
 from latentmake.caches.gpu import visible
+from latentmake.plan import estimates
 from latentmake.plan.request import VARIABLE
 from latentmake.session import Session
 from snakemake.logging import logger
@@ -86,7 +87,10 @@ def resources_of(kind, job=None):
         gpus = min(1, len(GPUS)) if kind == "encode" else len(GPUS)
         if job and job.reuses:
             gpus = 0  # it links files; where one of them is not what it seemed, it waits for a GPU
-    return {**SESSION.resources(kind, job.orders if job else ()), "gpu": gpus}
+    asked = estimates.resources_of(
+        SESSION.config.cluster, kind, job.orders if job else (), SESSION.memo
+    )
+    return {**asked, "gpu": gpus}
 
 
 def check_targets():

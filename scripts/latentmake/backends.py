@@ -16,7 +16,7 @@ from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
 from latentmake.config.root import Config
 from latentmake.errors import TrainingError
-from latentmake.index.memo import Memo
+from latentmake.index.memo import MEMO, Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order
 from latentmake.plan.run_plan import RunPlan
@@ -77,6 +77,11 @@ def plan_training(facts: Facts, plan: RunPlan, *, train: bool = True) -> None:
     """Write the order of a run whose manifest is planned; see `Backend.plan`."""
     if (found := of_run(facts.config, plan.name)) is not None:
         found.plan(facts, plan, train=train)
+
+
+def facts_of(config: Config, **options: bool) -> Facts:
+    """Return the facts of a project, with its memo; options are as of `Facts`."""
+    return Facts(config, Memo(MEMO), program_digest=program_digest, **options)
 
 
 def program_digest(program: ExternalProgram, model: Model, kind: str, memory: Memo) -> str:

@@ -7,6 +7,7 @@ command or the configuration.
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -14,19 +15,6 @@ from typer.core import TyperGroup
 
 import latentmake
 from latentmake.errors import UserError, system_error
-from latentmake.words.adopt import adopt
-from latentmake.words.captions import captions
-from latentmake.words.check import check
-from latentmake.words.compare import compare
-from latentmake.words.doctor import doctor
-from latentmake.words.explain import explain
-from latentmake.words.import_ import import_
-from latentmake.words.init import init
-from latentmake.words.prune import prune
-from latentmake.words.report import report
-from latentmake.words.show import show
-from latentmake.words.status import status
-from latentmake.words.verify import verify
 
 _BEGIN = "Begin (writes a configuration)"
 _LOOK = "Look (builds nothing; safe beside a running build)"
@@ -87,12 +75,13 @@ def _main(
 
 
 for _panel, _words in (
-    (_BEGIN, (init, import_)),
-    (_LOOK, (status, explain, check, verify, captions, report, compare, show, doctor)),
-    (_KEEP, (prune, adopt)),
+    (_BEGIN, "init import_"),
+    (_LOOK, "status explain check verify captions report compare show doctor"),
+    (_KEEP, "prune adopt"),
 ):
-    for _word in _words:
-        app.command(_word.__name__.rstrip("_"), rich_help_panel=_panel)(_word)
+    for _name in _words.split():
+        _word = getattr(import_module(f"latentmake.words.{_name}"), _name)
+        app.command(_name.rstrip("_"), rich_help_panel=_panel)(_word)
 
 
 def main() -> None:

@@ -7,28 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from latentmake import backends
+from latentmake import backends, extras
 from latentmake.config.root import Config, parse
-from latentmake.config.runs import Run
 from latentmake.entry import exit_on_mistake
 from latentmake.errors import LatentmakeError
 from latentmake.files.workspace import check_folder, check_run_folder, claim
-from latentmake.index.memo import MEMO, Memo
-from latentmake.plan.estimates import Resources, resources_of
-from latentmake.plan.facts import Facts
-from latentmake.plan.lock import run_folder
-from latentmake.plan.orders import EncodingJob, Order, write_order
+from latentmake.plan.orders import EncodingJob, Order
 from latentmake.plan.planner import make_plan, many_objects
 from latentmake.plan.request import PlanFile, Request
-from latentmake.plan.run_plan import Plan
 from latentmake.reports.plan_report import report
 
 if TYPE_CHECKING:
-    from latentmake.files.disk import Need
     from latentmake.plan.build import Build
 
 Inputs = dict[str, list[str] | str]
@@ -38,7 +31,8 @@ class Session:
     """One reading of the Snakefile.
 
     Attributes:
-        plan: of the runs asked for; only its `orders` in a process that does not plan.
+        plan: of the runs asked for; only its jobs in a process that does not plan.
+        memo: knows past jobs; None in a process that does not plan.
 
     Args:
         values: the configuration file as read.
@@ -66,6 +60,7 @@ class Session:
         side_by_side: int | None = 1,
     ) -> None:
         self._main = main
+        self.memo: object = None
         self._build: Build | None = None
         self._singles: dict[str, tuple[Order, bool]] = {}
         with exit_on_mistake(), contextlib.ExitStack() as finally_:
@@ -79,26 +74,18 @@ class Session:
             self.config: Config = parse(own)
             if not main:
                 self._file = PlanFile.read()
-                self.plan = Plan({}, self._file.encoding_jobs(allowed))
+                self.plan = self._file.plan(allowed)
                 return
             self._request = Request(targets, self.config)
-            self._facts = Facts(
-                self.config,
-                Memo(MEMO),
-                runs_jobs=not deployed,
-                program_digest=backends.program_digest,
-                encoders=self._request.encodes,
+            self._facts = backends.facts_of(
+                self.config, runs_jobs=not deployed, encoders=self._request.encodes
             )
-            self.config = self._facts.config
+            self.config, self.memo = self._facts.config, self._facts.memo
             finally_.callback(self._facts.memo.save)
-            self._plan_runs(force=force, dry=dry, side_by_side=side_by_side)
-            # All orders lie there before Snakemake looks: it remembers what a folder holds.
-            for path in self._request.files:
-                self._plan_single(path)
-            orders = {name: plan.order_paths for name, plan in self.plan.runs.items()}
-            self._plan_publications(orders)
-            needs = [*self._plan_asked(orders, force=force)]
-            report(self._facts, self.plan, self._request, needs, dry=dry)
+            orders = self._plan_runs(force=force, dry=dry, side_by_side=side_by_side)
+            extras.plan_publications(self._facts, self._request, orders)
+            needs = extras.plan_extras(self._facts, self.plan, self._request, orders, force=force)
+            report(self._facts, self.plan, self._request, [*needs], dry=dry)
             self._file = PlanFile(
                 jobs={job.rule: [each.name for each in job.orders] for job in self.plan.jobs},
                 singles={path: order.name for path, (order, _) in self._singles.items()},
@@ -107,14 +94,15 @@ class Session:
             if not dry:
                 self._file.write(time.time_ns())
 
-    # -- planning -----------------------------------------------------------------------------
-
-    def _plan_runs(self, *, force: bool, dry: bool, side_by_side: int | None) -> None:
-        """Plan the runs that targets need."""
-        request, following = self._request, [*self._runs_followed()]
+    def _plan_runs(
+        self, *, force: bool, dry: bool, side_by_side: int | None
+    ) -> dict[str, dict[str, str]]:
+        """Plan the runs that targets need; return run -> kind of an order -> its path."""
+        request, facts = self._request, self._facts
+        following = [*extras.followed(facts, request)]
         with many_objects():
             self.plan = make_plan(
-                self._facts,
+                facts,
                 request.runs,
                 force=force,
                 generated=following,
@@ -124,70 +112,19 @@ class Session:
             for name, plan in self.plan.runs.items():
                 trains = request.trains(name)
                 if trains or request.asks("publish", name):
-                    backends.plan_training(self._facts, plan, train=trains)
+                    backends.plan_training(facts, plan, train=trains)
                 listed = plan.manifest_order and request.kinds(name)
                 if listed or (plan.training_order and trains):
-                    check_run_folder(run_folder(name))
+                    check_run_folder(Path("runs", name))
+        # All orders lie there before Snakemake looks: it remembers what a folder holds.
+        for path in sorted(request.files):
+            self._plan_single(path)
+        return {name: plan.order_paths for name, plan in self.plan.runs.items()}
 
     def _plan_single(self, path: str) -> None:
         from latentmake.plan.single import single
 
         self._singles[path] = single(self._facts, path)
-
-    def _runs_followed(self) -> Iterator[str]:
-        """Yield the runs with more than a training asked for; refuse what cannot be done."""
-        for name in self._request.runs:
-            if clips := self._request.asks("generate", name):
-                from latentmake.reports.generated import refuse_clips
-
-                refuse_clips(self.config, name)
-            if evaluated := self._request.asks("evaluate", name):
-                from latentmake.reports.evaluation import refuse_evaluation
-
-                refuse_evaluation(self.config, name)
-            if clips or evaluated:
-                yield name
-
-    def _plan_asked(self, orders: Mapping[str, dict[str, str]], *, force: bool) -> Iterator[Need]:
-        """Write the orders of what is done on request, if anything; yield the room it needs."""
-        asks, facts = self._request.asks, self._facts
-        for name, plan in self.plan.runs.items():
-            if asks("export", name):
-                from latentmake.exchange.ai_training.plan import plan_export
-
-                export = plan_export(facts, plan, self.runs[name])
-                orders[name]["export"] = write_order(name, "export", export)
-            if asks("clips", name):
-                from latentmake.exchange.clip_files.order import plan_clips
-
-                clips = plan_clips(facts, plan, self.runs[name])
-                orders[name]["clips"] = write_order(name, "clips", clips)
-                yield clips.need
-            backend = backends.of_run(self.config, name)
-            if backend is not None and asks("generate", name):
-                from latentmake.reports.generated import plan_generated
-
-                order, reasons = plan_generated(facts, plan, backend)
-                orders[name] |= {"generate": str(order)} if reasons or force else {}
-            if backend is not None and asks("evaluate", name):
-                from latentmake.reports.evaluation import plan_evaluated
-
-                order, reasons = plan_evaluated(facts, plan, backend)
-                orders[name] |= {"evaluate": str(order)} if reasons or force else {}
-
-    def _plan_publications(self, orders: dict[str, dict[str, str]]) -> None:
-        """Refuse publications that a trainer would refuse; write orders of those without caches."""
-        for name in filter(lambda name: self._request.asks("publish", name), self.runs):
-            backend = backends.of_run(self.config, name)
-            if backend is None or not backend.publishes:
-                continue
-            backend.check_publication(self._facts, name)
-            if not self.config.publish.caches:
-                from latentmake.training.external.publication import write_items
-
-                items = write_items(self._facts, name)
-                order = backend.order_publication(self._facts, name, items)
-                orders.setdefault(name, {})["publish"] = str(order)
 
     # -- the build ----------------------------------------------------------------------------
 
@@ -222,7 +159,7 @@ class Session:
     # -- inputs and resources of rules --------------------------------------------------------
 
     @property
-    def runs(self) -> dict[str, Run]:
+    def runs(self) -> dict[str, Any]:
         """The runs of the configuration."""
         return self.config.runs
 
@@ -290,8 +227,3 @@ class Session:
             return any(getattr(each, verb, False) for each in asked)
 
         return [*filter(can, self.runs)]
-
-    def resources(self, kind: str, orders: Sequence[Order] = ()) -> Resources:
-        """Return the cluster resources of a job of a kind (`encode`, `train`) with some orders."""
-        memo = self._facts.memo if self._main else None
-        return resources_of(self.config.cluster, kind, orders, memo)

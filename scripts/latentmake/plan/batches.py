@@ -109,8 +109,10 @@ def jobs_of(
     """
     groups: dict[object, list[Order]] = {}
     for order, runs in wanted:
+        # All that a loaded encoder depends on: orders with the same can share one.
+        encoder = order.work, order.kind == "latents" and order.dataset_settings.flip_aug
         alone = side_by_side is None or order.is_external
-        group = (order.name,) if alone else (order.shared_encoder, order.reuses, frozenset(runs))
+        group = (order.name,) if alone else (encoder, order.reuses, frozenset(runs))
         groups.setdefault(group, []).append(order)
     return [
         job_of(dealt) for orders in groups.values() for dealt in _dealt(orders, side_by_side or 1)
@@ -129,4 +131,11 @@ def _dealt(orders: Sequence[Order], number: int) -> Iterator[list[Order]]:
         jobs[least].append(order)
         targets[least] += len(order.paths)
     for job in jobs:
-        yield sorted(job, key=lambda each: -each.largest)
+        yield sorted(job, key=_largest, reverse=True)
+
+
+def _largest(order: Order) -> int:
+    """Return the pixels of an order's largest target; of a clip those of all frames."""
+    targets = (target for item in order.items for target in item.targets)
+    sizes = ((each.size, each.clip.frames if each.clip else 1) for each in targets)
+    return max((size.width * size.height * frames for size, frames in sizes if size), default=0)

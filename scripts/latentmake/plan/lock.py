@@ -41,7 +41,7 @@ class Lock:
         parts: `{dataset}/{part}` -> digest of its keys.
         repeats: dataset -> `num_repeats`.
         aside: dataset -> skipped items: stem, path, digest of the faulty file, line.
-        images: dataset -> `images_digest` of the manifest's images.
+        images: dataset -> digest of the places of its images (`place_of`), in the order of stems.
         manifest: digest of the manifest's bytes.
         held_out: digests of the sources held out of training.
         trained: `lock_digest` of the other items, where some are held out.
@@ -64,7 +64,11 @@ class Lock:
 
     def data_values(self) -> dict[str, object]:
         """Return all that its digest tells, by name."""
-        return data_values(self.parts, self.repeats, len(self.held_out))
+        return {
+            **{f"caches of {part}": keys for part, keys in self.parts.items()},
+            **{f"num_repeats of {name}": number for name, number in self.repeats.items()},
+            "validation.items": len(self.held_out),
+        }
 
     def values(self) -> dict[str, Any]:
         """Return its values; without those of validation where nothing is held out."""
@@ -83,11 +87,6 @@ def read_lock(run: str) -> Lock:
 def keys_digest(keys: Iterable[tuple[str, str]]) -> str:
     """Return the digest of (stem, key) pairs in the order of their stems."""
     return digest.of_lines(f"{stem}\t{key}" for stem, key in keys)
-
-
-def images_digest(paths: Iterable[str]) -> str:
-    """Return the digest of images' paths in the order of their stems."""
-    return digest.of_lines(paths)
 
 
 def place_of(item: Item, layout: Layout) -> str:
@@ -109,29 +108,13 @@ def lock_digest(parts: Mapping[str, str], repeats: Mapping[str, int], validation
     return digest.of_value([dict(parts), dict(repeats), *held])
 
 
-def data_values(
-    parts: Mapping[str, str | None], repeats: Mapping[str, int], validation: int
-) -> dict[str, object]:
-    """Return the same by name."""
-    return {
-        **{f"caches of {part}": keys for part, keys in parts.items()},
-        **{f"num_repeats of {name}": number for name, number in repeats.items()},
-        "validation.items": validation,
-    }
-
-
 def chosen(contents: Iterable[str], count: int) -> set[str]:
-    """Return the contents held out: the `count` with the smallest digests of salt and content.
+    """Return those of some digests of sources that are held out: `count` different ones.
 
-    Args:
-        contents: digests of all sources; equal ones count once.
-        count: number of sources to hold out.
+    They have the smallest digests of salt and content.
     """
-    return set(heapq.nsmallest(count, set(contents), key=_rank))
-
-
-def _rank(content: str) -> str:
-    return digest.of_bytes(f"{SALT}\n{content}".encode())
+    ranks = {digest.of_bytes(f"{SALT}\n{each}".encode()): each for each in contents}
+    return {ranks[each] for each in heapq.nsmallest(count, ranks)}
 
 
 def refuse_too_many(run: str, count: int, sources: Collection[str]) -> None:

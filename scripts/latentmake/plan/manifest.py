@@ -25,7 +25,6 @@ from latentmake.plan.lock import (
     CAPTIONS,
     Lock,
     chosen,
-    images_digest,
     keys_digest,
     lock_digest,
     place_of,
@@ -141,7 +140,7 @@ def write_manifest(
         dataset, item = member.dataset, member.item
         pairs = {
             f"{dataset}/{part}": [
-                (layout.identity(item.stem, path), made.get(path) or known or _key_of(path))
+                (layout.identity(item.stem, path), made.get(path) or known or _header_of(path).key)
                 for path, known in targets
             ]
             for part, targets in member.targets.items()
@@ -175,7 +174,7 @@ def write_manifest(
         parts=parts,
         repeats=order.repeats,
         aside=skipped,
-        images={name: images_digest(paths) for name, paths in images.items()},
+        images={name: digest.of_lines(paths) for name, paths in images.items()},
         manifest=digest.of_bytes(listed),
         held_out=sorted(set(held.values())),
         trained=lock_digest(training, order.repeats) if held else "",
@@ -206,48 +205,30 @@ def _held_out(
 
 def _content_of(member: Member) -> str:
     """Return the digest of an item's source, from the header of its latents where that has it."""
-    latents = next(
-        found[0][0] for part, found in member.targets.items() if kind_of(part) == "latents"
-    )
-    if not member.item.controls and not member.item.layers:
-        return _header_of(latents).source
-    return digest.of_file(Path(member.item.image))  # the header's is of all its files
+    if member.item.controls or member.item.layers:
+        return digest.of_file(Path(member.item.image))  # the header's is of all its files
+    latents = next(x for part, x in member.targets.items() if kind_of(part) == "latents")
+    return _header_of(latents[0][0]).source
 
 
 def row_of(member: Member, repeats: int, layout: Layout) -> dict[str, Any]:
     """Return a manifest's row of one item; `repeats` is how often an epoch shows it."""
     item = member.item
-    return {
-        "dataset": member.dataset,
-        "stem": item.stem,
-        "source": item.image,
-        "repeats": repeats,
-        **layout.row({part: [path for path, _ in found] for part, found in member.targets.items()}),
-        **({} if item.texts is None else {"texts": item.texts}),
-        **(_beside(item) if layout.lists_sources else {}),
-        **({} if item.span is None else {"span": list(item.span)}),
-        **({} if item.row is None else {"row": item.row}),
-    }
-
-
-def _beside(item: Item) -> dict[str, Any]:
-    """Return the entries of a row for caption, controls and layers."""
-    return {
-        "caption": item.caption,
-        "control": next(iter(item.controls), None),
-        **({"controls": [*item.controls]} if len(item.controls) > 1 else {}),
-        **({"layers": [*item.layers]} if item.layers else {}),
-    }
+    row = {"dataset": member.dataset, "stem": item.stem, "source": item.image, "repeats": repeats}
+    row |= layout.row({part: [path for path, _ in x] for part, x in member.targets.items()})
+    row |= {} if item.texts is None else {"texts": item.texts}
+    if layout.lists_sources:
+        row |= {"caption": item.caption, "control": next(iter(item.controls), None)}
+        row |= {"controls": [*item.controls]} if len(item.controls) > 1 else {}
+        row |= {"layers": [*item.layers]} if item.layers else {}
+    row |= {} if item.span is None else {"span": list(item.span)}
+    return row if item.row is None else {**row, "row": item.row}
 
 
 def lines_of(rows: Iterable[Mapping[str, Any]]) -> bytes:
     """Return the content of a manifest."""
     # In ASCII: some readers take U+2028 and its like for the end of a line.
     return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
-
-
-def _key_of(path: str) -> str:
-    return _header_of(path).key
 
 
 def _header_of(path: str) -> cachefile.Header:

@@ -6,6 +6,7 @@ takes a new order for one that it has seen. The planning process writes it; jobs
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -103,18 +104,6 @@ class Order:
         return self.musubi_tuner is not None or self.sd_scripts is not None
 
     @property
-    def shared_encoder(self) -> tuple[object, ...]:
-        """All that a loaded encoder depends on: orders with the same can share one."""
-        flipped = self.kind == "latents" and self.dataset_settings.flip_aug
-        return self.kind, self.model, flipped
-
-    @property
-    def largest(self) -> int:
-        """Pixels of its largest target, as asked for; of a clip those of all frames."""
-        targets = (target for item in self.items for target in item.targets if target.size)
-        return max((_pixels(target) for target in targets), default=0)
-
-    @property
     def paths(self) -> list[str]:
         """Paths of all targets."""
         return [target.path for item in self.items for target in item.targets]
@@ -144,17 +133,11 @@ class Order:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         for name in _SECTIONS:
             values[name] = values[name] and values[name].model_dump()
-        if self.sd_scripts is None:  # as in orders of before
-            del values["sd_scripts"]
         return digest.canonical(values | {"items": digest.of_bytes(self._items.encode())})
 
     @cached_property
     def _items(self) -> str:
         return _ITEMS.dump_json(self.items).decode()
-
-    @property
-    def _items_path(self) -> Path:
-        return self.path.with_suffix(".items.json")
 
     def write(self) -> None:
         """Write it, with an mtime later than that of anything found and of its receipt.
@@ -165,27 +148,19 @@ class Order:
         Raises:
             StorageError: the disk is full or cannot be written.
         """
-        if self._is_waiting():
-            return
+        items = self.path.with_suffix(".items.json")
+        with contextlib.suppress(OSError):
+            new = self.path.stat().st_mtime > time.time() - KEPT_SECONDS / 2
+            whole = self.path.read_bytes() == self._head.encode() and items.exists()
+            if new and whole and not self.receipt.exists():
+                return
         # The items lie beside the order: Snakemake digests its input, and need not digest those.
-        atomic.write(self._items_path, self._items.encode())
+        atomic.write(items, self._items.encode())
         atomic.write(self.path, self._head.encode())
         found = (target.found for item in self.items for target in item.targets)
         newest = max((int(each.split("@")[1]) for each in found if each), default=0)
         moment = max(time.time_ns(), newest + 1_000_000)
         os.utime(self.path, ns=(moment, moment))
-
-    def _is_waiting(self) -> bool:
-        """Whether it lies there, complete and not about to be deleted, and is not done."""
-        try:
-            return (
-                self.path.stat().st_mtime > time.time() - KEPT_SECONDS / 2
-                and self.path.read_bytes() == self._head.encode()
-                and self._items_path.read_bytes() == self._items.encode()
-                and not self.receipt.exists()
-            )
-        except OSError:
-            return False
 
     @classmethod
     def read(cls, path: Path) -> Order:
@@ -198,11 +173,6 @@ class Order:
         order = cls(**values | {"items": items})
         order.__dict__["name"] = path.stem  # as it was when it was planned: nothing is serialised
         return order
-
-
-def _pixels(target: Target) -> int:
-    assert target.size is not None
-    return target.size.width * target.size.height * (target.clip.frames if target.clip else 1)
 
 
 def run_order(run: str, kind: str, planned: int) -> Path:

@@ -21,7 +21,7 @@ from latentmake.index.listing import Folder, Listing
 from latentmake.index.memo import TargetStat
 from latentmake.layouts import kind_of
 from latentmake.plan.facts import Facts
-from latentmake.plan.lock import images_digest, place_of
+from latentmake.plan.lock import place_of
 from latentmake.plan.state import PartState, State
 from latentmake.plan.target import PROMPTS, prompt_items
 from latentmake.sources.item import Item
@@ -49,7 +49,7 @@ def judge_dataset(facts: Facts, dataset: str, model: str, parts: Sequence[str]) 
         owned = {item.stem for item in wanted}
     made = past.judged(wanted, owned, past.folder.listing())
     places = {item.stem: place_of(item, layout) for item in wanted}
-    made.images = images_digest(places.values())
+    made.images = digest.of_lines(places.values())
     if usual and not faults:
         past.keep(made, places)
     return made
@@ -209,7 +209,7 @@ class Remembered:
             return None
         for part in self._parts:
             self._complete(part, state.parts[part], places, now)
-        state.images = images_digest(places.values())
+        state.images = digest.of_lines(places.values())
         return state, places
 
     @property

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from latentmake.config.root import Config
 from latentmake.errors import ConfigError, LatentmakeError, nearest
 from latentmake.files import atomic
-from latentmake.plan.orders import FOLDER, RUNS, EncodingJob, Order, job_of
+from latentmake.plan.orders import FOLDER, RUNS, Order, job_of
 from latentmake.plan.run_plan import Plan
 
 VARIABLE = "LATENTMAKE_PLAN"
@@ -44,7 +44,7 @@ _FILES = {"trained.json": "train", "generated.json": "generate"}
 _COMMAND = "(adopt|captions|check|compare|explain|import|prune|report|status|verify)(_.*)?"
 """Targets of former releases that are words of the command `latentmake` now."""
 
-_PAGE = re.compile(r"reports/((?:captions|compare|evaluate|report)_.+)\.html")
+_PAGE = re.compile(r"^reports/(evaluate_.+)\.html$")
 """A page, which is asked for by the word of its target."""
 
 
@@ -62,8 +62,7 @@ class Request:
     """
 
     def __init__(self, targets: Sequence[str], config: Config) -> None:
-        pages = [(_PAGE.fullmatch(target), target) for target in targets]
-        self.targets = targets = [page[1] if page else target for page, target in pages]
+        self.targets = targets = [_PAGE.sub(r"\1", target) for target in targets]
         self.files = {target for target in targets if target.startswith("cache/")}
         everything = not targets or "all" in targets
         self._words = {name: set[str]() for name in config.runs}
@@ -176,13 +175,10 @@ class PlanFile(BaseModel):
         except (OSError, ValueError) as error:
             raise LatentmakeError(f"{path} is not a plan: {error}") from None
 
-    def encoding_jobs(self, allowed: Collection[str] = ()) -> list[EncodingJob]:
-        """Read the encoding jobs, or those of the rules in `allowed` if there are any."""
-        return [
-            job_of([*map(_read, names)])
-            for rule, names in self.jobs.items()
-            if not allowed or rule in allowed
-        ]
+    def plan(self, allowed: Collection[str] = ()) -> Plan:
+        """Return a plan of the encoding jobs alone, of the rules in `allowed` if there are any."""
+        rules = [rule for rule in self.jobs if not allowed or rule in allowed]
+        return Plan({}, [job_of([*map(_read, self.jobs[rule])]) for rule in rules])
 
     def single(self, path: str) -> Order | None:
         """Read the order of a cache file that was asked for by its name."""

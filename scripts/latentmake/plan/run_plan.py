@@ -20,7 +20,6 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.lock import (
     CAPTIONS,
     Lock,
-    data_values,
     keys_digest,
     read_lock,
     refuse_too_many,
@@ -196,8 +195,13 @@ def _data_differences(
     keys = {part: lock.parts.get(part) if x.stale else x.keys for part, x in states.items()}
     captions = ((name, keys_digest(each.items())) for name, each in texts.items() if each)
     keys |= {f"{name}/{CAPTIONS}": keys_ for name, keys_ in captions}
-    now = data_values(keys, repeats, validation)
-    return [*found, *value_differences(lock.data_values(), now)]
+    for was, now, name in (
+        (lock.parts, keys, "caches of {}"),
+        (lock.repeats, repeats, "num_repeats of {}"),
+        ({"items": len(lock.held_out)}, {"items": validation}, "validation.{}"),
+    ):
+        found += value_differences(was, now, name)
+    return found
 
 
 def _file_differences(facts: Facts, plan: RunPlan, lock: Lock) -> Iterator[Difference]:

@@ -22,7 +22,6 @@ from latentmake.config.document import check_file
 from latentmake.config.root import Config, parse
 from latentmake.errors import ConfigError, nearest
 from latentmake.files.workspace import check_folder
-from latentmake.index.memo import MEMO, Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan, many_objects
 from latentmake.plan.run_plan import Plan
@@ -111,13 +110,8 @@ def opened(
     files = [path.absolute() for path in configfile or ()]
     config = parse(_values(files, directory))
     check_folder(HOME, dry=True)
-    facts = Facts(
-        config,
-        Memo(MEMO),
-        program_digest=backends.program_digest,
-        encoders=config.publish.caches if encoders is None else encoders,
-        asks=True,
-    )
+    needed = config.publish.caches if encoders is None else encoders
+    facts = backends.facts_of(config, encoders=needed, asks=True)
     try:
         yield Project(facts.config, facts, files)
     finally:

@@ -132,8 +132,8 @@ def test_a_plan_is_handed_on_through_the_environment(
     given = PlanFile.read()
     assert given == before
     both = job_of([other, one])
-    assert given.encoding_jobs() == [job_of([one]), both]
-    assert given.encoding_jobs(["encode_b", "manifest"]) == [both]
+    assert given.plan().jobs == [job_of([one]), both]
+    assert given.plan(["encode_b", "manifest"]).jobs == [both]
     assert given.single("cache/x") == one and given.single("cache/y") is None
     monkeypatch.setenv(VARIABLE, "plan.5.json")
     with pytest.raises(LatentmakeError, match="is not a plan"):
@@ -148,7 +148,7 @@ def test_an_order_that_is_gone_or_damaged_is_named(
     (one,) = written("a")
     damage(one.path)
     with pytest.raises(LatentmakeError, match=f"{one.name}.json is not an order"):
-        PlanFile(jobs={"encode_a": [one.name]}).encoding_jobs()
+        PlanFile(jobs={"encode_a": [one.name]}).plan()
 
 
 def written(*stems: str) -> list[Order]:

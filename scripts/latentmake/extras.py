@@ -1,0 +1,99 @@
+"""Extras: what is made on request of a run's caches, or after its training.
+
+Clips that a trained network draws, evaluations, exports, datasets cut into clips, publications.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from latentmake import backends
+from latentmake.files.disk import Need
+from latentmake.plan.facts import Facts
+from latentmake.plan.orders import write_order
+from latentmake.plan.request import Request
+from latentmake.plan.run_plan import Plan, RunPlan
+
+
+def followed(facts: Facts, request: Request) -> Iterator[str]:
+    """Yield the runs of which something is asked that follows their training.
+
+    Raises:
+        ConfigError: it cannot be done.
+    """
+    for name in request.runs:
+        if clips := request.asks("generate", name):
+            from latentmake.reports.generated import refuse_clips
+
+            refuse_clips(facts.config, name)
+        if evaluated := request.asks("evaluate", name):
+            from latentmake.reports.evaluation import refuse_evaluation
+
+            refuse_evaluation(facts.config, name)
+        if clips or evaluated:
+            yield name
+
+
+def plan_extras(
+    facts: Facts, plan: Plan, request: Request, orders: Mapping[str, dict[str, str]], *, force: bool
+) -> Iterator[Need]:
+    """Write the orders of what is asked of planned runs; yield the room that it needs.
+
+    Args:
+        facts: of the runs.
+        plan: theirs.
+        request: of the command line.
+        orders: run -> kind of an order -> its path; gets the new ones.
+        force: whether also what is there already has an order.
+    """
+    for name, run in plan.runs.items():
+        if request.asks("export", name):
+            orders[name]["export"] = _export(facts, run)
+        if request.asks("clips", name):
+            orders[name]["clips"], need = _clips(facts, run)
+            yield need
+        for word in ("generate", "evaluate"):
+            if request.asks(word, name) and (order := _following(facts, run, word, force=force)):
+                orders[name][word] = order
+
+
+def _export(facts: Facts, run: RunPlan) -> str:
+    from latentmake.exchange.ai_training.plan import plan_export
+
+    return write_order(run.name, "export", plan_export(facts, run, facts.config.runs[run.name]))
+
+
+def _clips(facts: Facts, run: RunPlan) -> tuple[str, Need]:
+    from latentmake.exchange.clip_files.order import plan_clips
+
+    clips = plan_clips(facts, run, facts.config.runs[run.name])
+    return write_order(run.name, "clips", clips), clips.need
+
+
+def _following(facts: Facts, run: RunPlan, word: str, *, force: bool) -> str:
+    """Return the order of what follows a training; "" where there is nothing to do."""
+    from latentmake.reports.evaluation import plan_evaluated
+    from latentmake.reports.generated import plan_generated
+
+    backend = backends.of_run(facts.config, run.name)
+    assert backend is not None  # it has a trainer that does this: see `followed`
+    plan = plan_generated if word == "generate" else plan_evaluated
+    order, reasons = plan(facts, run, backend)
+    return str(order) if reasons or force else ""
+
+
+def plan_publications(facts: Facts, request: Request, orders: dict[str, dict[str, str]]) -> None:
+    """Refuse publications that a trainer would refuse; write orders of those without caches.
+
+    Arguments are as of `plan_extras`; their runs need not be planned.
+    """
+    for name in filter(lambda name: request.asks("publish", name), facts.config.runs):
+        backend = backends.of_run(facts.config, name)
+        if backend is None or not backend.publishes:
+            continue
+        backend.check_publication(facts, name)
+        if not facts.config.publish.caches:
+            from latentmake.training.external.publication import write_items
+
+            order = backend.order_publication(facts, name, write_items(facts, name))
+            orders.setdefault(name, {})["publish"] = str(order)
