@@ -27,6 +27,7 @@ import json
 import time
 from pathlib import Path
 
+from latentmake.models.reasons import Difference
 from latentmake.plan.orders import run_order
 from latentmake.training.backend import Backend
 
@@ -40,7 +41,7 @@ class Dummy(Backend):
         receipt = Path(folder, "trained.json")
         trained = json.loads(receipt.read_bytes()) if receipt.is_file() else {}
         if trained != {"lock": plan.lock, "items": trained.get("items"), "steps": steps}:
-            plan.training_order = plan.trainer_order
+            plan.reasons = [Difference("it is not trained on these items")]
 
     def train(self, order, *, log, receipt, processes=1, threads=2):
         asked = json.loads(order.read_bytes())

@@ -126,17 +126,16 @@ def alone() -> Iterator[None]:
     Raises:
         StorageError: a build runs here.
     """
+    hint = "wait until it ends, then run the same command"
     for _, about in running():
-        what = f"a build is running here ({_asked(about)})"
-        raise StorageError(what, hint="wait until it ends, then run the same command")
+        raise StorageError(f"a build is running here ({_asked(about)})", hint=hint)
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
             _LOCK.parent.mkdir(parents=True, exist_ok=True)
             try:
                 fcntl.flock(held.enter_context(_LOCK.open("ab")), fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                what = "another build is running here"
-                raise StorageError(what, hint="wait until it ends") from None
+                raise StorageError("another build is running here", hint=hint) from None
         yield
 
 

@@ -12,9 +12,8 @@ from latentmake.errors import ModelError, TrainingError
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of
 from latentmake.models import places, recipe
-from latentmake.plan.contents import Contents
 from latentmake.plan.lock import read_lock
-from latentmake.plan.state import UNKNOWN, Judge
+from latentmake.plan.state import UNKNOWN, Contents, Judge
 from latentmake.plan.target import PROMPTS, known_prompts, prompt_items, text_parts
 from latentmake.sources.datasets import Datasets
 from latentmake.sources.item import Item

@@ -28,7 +28,7 @@ from latentmake.plan.lock import (
 from latentmake.plan.orders import EncodingJob, Order
 from latentmake.plan.state import PartState
 from latentmake.plan.target import PROMPTS, Part, part_names, parts_of, targets_of
-from latentmake.sources.item import Fault, Item
+from latentmake.sources.item import Fault
 
 if TYPE_CHECKING:
     from latentmake.plan.manifest import Member
@@ -45,8 +45,7 @@ class RunPlan:
         orders: of the batches that make its stale targets.
         faults: dataset -> faults of its items.
         manifest_order: of the manifest job; None where manifest and lock are fresh.
-        training_order: of the trainer; None where the run is trained, or has no trainer.
-        trainer_order: of checklist and publication; None where the run has no trainer.
+        trainer_order: of training, checklist and publication; None where it has no trainer.
         trainer: the order whose file is `trainer_order`.
         images: dataset -> digest of the paths of its images.
         lock: digest of what trains, from its lock; None where its manifest is to be written.
@@ -64,7 +63,6 @@ class RunPlan:
     orders: list[Order] = field(default_factory=list)
     faults: dict[str, list[Fault]] = field(default_factory=dict)
     manifest_order: Path | None = None
-    training_order: Path | None = None
     trainer_order: Path | None = None
     trainer: BaseModel | None = None
     images: dict[str, str] = field(default_factory=dict)
@@ -74,6 +72,11 @@ class RunPlan:
     outdated: list[Difference] = field(default_factory=lambda: [_ANEW])
     reasons: list[Difference] = field(default_factory=list)
     note: str = ""
+
+    @property
+    def training_order(self) -> Path | None:
+        """Order of its training; None where it is trained, or has no trainer."""
+        return self.trainer_order if self.reasons else None
 
     @property
     def reason(self) -> str:
@@ -285,22 +288,14 @@ def members(
     """
     from latentmake.plan.manifest import Member
 
+    layout = facts.layout(run.model)
     for name in run.datasets:
-        items, digests = facts.items(name, run.model)[0], texts.get(name, {})
-        parts = [
-            _named(facts, Part(name, run.model, part), items, known)
-            for part in part_names(facts.config, run, name)
-        ]
-        for item, *targets in zip(items, *parts, strict=True):
-            yield Member(name, item, dict(targets), digests.get(item.stem))
-
-
-def _named(
-    facts: Facts, part: Part, items: list[Item], known: Mapping[Part, Mapping[str, str]]
-) -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
-    """Yield the name of a part, with path and key of the targets of each item."""
-    layout, keys = facts.layout(part.model), known.get(part, {})
-    settings = facts.config.datasets[part.dataset]
-    for item, targets in targets_of(layout, settings, part, items):
-        paths = (target.path for target in targets)
-        yield part.name, [(path, keys.get(layout.identity(item.stem, path))) for path in paths]
+        items, settings = facts.items(name, run.model)[0], facts.config.datasets[name]
+        found: dict[str, dict[str, list[tuple[str, str | None]]]] = {x.stem: {} for x in items}
+        for place in (Part(name, run.model, x) for x in part_names(facts.config, run, name)):
+            keys = known.get(place, {})
+            for item, targets in targets_of(layout, settings, place, items):
+                named = ((each.path, layout.identity(item.stem, each.path)) for each in targets)
+                found[item.stem][place.name] = [(path, keys.get(each)) for path, each in named]
+        for item in items:
+            yield Member(name, item, found[item.stem], texts.get(name, {}).get(item.stem))

@@ -112,17 +112,11 @@ def _reasons(project: Project, word: str, run: str, place: str) -> list[Differen
     drawn = [run] if word in ("generate", "evaluate") else []
     plan = project.plan([run], drawn).runs[run]
     if word in ("caches", "train"):
-        return _training_reasons(plan) if word == "train" else _cache_reasons(plan)
+        return plan.reasons if word == "train" else _cache_reasons(plan)
     backend = backends.of_run(config, run)
     assert backend is not None
     make = plan_generated if word == "generate" else plan_evaluated
     return make(facts, plan, backend)[1]
-
-
-def _training_reasons(plan: RunPlan) -> list[Difference]:
-    """Return why a run is trained again, as far as its trainer says."""
-    is_trained = plan.training_order is None
-    return plan.reasons or ([] if is_trained else [Difference("its trainer does not say why")])
 
 
 def _cache_reasons(plan: RunPlan) -> list[Difference]:

@@ -24,9 +24,8 @@ from latentmake.geometry.buckets import Size
 from latentmake.index.listing import Folder
 from latentmake.index.memo import Memo, SourceStat, source_stat
 from latentmake.layouts import plain, size_of
-from latentmake.plan.contents import Contents
 from latentmake.plan.lock import keys_digest
-from latentmake.plan.state import UNKNOWN, Judge, State
+from latentmake.plan.state import UNKNOWN, Contents, Judge, State
 from latentmake.sources.item import Item
 from safetensors.torch import save_file
 

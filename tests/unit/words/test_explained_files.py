@@ -22,9 +22,8 @@ from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.layouts import plain
 from latentmake.plan import store
-from latentmake.plan.contents import Contents
 from latentmake.plan.planner import make_plan
-from latentmake.plan.state import Judge, Stale
+from latentmake.plan.state import Contents, Judge, Stale
 from latentmake.plan.target import Target, placing_of, view_of
 from latentmake.reports.explanation import Explanation, explanation_text
 from latentmake.reports.recipe_changes import _placing_differences, recipe_changes

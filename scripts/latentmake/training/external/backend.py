@@ -37,7 +37,6 @@ class External(Trainer[Order], Backend):
             found = [] if plan.lock else plan.outdated
             plan.reasons = [*found, *reasons(order, plan.lock, weights)]
         if plan.reasons:
-            plan.training_order = plan.trainer_order
             plan.note = _note(order, plan)
             if train:
                 self.refuse(order, facts.memo)

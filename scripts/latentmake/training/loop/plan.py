@@ -30,7 +30,6 @@ def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: boo
         atomic.write(plan.trainer_order, order.model_dump_json().encode())
     plan.reasons = reasons(order, plan)
     if plan.reasons:
-        plan.training_order = plan.trainer_order
         plan.note = _note(order, plan)
         if train:
             from latentmake.training.checks import refuse_failed
