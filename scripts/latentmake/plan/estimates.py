@@ -109,7 +109,7 @@ def lines(memo: Memo, orders: Iterable[Order]) -> Iterator[str]:
 def needs(memo: Memo, orders: Iterable[Order]) -> list[Need]:
     """Return the room that some orders need, as far as it is known."""
     found = estimates(memo, orders, lambda order, _: f"{order.kind} of {order.model}")
-    return [Need(what, "cache", round(each.size)) for what, each in found.items()]
+    return [Need(what, "cache", round(each.size)) for what, each in found.items() if each.size]
 
 
 def resources_of(
