@@ -88,7 +88,7 @@ def order_of(facts: Facts, dataset: str, model: str, kind: str, works: Sequence[
         dataset_settings=config.datasets.get(dataset, _PROMPTS),
         model_settings=config.models[model],
         recipe=recipe,
-        items=tuple(each._replace(item=each.item.without_stats()) for each in works),
+        items=tuple(works),
         musubi_tuner=config.musubi_tuner if config.models[model].scripted else None,
         sd_scripts=config.sd_scripts if config.models[model].by_strategies else None,
     )

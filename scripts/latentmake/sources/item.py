@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import marshal
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import PlainSerializer
 
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media, Span
@@ -78,11 +80,11 @@ class Row(NamedTuple):
 
 
 class File(NamedTuple):
-    """A file of an item."""
+    """A file of an item; in an order without its stat, so that it is the same in a copy."""
 
     role: str
     path: str
-    stat: SourceStat
+    stat: Annotated[SourceStat, PlainSerializer(lambda _: _NO_STAT)]
 
 
 class Item(NamedTuple):
@@ -178,10 +180,6 @@ class Item(NamedTuple):
             return (), ["" if name == DROPPED else self.texts[number]]
         files = tuple(each for each in self.files if each.role == CAPTION)
         return files, None if files else [""]
-
-    def without_stats(self) -> Item:
-        """Return it with empty stats: an order is the same in a copy of the project."""
-        return self._replace(files=tuple(each._replace(stat=_NO_STAT) for each in self.files))
 
     @property
     def read(self) -> tuple[File, ...]:
