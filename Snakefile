@@ -22,7 +22,7 @@ include: "rules/common.smk"
 
 rule all:
     input:
-        [final_target(run) for run in SESSION.runs],
+        [final_target(run) for run in SESSION.config.runs],
 
 
 include: "rules/caches.smk"

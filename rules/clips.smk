@@ -2,7 +2,7 @@
 # Makes: clips/{run}/*.npz and train.jsonl, on request alone: a run's clips as arrays for other
 #        programs. Nothing is declared: what is up to date is kept. It encodes nothing.
 
-for run in SESSION.runs:
+for run in SESSION.config.runs:
 
     rule:
         name:

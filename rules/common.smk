@@ -11,7 +11,7 @@ from functools import partial
 
 from latentmake.caches.gpu import visible
 from latentmake.plan import estimates
-from latentmake.plan.request import VARIABLE
+from latentmake.request import VARIABLE
 from latentmake.session import Session
 from snakemake.logging import logger
 from snakemake_interface_logger_plugins.common import LogEvent
@@ -103,7 +103,7 @@ def check_targets():
 
 def final_target(run):
     """Return the file that stands for all of a run: its training's receipt, or its lock."""
-    trained = SESSION.runs[run].trainer is not None
+    trained = SESSION.config.runs[run].trainer is not None
     return f"runs/{run}/trained.json" if trained else f"runs/{run}/dataset.lock"
 
 

@@ -1,7 +1,7 @@
 # Needs: the lock of a run.
 # Makes: export_{run} writes its caches as files for ai-training. Nothing is declared.
 
-for run in SESSION.runs:
+for run in SESSION.config.runs:
 
     rule:
         name:

@@ -20,7 +20,7 @@ rule manifest:
         "../scripts/manifest.py"
 
 
-for run in SESSION.runs:
+for run in SESSION.config.runs:
 
     rule:
         name:

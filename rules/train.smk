@@ -19,7 +19,7 @@ rule train:
         "../scripts/train.py"
 
 
-for run in SESSION.runs:
+for run in SESSION.config.runs:
 
     rule:
         name:

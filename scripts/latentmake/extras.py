@@ -11,8 +11,8 @@ from latentmake import backends
 from latentmake.files.disk import Need
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import write_order
-from latentmake.plan.request import Request
 from latentmake.plan.run_plan import Plan, RunPlan
+from latentmake.request import Request
 
 
 def followed(facts: Facts, request: Request) -> Iterator[str]:

@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from latentmake import backends, extras
 from latentmake.config.root import Config, parse
@@ -18,8 +18,8 @@ from latentmake.errors import LatentmakeError
 from latentmake.files.workspace import check_folder, check_run_folder, claim
 from latentmake.plan.orders import EncodingJob, Order
 from latentmake.plan.planner import make_plan, many_objects
-from latentmake.plan.request import PlanFile, Request
 from latentmake.reports.plan_report import report
+from latentmake.request import PlanFile, Request
 
 if TYPE_CHECKING:
     from latentmake.plan.build import Build
@@ -85,7 +85,8 @@ class Session:
             orders = self._plan_runs(force=force, dry=dry, side_by_side=side_by_side)
             extras.plan_publications(self._facts, self._request, orders)
             needs = extras.plan_extras(self._facts, self.plan, self._request, orders, force=force)
-            report(self._facts, self.plan, self._request, [*needs], dry=dry)
+            trained, made = self._request.trained(self.plan), self._request.orders(self.plan)
+            report(self._facts, self.plan, trained, made, [*needs], dry=dry)
             self._file = PlanFile(
                 jobs={job.rule: [each.name for each in job.orders] for job in self.plan.jobs},
                 singles={path: order.name for path, (order, _) in self._singles.items()},
@@ -118,13 +119,10 @@ class Session:
                     check_run_folder(Path("runs", name))
         # All orders lie there before Snakemake looks: it remembers what a folder holds.
         for path in sorted(request.files):
-            self._plan_single(path)
+            from latentmake.plan.single import single
+
+            self._singles[path] = single(facts, path)
         return {name: plan.order_paths for name, plan in self.plan.runs.items()}
-
-    def _plan_single(self, path: str) -> None:
-        from latentmake.plan.single import single
-
-        self._singles[path] = single(self._facts, path)
 
     # -- the build ----------------------------------------------------------------------------
 
@@ -142,9 +140,8 @@ class Session:
         orders += [order for order, stale in self._singles.values() if stale]
         built = [run for name, run in self.plan.runs.items() if self._request.kinds(name)]
         claim({part.dataset for run in built for part in run.parts})
-        trained = [name for name in self.plan.runs if self._request.trains(name)]
         with exit_on_mistake():
-            self._build.begin(orders, trained, self._request.targets)
+            self._build.begin(orders, self._request.trained(self.plan), self._request.targets)
 
     def end(self, *, succeeded: bool) -> None:
         """Clean up, before Snakemake unlocks."""
@@ -157,11 +154,6 @@ class Session:
             report_built(self._build.orders)
 
     # -- inputs and resources of rules --------------------------------------------------------
-
-    @property
-    def runs(self) -> dict[str, Any]:
-        """The runs of the configuration."""
-        return self.config.runs
 
     def run_order(self, run: str, kind: str) -> str | None:
         """Return a run's order of a kind, if the plan has one."""
@@ -184,15 +176,11 @@ class Session:
 
     def single(self, path: str) -> tuple[Inputs, bool]:
         """Return the inputs of the job of one cache file, and whether the file is stale."""
-        if not self._main:
-            order = self._file.single(path)
-            return ({"orders": [str(order.path)]}, True) if order else ({}, False)
-        if path not in self._singles:
-            with exit_on_mistake():
-                self._plan_single(path)
-            self._facts.memo.save()
-        order, stale = self._singles[path]
-        return {"orders": [str(order.path)]}, stale
+        if path in self._singles:
+            order, stale = self._singles[path]
+            return {"orders": [str(order.path)]}, stale
+        planned = self._file.single(path)
+        return ({"orders": [str(planned.path)]}, True) if planned else ({}, False)
 
     def inputs(self, run: str, kind: str) -> Inputs:
         """Return the inputs of a run's job: `manifest`, `train`, `generate` or `evaluate`.
@@ -221,9 +209,7 @@ class Session:
 
     def runs_that(self, verb: str) -> list[str]:
         """Return the runs whose trainer `generates`, `evaluates` or `publishes`."""
-
-        def can(run: str) -> bool:
-            asked = self.runs[run].trainer, backends.of_run(self.config, run)
-            return any(getattr(each, verb, False) for each in asked)
-
-        return [*filter(can, self.runs)]
+        asked = (
+            (x, run.trainer, backends.of_run(self.config, x)) for x, run in self.config.runs.items()
+        )
+        return [name for name, *some in asked if any(getattr(each, verb, False) for each in some)]

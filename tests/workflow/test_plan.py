@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import world
-from latentmake.plan.request import VARIABLE, PlanFile
+from latentmake.request import VARIABLE, PlanFile
 from project import NOTHING, ROOT, Project
 
 

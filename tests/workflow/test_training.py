@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import world
-from latentmake.plan.request import VARIABLE, PlanFile
+from latentmake.request import VARIABLE, PlanFile
 from project import NOTHING, Counts, Project
 
 WEIGHTS = "runs/tiny/pytorch_lora_weights.safetensors"

@@ -94,7 +94,7 @@ class Job:
         self._recipe_text = digest.canonical(self.recipe)
         self.recipe_digest = digest.of_bytes(self._recipe_text.encode())
         # Asked for each target, unless the folder is empty, as it is most often.
-        self._has_store = store.has_files()
+        self._has_store = bool(store.keys())
         self._lock = threading.RLock()  # of all that workers change
         self._turns = Turns()  # one at a time puts work into a device's queue
 

@@ -14,7 +14,7 @@ from latentmake.layouts import kind_of
 from latentmake.models import places, recipe
 from latentmake.plan.lock import read_lock
 from latentmake.plan.state import UNKNOWN, Contents, Judge
-from latentmake.plan.target import PROMPTS, known_prompts, prompt_items, text_parts
+from latentmake.plan.target import PROMPTS, prompt_items, prompts_of, text_parts
 from latentmake.sources.datasets import Datasets
 from latentmake.sources.item import Item
 
@@ -87,7 +87,9 @@ class Facts(Datasets):
     def wanted_items(self, dataset: str, model: str) -> list[Item]:
         """Return the items of a dataset that jobs do not skip; of the prompts those of all runs."""
         if dataset == PROMPTS:
-            return prompt_items(known_prompts(self.config, model))
+            runs = [run for run in self.config.runs.values() if run.model == model]
+            texts = (prompts_of(self.config, run, generated=True) for run in runs)
+            return prompt_items(text for several in texts for text in several)
         without = {fault["stem"] for fault in self.skipped(dataset)}
         return [item for item in self.items(dataset, model)[0] if item.stem not in without]
 

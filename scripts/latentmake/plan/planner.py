@@ -19,7 +19,7 @@ from latentmake.plan.receipts import learn_receipts
 from latentmake.plan.remembered import judge_dataset, judge_prompts
 from latentmake.plan.run_plan import Plan, RunPlan, plan_manifest
 from latentmake.plan.state import PartState, State
-from latentmake.plan.target import PROMPTS, Part, asked_prompts, parts_of
+from latentmake.plan.target import PROMPTS, Part, parts_of, prompts_of
 
 _Needed = Mapping[tuple[str, str], Mapping[str, set[str]]]
 """(dataset, model) -> part -> the runs that need it."""
@@ -154,7 +154,7 @@ def _judge_all(
             texts = (
                 text
                 for name, run in asking.items()
-                for text in asked_prompts(facts.config, run, generated=name in generated)
+                for text in prompts_of(facts.config, run, generated=name in generated)
             )
             states[place] = judge_prompts(facts, model, texts)
             continue

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from latentmake.files import atomic
 from latentmake.files.cachefile import Picture
 from latentmake.index.memo import Memo, SourceStat, TargetStat
 from latentmake.plan.estimates import Past, learn_job
-from latentmake.plan.orders import FOLDER, Order
+from latentmake.plan.orders import FOLDER
 
 GONE = "this cache file is gone"
 
@@ -78,20 +77,6 @@ def read_receipt(path: Path) -> Receipt:
         raise ValueError(f"{path}: {error}") from None
 
 
-def encoded(orders: Iterable[Order]) -> Counter[str]:
-    """Return how many targets of each kind the jobs of some orders encoded, by their receipts."""
-    counts = Counter[str]()
-    for order in orders:
-        with contextlib.suppress(OSError, ValueError):
-            counts[order.kind] += read_receipt(order.receipt).counts["encoded"]
-    return counts
-
-
-def receipts() -> Iterator[Path]:
-    """Yield the receipts on disk."""
-    yield from sorted(FOLDER.glob("*.receipt.json"))
-
-
 def check_listed(paths: Iterable[str]) -> None:
     """Refuse targets of batches that are not there, for Snakemake does not know of them.
 
@@ -110,7 +95,7 @@ def check_listed(paths: Iterable[str]) -> None:
 def learn_receipts(memo: Memo) -> None:
     """Add to the memo what jobs read and wrote, so that nobody reads it again."""
     known = {*memo.receipts.below("")}
-    for path in receipts():
+    for path in sorted(FOLDER.glob("*.receipt.json")):
         if path.name in known:
             continue
         try:

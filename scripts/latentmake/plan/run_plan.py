@@ -239,13 +239,10 @@ def _skipped(facts: Facts, plan: RunPlan) -> _Skipped:
     """Return dataset -> faults of the items without caches."""
     found: _Skipped = {}
     for name in plan.images:
-        faults = [
-            {"stem": fault.stem, "path": fault.path, "digest": "", "line": fault.line}
-            for fault in plan.faults.get(name, [])
-        ]
-        if noted := [*facts.skipped(name), *faults]:
-            found[name] = noted
-    return found
+        faults = plan.faults.get(name, [])
+        said = ({"stem": x.stem, "path": x.path, "digest": "", "line": x.line} for x in faults)
+        found[name] = [*facts.skipped(name), *said]
+    return {name: each for name, each in found.items() if each}
 
 
 def _stems(skipped: _Skipped) -> dict[str, list[str]]:

@@ -34,11 +34,6 @@ def keys() -> set[str]:
     return set()
 
 
-def has_files() -> bool:
-    """Whether there is any file."""
-    return next(_files(), None) is not None
-
-
 def holds(path: Path, key: str) -> bool:
     """Whether a cache file exists, is complete and has a key."""
     try:

@@ -59,13 +59,8 @@ def parts_of(config: Config, run: Run, *, generated: bool = False) -> list[Part]
         for dataset in run.datasets
         for name in part_names(config, run, dataset)
     ]
-    texts = asked_prompts(config, run, generated=generated)
+    texts = prompts_of(config, run, generated=generated)
     return [*parts, Part(PROMPTS, run.model, "text")] if texts else parts
-
-
-def asked_prompts(config: Config, run: Run, *, generated: bool) -> list[str]:
-    """Return the prompts that a run needs; if it is to generate clips, those of these too."""
-    return [*prompts_of(run), *(generation_prompts(config, run) if generated else ())]
 
 
 def part_names(config: Config, run: Run, dataset: str) -> list[str]:
@@ -82,9 +77,10 @@ def text_parts(settings: Dataset) -> list[str]:
     return [*names, layouts.DROPPED] if making and making.caption_dropout_every_n_epochs else names
 
 
-def prompts_of(run: Run) -> list[str]:
-    """Return the prompts whose embeddings a training needs besides those of its captions."""
-    return run.trainer.prompts if run.trainer else []
+def prompts_of(config: Config, run: Run, *, generated: bool = False) -> list[str]:
+    """Return the prompts of a run's samples; if it is to generate clips, those of these too."""
+    samples = run.trainer.prompts if run.trainer else []
+    return [*samples, *generation_prompts(config, run)] if generated else samples
 
 
 def generation_prompts(config: Config, run: Run) -> list[str]:
@@ -94,19 +90,9 @@ def generation_prompts(config: Config, run: Run) -> list[str]:
     return list(dict.fromkeys([*settings.prompts, *negative]))
 
 
-def known_prompts(config: Config, model: str) -> set[str]:
-    """Return the prompts of all runs of a model, whether this command needs them or not."""
-    return {
-        text
-        for run in config.runs.values()
-        if run.model == model
-        for text in (*prompts_of(run), *generation_prompts(config, run))
-    }
-
-
 def prompt_items(texts: Iterable[str]) -> list[Item]:
-    """Return an item for each of some prompts, none twice."""
-    return sorted(Item(_prompt_stem(text), texts=[text]) for text in {*texts})
+    """Return an item for each of some prompts, none twice; its stem is a digest of the text."""
+    return sorted(Item(digest.of_bytes(text.encode())[:20], texts=[text]) for text in {*texts})
 
 
 def prompt_path(config: Config, model: str, text: str) -> str:
@@ -114,10 +100,6 @@ def prompt_path(config: Config, model: str, text: str) -> str:
     layout = layouts.of(config.models[model].layout_name)
     ((_, (target,)),) = targets_of(layout, None, Part(PROMPTS, model, "text"), prompt_items([text]))
     return target.path
-
-
-def _prompt_stem(text: str) -> str:
-    return digest.of_bytes(text.encode())[:20]
 
 
 # -- targets of a part ----------------------------------------------------------------------------

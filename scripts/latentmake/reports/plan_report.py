@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 
 from latentmake.files.disk import Need, human, shortages
 from latentmake.plan import estimates
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order
-from latentmake.plan.request import Request
 from latentmake.plan.run_plan import Plan
 from latentmake.reports.plan_table import counted, plan_table
 
 
 def report(
-    facts: Facts, plan: Plan, request: Request, needs: Collection[Need], *, dry: bool
+    facts: Facts,
+    plan: Plan,
+    trained: Collection[str],
+    orders: Iterable[Order],
+    needs: Collection[Need],
+    *,
+    dry: bool,
 ) -> None:
     """Print the table of a plan, unless all that is asked for is a status, which has its own.
 
     Args:
         facts: of its runs.
         plan: the plan.
-        request: of the command line.
+        trained: runs whose training is asked for.
+        orders: those that a build carries out.
         needs: room that is needed besides that of caches.
         dry: whether nothing is built, so that a disk without room is no more than a warning.
 
     Raises:
         StorageError: what is to be built has no room.
     """
-    asked = [run for name, run in plan.runs.items() if request.trains(name)]
+    asked = [run for name, run in plan.runs.items() if name in trained]
     lines = [*estimates.lines(facts.memo, plan.orders)]
     lines += [f"training of {run.name}: {run.forecast}" for run in asked if run.forecast]
     lines += [line for run in asked for line in (run.reason, run.note) if line]
@@ -43,7 +51,7 @@ def report(
     lines += [f"{need.what}: {human(need.size)} in {need.folder}" for need in needs if need.size]
     if plan.runs:
         sys.stderr.write(plan_table(plan, lines) + "\n")
-    caches = estimates.needs(facts.memo, request.orders(plan))
+    caches = estimates.needs(facts.memo, orders)
     for shortage in shortages([*caches, *needs, *(need for run in asked for need in run.needs)]):
         if not dry:
             raise shortage
@@ -52,8 +60,11 @@ def report(
 
 def report_built(orders: Sequence[Order]) -> None:
     """Print how many targets a build encoded: `1 text encoded, 0 latents`."""
-    from latentmake.plan.receipts import encoded
+    from latentmake.plan.receipts import read_receipt
 
-    counts = encoded(orders)
+    counts = Counter[str]()
+    for order in orders:
+        with contextlib.suppress(OSError, ValueError):
+            counts[order.kind] += read_receipt(order.receipt).counts["encoded"]
     latents = counted(counts["latents"], "latent")
     sys.stderr.write(f"{counted(counts['text'], 'text')} encoded, {latents}\n")

@@ -151,7 +151,7 @@ def _expected(facts: Facts, run: Run) -> Iterator[Expected]:
         items = facts.wanted_items(dataset, run.model)
         for name in names:
             if dataset == PROMPTS:
-                inputs = prompt_items(prompts_of(run))
+                inputs = prompt_items(prompts_of(facts.config, run))
             else:
                 inputs = facts.inputs(run.model, name, items)
             judge.contents.fetch(file[1:] for item in inputs for file in item.read)

@@ -28,7 +28,6 @@ from latentmake.plan.target import (
     PROMPTS,
     Part,
     Target,
-    generation_prompts,
     parts_of,
     prompts_of,
     targets_of,
@@ -334,7 +333,7 @@ def _runs(facts: Facts, part: Part, item: Item) -> Iterator[str]:
     """Yield the runs that use a target."""
     config = facts.config
     for name, run in config.runs.items():
-        prompts = {*prompts_of(run), *generation_prompts(config, run)}
+        prompts = prompts_of(config, run, generated=True)
         is_prompt = part.dataset == PROMPTS and run.model == part.model and item.text in prompts
         if is_prompt or part in parts_of(config, run):
             yield name

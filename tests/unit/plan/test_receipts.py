@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from latentmake.index.memo import Memo
-from latentmake.plan import receipts
 from latentmake.plan.receipts import Receipt, learn_receipts, read_receipt
 from order_world import order
 
@@ -14,15 +13,6 @@ from order_world import order
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def test_orders_and_receipts_are_told_apart_on_disk() -> None:
-    assert list(receipts.receipts()) == []
-    written = [order("text", {stem: stem}) for stem in "ab"]
-    for each in written:
-        each.write()
-    Receipt({}, {}, [], {}, 0.0).write(written[0].receipt)
-    assert list(receipts.receipts()) == [written[0].receipt]
 
 
 def test_a_receipt_survives_being_written_and_read() -> None:

@@ -11,9 +11,9 @@ import pytest
 from latentmake import digest
 from latentmake.config.root import parse
 from latentmake.index.memo import Memo
-from latentmake.plan.request import Request
 from latentmake.plan.run_plan import Plan, RunPlan
 from latentmake.reports.plan_report import report
+from latentmake.request import Request
 from latentmake.training.loop import drawing
 from latentmake.training.loop.plan import finish_plan
 from latentmake.training.loop.result import RunFiles, sample_steps, wanted

@@ -88,19 +88,19 @@ class Request:
         """Whether the training of a run is asked for: its own target, what follows it, or all."""
         return "training" in self._needs[run]
 
+    def trained(self, plan: Plan) -> list[str]:
+        """Return the runs of a plan whose training is asked for."""
+        return [run for run in plan.runs if self.trains(run)]
+
     def kinds(self, run: str) -> frozenset[str]:
         """Return the kinds of caches that a build makes for a run."""
         return CACHES & self._needs[run]
 
     def orders(self, plan: Plan) -> list[Order]:
         """Return the orders of a plan that a build carries out, none twice."""
-        found = {
-            order.name: order
-            for name, run in plan.runs.items()
-            for order in run.orders
-            if order.kind in self.kinds(name) or not self.files.isdisjoint(order.paths)
-        }
-        return [*found.values()]
+        every = [(name, order) for name, run in plan.runs.items() for order in run.orders]
+        kept = (x for run, x in every if x.kind in self.kinds(run) or self.files & {*x.paths})
+        return [*{order.name: order for order in kept}.values()]
 
     def check(self, rules: Collection[str], is_made: Callable[[str], bool]) -> None:
         """Refuse the first target that is no rule, no file, and `is_made` by no rule.

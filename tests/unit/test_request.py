@@ -12,7 +12,7 @@ from latentmake.config.root import Config
 from latentmake.config.runs import Run
 from latentmake.errors import ConfigError, LatentmakeError
 from latentmake.plan.orders import Order, job_of
-from latentmake.plan.request import VARIABLE, PlanFile, Request
+from latentmake.request import VARIABLE, PlanFile, Request
 from order_world import order
 
 RUNS = {
