@@ -78,7 +78,7 @@ class Remembered:
         self._settings, self._layout = facts.config.datasets[dataset], facts.layout(model)
         self._scan, control = facts.scan(dataset), facts.control(dataset)
         self._rows, name = facts.memo.snapshots, "\n".join((dataset, model, *parts))
-        self._head_name, self._rest_name = f"{name}\n\nhead", f"{name}\n\nrest"
+        self._head_name, self._rest_name = f"{name}\n\nstate", f"{name}\n\nlists"
         listings: list[str | None] = [control and control.fingerprint]
         if self._settings.metadata_file is not None:
             from latentmake.sources import metadata
