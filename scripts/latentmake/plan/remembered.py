@@ -90,14 +90,15 @@ class Remembered:
         self._base = digest.of_value([*base, self._settings.model_dump()])
         self._listings = self._scan.fingerprint, self.folder.fingerprint
         self._head = self._row(self._head_name)
-        if self._head is not None and self._head[1] != self._base:
+        if self._head is not None and self._head["base"] != self._base:
             self._head = None
 
     def _row(self, name: str) -> Any:
         """Return a row; None where there is none, or another plan has replaced the state since."""
         data = self._rows.blob(name)
         found = None if data is None else marshal.loads(data)  # noqa: S302 -- written by `keep`
-        return found if name == self._head_name or (found and found[0] == self._head[0]) else None
+        is_current = name == self._head_name or (found and found["stamp"] == self._head["stamp"])
+        return found if is_current else None
 
     @cached_property
     def _rest(self) -> Any:
@@ -105,34 +106,40 @@ class Remembered:
 
     def state(self) -> State | None:
         """Return the state, where nothing changed."""
-        if self._head is None or self._head[2] != self._listings:
+        if self._head is None or self._head["listings"] != self._listings:
             return None
-        _, _, _, images, parts = self._head
         states = {
             part: PartState(fresh, lines=partial(self.lines, part), remembered=keys)
-            for part, (fresh, keys) in parts.items()
+            for part, (fresh, keys) in self._head["parts"].items()
         }
-        return State(states, images)
+        return State(states, self._head["images"])
 
     def lines(self, part: str) -> dict[str, str]:
         """Return stem -> lines of its fresh targets; none where a later state replaced them."""
         if self._rest is None:
             return {}
-        _, _, _, places, lines = self._rest
-        return {stem: line for stem, line in zip(places, lines[part], strict=True) if line}
+        lines = zip(self._rest["places"], self._rest["lines"][part], strict=True)
+        return {stem: line for stem, line in lines if line}
 
     def keep(self, state: State, places: Mapping[str, str]) -> None:
         """Remember a state in which all is fresh; `places` are those of all items, by stem."""
         if state.unreadable or any(each.stale or each.orphans for each in state.parts.values()):
             return
-        stamp = os.urandom(16)
-        lines, parts = {}, {}
-        for part in self._parts:
-            found = state.parts[part].lines()
-            lines[part] = [found.get(stem, "") for stem in places]
-            parts[part] = state.parts[part].fresh, state.parts[part].keys
-        rest = stamp, self._scan.entries, self.folder.folders, dict(places), lines
-        head = stamp, self._base, self._listings, state.images, parts
+        lines = {part: state.parts[part].lines() for part in self._parts}
+        head: dict[str, object] = {
+            "stamp": os.urandom(16),
+            "base": self._base,
+            "listings": self._listings,
+            "images": state.images,
+            "parts": {part: (state.parts[part].fresh, state.parts[part].keys) for part in lines},
+        }
+        rest = {
+            "stamp": head["stamp"],
+            "entries": self._scan.entries,
+            "folders": self.folder.folders,
+            "places": dict(places),
+            "lines": {part: [x.get(stem, "") for stem in places] for part, x in lines.items()},
+        }
         # Version 2 of the format looks for no objects that are shared: it is the fastest.
         self._rows.learn(self._rest_name, None, marshal.dumps(rest, 2))
         self._rows.learn(self._head_name, None, marshal.dumps(head, 2))
@@ -174,8 +181,9 @@ class Remembered:
         """
         if self._head is None or not self._is_simple or self._rest is None:
             return None
-        _, entries, folders, before, _ = self._rest
-        files, caches = _differing(entries, self._scan.entries), self._changed_caches(dict(folders))
+        before: dict[str, str] = self._rest["places"]
+        files = _differing(self._rest["entries"], self._scan.entries)
+        caches = self._changed_caches(dict(self._rest["folders"]))
         most = max(_ALWAYS, _MOST_CHANGED * len(before))
         if len(files) + len(caches) > most or any(size < 0 for _, size, *_ in files):
             return None
