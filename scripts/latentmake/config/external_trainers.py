@@ -210,7 +210,7 @@ class MusubiTrainer(Trainer):
 
 
 def _training_scripts() -> Iterable[str]:
-    from latentmake.config.sdscripts import SDSCRIPTS
+    from latentmake.config.rows import SDSCRIPTS
 
     return dict.fromkeys(name for row in SDSCRIPTS.values() for name in row.scripts)
 
