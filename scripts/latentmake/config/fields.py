@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Annotated, Any, Literal, get_args, get_origin
+from functools import cache
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -25,6 +26,7 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     WithJsonSchema,
     WrapValidator,
+    model_validator,
 )
 from pydantic.config import JsonDict
 from pydantic_core import PydanticKnownError, core_schema
@@ -156,9 +158,19 @@ class OneOf:
 
 
 class Closed(BaseModel):
-    """A section that refuses unknown keys; docstrings of its keys describe them in the schema."""
+    """A section that refuses unknown keys, and keys without an effect.
+
+    Docstrings of its keys describe them in the schema.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _applies(self) -> Self:
+        if found := refused(self):
+            key, reason = found
+            raise ValueError(f"`{key}` {reason}")
+        return self
 
     def first_set(self, *keys: str) -> str | None:
         """Return the first of some keys whose value is not its default; None where all are."""
@@ -225,6 +237,20 @@ def place(value: object) -> object:
     return {"path": value} if isinstance(value, str) else value
 
 
+class Applies(NamedTuple):
+    """A condition without which a key has no effect.
+
+    Attributes:
+        reason: what is wrong with the key elsewhere, in a message.
+        when: the condition on the values of the section.
+        row: the condition on the model of a run.
+    """
+
+    reason: str
+    when: Callable[[Any], object] | None = None
+    row: Callable[[Any], object] | None = None
+
+
 Kind = Literal[
     "latents", "text", "manifest", "weights", "pictures", "clips", "publication", "machine"
 ]
@@ -240,6 +266,7 @@ class Shapes:
         indirect: whether the key counts by its consequences (sizes and frames, which are in each
             target's own key; the content of files), and not by its value.
         when: another key of the section and those of its values for which this one counts.
+        applies: conditions without which the key is refused.
     """
 
     def __init__(
@@ -248,11 +275,13 @@ class Shapes:
         layouts: tuple[str, ...] = (),
         indirect: bool = False,
         when: tuple[str, tuple[object, ...]] | None = None,
+        applies: Iterable[Applies] = (),
     ) -> None:
         self.kinds = kinds
         self.layouts = layouts
         self.indirect = indirect
         self.when = when
+        self.applies = applies
 
     def __call__(self, schema: JsonDict) -> None:
         """Write the declaration into the JSON schema, for editors and readers."""
@@ -263,6 +292,24 @@ class Shapes:
         if layout is not None and self.layouts and layout not in self.layouts:
             return False
         return self.when is None or getattr(section, self.when[0]) in self.when[1]
+
+
+@cache
+def _limits(section: type[BaseModel]) -> list[tuple[str, Applies]]:
+    extras = [(key, field.json_schema_extra) for key, field in section.model_fields.items()]
+    return [(key, x) for key, extra in extras if isinstance(extra, Shapes) for x in extra.applies]
+
+
+def refused(section: Closed, model: object = None) -> tuple[str, str] | None:
+    """Return the first set key without an effect, and the reason.
+
+    It has none beside the other keys of its section or, if a model is given, with that.
+    """
+    for key, limit in _limits(type(section)):
+        applies, values = (limit.when, section) if model is None else (limit.row, model)
+        if applies is not None and section.first_set(key) and not applies(values):
+            return key, limit.reason
+    return None
 
 
 LATENTS = Shapes("latents")

@@ -17,7 +17,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
-from latentmake.config.checks import check_generation, check_run, refuse_ineffective
+from latentmake.config.checks import check_layouts, check_run
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import CLIPS, Closed, Name
 from latentmake.config.machines import (
@@ -79,7 +79,7 @@ class Config(Closed):
                 for run in self.runs.values()
                 if name in run.datasets
             }
-            refuse_ineffective(name, dataset, models)
+            check_layouts(name, dataset, models)
         return self
 
     def encoding_program(self, model: Model) -> ExternalProgram | None:
@@ -109,7 +109,6 @@ class Config(Closed):
         programs = {"musubi": self.musubi_tuner, "sdscripts": self.sd_scripts}
         own = {dataset: self.datasets[dataset] for dataset in run.datasets}
         check_run(name, run, model, own, programs.get(model.layout))
-        check_generation(name, run, model)
 
 
 def _no_doubles(where: str, words: list[str]) -> None:

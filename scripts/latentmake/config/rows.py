@@ -178,6 +178,10 @@ class Scripts:
         """Whether latents hold a tensor for each control image."""
         return self.latents.reads_controls and self.control_latents
 
+    def caching(self, kind: str) -> Script:
+        """Return the script that caches `latents` or `text`."""
+        return self.text if kind == "text" else self.latents
+
 
 Row = TypeVar("Row")
 _SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # written in C where it can be
