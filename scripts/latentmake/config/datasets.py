@@ -198,8 +198,6 @@ class Bucketing(NamedTuple):
 class Dataset(Closed):
     """Folders of images or videos with captions, or lists of such files."""
 
-    aliases: ClassVar[dict[str, str]] = {"adopt": "adopt_from"}
-
     path: Place = Field(min_length=1, json_schema_extra=MACHINE)
     """Folder of the images or videos; `s3://bucket/folder` for [images on an S3
     server](#images-on-s3); or a `.jsonl` or `.json` [list](#lists) that names files and

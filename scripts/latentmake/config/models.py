@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -125,8 +125,6 @@ def _no_place(text: object) -> bool:
 
 class Model(Closed):
     """Encoders whose caches a trainer reads, and the network to train."""
-
-    aliases: ClassVar[dict[str, str]] = {"adopt": "ai_training"}
 
     vae: WeightsPlace = Field(
         NO_WEIGHTS, json_schema_extra=Shapes("latents", "pictures", applies=[_VAE])

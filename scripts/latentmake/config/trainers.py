@@ -357,20 +357,6 @@ class Generation(Closed):
     """Clips that `generate_{run}` draws with the trained network."""
 
     shapes: ClassVar[Shapes] = CLIPS
-    aliases: ClassVar[dict[str, str]] = {
-        **dict.fromkeys(("prompt", "sample_prompts", "texts"), "prompts"),
-        **dict.fromkeys(("n_prompt", "negative", "negative_prompts"), "negative_prompt"),
-        **dict.fromkeys(("num_frames", "video_length", "target_frames"), "frames"),
-        **dict.fromkeys(("steps", "infer_steps", "sample_steps"), "num_inference_steps"),
-        **dict.fromkeys(("guidance", "cfg", "cfg_scale", "sample_guide_scale"), "guidance_scale"),
-        **dict.fromkeys(("num_videos", "num_videos_per_prompt", "count"), "videos"),
-        **dict.fromkeys(("shift", "discrete_flow_shift", "sample_shift"), "flow_shift"),
-        **dict.fromkeys(("width", "height", "size", "video_size", "resolutions"), "resolution"),
-        **dict.fromkeys(("sample_solver", "solver", "sampler"), "scheduler"),
-        **dict.fromkeys(("seeds", "base_seed"), "seed"),
-    }
-    """Words of diffusers, Wan's generate.py and musubi-tuner -> key."""
-
     prompts: Annotated[
         list[Prompt], BeforeValidator(listed, json_schema_input_type=str | list[str])
     ] = Field([])
@@ -426,12 +412,6 @@ _SMALL, _LARGE = 3.0, 5.0
 
 class WanSamples(Samples):
     """Sample clips of the trainer `wan`."""
-
-    aliases: ClassVar[dict[str, str]] = {
-        word: key
-        for word, key in Generation.aliases.items()
-        if key not in ("videos", "flow_shift", "scheduler")
-    }
 
     prompts: list[str] = Field([])
     """Prompts; without any, no clips are drawn."""
