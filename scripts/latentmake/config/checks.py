@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import MusubiTrainer, SdScriptsTrainer
-from latentmake.config.fields import MACHINE, Closed, Resolution, declared, refused
+from latentmake.config.fields import Closed, Resolution
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
 from latentmake.config.runs import Run
-from latentmake.config.trainers import WanTrainer
+from latentmake.config.trainers import Generation, WanTrainer
 from latentmake.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -68,12 +68,13 @@ def _faults(
                 what = f"the dataset {dataset} has control images, which only musubi-tuner's "
                 hint = "leave out its `control_directory`"
                 yield f"runs.{name}.datasets", f"{what}models use", hint
-    yield from _faults_of_generation(f"runs.{name}.generate", run, model)
+    if run.generate is not None:
+        yield from _faults_of_generation(f"runs.{name}.generate", run, run.generate, model)
 
 
 def _not_for(section: Closed, where: str, model: Model) -> Iterator[Fault]:
     """Yield the key of a section that has no effect with a model."""
-    if found := refused(section, model):
+    if found := section.refused(model):
         key, reason = found
         yield f"{where}.{key}", f"{_titled(model)} {reason}", _LEAVE
 
@@ -297,11 +298,10 @@ def _faults_of_wan(where: str, trainer: WanTrainer, model: Model) -> Iterator[Fa
         yield f"{where}.samples.resolution", what, "use [832, 480] or the like"
 
 
-def _faults_of_generation(where: str, run: Run, model: Model) -> Iterator[Fault]:
+def _faults_of_generation(
+    where: str, run: Run, settings: Generation, model: Model
+) -> Iterator[Fault]:
     """Yield clips that the run's trainer or model cannot make."""
-    settings = run.generate
-    if settings is None:
-        return
     if run.trainer is None or not run.trainer.generates:
         what = "the run has no trainer" if run.trainer is None else "its trainer generates no clips"
         yield where, what, "leave it out, or set the trainer's `kind: wan`"
@@ -403,8 +403,8 @@ def check_layouts(name: str, dataset: Dataset, models: Mapping[str, Model]) -> N
         ConfigError: the first such key.
     """
     layouts = {model.layout for model in models.values()}
-    for key in Dataset.model_fields if layouts else ():
-        effective = declared(Dataset, key, MACHINE).layouts
+    for key, shapes in Dataset.declarations.items() if layouts else ():
+        effective = shapes.layouts
         if effective and not layouts & {*effective} and dataset.first_set(key):
             what = f"only caches of the layout {' or '.join(effective)} depend on this, and "
             what += f"{', '.join(sorted(models))} has others"

@@ -19,7 +19,6 @@ from latentmake.config.fields import (
     DiskPath,
     Ending,
     Number,
-    Place,
     Real,
     ResolutionField,
     Shapes,
@@ -198,7 +197,7 @@ class Bucketing(NamedTuple):
 class Dataset(Closed):
     """Folders of images or videos with captions, or lists of such files."""
 
-    path: Place = Field(min_length=1, json_schema_extra=MACHINE)
+    path: DiskPath = Field(min_length=1, json_schema_extra=MACHINE)
     """Folder of the images or videos; `s3://bucket/folder` for [images on an S3
     server](#images-on-s3); or a `.jsonl` or `.json` [list](#lists) that names files and
     captions."""
@@ -292,7 +291,7 @@ class Dataset(Closed):
     takes them over in place of encoding; see the guides for
     [musubi-tuner](../guides/musubi-tuner.md) and [kohya](../guides/kohya.md). Caches of
     ai-training are named by [`ai_training`](models.md#ai_training) of the model."""
-    control_directory: Place | None = Field(None, min_length=1, json_schema_extra=_CONTROLS)
+    control_directory: DiskPath | None = Field(None, min_length=1, json_schema_extra=_CONTROLS)
     """Folder of [control images](#control-images-and-layers), named as the items that they
     control; for videos and a Wan model, of control videos. A changed control image rebuilds
     latents; embeddings too for Qwen-Image-Edit and HiDream O1."""

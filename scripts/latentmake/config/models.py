@@ -19,7 +19,6 @@ from latentmake.config.fields import (
     OneOf,
     Shapes,
     listed,
-    refused,
 )
 from latentmake.config.spec import GENERIC, Architecture
 from latentmake.config.weights import (
@@ -99,8 +98,6 @@ def _of_checkpoint(values: dict[str, Any], row: Architecture) -> dict[str, Any]:
 
     The network that sd-scripts trains stays the `checkpoint`.
     """
-    if not row.checkpoints or not values.get("checkpoint") or values.get("task") is not None:
-        return values
     try:
         path = _PLACE.validate_python(values["checkpoint"])
     except ValidationError:
@@ -323,7 +320,8 @@ class Model(Closed):
             from latentmake.config.architectures import ARCHITECTURES
 
             row = ARCHITECTURES.get(name, GENERIC)
-        values = _of_checkpoint(values, row)
+        if row.checkpoints and values.get("checkpoint") and task is None:
+            values = _of_checkpoint(values, row)
         if row.scripts is not None:
             (only, *others) = row.scripts.versions
             given = {} if others or not only else {"task": only}
@@ -337,7 +335,7 @@ class Model(Closed):
 
     @model_validator(mode="after")
     def _applies(self) -> Self:
-        scripts, encodes = self.spec.scripts, self.spec.encodes
+        spec, scripts = self.spec, self.spec.scripts
         if (scripts is None) == (self.layout == "musubi"):
             raise ValueError(
                 "`layout: musubi` is for a Wan model's `task`, or an `architecture` of musubi-tuner"
@@ -346,24 +344,20 @@ class Model(Closed):
             known = ", ".join(filter(None, scripts.versions)) or "none"
             what = f"{self.task} is no task of" if self.task else "a `task` is needed for"
             raise ValueError(f"{what} {self.title}; known: {known}")
-        programs = {"latentmake": encodes, "musubi": scripts is not None}
-        if not programs.get(self.encoder, not encodes and scripts is None):
+        programs = {"latentmake": spec.encodes, "musubi": scripts is not None}
+        if not programs.get(self.encoder, not spec.encodes and scripts is None):
             raise ValueError(f"`encoder: {self.encoder}` is not for {self.title or 'this model'}")
         if self.layout == "sdscripts" and self.architecture is None:
             raise ValueError("`layout: sdscripts` needs the model's `architecture`")
-        if found := refused(self):
+        if found := self.refused():
             raise ValueError("`{}` {}: leave it out".format(*found))
-        return self
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        scripts, spec = self.spec.scripts, self.spec
-        for key in self.version.needs:
+        for key in self.version.needs if scripts is not None else ():
             if self.weights(key) is None:
                 raise ValueError(f"{self.task or self.title} needs `{key}`")
         if not spec.encodes:
             _check_program(self)
-        _check_arguments(self)
+        if self.latents_arguments or self.text_arguments:
+            _check_arguments(self)
         if self.text and (scripts is not None or not spec.encodes):
             _check_number(self)
         needed = {"vae", "text"}

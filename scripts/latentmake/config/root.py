@@ -103,18 +103,15 @@ class Config(Closed):
         for dataset in run.datasets:
             refuse_unknown("dataset", dataset, self.datasets, f"runs.{name}.datasets")
         refuse_unknown("model", run.model, self.models, f"runs.{name}.model")
-        _no_doubles(f"runs.{name}.datasets", run.datasets)
-        _no_doubles(f"runs.{name}.resolutions", [each.name for each in run.resolutions])
+        sizes = [each.name for each in run.resolutions]
+        for key, words in (("datasets", run.datasets), ("resolutions", sizes)):
+            if twice := [word for word in words if words.count(word) > 1]:
+                what = f"`{twice[0]}` is named twice"
+                raise ConfigError(what, where=f"runs.{name}.{key}", hint="name it once")
         model = self.models[run.model]
         programs = {"musubi": self.musubi_tuner, "sdscripts": self.sd_scripts}
         own = {dataset: self.datasets[dataset] for dataset in run.datasets}
         check_run(name, run, model, own, programs.get(model.layout))
-
-
-def _no_doubles(where: str, words: list[str]) -> None:
-    for word in words:
-        if words.count(word) > 1:
-            raise ConfigError(f"`{word}` is named twice", where=where, hint="name it once")
 
 
 def parse(values: Mapping[str, object]) -> Config:

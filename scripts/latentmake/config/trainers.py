@@ -106,10 +106,7 @@ class Samples(Closed):
     """Seed of the noise. A prompt has the same noise in every row and run, so that you can compare
     them."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_prompts(cls, values: Any) -> Any:
-        return with_prompt_file(values)
+    _read_prompts = model_validator(mode="before")(with_prompt_file)
 
 
 _WARMED = Applies(
@@ -393,10 +390,7 @@ class Generation(Closed):
     base: bool = True
     """Also draw each clip without the LoRA, from the same noise."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_prompts(cls, values: Any) -> Any:
-        return with_prompt_file(values)
+    _read_prompts = model_validator(mode="before")(with_prompt_file)
 
     @model_validator(mode="after")
     def _no_doubles(self) -> Self:

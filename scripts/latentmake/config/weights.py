@@ -15,7 +15,16 @@ from pydantic import (
     model_validator,
 )
 
-from latentmake.config.fields import Closed, DiskPath, Ending, Number, listed, place
+from latentmake.config.fields import (
+    Applies,
+    Closed,
+    DiskPath,
+    Ending,
+    Number,
+    Shapes,
+    listed,
+    place,
+)
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -139,6 +148,17 @@ else:  # a path, which a hub id has in the local hub cache
     ]
 
 
+_PROJECTED = Shapes(
+    "text",
+    applies=[
+        Applies(
+            "is about the code of a `projection`",
+            when=lambda weights: weights.projection is not None,
+        )
+    ],
+)
+
+
 class TextWeights(Weights):
     """Place of a text encoder, with further keys for its tokenizer.
 
@@ -162,15 +182,9 @@ class TextWeights(Weights):
     """A linear layer that gives the embeddings the width of the UNet before they are cached. The
     value is its folder, its `.safetensors` file, or the folder of a diffusers pipeline with a
     sub-folder such as `t5_projection`."""
-    trust_remote_code: bool = False
+    trust_remote_code: bool = Field(False, json_schema_extra=_PROJECTED)
     """Load a projection that is a class of its own with the Python files in the folder of the
     pipeline. These files run on your machine, so read them first."""
-
-    @model_validator(mode="after")
-    def _code_of_a_projection(self) -> Self:
-        if self.trust_remote_code and self.projection is None:
-            raise ValueError("`trust_remote_code` is about the code of a `projection`")
-        return self
 
 
 # No longer than the ending of our own cache files, which stems leave room for.
