@@ -24,7 +24,6 @@ from latentmake.config.machines import (
     TrainingJob,
 )
 from latentmake.config.models import Model
-from latentmake.config.root import descriptions
 from latentmake.config.runs import Run, Validation
 from latentmake.config.trainers import (
     Generation,
@@ -37,6 +36,7 @@ from latentmake.config.trainers import (
 from latentmake.config.weights import Adopt, TextWeights, Weights
 from pydantic import BaseModel
 
+from reference.schema import descriptions
 from reference.types import alternatives, default_words, type_words
 
 __all__ = ["PAGES", "Page", "entry", "rebuilds", "summary", "text"]

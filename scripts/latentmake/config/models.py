@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
@@ -47,34 +47,33 @@ def _tasks() -> Iterable[str]:
     return dict.fromkeys(task for row in MUSUBI.values() for task in row.versions if task)
 
 
-_PLAIN = Applies("is only for `layout: plain`", when=lambda model: model.layout == "plain")
-_MUSUBI = Applies(
-    "is only for Wan and other architectures of musubi-tuner",
-    when=lambda model: model.spec.scripts is not None,
+def _only(models: str, when: Callable[[Any], object]) -> Applies:
+    return Applies(f"is only for {models}", when=when)
+
+
+_PLAIN = _only("`layout: plain`", lambda model: model.layout == "plain")
+_MUSUBI = _only(
+    "Wan and other architectures of musubi-tuner", lambda model: model.spec.scripts is not None
 )
-_TWO_NETWORKS = Applies("is only for Wan 2.2", when=lambda model: model.has_two_networks)
+_TWO_NETWORKS = _only("Wan 2.2", lambda model: model.has_two_networks)
+_PICKED = _only("sd1 and sd2", lambda model: model.spec.picks_layer)
+_CHUNKED = _only("sd1, sd2 and sdxl", lambda model: model.spec.chunks_captions)
+_MASKED = _only("sd3", lambda model: model.spec.masks_clips)
+_MASKED_T5 = _only("sd3 and flux", lambda model: "T5" in model.spec.text_encoders)
+_VISION = _only("image-to-video with Wan 2.1", lambda model: "clip" in model.version.needs)
+_SIGLIP = _only(
+    "FramePack and image-to-video with HunyuanVideo 1.5",
+    lambda model: "image_encoder" in model.version.needs,
+)
+_FP8_T5 = _only("Wan", lambda model: model.has_switch("fp8_t5"))
+_CACHE_CPU = _only("Wan", lambda model: model.has_switch("vae_cache_cpu"))
+_TILED = _only(
+    "VAEs of images that Latentmake encodes with",
+    lambda model: model.spec.encodes and model.spec.scripts is None,
+)
 _CHECKPOINT = Applies(
     "is a file of Stable Diffusion, or what sd-scripts trains: it needs `layout: sdscripts`",
     when=lambda model: model.layout == "sdscripts" or model.spec.checkpoints,
-)
-_PICKED = Applies("is only for sd1 and sd2", when=lambda model: model.spec.picks_layer)
-_CHUNKED = Applies("is only for sd1, sd2 and sdxl", when=lambda model: model.spec.chunks_captions)
-_MASKED = Applies("is only for sd3", when=lambda model: model.spec.masks_clips)
-_MASKED_T5 = Applies(
-    "is only for sd3 and flux", when=lambda model: "T5" in model.spec.text_encoders
-)
-_VISION = Applies(
-    "is only for image-to-video with Wan 2.1", when=lambda model: "clip" in model.version.needs
-)
-_SIGLIP = Applies(
-    "is only for FramePack and image-to-video with HunyuanVideo 1.5",
-    when=lambda model: "image_encoder" in model.version.needs,
-)
-_FP8_T5 = Applies("is only for Wan", when=lambda model: model.has_switch("fp8_t5"))
-_CACHE_CPU = Applies("is only for Wan", when=lambda model: model.has_switch("vae_cache_cpu"))
-_TILED = Applies(
-    "is only for VAEs of images that Latentmake encodes with",
-    when=lambda model: model.spec.encodes and model.spec.scripts is None,
 )
 _VAE = Applies(
     "is not for this architecture, which has no VAE",
