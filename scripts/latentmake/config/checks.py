@@ -28,29 +28,18 @@ Fault: TypeAlias = tuple[str, str, str]
 _LEAVE = "leave it out"
 
 
-def check_run(
-    name: str,
-    run: Run,
-    model: Model,
-    datasets: Mapping[str, Dataset],
-    program: ExternalProgram | None,
-) -> None:
-    """Check a run against its datasets, model and trainer, and the program for its model's layout.
-
-    Raises:
-        ConfigError: the first mistake.
-    """
-    for where, what, hint in _faults(name, run, model, datasets, program):
-        raise ConfigError(what, where=where, hint=hint)
-
-
-def _faults(
+def faults_of_run(
     name: str,
     run: Run,
     model: Model,
     datasets: Mapping[str, Dataset],
     program: ExternalProgram | None,
 ) -> Iterator[Fault]:
+    """Yield mistakes of a run with its datasets, its model, and the program for its layout.
+
+    Raises:
+        ConfigError: a resolution is none that the model takes.
+    """
     yield from _faults_of_trainer(f"runs.{name}", run, model)
     if model.layout == "sdscripts":
         yield from _faults_of_sdscripts(name, run, model, datasets)

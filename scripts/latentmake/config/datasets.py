@@ -146,6 +146,17 @@ _ON_DISK = Applies(
     "is not for a dataset on S3, whose captions are taken as they are",
     when=lambda data: not data.path.startswith("s3://"),
 )
+_READ = Applies(
+    "is a list on S3, and lists are read from a disk: copy it",
+    when=lambda data: not (data.is_list and data.path.startswith("s3://")),
+)
+_OTHER_FILE = Applies(
+    "is that of the captions", when=lambda data: data.tags_extension != data.caption_extension
+)
+_WHOLE = Applies(
+    "has a length that is not 4 n + 1, such as 1, 5 or 81",
+    when=lambda data: all(frames % 4 == 1 for frames in data.target_frames),
+)
 _NO_LAYERS = Applies(
     "is not for `multiple_target`, whose layers are images without a caption file",
     when=lambda data: data.is_list or not data.multiple_target,
@@ -166,7 +177,7 @@ _SMALL_BUCKETS = Shapes("latents", indirect=True, when=("fit", ("bucket",)), app
 _SDSCRIPTS_BUCKETS = Shapes(
     "latents", layouts=("sdscripts",), indirect=True, when=("fit", ("bucket",))
 )
-_LENGTHS = Shapes("latents", layouts=("musubi",), indirect=True)
+_LENGTHS = Shapes("latents", layouts=("musubi",), indirect=True, applies=[_WHOLE])
 _CLIPS = Shapes("latents", layouts=("musubi",), indirect=True, applies=[_OF_VIDEOS])
 _CONTROLS = Shapes("latents", "text", layouts=("musubi",), indirect=True, applies=[_CONTROLLED])
 _CONTROL_SIZES = Shapes(
@@ -197,7 +208,7 @@ class Bucketing(NamedTuple):
 class Dataset(Closed):
     """Folders of images or videos with captions, or lists of such files."""
 
-    path: DiskPath = Field(min_length=1, json_schema_extra=MACHINE)
+    path: DiskPath = Field(min_length=1, json_schema_extra=Shapes("machine", applies=[_READ]))
     """Folder of the images or videos; `s3://bucket/folder` for [images on an S3
     server](#images-on-s3); or a `.jsonl` or `.json` [list](#lists) that names files and
     captions."""
@@ -207,7 +218,7 @@ class Dataset(Closed):
     caption_extension: Ending = Field(".txt", json_schema_extra=TEXT)
     """Ending of the caption file beside an image or video."""
     tags_extension: Ending | None = Field(
-        None, json_schema_extra=Shapes("text", applies=[_ON_DISK])
+        None, json_schema_extra=Shapes("text", applies=[_ON_DISK, _OTHER_FILE])
     )
     """Ending of a second file beside an image, with tags, such as `.tags`.
     [`captions.caption_and_tags`](captions.md#caption_and_tags) says how caption and tags are
@@ -225,7 +236,7 @@ class Dataset(Closed):
     """Caption of an image that has both a caption file and an entry in `metadata_file`. `override`
     takes the entry; `join` takes the text of the file, then that of the entry. By default two
     different captions are an error."""
-    captions: Captions | None = None
+    captions: Captions | None = Field(None, json_schema_extra=Shapes("text", applies=[_ON_DISK]))
     """[Processing of captions](captions.md) before they are encoded: prefix, tags, wildcards,
     dropout, variants."""
     fit: Literal["crop", "bucket"] = Field("crop", json_schema_extra=GEOMETRY)
@@ -434,19 +445,3 @@ class Dataset(Closed):
         if isinstance(values, dict) and values.get("target_frames") is not None:
             return {"fit": "bucket", **values}
         return values
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.tags_extension == self.caption_extension:
-            raise ValueError("`tags_extension` is that of the captions")
-        if self.is_list and self.path.startswith("s3://"):
-            raise ValueError("`path` is a list on S3, and lists are read from a disk: copy it")
-        if self.captions is not None and self.path.startswith("s3://"):
-            raise ValueError("captions of a dataset on S3 are taken as they are")
-        for frames in self.target_frames or ():
-            if frames % 4 != 1:
-                below = max((frames - 1) // 4 * 4 + 1, 1)
-                raise ValueError(
-                    f"target_frames: {frames} is not 4 n + 1; use {below} or {below + 4}"
-                )
-        return self

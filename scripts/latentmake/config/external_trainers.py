@@ -122,6 +122,10 @@ def refuse_flags(
 
 _SCALED = Applies("needs `fp8_base: true`", when=lambda trainer: trainer.fp8_base)
 _COMPILED = Applies("needs `torch_compile: true`", when=lambda trainer: trainer.torch_compile)
+_NOT_BOTH = Applies(
+    "and `max_train_epochs` are both set: leave one out",
+    when=lambda trainer: trainer.max_train_epochs is None,
+)
 _STAGED = Applies("needs `deepspeed: true`", when=lambda trainer: trainer.deepspeed)
 
 
@@ -250,7 +254,9 @@ class SdScriptsTrainer(Trainer):
     """LR scheduler."""
     max_train_epochs: Steps | None = None
     """Epochs; by default 10, if `max_train_steps` is not set."""
-    max_train_steps: Steps | None = None
+    max_train_steps: Steps | None = Field(
+        None, json_schema_extra=Shapes("weights", applies=[_NOT_BOTH])
+    )
     """Steps, instead of epochs."""
     train_batch_size: BatchSize = 1
     """Items of a training step. A batch holds items of one shape."""
@@ -300,8 +306,6 @@ class SdScriptsTrainer(Trainer):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.max_train_epochs is not None and self.max_train_steps is not None:
-            raise ValueError("has both `max_train_epochs` and `max_train_steps`: leave one out")
         refuse_flags("arguments", self.arguments, decided_flags(type(self), SD_SCRIPTS))
         return self
 

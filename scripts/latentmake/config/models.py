@@ -421,7 +421,7 @@ class Model(Closed):
     @property
     def image_to_video(self) -> bool:
         """Whether its caches hold the first frame's latents too."""
-        return "latents_image_" in self.version.tensors
+        return self.spec.scripts is not None and "latents_image_" in self.version.tensors
 
     @property
     def has_two_networks(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from latentmake.config.checks import check_layouts, check_run
+from latentmake.config.checks import check_layouts, faults_of_run
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import CLIPS, Closed, Name
 from latentmake.config.machines import (
@@ -101,7 +101,9 @@ class Config(Closed):
         model = self.models[run.model]
         programs = {"musubi": self.musubi_tuner, "sdscripts": self.sd_scripts}
         own = {dataset: self.datasets[dataset] for dataset in run.datasets}
-        check_run(name, run, model, own, programs.get(model.layout))
+        program = programs.get(model.layout)
+        for where, what, hint in faults_of_run(name, run, model, own, program):
+            raise ConfigError(what, where=where, hint=hint)
 
 
 def parse(values: Mapping[str, object]) -> Config:

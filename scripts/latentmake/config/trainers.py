@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 
@@ -109,6 +109,9 @@ class Samples(Closed):
     _read_prompts = model_validator(mode="before")(with_prompt_file)
 
 
+_NOT_BOTH = Applies(
+    "and `steps` are both set: leave one out", when=lambda trainer: trainer.steps is None
+)
 _WARMED = Applies(
     "has no effect on a constant learning rate: set `lr_scheduler: constant_with_warmup`",
     when=lambda trainer: trainer.lr_scheduler != "constant",
@@ -143,7 +146,9 @@ class LoopTrainer(Trainer):
     steps: Steps | None = None
     """Optimizer steps; by default 1000, or as many as `epochs` take. Raise it to train a finished
     run longer: the training resumes from its last state."""
-    epochs: Real | None = Field(None, gt=0, le=1_000_000_000)
+    epochs: Real | None = Field(
+        None, gt=0, le=1_000_000_000, json_schema_extra=Shapes("weights", applies=[_NOT_BOTH])
+    )
     """Epochs, instead of `steps`. Raise it to train a finished run longer."""
     optimizer: Literal["adamw", "adamw8bit", "lion", "prodigy", "dadaptation"] = "adamw"
     """Optimizer. `adamw8bit` needs bitsandbytes (`pip install bitsandbytes`); `lion`, `prodigy`
@@ -260,14 +265,12 @@ class LoopTrainer(Trainer):
             return {"learning_rate": 1.0, **values}
         return values
 
-    @model_validator(mode="after")
-    def _steps_fit(self) -> Self:
-        if self.steps is not None and self.epochs is not None:
-            raise ValueError("has both `steps` and `epochs`: leave one out")
-        return self
-
 
 _CHOSEN = Applies("needs `adapter: parts`", when=lambda trainer: trainer.adapter == "parts")
+_WITH_PARTS = Applies(
+    "needs a list of `parts`",
+    when=lambda trainer: trainer.adapter == "full" or trainer.parts or trainer.reinitialize,
+)
 _NO_LORA = Applies(
     "is not for a LoRA, which trains no part of the UNet",
     when=lambda trainer: trainer.adapter != "lora",
@@ -287,7 +290,9 @@ class SdTrainer(LoopTrainer):
 
     kind: Literal["sd"]
     """The trainer: `sd`."""
-    adapter: Literal["lora", "full", "parts"] = "lora"
+    adapter: Literal["lora", "full", "parts"] = Field(
+        "lora", json_schema_extra=Shapes("weights", applies=[_WITH_PARTS])
+    )
     """Weights to train. `lora`: a LoRA. `full`: the complete UNet. `parts`: only the `parts` of
     the UNet; the complete UNet is written."""
     parts: list[UNetPart] = Field([], json_schema_extra=Shapes("weights", applies=[_CHOSEN]))
@@ -310,12 +315,6 @@ class SdTrainer(LoopTrainer):
     noise_offset: Real = Field(0.0, ge=0)
     """Constant noise added to each channel, for very dark and very bright images. `0.05` is
     usual."""
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.adapter == "parts" and not (self.parts or self.reinitialize):
-            raise ValueError("`adapter: parts` needs a list of `parts`")
-        return self
 
 
 _LATENT_FRAMES = 4  # frames a latent of Wan's VAE, after the first
@@ -347,6 +346,10 @@ def whole_latents(frames: int) -> int:
     return frames
 
 
+_DIFFERENT = Applies(
+    "names a prompt twice: raise `videos` for more",
+    when=lambda settings: len({*settings.prompts}) == len(settings.prompts),
+)
 _FROM_IMAGE = Applies("draws from text only", row=lambda model: model.image_to_video)
 
 
@@ -356,7 +359,7 @@ class Generation(Closed):
     shapes: ClassVar[Shapes] = CLIPS
     prompts: Annotated[
         list[Prompt], BeforeValidator(listed, json_schema_input_type=str | list[str])
-    ] = Field([])
+    ] = Field([], json_schema_extra=Shapes("clips", applies=[_DIFFERENT]))
     """Prompts; by default the captions of the run's first four items."""
     prompt_file: DiskPath | None = Field(None, min_length=1)
     """Text file with one prompt a line, instead of `prompts`. Its lines count, not its name."""
@@ -391,13 +394,6 @@ class Generation(Closed):
     """Also draw each clip without the LoRA, from the same noise."""
 
     _read_prompts = model_validator(mode="before")(with_prompt_file)
-
-    @model_validator(mode="after")
-    def _no_doubles(self) -> Self:
-        for prompt in self.prompts:
-            if self.prompts.count(prompt) > 1:
-                raise ValueError(f"names a prompt twice ({prompt[:60]}): raise `videos` for more")
-        return self
 
 
 _BETWEEN = (832 * 480 + 1280 * 720) // 2  # pixels: halfway between the sizes that Wan knows
