@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from latentmake.config.datasets import Captions, Dataset
 from latentmake.config.external_trainers import MusubiTrainer, SdScriptsTrainer
-from latentmake.config.fields import MACHINE, Kind, Shapes, declared
+from latentmake.config.fields import MACHINE, Kind, Shapes
 from latentmake.config.machines import (
     Batch,
     Cluster,
@@ -36,7 +36,7 @@ from latentmake.config.trainers import (
 from latentmake.config.weights import Adopt, TextWeights, Weights
 from pydantic import BaseModel
 
-from reference.schema import descriptions
+from reference.schema import declared, descriptions
 from reference.types import alternatives, default_words, type_words
 
 __all__ = ["PAGES", "Page", "entry", "rebuilds", "summary", "text"]

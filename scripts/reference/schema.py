@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Iterator
 from itertools import pairwise
 
+from latentmake.config.fields import Shapes
 from latentmake.config.mistakes import sections
 from latentmake.config.root import Config
 from pydantic import BaseModel
@@ -59,3 +60,14 @@ def _docstrings(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
                     ast.Expr(value=ast.Constant(value=str(text))),
                 ) if key in model.model_fields:
                     yield key, " ".join(text.split())
+
+
+def declared(section: type[BaseModel], key: str, inherited: Shapes | None = None) -> Shapes:
+    """Return a key's declaration; `inherited` is that of the field that holds the section."""
+    field = section.model_fields[key]
+    found = field.json_schema_extra
+    if not isinstance(found, Shapes):
+        found = getattr(section, "shapes", None) or inherited
+    if found is None:
+        raise TypeError(f"{section.__name__}.{key} has no declaration")
+    return found

@@ -320,17 +320,6 @@ PUBLICATION = Shapes("publication")
 MACHINE = Shapes("machine")
 
 
-def declared(section: type[BaseModel], key: str, inherited: Shapes | None = None) -> Shapes:
-    """Return a key's declaration; `inherited` is that of the field that holds the section."""
-    field = section.model_fields[key]
-    found = field.json_schema_extra
-    if not isinstance(found, Shapes):
-        found = getattr(section, "shapes", None) or inherited
-    if found is None:
-        raise TypeError(f"{section.__name__}.{key} has no declaration")
-    return found
-
-
 def held_by(annotation: Any) -> Iterator[tuple[tuple[str, ...], type[Closed]]]:
     """Yield the sections that a field's type may hold, with their locations below the field.
 
