@@ -146,14 +146,14 @@ _ON_DISK = Applies(
     "is not for a dataset on S3, whose captions are taken as they are",
     when=lambda data: not data.path.startswith("s3://"),
 )
-_READ = Applies(
+_NO_REMOTE_LIST = Applies(
     "is a list on S3, and lists are read from a disk: copy it",
     when=lambda data: not (data.is_list and data.path.startswith("s3://")),
 )
-_OTHER_FILE = Applies(
+_OWN_ENDING = Applies(
     "is that of the captions", when=lambda data: data.tags_extension != data.caption_extension
 )
-_WHOLE = Applies(
+_LATENT_FRAMES = Applies(
     "has a length that is not 4 n + 1, such as 1, 5 or 81",
     when=lambda data: all(frames % 4 == 1 for frames in data.target_frames),
 )
@@ -177,7 +177,7 @@ _SMALL_BUCKETS = Shapes("latents", indirect=True, when=("fit", ("bucket",)), app
 _SDSCRIPTS_BUCKETS = Shapes(
     "latents", layouts=("sdscripts",), indirect=True, when=("fit", ("bucket",))
 )
-_LENGTHS = Shapes("latents", layouts=("musubi",), indirect=True, applies=[_WHOLE])
+_LENGTHS = Shapes("latents", layouts=("musubi",), indirect=True, applies=[_LATENT_FRAMES])
 _CLIPS = Shapes("latents", layouts=("musubi",), indirect=True, applies=[_OF_VIDEOS])
 _CONTROLS = Shapes("latents", "text", layouts=("musubi",), indirect=True, applies=[_CONTROLLED])
 _CONTROL_SIZES = Shapes(
@@ -208,7 +208,9 @@ class Bucketing(NamedTuple):
 class Dataset(Closed):
     """Folders of images or videos with captions, or lists of such files."""
 
-    path: DiskPath = Field(min_length=1, json_schema_extra=Shapes("machine", applies=[_READ]))
+    path: DiskPath = Field(
+        min_length=1, json_schema_extra=Shapes("machine", applies=[_NO_REMOTE_LIST])
+    )
     """Folder of the images or videos; `s3://bucket/folder` for [images on an S3
     server](#images-on-s3); or a `.jsonl` or `.json` [list](#lists) that names files and
     captions."""
@@ -218,7 +220,7 @@ class Dataset(Closed):
     caption_extension: Ending = Field(".txt", json_schema_extra=TEXT)
     """Ending of the caption file beside an image or video."""
     tags_extension: Ending | None = Field(
-        None, json_schema_extra=Shapes("text", applies=[_ON_DISK, _OTHER_FILE])
+        None, json_schema_extra=Shapes("text", applies=[_ON_DISK, _OWN_ENDING])
     )
     """Ending of a second file beside an image, with tags, such as `.tags`.
     [`captions.caption_and_tags`](captions.md#caption_and_tags) says how caption and tags are

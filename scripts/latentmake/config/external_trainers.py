@@ -23,14 +23,13 @@ from latentmake.config.fields import (
     Steps,
 )
 from latentmake.config.trainers import (
-    ACCUMULATION,
     BOUNDARY,
-    WORKERS,
     AccelerateConfig,
-    LauncherAlpha,
+    Alpha,
     Logging,
     Precision,
     Trainer,
+    Workers,
 )
 
 if TYPE_CHECKING:
@@ -140,7 +139,7 @@ class MusubiTrainer(Trainer):
     network_dim: Rank = 32
     """Rank of the LoRA. The default depends on the
     [architecture](architectures.md#training-defaults-of-musubi-tuner); 32 for Wan."""
-    network_alpha: LauncherAlpha = None
+    network_alpha: Alpha = None
     """Scale of the LoRA, which is multiplied by `network_alpha / network_dim`. `null` is the rank.
     The default is 1, and the rank for Krea 2 and Kandinsky 5."""
     learning_rate: Real = Field(2e-4, gt=0)
@@ -152,9 +151,9 @@ class MusubiTrainer(Trainer):
     """Epochs."""
     batch_size: BatchSize = 1
     """Items of a training step. A batch holds items of one shape."""
-    gradient_accumulation_steps: BatchSize = ACCUMULATION
+    gradient_accumulation_steps: BatchSize = 1
     """Batches whose gradients are accumulated before an optimizer step."""
-    max_data_loader_n_workers: Number = WORKERS
+    max_data_loader_n_workers: Workers = 2
     """Processes that read caches."""
     mixed_precision: Precision = "bf16"
     """dtype of the weights of the DiT, as far as the training script of the architecture allows
@@ -240,7 +239,7 @@ class SdScriptsTrainer(Trainer):
     `sd2`) and `sdxl_train` train the complete network."""
     network_dim: Rank = 16
     """Rank of the LoRA. The default is 32 for `sdxl`, 8 for `lumina` and `anima`, else 16."""
-    network_alpha: LauncherAlpha = None
+    network_alpha: Alpha = None
     """Scale of the LoRA, which is multiplied by `network_alpha / network_dim`. `null` is the rank.
     The default is half of the rank for `sdxl`, the rank for `lumina`, else 1."""
     network_train_unet_only: bool = False
@@ -260,9 +259,9 @@ class SdScriptsTrainer(Trainer):
     """Steps, instead of epochs."""
     train_batch_size: BatchSize = 1
     """Items of a training step. A batch holds items of one shape."""
-    gradient_accumulation_steps: BatchSize = ACCUMULATION
+    gradient_accumulation_steps: BatchSize = 1
     """Batches whose gradients are accumulated before an optimizer step."""
-    max_data_loader_n_workers: Number = WORKERS
+    max_data_loader_n_workers: Workers = 2
     """Processes that read caches."""
     mixed_precision: Precision = "bf16"
     """Mixed precision, as in accelerate."""

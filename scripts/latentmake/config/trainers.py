@@ -33,23 +33,10 @@ Kind = Literal["sd", "wan", "musubi", "sdscripts"]
 _NO = BeforeValidator(lambda value: "no" if value is False else value)  # YAML's `no`
 Precision = Annotated[Literal["no", "bf16", "fp16"], _NO]
 AutoPrecision = Annotated[Literal["auto", "no", "bf16", "fp16"], _NO]
-LoraAlpha = Annotated[
-    Real | None, Field(gt=0, description="Scale of the LoRA; by default its rank.")
-]
-LauncherAlpha = Annotated[
-    Real | None,
-    Field(gt=0, description="Scale of the LoRA; by default that of the guide, or its rank."),
-]
-Logging = Annotated[
-    bool,
-    Field(json_schema_extra=MACHINE, description="Write TensorBoard scalars to runs/{run}/logs."),
-]
-AccelerateConfig = Annotated[
-    DiskPath | None,
-    Field(json_schema_extra=MACHINE, description="Configuration file for `accelerate launch`."),
-]
-ACCUMULATION = Field(1, description="Micro-batches accumulated per optimizer step.")
-WORKERS = Field(2, ge=0, json_schema_extra=MACHINE, description="Processes that read caches.")
+Alpha = Annotated[Real | None, Field(gt=0)]
+Logging = Annotated[bool, Field(json_schema_extra=MACHINE)]
+AccelerateConfig = Annotated[DiskPath | None, Field(json_schema_extra=MACHINE)]
+Workers = Annotated[Number, Field(ge=0, json_schema_extra=MACHINE)]
 
 
 class Trainer(Closed):
@@ -139,7 +126,7 @@ class LoopTrainer(Trainer):
     """The trainer."""
     rank: Rank = 8
     """Rank of the LoRA."""
-    alpha: LoraAlpha = None
+    alpha: Alpha = None
     """Scale of the LoRA, which is multiplied by `alpha / rank`; by default the rank."""
     target_modules: list[str] = Field(["to_q", "to_k", "to_v", "to_out.0"], min_length=1)
     """Layers that get a LoRA, by the ends of their names."""
@@ -175,7 +162,7 @@ class LoopTrainer(Trainer):
     """Share of the peak learning rate at which `linear` and `cosine` end."""
     train_batch_size: BatchSize = 4
     """Items of a training step, for each device. A batch holds items of one shape."""
-    gradient_accumulation_steps: BatchSize = ACCUMULATION
+    gradient_accumulation_steps: BatchSize = 1
     """Batches whose gradients are accumulated before an optimizer step, if the memory does not
     allow a larger batch."""
     max_grad_norm: Real | None = Field(1.0, gt=0)
