@@ -20,12 +20,13 @@ from latentmake.config.fields import (
     Shapes,
     listed,
 )
-from latentmake.config.spec import GENERIC, Architecture, Version
+from latentmake.config.spec import GENERIC, Architecture
 from latentmake.config.weights import (
     NO_WEIGHTS,
     Adopt,
     LocalPlace,
     TextPlace,
+    Version,
     Weights,
     WeightsPlace,
 )

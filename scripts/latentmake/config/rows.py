@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeAlias, TypeV
 import yaml
 from pydantic import ConfigDict, TypeAdapter
 
-from latentmake.config.spec import Version
+from latentmake.config.weights import Version
 
 Setting: TypeAlias = str | int | float | bool | list[str] | None
 """Value of a trainer's key, or of a flag of its script."""

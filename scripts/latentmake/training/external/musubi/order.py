@@ -10,7 +10,7 @@ from latentmake.config.external_trainers import MusubiTrainer
 from latentmake.config.fields import resolution_name, shaping
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.rows import Scripts
-from latentmake.config.spec import Version
+from latentmake.config.weights import Version
 from latentmake.layouts import Layout
 from latentmake.training.external.order import ExternalOrder
 
