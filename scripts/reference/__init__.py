@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from latentmake.config.root import json_schema
-
 from reference import architectures, commands, examples, index, pages
+from reference.schema import json_schema
 
 __all__ = ["ROOT", "files"]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from latentmake.config.datasets import Captions, Dataset
 from latentmake.config.external_trainers import MusubiTrainer, SdScriptsTrainer
-from latentmake.config.fields import MACHINE, Kind, Shapes, declared
+from latentmake.config.fields import MACHINE, Kind, Shapes
 from latentmake.config.machines import (
     Batch,
     Cluster,
@@ -23,7 +24,6 @@ from latentmake.config.machines import (
     TrainingJob,
 )
 from latentmake.config.models import Model
-from latentmake.config.root import descriptions
 from latentmake.config.runs import Run, Validation
 from latentmake.config.trainers import (
     Generation,
@@ -36,6 +36,7 @@ from latentmake.config.trainers import (
 from latentmake.config.weights import Adopt, TextWeights, Weights
 from pydantic import BaseModel
 
+from reference.schema import declared, descriptions
 from reference.types import alternatives, default_words, type_words
 
 __all__ = ["PAGES", "Page", "entry", "rebuilds", "summary", "text"]
@@ -134,14 +135,22 @@ PAGES = (
 
 def text(page: Page) -> str:
     """Return the Markdown of a page."""
-    first, _, rest = _unwrapped(inspect.cleandoc(page.section.__doc__ or "")).partition("\n\n")
+    first, _, rest = _about(page.section).partition("\n\n")
     jumps = " · ".join(f"[`{key}`](#{key})" for key in _keys(page.section))
     blocks = [f"# {page.title}", f"{first} Place in the configuration: `{page.place}`.", rest]
     blocks += ["## Keys", jumps, *_entries(Part("", page.section))]
     for part in page.parts:
-        blocks += [f"## {part.heading}", _unwrapped(inspect.cleandoc(part.section.__doc__ or ""))]
+        blocks += [f"## {part.heading}", _about(part.section)]
         blocks += _entries(part)
     return "\n\n".join(filter(None, blocks)) + "\n"
+
+
+def _about(section: type[BaseModel]) -> str:
+    """Return the docstring of a section and, if there is one, the text in `sections/`."""
+    file = Path(__file__).parent / "sections" / f"{section.__name__}.md"
+    further = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+    docstring = _unwrapped(inspect.cleandoc(section.__doc__ or ""))
+    return "\n\n".join(filter(None, [docstring, further]))
 
 
 def entry(

@@ -18,7 +18,7 @@ from conftest import sources
 from latentmake import backends
 from latentmake.caches.encode import carry_out
 from latentmake.config.root import parse
-from latentmake.config.sdscripts import SDSCRIPTS
+from latentmake.config.rows import SDSCRIPTS
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import ManifestOrder, write_manifest

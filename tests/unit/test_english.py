@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latentmake.config.root import json_schema
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
+from reference.schema import json_schema
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(

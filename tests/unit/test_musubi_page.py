@@ -7,9 +7,8 @@ from pathlib import Path
 
 import yaml
 from latentmake.config.architectures import ARCHITECTURES, WAN
-from latentmake.config.musubi import MUSUBI
 from latentmake.config.root import parse
-from latentmake.config.sdscripts import SDSCRIPTS
+from latentmake.config.rows import MUSUBI, SDSCRIPTS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/trainers/musubi.md"

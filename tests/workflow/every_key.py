@@ -473,7 +473,7 @@ def together(changes: Mapping[Key, Change], model: str) -> Callable[[Project, Pa
 # -- keys that are changed alike in several worlds ------------------------------------------------
 
 ONE = "one place of this machine for another"
-ABOUT_WAN = "about Wan"
+ABOUT_WAN = "is only for"
 
 DATASETS: dict[Key, Change] = {
     ("datasets", "caption_extension"): Change(".caption"),
@@ -540,10 +540,10 @@ WAN: dict[Key, Change] = {
     ("models", "clip", "path"): refused("models/x.safetensors", ABOUT_WAN),
     ("models", "fp8_t5"): refused(True, ABOUT_WAN),
     ("models", "vae_cache_cpu"): refused(True, ABOUT_WAN),
-    ("models", "encoder"): refused("musubi", ABOUT_WAN),
-    ("models", "image_encoder", "path"): refused("models/x.safetensors", "musubi-tuner"),
-    ("models", "latents_arguments"): refused(["--vae_tiling"], "musubi-tuner"),
-    ("models", "text_arguments"): refused(["--fp8_vl"], "musubi-tuner"),
+    ("models", "encoder"): refused("musubi", "is not for"),
+    ("models", "image_encoder", "path"): refused("models/x.safetensors", ABOUT_WAN),
+    ("models", "latents_arguments"): refused(["--vae_tiling"], "is for other programs"),
+    ("models", "text_arguments"): refused(["--fp8_vl"], "is for other programs"),
 }
 MACHINES: dict[Key, Change] = {
     ("batch", "items"): Change(2),

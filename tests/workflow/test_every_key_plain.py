@@ -143,7 +143,7 @@ CHANGES: dict[Key, Change] = {
     ),
     ("models", "apply_lg_attn_mask"): refused(True, "apply_lg_attn_mask"),
     ("models", "apply_t5_attn_mask"): refused(True, "apply_t5_attn_mask"),
-    ("models", "task"): refused("t2v-1.3B", "Wan"),
+    ("models", "task"): refused("t2v-1.3B", "only for `layout: plain`"),
     ("models", "checkpoint", "path"): nothing("models/x.safetensors", "all parts are named"),
     ("models", "dtype"): Change("bfloat16"),
     ("models", "vae_dtype"): Change("float16"),

@@ -14,7 +14,7 @@ import every_key
 import fast_tuner
 import pytest
 from every_key import Change, Key, nothing, refused
-from latentmake.config.musubi import MUSUBI
+from latentmake.config.rows import MUSUBI
 from project import Project
 
 ARCHITECTURE = "qwen_image_edit"
@@ -109,8 +109,8 @@ CHANGES: dict[Key, Change] = {
     ("models", "text", "path"): Change("models/others/text.safetensors"),
     ("models", "text", "tokenizer", "path"): refused("models/same", "tokenizer"),
     ("models", "text", "max_length"): refused(20, "max_length"),
-    ("models", "unet", "path"): refused("models/same", "dit"),
-    ("models", "text_projection"): refused("new", "no projection"),
+    ("models", "unet", "path"): refused("models/same", "`unet`"),
+    ("models", "text_projection"): refused("new", "text_projection"),
     ("models", "scheduler", "path"): refused("models/same", "scheduler"),
     ("models", "architecture"): refused("qwen_image", "edit-2509 is no task"),
     ("models", "layout"): refused("plain", "layout: musubi"),
@@ -121,7 +121,7 @@ CHANGES: dict[Key, Change] = {
     ("models", "task"): Change("edit-2511"),
     ("models", "checkpoint", "path"): refused("models/x.safetensors", "layout: sdscripts"),
     ("models", "dit", "path"): Change("models/others/dit.safetensors"),
-    ("models", "dit_high_noise", "path"): refused("models/tiny/x.safetensors", "one network"),
+    ("models", "dit_high_noise", "path"): refused("models/tiny/x.safetensors", "only for Wan 2.2"),
     ("models", "clip", "path"): refused("models/tiny/x.pth", "clip"),
     ("models", "image_encoder", "path"): refused("models/tiny/x.pth", "image_encoder"),
     ("models", "latents_arguments"): Change(["--disable_cudnn_backend"]),

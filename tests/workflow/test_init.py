@@ -12,8 +12,7 @@ import checkpoint_world
 import named_weights
 import pytest
 import yaml
-from latentmake.config.musubi import MUSUBI
-from latentmake.config.sdscripts import SDSCRIPTS
+from latentmake.config.rows import MUSUBI, SDSCRIPTS
 from named_weights import MODELS
 from PIL import Image
 from project import ROOT, Project

@@ -8,33 +8,32 @@ from pathlib import Path
 
 import fast_tuner
 import yaml
-from latentmake.config.musubi import MUSUBI
-from latentmake.config.rows import File, Script
+from latentmake.config.rows import MUSUBI, File, Script
 from project import ROOT, Project
 from safetensors import safe_open
 
+ENDINGS = (".py", ".yaml")
 CAPTIONS = {"ant": "a red circle", "bee": "a blue square", "cat": "a green star"}
-ROW = """    "nova_2": Scripts(
-        title="Nova 2",
-        suffix="nv2",
-        header="nova",
-        latents=Script("nova_cache_latents.py", (VAE,), reads_controls=True),
-        text=Script(
-            "nova_cache_text_encoder_outputs.py",
-            (File("--qwen", "text"), File("--glyphs", "text.1")),
-            reads_controls=True,
-        ),
-        training=Script("nova_train_network.py", (DIT,)),
-        mark=r"\\bnova_blocks\\.0\\.",
-        network="networks.lora_nova",
-        tensors=("varlen_qwen_", "glyphs_"),
-        versions={
-            "edit": Version(training=("--task", "edit"), controls=(1, 2)),
-            "draw": Version(training=("--task", "draw"), latents=("--task", "draw")),
-        },
-        pixels=32,
-        settings=shift(1.5),
-    ),
+ROW = """
+nova_2:
+  like: _guide
+  title: Nova 2
+  suffix: nv2
+  header: nova
+  mark: \\bnova_blocks\\.0\\.
+  latents: {name: nova_cache_latents.py, reads_controls: true}
+  text:
+    name: nova_cache_text_encoder_outputs.py
+    files: [{flag: --qwen, key: text}, {flag: --glyphs, key: text.1}]
+    reads_controls: true
+  training: {name: nova_train_network.py}
+  network: networks.lora_nova
+  tensors: [varlen_qwen_, glyphs_]
+  versions:
+    edit: {training: [--task, edit], controls: [1, 2]}
+    draw: {training: [--task, draw], latents: [--task, draw]}
+  pixels: 32
+  settings: {discrete_flow_shift: 1.5}
 """
 EXAMPLE = """
 datasets:
@@ -59,7 +58,7 @@ musubi_tuner: {path: musubi-tuner, venv: VENV}
 def differing(folder: Path) -> set[str]:
     """Return the files of the package that are not those of this repository."""
     found = set()
-    for path in (folder / "scripts").rglob("*.py"):
+    for path in (path for path in (folder / "scripts").rglob("*") if path.suffix in ENDINGS):
         name = path.relative_to(folder)
         if not filecmp.cmp(path, ROOT / name, shallow=False):
             found.add(str(name))
@@ -70,12 +69,11 @@ def test_a_row_and_an_example_are_all_that_a_new_architecture_needs(tmp_path: Pa
     weights = {"text": "embedding", "glyphs": "glyphs", "dit": "nova_blocks.0.weight"}
     fast_tuner.write_weights(tmp_path / "tiny", vae="encoder", **weights)
     project = Project.make(tmp_path / "project", {}, tmp_path / "tiny")
-    table = project / "scripts/latentmake/config/musubi.py"
-    before, end, after = table.read_text().rpartition("\n}\n")
-    table.write_text(f"{before}\n{ROW}{end.lstrip()}{after}")
+    table = project / "scripts/latentmake/config/musubi.yaml"
+    table.write_text(table.read_text() + ROW)
     venv = fast_tuner.config("z_image")["musubi_tuner"]["venv"]
     project.config = yaml.safe_load(EXAMPLE.replace("VENV", venv))
-    assert differing(project.folder) == {"scripts/latentmake/config/musubi.py"}
+    assert differing(project.folder) == {"scripts/latentmake/config/musubi.yaml"}
 
     # A trainer's folder with scripts of these names.
     like = dataclasses.replace(

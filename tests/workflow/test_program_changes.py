@@ -7,7 +7,7 @@ from pathlib import Path
 
 import fast_tuner
 import pytest
-from latentmake.config.musubi import MUSUBI
+from latentmake.config.rows import MUSUBI
 from project import Project
 
 CAPTIONS = {"ant": "a red circle", "bee": "a blue square", "cat": "a green star"}

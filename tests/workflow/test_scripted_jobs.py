@@ -94,7 +94,7 @@ MISTAKES = [
     (forget_the_script, ["no zimage_cache_text_encoder_outputs.py", "update it"]),
     (forget_a_flag, ["too old for Z-Image", "does not know --vae", "update it"]),
     (take_the_text_encoder_for_the_vae, ["models.tiny.vae", "is a language model, not a VAE"]),
-    (take_videos, ["runs.tiny.datasets", "Z-Image takes images alone"]),
+    (take_videos, ["runs.tiny.datasets", "Z-Image takes only images"]),
 ]
 
 

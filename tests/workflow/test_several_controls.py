@@ -7,7 +7,7 @@ from pathlib import Path
 import fast_tuner
 import pytest
 import world
-from latentmake.config.musubi import MUSUBI
+from latentmake.config.rows import MUSUBI
 from project import NOTHING, Project
 
 EDIT = "qwen_image_edit"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from latentmake.config.fields import Shapes, declared, held_by
+from latentmake.config.fields import Shapes, held_by
 from pydantic import BaseModel
+from reference.schema import declared
 
 
 def keys_of(

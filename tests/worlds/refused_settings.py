@@ -6,7 +6,7 @@ from typing import Any
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen_image", {"mixed_precision": "fp16"}, "mixed_precision: Qwen-Image is not trained in"),
-    ("krea2", {"fp8_base": True}, "fp8_base: Krea 2 takes fp8_base and fp8_scaled together"),
+    ("krea2", {"fp8_base": True}, "fp8_base: Krea 2 takes fp8_base and fp8_scaled only together"),
     ("hidream_o1", {"fp8_base": True}, "set `fp8_scaled: true` too"),
     ("hunyuan_video", {"fp8_base": True, "fp8_scaled": True}, "fp8_scaled: the training script"),
     ("ideogram4", {"fp8_base": True}, "fp8_base: the training script of Ideogram 4 does not"),

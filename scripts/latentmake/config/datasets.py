@@ -14,11 +14,11 @@ from latentmake.config.fields import (
     MACHINE,
     MANIFEST,
     TEXT,
+    Applies,
     Closed,
     DiskPath,
     Ending,
     Number,
-    Place,
     Real,
     ResolutionField,
     Shapes,
@@ -30,37 +30,15 @@ if TYPE_CHECKING:
     from latentmake.config.spec import Architecture
 
 
+_VARIED = Applies(
+    "needs `variants: 2` or more: what an item's only text lacks is never seen",
+    when=lambda captions: captions.variants > 1,
+)
+_DROPPED = Shapes("text", applies=[_VARIED])
+
+
 class Captions(Closed):
-    """Changes to captions before they are encoded, under the names of sd-scripts.
-
-    `captions` is a section of a dataset. It makes the text that is encoded from the caption and
-    the tags of an item, in the order of sd-scripts. sd-scripts repeats this in every step, or
-    ignores these settings when text is cached. Latentmake makes `variants` texts of each item once
-    and caches them; training picks among them.
-
-    ```yaml
-    datasets:
-      cats:
-        path: data/cats
-        tags_extension: .tags
-        captions: {variants: 8, shuffle_caption: true, keep_tokens: 1, caption_dropout_rate: 0.1}
-    ```
-
-    A variant is the empty caption (see `caption_dropout_rate`), or is made in this order:
-
-    - join caption and tags, add prefix and suffix;
-    - choose a line and the wildcards;
-    - limit the tags during the warm-up, shuffle them, drop some;
-    - apply `replacements`.
-
-    `latentmake captions RUN` shows every text as it is encoded. See the guide [Edit
-    captions](../guides/captions.md).
-
-    Trainers use the variants in two ways. The trainers `sd` and `wan` pick one text of an item in
-    each step. For musubi-tuner and sd-scripts each text is an item of its own with links to the
-    same latents, so an epoch is `variants` times as long. There, keys that depend on step or epoch
-    are refused.
-    """
+    """Changes to captions before they are encoded, under the names of sd-scripts."""
 
     shapes: ClassVar[Shapes] = TEXT
 
@@ -83,7 +61,7 @@ class Captions(Closed):
     without the repeats of a name such as `10_sks man`."""
     caption_suffix: str | None = Field(None, min_length=1)
     """Text after the caption, with a space."""
-    caption_dropout_rate: Real = Field(0.0, ge=0, lt=1)
+    caption_dropout_rate: Real = Field(0.0, ge=0, lt=1, json_schema_extra=_DROPPED)
     """Share of the variants that are the empty caption. It needs `variants` of 2 or more."""
     caption_dropout_every_n_epochs: Number = Field(
         0, ge=0, json_schema_extra=Shapes("text", "weights")
@@ -104,11 +82,13 @@ class Captions(Closed):
     token_warmup_min: Number = Field(1, ge=0)
     """Number of tags in the first step, in addition to those that are kept; see
     `token_warmup_step`."""
-    token_warmup_step: Real = Field(0.0, ge=0, json_schema_extra=Shapes("text", "weights"))
+    token_warmup_step: Real = Field(
+        0.0, ge=0, json_schema_extra=Shapes("text", "weights", applies=[_VARIED])
+    )
     """Step from which captions have all their tags; below 1, the share of all steps. Until then
     training uses the first half of the variants one after the other, with more and more tags;
     afterwards it uses the second half, with all tags. For the trainers `sd` and `wan`."""
-    caption_tag_dropout_rate: Real = Field(0.0, ge=0, lt=1)
+    caption_tag_dropout_rate: Real = Field(0.0, ge=0, lt=1, json_schema_extra=_DROPPED)
     """Share of the tags that are dropped. It needs `variants` of 2 or more."""
     secondary_separator: str | None = Field(None, min_length=1)
     """Separator such as `;;;` between tags that are shuffled and dropped together. In the text it
@@ -141,14 +121,6 @@ class Captions(Closed):
             raise ValueError(
                 f"`caption_and_tags: {self.caption_and_tags}` needs `enable_wildcard: true`"
             )
-        if self.variants < 2 and (
-            key := self.first_set("caption_dropout_rate", "caption_tag_dropout_rate")
-        ):
-            raise ValueError(
-                f"`{key}` needs `variants: 2` or more: what an item's only text lacks is never seen"
-            )
-        if self.token_warmup_step > 0 and self.variants < 2:
-            raise ValueError("`token_warmup_step` needs `variants: 2` or more")
         if any(isinstance(each, list) for word, each in self.replacements.items() if word):
             raise ValueError("`replacements` has a list for a word: only '' may have one")
         return self
@@ -165,14 +137,56 @@ _PLACING = (
 )
 """Keys of a dataset on size and crop of its images and control images."""
 
+_OF_VIDEOS = Applies("is about videos: it needs `target_frames`", when=lambda data: data.video)
+_OF_IMAGES = Applies(
+    "is about images: leave it out, or leave out `target_frames`",
+    when=lambda data: not data.video,
+)
+_ON_DISK = Applies(
+    "is not for a dataset on S3, whose captions are taken as they are",
+    when=lambda data: not data.path.startswith("s3://"),
+)
+_NO_REMOTE_LIST = Applies(
+    "is a list on S3, and lists are read from a disk: copy it",
+    when=lambda data: not (data.is_list and data.path.startswith("s3://")),
+)
+_OWN_ENDING = Applies(
+    "is that of the captions", when=lambda data: data.tags_extension != data.caption_extension
+)
+_LATENT_FRAMES = Applies(
+    "has a length that is not 4 n + 1, such as 1, 5 or 81",
+    when=lambda data: all(frames % 4 == 1 for frames in data.target_frames),
+)
+_NO_LAYERS = Applies(
+    "is not for `multiple_target`, whose layers are images without a caption file",
+    when=lambda data: data.is_list or not data.multiple_target,
+)
+_NO_LIST = Applies("is not for a list, which has the captions", when=lambda data: not data.is_list)
+_MERGED = Applies("needs a `metadata_file`", when=lambda data: data.metadata_file is not None)
+_CONTROLLED = Applies("takes no control images", row=lambda model: model.version.controls[1] != 0)
+_SIZED = Applies(
+    "takes control images of the item's own size only",
+    row=lambda model: model.spec.scripts.sized_controls,
+)
+_LAYERED = Applies("has one target image", row=lambda model: model.spec.scripts.layers)
+_IN_SECTIONS = Applies("has no sections", row=lambda model: model.spec.scripts.sections)
+_OF_ONE_FRAME = Applies("is not trained on one frame", row=lambda model: model.version.one_frame)
+
 _BUCKETS = Shapes("latents", indirect=True, when=("fit", ("bucket",)))
+_SMALL_BUCKETS = Shapes("latents", indirect=True, when=("fit", ("bucket",)), applies=[_OF_IMAGES])
 _SDSCRIPTS_BUCKETS = Shapes(
     "latents", layouts=("sdscripts",), indirect=True, when=("fit", ("bucket",))
 )
-_CLIPS = Shapes("latents", layouts=("musubi",), indirect=True)
-_CONTROLS = Shapes("latents", "text", layouts=("musubi",), indirect=True)
-_LAYERS = Shapes("latents", layouts=("musubi",), indirect=True)
-_FRAMEPACK = Shapes("latents", layouts=("musubi",))
+_LENGTHS = Shapes("latents", layouts=("musubi",), indirect=True, applies=[_LATENT_FRAMES])
+_CLIPS = Shapes("latents", layouts=("musubi",), indirect=True, applies=[_OF_VIDEOS])
+_CONTROLS = Shapes("latents", "text", layouts=("musubi",), indirect=True, applies=[_CONTROLLED])
+_CONTROL_SIZES = Shapes(
+    "latents", "text", layouts=("musubi",), indirect=True, applies=[_OF_IMAGES, _SIZED]
+)
+_LAYERS = Shapes("latents", layouts=("musubi",), indirect=True, applies=[_OF_IMAGES, _LAYERED])
+_SECTIONS = Shapes("latents", layouts=("musubi",), applies=[_IN_SECTIONS])
+_ONE_FRAME = Shapes("latents", layouts=("musubi",), applies=[_OF_IMAGES, _OF_ONE_FRAME])
+_CAPTION_FILES = Shapes("text", applies=[_NO_LAYERS])
 
 
 class Bucketing(NamedTuple):
@@ -192,105 +206,11 @@ class Bucketing(NamedTuple):
 
 
 class Dataset(Closed):
-    """Folders of images or videos with captions, or lists of such files.
+    """Folders of images or videos with captions, or lists of such files."""
 
-    Each entry of `datasets` has a name of yours. The caption of `sub/a.png` is the file
-    `sub/a.txt`.
-
-    ```yaml
-    datasets:
-      cats: {path: data/cats}
-      films: {path: data/films, target_frames: [1, 25, 45], source_fps: auto}
-    ```
-
-    - Images are `.jpg .jpeg .png .webp .bmp .tif .tiff .gif .avif`, videos `.mp4 .webm .avi .mkv
-      .mov .flv .wmv .m4v .mpg .mpeg`. Convert HEIC and JPEG XL images to PNG or JPEG.
-    - Sub-folders are searched too. Names that begin with a dot are ignored.
-    - Two images of one folder that differ only in their ending (`a.png`, `a.jpg`) would share
-      their caches and are refused.
-    - Only the first frame of an animation is used. A TIFF of floating-point values from 0 to 1 is
-      a faulty item, because trainers would see it as black.
-    - Captions are UTF-8, at most 1,000,000 bytes. Space at both ends is dropped. Every line
-      counts, but with `layout: sdscripts` only the first. A file with NUL characters (UTF-16) is a
-      faulty item.
-    - The plan counts files that nothing uses, images that are enlarged, and images that lose more
-      than half of their area. `latentmake check` names 16-bit greyscale images for musubi-tuner
-      and sd-scripts, which turn them nearly white.
-
-    ## Videos
-
-    A dataset with `target_frames` is a dataset of videos. Each clip that is cut from a video is an
-    item; the caption of the video is encoded once. `fit` is `bucket` by default. A Wan model sees
-    images and videos as musubi-tuner does: without EXIF orientation and without the alpha channel,
-    whatever `exif_rotation` and `background` say.
-
-    musubi-tuner's own scripts cannot cut clips with `source_fps: auto`, `display_rotation`,
-    `sample_stride`, `fit: crop` or a list. `encoder: musubi` is then refused, and `publish_{run}`
-    needs `publish.caches: true`. musubi-tuner's training reads the caches all the same.
-
-    ## Lists
-
-    `path` may name a `.jsonl` file (one object a line) or a `.json` file (a list of objects). Each
-    row names a file and its caption. Without `target_frames` the files are images.
-
-    ```json
-    {"video": "films/street.mp4", "prompt": "a street in the rain"}
-    {"video": "films/street.mp4", "prompt": "a tram passes", "first_frame": 240, "frames": 81}
-    {"video": "films/street.mp4", "prompt": "the same street by night", "start": 60.0, "end": 75.5}
-    {"video": "clips/0001.npz", "prompt": "a dog jumps"}
-    ```
-
-    - File: `video`, `video_path`, `image`, `image_path`, `file_name`, `path`, `image_path_0`,
-      `npz`, `file`, `media_path` or `clip`; the first of these columns counts. The path is
-      absolute, or relative to the folder of the list, else to the working directory.
-    - Caption: `prompt`, `caption` or `text`. Without one, the caption file beside the video or
-      image is used. `tags` holds tags for [`captions`](captions.md).
-    - Part of a video: `first_frame` (from 0), `frames` (4 n + 1) and `stride` in frames, where
-      `stride` replaces `sample_stride`; or `start` and `end` in seconds of the file's own
-      timestamps. `start` may be combined with `frames`.
-    - A row with `frames` is exactly that clip. Other rows are cut by `target_frames` and
-      `frame_extraction` within their part of the video. Several rows may name the same video.
-    - Control images are `control_path`, or `control_path_0`, `control_path_1` and so on; layers
-      are `image_path_1`, `image_path_2` and so on.
-    - Other columns are kept as `row` in `manifest.jsonl`.
-    - An `.npz` file is a clip: an array `frames` (or its only array) of uint8 `[frames, height,
-      width, 3]`, taken as 16 frames a second.
-    - An item is named by its path below the folder of the list and by its frames, with `_` for `/`
-      in paths of videos: `films_street.f240-81`.
-    - A row that cannot be used is named by its line number and does not stop the others; see
-      [`on_error`](#on_error).
-    - After you edit a caption, only its text is encoded; after you replace a video, only its
-      clips.
-
-    ## Control images and layers
-
-    These keys have the names and rules of musubi-tuner. `control_directory` holds the control
-    images of `cat.png`: `cat.png`, or `cat_0.png`, `cat_1.png` and so on, in this order. A file
-    belongs to the item with the longest name that fits. An item with fewer or more control images
-    than the architecture takes is faulty. A Wan model takes one control image or video with the
-    same name as the item, and only from `control_directory`.
-
-    With `multiple_target`, an image without a caption is a layer of the image with a caption whose
-    name it extends by `_1`, `_2` and so on. All items have the same number of layers, each with an
-    alpha channel. A list with layers cannot be published; put the files into folders.
-
-    ## Images on S3
-
-    `path: s3://bucket/folder` reads images and captions from an S3 server into memory; they are
-    never written to the disk. Such a dataset has a caption file beside each image and no
-    `captions`, `tags_extension` or `metadata_file`. Models of musubi-tuner and sd-scripts cannot
-    use it. A plan lists the folder once. An object is new if its size, time or ETag changed; only
-    new objects are read, by the job that encodes them. Install boto3 (`pip install -r
-    envs/requirements-s3.lock`). boto3 finds server and credentials in `AWS_ENDPOINT_URL_S3`,
-    `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and `~/.aws`. The variables of Snakemake's plugin
-    (`SNAKEMAKE_STORAGE_S3_ENDPOINT_URL`, `..._ACCESS_KEY`, `..._SECRET_KEY`, `..._TOKEN`,
-    `..._REGION`) come first if they are set. On a cluster, set them on all machines. See the guide
-    [Read images from S3](../guides/s3.md).
-    """
-
-    aliases: ClassVar[dict[str, str]] = {"adopt": "adopt_from"}
-
-    path: Place = Field(min_length=1, json_schema_extra=MACHINE)
+    path: DiskPath = Field(
+        min_length=1, json_schema_extra=Shapes("machine", applies=[_NO_REMOTE_LIST])
+    )
     """Folder of the images or videos; `s3://bucket/folder` for [images on an S3
     server](#images-on-s3); or a `.jsonl` or `.json` [list](#lists) that names files and
     captions."""
@@ -299,18 +219,26 @@ class Dataset(Closed):
     names."""
     caption_extension: Ending = Field(".txt", json_schema_extra=TEXT)
     """Ending of the caption file beside an image or video."""
-    tags_extension: Ending | None = Field(None, json_schema_extra=TEXT)
+    tags_extension: Ending | None = Field(
+        None, json_schema_extra=Shapes("text", applies=[_ON_DISK, _OWN_ENDING])
+    )
     """Ending of a second file beside an image, with tags, such as `.tags`.
     [`captions.caption_and_tags`](captions.md#caption_and_tags) says how caption and tags are
     combined."""
-    metadata_file: DiskPath | None = Field(None, min_length=1, json_schema_extra=TEXT)
+    metadata_file: DiskPath | None = Field(
+        None,
+        min_length=1,
+        json_schema_extra=Shapes("text", applies=[_ON_DISK, _NO_LIST, _NO_LAYERS]),
+    )
     """File with the captions of many images: a `.json` or `.jsonl` of sd-scripts, or the
     `metadata.csv` or `metadata.jsonl` of an image folder."""
-    metadata_captions: Literal["override", "join"] | None = Field(None, json_schema_extra=TEXT)
+    metadata_captions: Literal["override", "join"] | None = Field(
+        None, json_schema_extra=Shapes("text", applies=[_MERGED])
+    )
     """Caption of an image that has both a caption file and an entry in `metadata_file`. `override`
     takes the entry; `join` takes the text of the file, then that of the entry. By default two
     different captions are an error."""
-    captions: Captions | None = None
+    captions: Captions | None = Field(None, json_schema_extra=Shapes("text", applies=[_ON_DISK]))
     """[Processing of captions](captions.md) before they are encoded: prefix, tags, wildcards,
     dropout, variants."""
     fit: Literal["crop", "bucket"] = Field("crop", json_schema_extra=GEOMETRY)
@@ -331,7 +259,7 @@ class Dataset(Closed):
     max_bucket_reso: Number | None = Field(None, ge=8, json_schema_extra=_SDSCRIPTS_BUCKETS)
     """Longest side of a bucket in pixels, rounded up to the steps; by default 1024. For
     sd-scripts."""
-    bucket_no_upscale: bool = Field(False, json_schema_extra=_BUCKETS)
+    bucket_no_upscale: bool = Field(False, json_schema_extra=_SMALL_BUCKETS)
     """Do not enlarge images. With `fit: bucket`, an image whose area is not larger than that of
     the resolution keeps its size, with each side rounded down to the bucket steps. Not for
     videos."""
@@ -354,10 +282,10 @@ class Dataset(Closed):
     refused before it is decoded, because a small file can unpack to more than your memory."""
     num_repeats: Number = Field(1, ge=1, le=1_000_000, json_schema_extra=MANIFEST)
     """Times that each item is seen in an epoch. Use it to balance the datasets of a run."""
-    missing_caption: Literal["error", "empty"] = Field("error", json_schema_extra=TEXT)
+    missing_caption: Literal["error", "empty"] = Field("error", json_schema_extra=_CAPTION_FILES)
     """Images without a caption file: `error` makes them faulty items, `empty` gives them the empty
     caption."""
-    class_tokens: str | None = Field(None, min_length=1, json_schema_extra=TEXT)
+    class_tokens: str | None = Field(None, min_length=1, json_schema_extra=_CAPTION_FILES)
     """Caption of every image without a caption file, such as `sks man`, as in sd-scripts. It takes
     precedence over `missing_caption`."""
     empty_caption: Literal["error", "allow"] = Field("error", json_schema_extra=TEXT)
@@ -376,37 +304,37 @@ class Dataset(Closed):
     takes them over in place of encoding; see the guides for
     [musubi-tuner](../guides/musubi-tuner.md) and [kohya](../guides/kohya.md). Caches of
     ai-training are named by [`ai_training`](models.md#ai_training) of the model."""
-    control_directory: Place | None = Field(None, min_length=1, json_schema_extra=_CONTROLS)
+    control_directory: DiskPath | None = Field(None, min_length=1, json_schema_extra=_CONTROLS)
     """Folder of [control images](#control-images-and-layers), named as the items that they
     control; for videos and a Wan model, of control videos. A changed control image rebuilds
     latents; embeddings too for Qwen-Image-Edit and HiDream O1."""
-    no_resize_control: bool = Field(False, json_schema_extra=_CONTROLS)
+    no_resize_control: bool = Field(False, json_schema_extra=_CONTROL_SIZES)
     """Keep the size of control images, with each side rounded down to a multiple of the
     architecture's bucket step. By default control images get the size of the image that they
     control."""
-    control_resolution: ResolutionField | None = Field(None, json_schema_extra=_CONTROLS)
+    control_resolution: ResolutionField | None = Field(None, json_schema_extra=_CONTROL_SIZES)
     """Target area of control images, which keep their aspect ratio. With `no_resize_control`, only
     larger images are scaled down. Smaller ones keep their size, which must be a multiple of the
     patch size."""
     multiple_target: bool = Field(False, json_schema_extra=_LAYERS)
     """Images without a caption are [layers](#control-images-and-layers) of other images. For
     Qwen-Image-Layered."""
-    fp_latent_window_size: Number = Field(9, ge=1, json_schema_extra=_FRAMEPACK)
+    fp_latent_window_size: Number = Field(9, ge=1, json_schema_extra=_SECTIONS)
     """Latent frames of a section. For FramePack."""
     fp_1f_clean_indices: Annotated[
         list[Annotated[Number, Field(ge=0)]] | None,
         BeforeValidator(listed, json_schema_input_type=int | list[int] | None),
-    ] = Field(None, min_length=1, json_schema_extra=_FRAMEPACK)
+    ] = Field(None, min_length=1, json_schema_extra=_ONE_FRAME)
     """Time index of each control image; an item has as many control images as there are indices.
     For FramePack with `task: one_frame`."""
-    fp_1f_target_index: Number | None = Field(None, ge=0, json_schema_extra=_FRAMEPACK)
+    fp_1f_target_index: Number | None = Field(None, ge=0, json_schema_extra=_ONE_FRAME)
     """Time index of the image that is trained; required for FramePack with `task: one_frame`."""
-    fp_1f_no_post: bool = Field(False, json_schema_extra=_FRAMEPACK)
+    fp_1f_no_post: bool = Field(False, json_schema_extra=_ONE_FRAME)
     """Do not add an empty frame behind the control images. For FramePack with `task: one_frame`."""
     target_frames: Annotated[
         list[Annotated[Number, Field(ge=1)]] | None,
         BeforeValidator(listed, json_schema_input_type=int | list[int] | None),
-    ] = Field(None, json_schema_extra=_CLIPS)
+    ] = Field(None, json_schema_extra=_LENGTHS)
     """Lengths of the clips in frames, each 4 n + 1, such as `[1, 25, 45]`. This key makes the
     dataset one of [videos](#videos)."""
     frame_extraction: Literal["head", "chunk", "slide", "uniform", "full"] = Field(
@@ -427,7 +355,7 @@ class Dataset(Closed):
     source_fps: Annotated[
         Annotated[Real, Field(gt=0)] | Literal["auto"] | None,
         worded("should be a number of frames a second above 0, or auto"),
-    ] = Field(None, json_schema_extra=Shapes("latents", layouts=("musubi",)))
+    ] = Field(None, json_schema_extra=Shapes("latents", layouts=("musubi",), applies=[_OF_VIDEOS]))
     """Frame rate of the videos. Frames are dropped to get the rate that the model was trained
     with: 16 for Wan, 24 for HunyuanVideo and Kandinsky 5, 30 for FramePack. `auto` reads the
     timestamps of each file, so variable rates come out right, and repeats a frame that is shown
@@ -435,7 +363,9 @@ class Dataset(Closed):
     display_rotation: bool = Field(False, json_schema_extra=_CLIPS)
     """Apply the rotation metadata of videos before anything else. Without it, videos of phones
     often lie on their side."""
-    short_videos: Literal["skip", "error"] = Field("skip", json_schema_extra=MANIFEST)
+    short_videos: Literal["skip", "error"] = Field(
+        "skip", json_schema_extra=Shapes("manifest", applies=[_OF_VIDEOS])
+    )
     """Videos that are too short for every length of `target_frames`. `skip` leaves them out with a
     note, as musubi-tuner does; `error` makes them faulty items, see `on_error`."""
 
@@ -517,48 +447,3 @@ class Dataset(Closed):
         if isinstance(values, dict) and values.get("target_frames") is not None:
             return {"fit": "bucket", **values}
         return values
-
-    @model_validator(mode="after")
-    def _texts(self) -> Self:
-        if self.tags_extension == self.caption_extension:
-            raise ValueError("`tags_extension` is that of the captions")
-        if self.metadata_captions is not None and self.metadata_file is None:
-            raise ValueError("`metadata_captions` needs a `metadata_file`")
-        if self.is_list and self.path.startswith("s3://"):
-            raise ValueError("`path` is a list on S3, and lists are read from a disk: copy it")
-        if self.is_list and self.metadata_file is not None:
-            raise ValueError("`path` is a list, which has the captions: leave out `metadata_file`")
-        if self.composed and self.path.startswith("s3://"):
-            raise ValueError("captions of a dataset on S3 are taken as they are")
-        return self
-
-    @model_validator(mode="after")
-    def _targets(self) -> Self:
-        if not self.multiple_target or self.is_list:
-            return self
-        if key := self.first_set("metadata_file", "missing_caption", "class_tokens"):
-            raise ValueError(f"layers are images without a caption file: leave out `{key}`")
-        return self
-
-    @model_validator(mode="after")
-    def _clips(self) -> Self:
-        if self.target_frames is None:
-            about = ("frame_extraction", "frame_stride", "frame_sample", "max_frames")
-            others = ("sample_stride", "source_fps", "display_rotation", "short_videos")
-            if key := self.first_set(*about, *others):
-                raise ValueError(f"`{key}` is about videos: it needs `target_frames`")
-            return self
-        images = ("no_resize_control", "control_resolution", "multiple_target")
-        if key := self.first_set(
-            *images, "fp_1f_clean_indices", "fp_1f_target_index", "fp_1f_no_post"
-        ):
-            raise ValueError(f"`{key}` is about images: leave it out, or leave out `target_frames`")
-        if self.bucket_no_upscale:
-            raise ValueError("clips of videos have no `bucket_no_upscale`: leave it out")
-        for frames in self.target_frames:
-            if frames % 4 != 1:
-                below = max((frames - 1) // 4 * 4 + 1, 1)
-                raise ValueError(
-                    f"target_frames: {frames} is not 4 n + 1; use {below} or {below + 4}"
-                )
-        return self

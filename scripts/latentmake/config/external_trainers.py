@@ -6,20 +6,30 @@ caches and training would not fit.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeAlias, get_args
 
 from pydantic import Field, model_validator
 
-from latentmake.config.fields import MACHINE, BatchSize, Number, OneOf, Rank, Real, Steps
+from latentmake.config.fields import (
+    MACHINE,
+    Applies,
+    BatchSize,
+    Number,
+    OneOf,
+    Rank,
+    Real,
+    Shapes,
+    Steps,
+)
 from latentmake.config.trainers import (
-    ACCUMULATION,
-    WORKERS,
+    BOUNDARY,
     AccelerateConfig,
-    LauncherAlpha,
+    Alpha,
     Logging,
     Precision,
     Trainer,
+    Workers,
 )
 
 if TYPE_CHECKING:
@@ -89,46 +99,37 @@ def decided_flags(trainer: type[Trainer], further: Mapping[str, str]) -> dict[st
     }
 
 
-def refuse_decided(
-    trainer: type[Trainer],
-    arguments: Iterable[str],
-    further: Mapping[str, str],
-    free: Collection[str] = (),
+def refuse_flags(
+    key: str, arguments: Iterable[str], decided: Mapping[str, str], *, beginnings: bool = False
 ) -> None:
-    """Refuse flags that the configuration decides.
+    """Refuse flags that other keys of the configuration decide.
 
     Args:
-        trainer: type of the section.
-        arguments: of the section.
-        further: flags that no key is named for.
-        free: flags whose keys are not set.
+        key: of the arguments.
+        arguments: as the user wrote them.
+        decided: flag -> what to do instead.
+        beginnings: whether the program takes the beginning of a flag for it, as argparse does.
 
     Raises:
-        ValueError: names the first one.
+        ValueError: the first such flag.
     """
-    decided = decided_flags(trainer, further)
     for flag in flags_of(arguments):
-        if flag in decided and flag not in free:
-            raise ValueError(f"`arguments`: leave out {flag}: {decided[flag]}")
+        for known, instead in decided.items():
+            if flag == known or (beginnings and known.startswith(flag)):
+                raise ValueError(f"`{key}`: leave out {flag}: {instead}")
+
+
+_SCALED = Applies("needs `fp8_base: true`", when=lambda trainer: trainer.fp8_base)
+_COMPILED = Applies("needs `torch_compile: true`", when=lambda trainer: trainer.torch_compile)
+_NOT_BOTH = Applies(
+    "and `max_train_epochs` are both set: leave one out",
+    when=lambda trainer: trainer.max_train_epochs is None,
+)
+_STAGED = Applies("needs `deepspeed: true`", when=lambda trainer: trainer.deepspeed)
 
 
 class MusubiTrainer(Trainer):
-    """LoRAs of Wan and other architectures, trained by musubi-tuner.
-
-    `train_{run}` first checks the same list as `latentmake check`, then runs the training script
-    of the architecture (for Wan `wan_train_network.py`) in the environment of musubi-tuner. It
-    succeeds only if the script has written a new and complete LoRA:
-    `runs/{run}/{run}.safetensors`. See [musubi-tuner](../trainers/musubi.md).
-
-    ```yaml
-    trainer: {kind: musubi, max_train_epochs: 16, arguments: [--blocks_to_swap, "20"]}
-    ```
-
-    The keys are options of musubi-tuner. Defaults are those of its guide for the architecture, see
-    [training defaults](architectures.md#training-defaults-of-musubi-tuner). An item with several
-    texts (`captions.variants`) is trained as several items, each seen `num_repeats` times in an
-    epoch.
-    """
+    """LoRAs of Wan and other architectures, trained by musubi-tuner."""
 
     layout: ClassVar[str] = "musubi"
     network: ClassVar[str] = "dit"
@@ -138,7 +139,7 @@ class MusubiTrainer(Trainer):
     network_dim: Rank = 32
     """Rank of the LoRA. The default depends on the
     [architecture](architectures.md#training-defaults-of-musubi-tuner); 32 for Wan."""
-    network_alpha: LauncherAlpha = None
+    network_alpha: Alpha = None
     """Scale of the LoRA, which is multiplied by `network_alpha / network_dim`. `null` is the rank.
     The default is 1, and the rank for Krea 2 and Kandinsky 5."""
     learning_rate: Real = Field(2e-4, gt=0)
@@ -150,9 +151,9 @@ class MusubiTrainer(Trainer):
     """Epochs."""
     batch_size: BatchSize = 1
     """Items of a training step. A batch holds items of one shape."""
-    gradient_accumulation_steps: BatchSize = ACCUMULATION
+    gradient_accumulation_steps: BatchSize = 1
     """Batches whose gradients are accumulated before an optimizer step."""
-    max_data_loader_n_workers: Number = WORKERS
+    max_data_loader_n_workers: Workers = 2
     """Processes that read caches."""
     mixed_precision: Precision = "bf16"
     """dtype of the weights of the DiT, as far as the training script of the architecture allows
@@ -167,7 +168,7 @@ class MusubiTrainer(Trainer):
     discrete_flow_shift: Real | None = Field(3.0, gt=0)
     """Shift of the timesteps; `null` leaves it to musubi-tuner. The default depends on the
     [architecture](architectures.md#training-defaults-of-musubi-tuner); 3 for Wan."""
-    timestep_boundary: Number | None = Field(None, ge=0, le=1000)
+    timestep_boundary: Number | None = Field(None, ge=0, le=1000, json_schema_extra=BOUNDARY)
     """Timestep, in thousandths, at which Wan 2.2 changes its network; by default 875 for
     text-to-video and 900 for image-to-video."""
     gradient_checkpointing: bool | None = Field(None, json_schema_extra=MACHINE)
@@ -176,7 +177,7 @@ class MusubiTrainer(Trainer):
     """Seed of order, noise and timesteps; by default 42, as in musubi-tuner's guides."""
     fp8_base: bool = False
     """Keep the weights of the DiT in 8 bits."""
-    fp8_scaled: bool = False
+    fp8_scaled: bool = Field(False, json_schema_extra=Shapes("weights", applies=[_SCALED]))
     """Scale the 8-bit weights block by block; needs `fp8_base`. Krea 2 and HiDream O1 need both
     keys, HunyuanVideo has only `fp8_base`, Ideogram 4 has neither."""
     logging: Logging = True
@@ -200,17 +201,17 @@ class MusubiTrainer(Trainer):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        decided = decided_flags(type(self), MUSUBI)
         # Finished runs have these among their arguments: earlier releases had no keys for them.
-        keys = ("gradient_checkpointing", "seed")
-        free = {f"--{key}" for key in keys if getattr(self, key) is None}
-        refuse_decided(type(self), self.arguments, MUSUBI, free=free)
-        if self.fp8_scaled and not self.fp8_base:
-            raise ValueError("`fp8_scaled` needs `fp8_base: true`")
+        for key in ("gradient_checkpointing", "seed"):
+            if getattr(self, key) is None:
+                del decided[f"--{key}"]
+        refuse_flags("arguments", self.arguments, decided)
         return self
 
 
 def _training_scripts() -> Iterable[str]:
-    from latentmake.config.sdscripts import SDSCRIPTS
+    from latentmake.config.rows import SDSCRIPTS
 
     return dict.fromkeys(name for row in SDSCRIPTS.values() for name in row.scripts)
 
@@ -226,23 +227,7 @@ _OF_CAPTIONS = frozenset(
 
 
 class SdScriptsTrainer(Trainer):
-    """Models that sd-scripts trains, from caches in its layout.
-
-    `train_{run}` makes `runs/{run}/sdscripts/`, a folder of links to images and caches with a
-    `metadata.json` for each dataset and resolution, and runs the script in the environment of
-    sd-scripts. It succeeds only if the script has written a new and complete file:
-    `runs/{run}/{run}.safetensors`. See [sd-scripts](../trainers/sdscripts.md).
-
-    ```yaml
-    trainer: {kind: sdscripts, network_dim: 32, max_train_epochs: 10}
-    ```
-
-    The keys are options of sd-scripts. Defaults are those of its guide for the architecture, see
-    [training defaults](architectures.md#training-defaults-of-sd-scripts). An item with several
-    texts (`captions.variants`) is trained as several images, each seen once in an epoch, so that
-    shuffled tags, wildcards and dropout work with cached text. For Flux, `vae` and `text` of the
-    model are single files, which become `--ae`, `--clip_l` and `--t5xxl`.
-    """
+    """Models that sd-scripts trains, from caches in its layout."""
 
     layout: ClassVar[str] = "sdscripts"
     network: ClassVar[str] = "checkpoint"
@@ -254,7 +239,7 @@ class SdScriptsTrainer(Trainer):
     `sd2`) and `sdxl_train` train the complete network."""
     network_dim: Rank = 16
     """Rank of the LoRA. The default is 32 for `sdxl`, 8 for `lumina` and `anima`, else 16."""
-    network_alpha: LauncherAlpha = None
+    network_alpha: Alpha = None
     """Scale of the LoRA, which is multiplied by `network_alpha / network_dim`. `null` is the rank.
     The default is half of the rank for `sdxl`, the rank for `lumina`, else 1."""
     network_train_unet_only: bool = False
@@ -268,13 +253,15 @@ class SdScriptsTrainer(Trainer):
     """LR scheduler."""
     max_train_epochs: Steps | None = None
     """Epochs; by default 10, if `max_train_steps` is not set."""
-    max_train_steps: Steps | None = None
+    max_train_steps: Steps | None = Field(
+        None, json_schema_extra=Shapes("weights", applies=[_NOT_BOTH])
+    )
     """Steps, instead of epochs."""
     train_batch_size: BatchSize = 1
     """Items of a training step. A batch holds items of one shape."""
-    gradient_accumulation_steps: BatchSize = ACCUMULATION
+    gradient_accumulation_steps: BatchSize = 1
     """Batches whose gradients are accumulated before an optimizer step."""
-    max_data_loader_n_workers: Number = WORKERS
+    max_data_loader_n_workers: Workers = 2
     """Processes that read caches."""
     mixed_precision: Precision = "bf16"
     """Mixed precision, as in accelerate."""
@@ -286,11 +273,15 @@ class SdScriptsTrainer(Trainer):
     memory."""
     torch_compile: bool = False
     """Compile the network with `torch.compile`."""
-    dynamo_backend: str | None = Field(None, min_length=1)
+    dynamo_backend: str | None = Field(
+        None, min_length=1, json_schema_extra=Shapes("weights", applies=[_COMPILED])
+    )
     """Backend of `torch.compile`; by default `inductor`."""
     deepspeed: bool = False
     """Train with DeepSpeed ZeRO, which the environment of sd-scripts must have."""
-    zero_stage: Number = Field(2, ge=0, le=3)
+    zero_stage: Number = Field(
+        2, ge=0, le=3, json_schema_extra=Shapes("weights", applies=[_STAGED])
+    )
     """Stage of DeepSpeed ZeRO."""
     seed: Number = Field(0, ge=0)
     """Seed of order, noise and timesteps."""
@@ -314,13 +305,7 @@ class SdScriptsTrainer(Trainer):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.max_train_epochs is not None and self.max_train_steps is not None:
-            raise ValueError("has both `max_train_epochs` and `max_train_steps`: leave one out")
-        if self.dynamo_backend is not None and not self.torch_compile:
-            raise ValueError("`dynamo_backend` needs `torch_compile: true`")
-        if self.zero_stage != 2 and not self.deepspeed:
-            raise ValueError("`zero_stage` needs `deepspeed: true`")
-        refuse_decided(type(self), self.arguments, SD_SCRIPTS)
+        refuse_flags("arguments", self.arguments, decided_flags(type(self), SD_SCRIPTS))
         return self
 
     def forbidden(self) -> str | None:
@@ -338,32 +323,15 @@ _DECIDED: Mapping[str, str] = {
 }
 
 
-def refuse_caching_flags(
-    key: str, arguments: Iterable[str], script: Script, version: Iterable[str], dtype: str
-) -> None:
-    """Refuse further arguments that other keys of the configuration decide.
+def caching_flags(script: Script, version: Iterable[str], dtype: str) -> dict[str, str]:
+    """Return flag -> what to do instead, for a caching script of musubi-tuner.
 
     Args:
-        key: of the arguments.
-        arguments: as the user wrote them.
-        script: that gets them.
+        script: the script.
         version: arguments of the model's `task`.
         dtype: the key of the script's dtype.
-
-    Raises:
-        ValueError: the first such flag.
     """
-    decided = {
-        **_DECIDED,
-        **{file.flag: f"set the model's `{file.key.partition('.')[0]}`" for file in script.files},
-        **{flag: f"set the model's `{name}`" for flag, name in script.switches},
-        **{flag: "set the model's `task`" for flag in version if flag.startswith("--")},
-    }
-    if script.dtype_flag is not None:
-        decided[script.dtype_flag] = f"set the model's `{dtype}`"
-    for each in arguments:
-        given = each.partition("=")[0]
-        # argparse takes the beginning of a flag for it.
-        for flag, instead in decided.items() if given.startswith("--") else ():
-            if flag.startswith(given):
-                raise ValueError(f"`{key}` has {given}: leave it out; {instead}")
+    keys = {file.flag: file.key.partition(".")[0] for file in script.files}
+    keys |= dict(script.switches) | dict.fromkeys(flags_of(version), "task")
+    keys |= {script.dtype_flag: dtype} if script.dtype_flag else {}
+    return {**_DECIDED, **{flag: f"set the model's `{key}`" for flag, key in keys.items()}}

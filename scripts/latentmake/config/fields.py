@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -25,6 +25,7 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     WithJsonSchema,
     WrapValidator,
+    model_validator,
 )
 from pydantic.config import JsonDict
 from pydantic_core import PydanticKnownError, core_schema
@@ -96,7 +97,8 @@ def expanded(path: str) -> str:
     """Return a path with `~`, `$NAME` and `${NAME}` replaced; `$$` stands for a dollar sign.
 
     Raises:
-        ValueError: such a variable is not set, or no disk can have the path.
+        ValueError: such a variable is not set, no disk can have the path, or an address on S3 is
+            damaged.
     """
 
     def value_of(match: re.Match[str]) -> str:
@@ -110,6 +112,8 @@ def expanded(path: str) -> str:
         return os.environ[name]
 
     found = str(_VARIABLE.sub(value_of, os.path.expanduser(path)))  # noqa: PTH111 -- s3:// stays
+    if found.lower().startswith("s3:") and not _ADDRESS.match(found):
+        raise ValueError("should be s3://bucket/folder")  # and no damaged one a local path
     name = max(found.encode("utf-8", "surrogatepass").split(b"/"), key=len)
     if "\0" in found or len(name) > 255 or len(found) > 4000:
         raise ValueError("is too long for a path, or holds a NUL character")
@@ -117,17 +121,8 @@ def expanded(path: str) -> str:
 
 
 _VARIABLE = re.compile(r"\$(\$|[A-Za-z_]\w*|\{[A-Za-z_]\w*\})")
+_ADDRESS = re.compile(r"s3://[A-Za-z0-9][^/]+(/(?!/)|$)")
 DiskPath = Annotated[str, AfterValidator(expanded)]
-
-
-def _complete_address(path: str) -> str:
-    """Refuse a damaged address on S3, which would be taken for a local path."""
-    if path.lower().startswith("s3:") and not re.match(r"s3://[A-Za-z0-9][^/]+(/(?!/)|$)", path):
-        raise ValueError("should be s3://bucket/folder")
-    return path
-
-
-Place = Annotated[DiskPath, AfterValidator(_complete_address)]
 
 
 class OneOf:
@@ -156,9 +151,47 @@ class OneOf:
 
 
 class Closed(BaseModel):
-    """A section that refuses unknown keys; docstrings of its keys describe them in the schema."""
+    """A section that refuses unknown keys, and keys without an effect.
+
+    Docstrings of its keys describe them in the schema.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    declarations: ClassVar[dict[str, Shapes]]
+    limits: ClassVar[list[tuple[str, Applies]]]
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        extras = {key: field.json_schema_extra for key, field in cls.model_fields.items()}
+        known = {key: extra for key, extra in extras.items() if isinstance(extra, Shapes)}
+        cls.limits = [(key, limit) for key, extra in known.items() for limit in extra.applies]
+        if default := getattr(cls, "shapes", None):
+            known = {**dict.fromkeys(extras, default), **known}
+        fields = cls.model_fields
+        cls.declarations = {
+            key: shapes for key, shapes in known.items() if not any(held_by(fields[key].annotation))
+        }
+
+    @model_validator(mode="after")
+    def _applies(self) -> Self:
+        if found := self.refused():
+            key, reason = found
+            raise ValueError(f"`{key}` {reason}")
+        return self
+
+    def refused(self, model: object = None) -> tuple[str, str] | None:
+        """Return the first set key without an effect, and the reason.
+
+        It has none beside the other keys of the section or, if a model is given, with that.
+        """
+        fields = type(self).model_fields
+        for key, limit in self.limits:
+            applies, values = (limit.when, self) if model is None else (limit.row, model)
+            if applies is None or getattr(self, key) == fields[key].default:
+                continue
+            if not applies(values):
+                return key, limit.reason
+        return None
 
     def first_set(self, *keys: str) -> str | None:
         """Return the first of some keys whose value is not its default; None where all are."""
@@ -225,6 +258,20 @@ def place(value: object) -> object:
     return {"path": value} if isinstance(value, str) else value
 
 
+class Applies(NamedTuple):
+    """A condition without which a key has no effect.
+
+    Attributes:
+        reason: what is wrong with the key elsewhere, in a message.
+        when: the condition on the values of the section.
+        row: the condition on the model of a run.
+    """
+
+    reason: str
+    when: Callable[[Any], object] | None = None
+    row: Callable[[Any], object] | None = None
+
+
 Kind = Literal[
     "latents", "text", "manifest", "weights", "pictures", "clips", "publication", "machine"
 ]
@@ -240,6 +287,7 @@ class Shapes:
         indirect: whether the key counts by its consequences (sizes and frames, which are in each
             target's own key; the content of files), and not by its value.
         when: another key of the section and those of its values for which this one counts.
+        applies: conditions without which the key is refused.
     """
 
     def __init__(
@@ -248,21 +296,17 @@ class Shapes:
         layouts: tuple[str, ...] = (),
         indirect: bool = False,
         when: tuple[str, tuple[object, ...]] | None = None,
+        applies: Iterable[Applies] = (),
     ) -> None:
         self.kinds = kinds
         self.layouts = layouts
         self.indirect = indirect
         self.when = when
+        self.applies = applies
 
     def __call__(self, schema: JsonDict) -> None:
         """Write the declaration into the JSON schema, for editors and readers."""
         schema["shapes"] = list(self.kinds)
-
-    def counts(self, section: BaseModel, layout: str | None) -> bool:
-        """Whether the key has an effect in a section with these values; None is any layout."""
-        if layout is not None and self.layouts and layout not in self.layouts:
-            return False
-        return self.when is None or getattr(section, self.when[0]) in self.when[1]
 
 
 LATENTS = Shapes("latents")
@@ -274,17 +318,6 @@ PICTURES = Shapes("pictures")
 CLIPS = Shapes("clips")
 PUBLICATION = Shapes("publication")
 MACHINE = Shapes("machine")
-
-
-def declared(section: type[BaseModel], key: str, inherited: Shapes | None = None) -> Shapes:
-    """Return a key's declaration; `inherited` is that of the field that holds the section."""
-    field = section.model_fields[key]
-    found = field.json_schema_extra
-    if not isinstance(found, Shapes):
-        found = getattr(section, "shapes", None) or inherited
-    if found is None:
-        raise TypeError(f"{section.__name__}.{key} has no declaration")
-    return found
 
 
 def held_by(annotation: Any) -> Iterator[tuple[tuple[str, ...], type[Closed]]]:
@@ -311,7 +344,7 @@ def held_by(annotation: Any) -> Iterator[tuple[tuple[str, ...], type[Closed]]]:
 
 
 def shaping(
-    section: BaseModel, kind: Kind, layout: str | None = None, *, defaults: bool = True
+    section: Closed, kind: Kind, layout: str | None = None, *, defaults: bool = True
 ) -> dict[str, object]:
     """Return the keys of a section that shape a result directly, with plain values.
 
@@ -320,11 +353,12 @@ def shaping(
     """
     found = {}
     values = section.model_dump(mode="json", exclude_defaults=not defaults)
-    for key, field in type(section).model_fields.items():
-        if key not in values or any(held_by(field.annotation)):
+    for key, shapes in section.declarations.items():
+        if key not in values or kind not in shapes.kinds or shapes.indirect:
             continue
-        shapes = declared(type(section), key)
-        if kind in shapes.kinds and not shapes.indirect and shapes.counts(section, layout):
+        if shapes.when and getattr(section, shapes.when[0]) not in shapes.when[1]:
+            continue
+        if layout is None or not shapes.layouts or layout in shapes.layouts:
             found[key] = values[key]
     return found
 

@@ -30,16 +30,7 @@ from latentmake.config.fields import (
 
 
 class ExternalProgram(Closed):
-    """Installation of sd-scripts.
-
-    A run with the trainer `sdscripts` or a model with `encoder: sdscripts` needs this section.
-    Latentmake reads the files of sd-scripts and runs its scripts in its own environment; it never
-    imports them. See [how to install it](../guides/install-trainers.md).
-
-    ```yaml
-    sd_scripts: {path: ../sd-scripts}
-    ```
-    """
+    """Installation of sd-scripts."""
 
     shapes: ClassVar[Shapes] = MACHINE
 
@@ -51,16 +42,7 @@ class ExternalProgram(Closed):
 
 
 class MusubiTuner(ExternalProgram):
-    """Installation of musubi-tuner.
-
-    A run with the trainer `musubi`, a model with `encoder: musubi`, and `publish_{run}` of such a
-    run need this section. Latentmake reads the files of musubi-tuner and runs its scripts in its
-    own environment; it never imports them. See [how to install it](../guides/install-trainers.md).
-
-    ```yaml
-    musubi_tuner: {path: ../musubi-tuner}
-    ```
-    """
+    """Installation of musubi-tuner."""
 
     batch_size: BatchSize | None = None
     """Items that the caching scripts encode at once; by default the choice of each script."""
@@ -110,44 +92,7 @@ def _folder_pattern(pattern: str) -> str:
 
 
 class Publish(Closed):
-    """Folders that `publish_{run}` makes for another machine.
-
-    `snakemake publish_{run}` makes a folder to copy to the machine that trains. It holds the
-    images and captions of each resolution, the caches, a dataset TOML (`{run}_linux.toml`,
-    `{run}_win.toml`) and a script (`train_{run}.sh`, `train_{run}.bat`) for each system. For
-    sd-scripts the caches lie beside the images, with a `metadata.json`. Only changed files are
-    copied. The run needs the trainer `musubi` or `sdscripts`; see the guide [Train on another
-    machine](../guides/machine.md).
-
-    ```yaml
-    publish: {path: /mnt/d/training, path_maps: [{wsl: /home/me/models, windows: 'E:/models'}]}
-    ```
-
-    Before anything is encoded or copied, `publish_{run}` checks:
-
-    - flags and keys of the dataset TOML, against the sources of the trainer;
-    - the attention, and model files that lie on this machine;
-    - whether each system has a name for every path.
-
-    A path without a name on one system is a warning; it is an error if neither script could run.
-    Packages on the other machine cannot be checked.
-
-    ## Without caches
-
-    With `caches: false` nothing is encoded here, so VAE and text encoders need not lie on this
-    machine. Images and captions are published with empty cache folders:
-
-    - For musubi-tuner the scripts run its two caching scripts with `--skip_existing` before the
-      training.
-    - sd-scripts makes its caches beside the images as it starts (`--cache_latents_to_disk`,
-      `--cache_text_encoder_outputs_to_disk`), with the VAE of the model.
-
-    Both take any existing cache as up to date. So if you publish again with another image, caption
-    or setting, Latentmake removes the caches that were made from it. `latentmake status`, `check`,
-    `verify`, `captions` and `report` work without the encoders too; a cache counts as stale if
-    only a missing model could tell. If the run cannot be trained here, `latentmake check` shows
-    the checklist of its publication.
-    """
+    """Folders that `publish_{run}` makes for another machine."""
 
     shapes: ClassVar[Shapes] = PUBLICATION
 
@@ -182,19 +127,7 @@ class Publish(Closed):
 
 
 class Export(Closed):
-    """Caches that `export_{run}` writes for ai-training.
-
-    `snakemake export_{run}` brings the caches of a run up to date and writes them as
-    [ai-training's](../trainers/ai-training.md) scripts would. Each file lies beside its image and
-    has the ending that [`ai_training`](models.md#ai_training) of the model names. Latents and CLIP
-    embeddings are float32, T5 embeddings bfloat16. A second `export_{run}` writes only what has
-    changed.
-
-    An export does not replace a file that it did not write, unless you set `overwrite`. If such a
-    file differs from the cache, and the cache was not adopted from it, the file is named and the
-    command fails after all others are written. To make a folder for musubi-tuner or sd-scripts,
-    use [`publish`](publish.md).
-    """
+    """Caches that `export_{run}` writes for ai-training."""
 
     shapes: ClassVar[Shapes] = PUBLICATION
 
@@ -210,13 +143,7 @@ class Export(Closed):
 
 
 class Store(Closed):
-    """Replaced and removed cache files that are kept on this disk.
-
-    Cache files that a build replaces or removes are moved to `.latentmake/store`. If you undo an
-    edit or a setting, or an item returns, they are linked from there instead of being encoded
-    again. `latentmake status` prints the used size. You can delete any of it at any time. The
-    store is a folder on the disk of the project; it has nothing to do with S3.
-    """
+    """Replaced and removed cache files that are kept on this disk."""
 
     shapes: ClassVar[Shapes] = MACHINE
 
@@ -239,16 +166,7 @@ class Store(Closed):
 
 
 class Batch(Closed):
-    """Size of encoding jobs.
-
-    A job loads its model once and encodes a batch of items. On a cluster each batch is a job. On
-    one machine one job takes all batches of a model; with several GPUs there is one job for each
-    GPU, and batches are smaller if a GPU would have none. A killed job loses only the item that it
-    was encoding, whatever the size of the batch.
-
-    This is not the batch size of a training, which is `train_batch_size` or `batch_size` of the
-    trainer.
-    """
+    """Size of encoding jobs."""
 
     shapes: ClassVar[Shapes] = MACHINE
 
@@ -293,23 +211,7 @@ class TrainingJob(ClusterJob):
 
 
 class Cluster(Closed):
-    """Resources of SLURM jobs.
-
-    This section is used only with a profile for a cluster, such as `profiles/slurm`. `encode` and
-    `train` set the resources of encoding jobs and trainings. See the guide
-    [SLURM](../guides/slurm.md).
-
-    ```yaml
-    cluster:
-      partition: gpu
-      encode: {gpus: 1, cpus: 8, runtime: 120}
-      train: {gpus: 4, mem_mb: 96000, runtime: 2880}
-    ```
-
-    Each retry of a job gets another half of its memory and another full length of its time limit.
-    An encoding job also gets twice the time that earlier jobs of its size took, or 2 seconds an
-    item if there are none.
-    """
+    """Resources of SLURM jobs."""
 
     shapes: ClassVar[Shapes] = MACHINE
 

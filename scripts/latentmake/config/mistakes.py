@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
@@ -42,6 +42,11 @@ class Section(NamedTuple):
         return self.pattern[3] if self.pattern[2:3] == ("trainer",) else None
 
     @property
+    def trained(self) -> bool:
+        """Whether it is about a training, and not about machines."""
+        return self.pattern[:1] in ((), ("datasets",), ("models",), ("runs",))
+
+    @property
     def shown(self) -> str:
         """Its location as a message names it: `runs.NAME.trainer`."""
         return shown(self.pattern).replace("*", "NAME")
@@ -69,21 +74,19 @@ def _walk(section: Section) -> Iterator[Section]:
 
 
 Location = tuple[int | str, ...]
-Answer = str | Mapping[str, str]
 _PROGRAMS = {"musubi": "musubi-tuner", "sdscripts": "sd-scripts"}
 _UNBROKEN = re.compile(r"\S{200,}")  # a value that a rule repeats, and longer than most paths
-_PLACE = re.compile(
-    r"(?P<section>(?:datasets|models|runs)\.NAME(?:\.[a-z_]+)*)\.(?P<key>[a-z_]+.*)"
-)
 
 
 @cache
-def answers() -> Mapping[str, Answer]:
-    """Return what to write instead of other programs' words, for each kind where that differs."""
+def foreign_words() -> tuple[Mapping[str, list[str]], Mapping[str, str]]:
+    """Return other programs' words, with the keys to write instead; and with what else to do."""
     import yaml  # which few processes need
 
     rows = yaml.safe_load(Path(__file__).with_name("foreign_words.yaml").read_text("utf-8"))
-    return {word: row.get("write", row) for row in rows for word in row["words"].split()}
+    keys = {word: keys.split() for keys, words in rows["keys"].items() for word in words.split()}
+    answers = {word: row["write"] for row in rows["answers"] for word in row["words"].split()}
+    return keys, answers
 
 
 def line_of(error: ErrorDetails, root: type[BaseModel], values: Mapping[str, object]) -> str:
@@ -138,28 +141,32 @@ def _hint(root: type[BaseModel], location: Location, values: Mapping[str, object
     here = next((each for each in known if each.pattern == pattern), None)
     if here is None:
         return "remove it"
-    aliases: Mapping[str, str] = getattr(here.model, "aliases", {})
-    if own := aliases.get(key.lower().replace("-", "_")):
-        return f"did you mean `{own}`?"
-    kind = here.kind or _kind(location, values)
-    about_machines = len(location) > 1 and location[0] not in ("datasets", "models", "runs")
-    if not about_machines and (answer := _answer(key.lower().replace("-", "_"), here, kind)):
-        return answer
+    kind = here.kind or _kind(values)
+    word, (keys, answers) = key.lower().replace("-", "_"), foreign_words()
+    if own := [each for each in keys.get(word, ()) if each in here.keys]:
+        return f"did you mean `{own[0]}`?"
+    if here.trained and word in answers:
+        return answers[word]
     if likely := difflib.get_close_matches(key.lower(), here.keys, n=1, cutoff=0.8):
         return f"did you mean `{likely[0]}`?"
-    others = [each for each in known if key in each.keys and each is not here]
-    others.sort(key=lambda each: each.pattern[: len(here.pattern)] != here.pattern)  # its own first
-    for other in others:
-        if other.kind in (None, kind):
-            return f"`{key}` belongs to {other.shown or 'the top level'}"
-    keys = f"known here: {', '.join(here.keys)}"
-    if others:
-        return f"`{key}` belongs to a trainer of kind {others[0].kind}; {keys}"
+    # Sections like this one first, and of those the ones below it.
+    others = [each for each in known if each is not here and each.kind in (None, kind)]
+    others.sort(key=lambda each: each.pattern[: len(here.pattern)] != here.pattern)
+    for trained in (here.trained, not here.trained):
+        for meant in dict.fromkeys((*keys.get(word, ()), key)):
+            for other in others:
+                if other.trained is trained and meant in other.keys:
+                    place = other.shown or "the top level"
+                    belongs = f"`{key}` belongs to" if meant == key else f"write `{meant}` in"
+                    return f"{belongs} {place}"
+    hint = f"known here: {', '.join(here.keys)}"
+    if kinds := [each.kind for each in known if key in each.keys and each is not here]:
+        hint = f"`{key}` belongs to a trainer of kind {kinds[0]}; {hint}"
     if here.kind in _PROGRAMS and "arguments" in here.keys:
         program = _PROGRAMS[here.kind]
-        return f"{keys}; further options of {program} go into `arguments: [--{key}, ...]`"
-    guess = nearest(key, here.keys)
-    return f"did you mean `{guess}`?" if guess else keys
+        return f"{hint}; further options of {program} go into `arguments: [--{key}, ...]`"
+    guess = None if kinds else nearest(key, here.keys)
+    return f"did you mean `{guess}`?" if guess else hint
 
 
 def _pattern(known: Iterable[Section], location: Location) -> tuple[str, ...]:
@@ -171,46 +178,11 @@ def _pattern(known: Iterable[Section], location: Location) -> tuple[str, ...]:
     )
 
 
-def _answer(word: str, here: Section, kind: str) -> str | None:
-    """Return the hint for another program's word."""
-    answer = answers().get(word)
-    if answer is None:
-        return None
-    text = answer if isinstance(answer, str) else answer[kind]
-    place = _PLACE.fullmatch(text)
-    if place is None:
-        return text
-    if place["section"] != here.shown and place["key"] not in here.keys:
-        if place["key"] == word:
-            return f"`{word}` belongs to {place['section']}"
-        return f"write `{place['key']}` in {place['section']}"
-    return f"write `{place['key']}`" if ":" in place["key"] else f"did you mean `{place['key']}`?"
-
-
-def _kind(location: Location, values: Mapping[str, object]) -> str:
-    """Return the kind of trainer of the first run that uses a section."""
-    section, name = (*location, "", "")[:2]
-    runs, models = (_named(values.get(key)) for key in ("runs", "models"))
-    if section == "runs" and name in runs:
-        runs = {str(name): runs[str(name)]}
-    for run in runs.values():
-        listed = run.get("datasets")
-        uses = {
-            "datasets": listed if isinstance(listed, list) else [listed],
-            "models": [run.get("model")],
-        }
-        if section in uses and name not in uses[str(section)]:
-            continue
-        trainer, model = run.get("trainer"), models.get(str(run.get("model")), {})
-        if trainer and isinstance(trainer, Mapping):
-            kind = str(trainer.get("kind"))
-            return kind if kind in get_args(Kind) else "sd"
-        kind = "musubi" if model.get("task") else str(model.get("layout"))
-        return kind if kind in _PROGRAMS else "sd"
+def _kind(values: Mapping[str, object]) -> str:
+    """Return the kind of the first trainer of a configuration."""
+    runs = values.get("runs")
+    for run in runs.values() if isinstance(runs, Mapping) else ():
+        trainer = run.get("trainer") if isinstance(run, Mapping) else None
+        if isinstance(trainer, Mapping) and trainer.get("kind") in get_args(Kind):
+            return str(trainer["kind"])
     return "sd"
-
-
-def _named(section: object) -> dict[str, Mapping[str, Any]]:
-    if not isinstance(section, Mapping):
-        return {}
-    return {str(name): each for name, each in section.items() if isinstance(each, Mapping)}

@@ -2,249 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Self
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import TypeAdapter, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from latentmake.config.external_trainers import refuse_caching_flags
-from latentmake.config.model_keys import ModelKeys
+from latentmake.config.external_trainers import caching_flags, refuse_flags
+from latentmake.config.fields import (
+    TEXT,
+    Applies,
+    Closed,
+    DiskPath,
+    Dtype,
+    Number,
+    OneOf,
+    Shapes,
+    listed,
+)
 from latentmake.config.spec import GENERIC, Architecture
-from latentmake.config.weights import LocalPlace, TextWeights, Weights, refuse_unread
-
-_OF_OTHERS = (
-    *("unet", "scheduler", "text_projection", "task", "dit", "dit_high_noise", "clip"),
-    *("image_encoder", "fp8_t5", "vae_cache_cpu", "clip_skip", "max_token_length"),
-    "vae_tiling",
-    *("apply_lg_attn_mask", "apply_t5_attn_mask", "ai_training"),
+from latentmake.config.weights import (
+    NO_WEIGHTS,
+    Adopt,
+    LocalPlace,
+    TextPlace,
+    Version,
+    Weights,
+    WeightsPlace,
 )
 
-
-def check_strategies(model: ModelKeys) -> None:
-    """Refuse keys that sd-scripts' own encoders of an architecture cannot have.
-
-    Raises:
-        ValueError: the first such key.
-    """
-    strategies, title = model.spec.strategies, model.title
-    assert strategies is not None
-    for name, value in strategies.defaults.items():
-        if name != "dtype" and getattr(model, name) != value:
-            raise ValueError(f"sd-scripts' own encoders make {title}'s caches: leave out `{name}`")
-    if key := model.first_set(*_OF_OTHERS):
-        raise ValueError(f"{title} has no `{key}`: leave it out")
-    texts = [file.key for file in strategies.files if file.key.startswith("text")]
-    if model.text and len(model.text) != len(texts):
-        raise ValueError(f"{title} has {len(texts)} text encoder{'s' * (len(texts) != 1)}")
-    for kind, dtype in (("latents", "vae_dtype"), ("text", "text_dtype")):
-        encoder = strategies.encoder(kind)
-        assert encoder is not None
-        if encoder.fixed and (getattr(model, dtype) is not None or model.dtype != "bfloat16"):
-            raise ValueError(f"sd-scripts decides about {title}'s dtypes: leave out `{dtype}`")
-        from latentmake.config.rows import options_in
-
-        try:
-            options_in(model.further_arguments(kind), encoder.options)
-        except ValueError as error:
-            raise ValueError(f"`{kind}_arguments`: {error}") from None
-    for file in strategies.files:
-        _check_place(model.weights(file.key), file.key, title)
+if TYPE_CHECKING:
+    from latentmake.config.rows import File
 
 
-def _check_place(weights: Weights | None, key: str, title: str) -> None:
-    """Refuse what sd-scripts' loaders cannot be told about weights; missing ones are said later."""
-    if weights is None:
-        return
-    unused = ["config"]
-    if isinstance(weights, TextWeights):
-        unused += ["tokenizer", "max_length", "projection"]
-    for name in unused:
-        if getattr(weights, name) is not None:
-            raise ValueError(
-                f"`{key}`: leave out `{name}`; what sd-scripts can be told is `text_arguments`"
-            )
+def _architectures() -> Iterable[str]:
+    from latentmake.config.architectures import ARCHITECTURES
+
+    return ARCHITECTURES
 
 
-def check_model(model: ModelKeys) -> None:
-    """Refuse keys that do not go together.
+def _tasks() -> Iterable[str]:
+    from latentmake.config.rows import MUSUBI
 
-    Raises:
-        ValueError: the first mistake; pydantic adds the model's place.
-    """
-    _check_layout(model)
-    if model.spec.scripts is not None:
-        _check_scripted(model)
-    elif not model.spec.encodes:
-        check_strategies(model)
-    else:
-        _refuse_musubi_keys(model)
-    _check_present(model)
-    if model.spec.encodes and model.architecture is not None:
-        _check_text(model)
-    if model.ai_training is not None:
-        _check_adopted(model)
+    return dict.fromkeys(task for row in MUSUBI.values() for task in row.versions if task)
 
 
-def _check_present(model: ModelKeys) -> None:
-    """Refuse a model without the encoders that its architecture has."""
-    scripts, needed = model.spec.scripts, {"vae", "text"}
-    if scripts is not None and not model.spec.encodes:
-        files = (*scripts.latents.files, *scripts.text.files)
-        needed = {file.key.partition(".")[0] for file in files if file.required}
-    for key in sorted(needed, reverse=True):
-        if model.weights(key) is None:
-            raise PydanticCustomError("missing_key", "this key is missing", {"key": key})
+def _only(models: str, when: Callable[[Any], object]) -> Applies:
+    return Applies(f"is only for {models}", when=when)
 
 
-def _check_layout(model: ModelKeys) -> None:
-    if model.by_strategies and (model.spec.encodes or model.spec.strategies is None):
-        raise ValueError("`encoder: sdscripts` is not for this architecture: leave it out")
-    if (model.spec.scripts is None) == (model.layout == "musubi"):
-        raise ValueError(
-            "`layout: musubi` belongs to a Wan model's `task`, or an `architecture` of musubi-tuner"
-        )
-    if model.checkpoint is not None and model.layout != "sdscripts" and not model.spec.checkpoints:
-        raise ValueError(
-            "`checkpoint` is a file of Stable Diffusion, or what sd-scripts trains: it needs "
-            "`layout: sdscripts`"
-        )
-    if model.layout == "sdscripts":
-        if model.architecture is None:
-            raise ValueError("`layout: sdscripts` needs the model's `architecture`")
-        if key := model.first_set("unet", "scheduler", "text_projection"):
-            raise ValueError(f"sd-scripts trains the `checkpoint`: leave out `{key}`")
-    about = ("clip_skip", "max_token_length", "apply_lg_attn_mask", "apply_t5_attn_mask")
-    without = model.architecture is None or model.spec.scripts is not None
-    if without and (key := model.first_set(*about)):
-        raise ValueError(f"`{key}` needs the `architecture` of Stable Diffusion or Flux")
-
-
-def _check_text(model: ModelKeys) -> None:
-    encoders = model.spec.text_encoders
-    one = len(model.text) == 1 and model.text[0].config is None and model.text[0].file is None
-    if len(model.text) != len(encoders) and not one:  # a pipeline's folder holds all of them
-        names = ", ".join(encoders)
-        raise ValueError(f"{model.architecture} has {len(encoders)} text encoders: {names}")
-    for each, name in zip(model.text, encoders, strict=False):
-        if name != "T5" and each.max_length not in (None, 77):
-            raise ValueError(f"set `max_token_length`, and leave out {name}'s `max_length`")
-    if model.clip_skip is not None and not model.spec.picks_layer:
-        raise ValueError(f"{model.architecture} has fixed layers: leave out `clip_skip`")
-    if model.max_token_length != 75 and not model.spec.chunks_captions:
-        raise ValueError(f"{model.architecture} keeps 77 tokens: leave out `max_token_length`")
-    if model.apply_lg_attn_mask and not model.spec.masks_clips:
-        raise ValueError("`apply_lg_attn_mask` is about sd3")
-    if model.layout == "sdscripts" and model.max_token_length not in (75, 150, 225):
-        raise ValueError("sd-scripts wants captions of one length: set `max_token_length`")
-    if model.apply_t5_attn_mask and "T5" not in encoders:
-        raise ValueError("`apply_t5_attn_mask` is about sd3 and flux")
-
-
-def _check_adopted(model: ModelKeys) -> None:
-    assert model.ai_training is not None
-    if model.spec.scripts is not None:
-        raise ValueError("`ai_training` is about Stable Diffusion's caches: leave out `task` or it")
-    if model.layout == "sdscripts":
-        raise ValueError(
-            "`ai_training` is about our own caches: leave out `layout: sdscripts` or it"
-        )
-    if model.ai_training.text is not None and len(model.ai_training.text) != len(model.text):
-        endings = len(model.ai_training.text)
-        raise ValueError(
-            f"`ai_training.text` names {endings} endings for {len(model.text)} text encoders"
-        )
-    if model.ai_training.text is not None and model.architecture is not None:
-        raise ValueError("`ai_training.text` takes the last layer alone: leave out `architecture`")
-    if model.ai_training.latents is not None and model.posterior != "mean":
-        raise ValueError("`ai_training.latents` takes the posterior's mean: leave out `posterior`")
-    if model.ai_training.latents is not None and model.vae_tiling:
-        raise ValueError(
-            "`ai_training.latents` takes those of whole images: leave out `vae_tiling`"
-        )
-
-
-def _refuse_musubi_keys(model: ModelKeys) -> None:
-    if model.task is not None:
-        raise ValueError(f"`architecture: {model.architecture}` has no `task`: leave out one")
-    about = ("dit", "dit_high_noise", "clip", "fp8_t5", "vae_cache_cpu", "encoder")
-    if key := model.first_set(*about):
-        raise ValueError(f"`{key}` is about Wan: it needs the model's `task`")
-    if key := model.first_set("image_encoder", "latents_arguments", "text_arguments"):
-        raise ValueError(f"`{key}` is about musubi-tuner's architectures, and this is none")
-
-
-def _check_scripted(model: ModelKeys) -> None:
-    scripts, title = model.spec.scripts, model.title
-    assert scripts is not None
-    if (model.task or "") not in scripts.versions:
-        known = ", ".join(filter(None, scripts.versions)) or "none"
-        what = f"{model.task} is no task of {title}" if model.task else f"{title} needs a `task`"
-        raise ValueError(f"{what}; known: {known}")
-    if model.text_projection is not None or any(each.projection for each in model.text):
-        raise ValueError(f"a {title} model takes its text embeddings as they are: no projection")
-    if model.unet is not None or model.scheduler is not None:
-        raise ValueError(f"a {title} model has a `dit` to train, and no `unet` or `scheduler`")
-    if model.posterior != "mean":
-        raise ValueError("musubi-tuner decides about the posterior: leave out `posterior`")
-    if model.vae_tiling:
-        instead = "`vae_cache_cpu`" if model.spec.encodes else "`latents_arguments`"
-        raise ValueError(f"{title}'s VAE has no `vae_tiling`: leave it out, or see {instead}")
-    if model.spec.encodes and model.text_dtype not in (None, "bfloat16"):
-        raise ValueError("musubi-tuner keeps embeddings in bfloat16: leave out `text_dtype`")
-    if not model.scripted:
-        if not model.spec.encodes:
-            raise ValueError(f"{title} is encoded by musubi-tuner's scripts: leave out `encoder`")
-        if key := model.first_set("latents_arguments", "text_arguments"):
-            raise ValueError(f"`{key}` is for musubi-tuner's scripts: set `encoder: musubi`")
-    files = (*scripts.latents.files, *scripts.text.files, *scripts.training.files)
-    if not model.spec.encodes:
-        refuse_unread({file.key: model.weights(file.key) for file in files}, title)
-    texts = len({file.key for file in files if file.key.startswith("text")})
-    fewest = len({file.key for file in files if file.key.startswith("text") and file.required})
-    if model.text and not fewest <= len(model.text) <= texts:
-        number = str(texts) if texts == fewest else f"{fewest} to {texts}"
-        raise ValueError(f"a {title} model has {number} text encoder{'s' * (number != '1')}")
-    _check_files(model, {file.key: file.flag for file in files})
-    for kind, script, dtype in (
-        ("latents", scripts.latents, "vae_dtype"),
-        ("text", scripts.text, "text_dtype"),
-    ):
-        further, own = model.further_arguments(kind), model.version.caching(kind)
-        refuse_caching_flags(f"{kind}_arguments", further, script, own, dtype)
-
-
-def _check_files(model: ModelKeys, flags: Mapping[str, str]) -> None:
-    """Refuse weights that the architecture or its task does not take, or lacks."""
-    about = model.task or model.title
-    for key, what in (("clip", "CLIP image encoder"), ("image_encoder", "image encoder")):
-        needed, given = key in model.version.needs, model.weights(key) is not None
-        if needed and not given:
-            raise ValueError(f"{about} needs the {what}: set `{key}`")
-        if given and not needed:
-            raise ValueError(f"{about} has no {what}: leave out `{key}`")
-    if model.dit_high_noise is not None and not model.has_two_networks:
-        raise ValueError(f"{about} has one network: leave out `dit_high_noise`")
-    if model.vae.is_set and "vae" not in flags:
-        raise ValueError(f"{model.title} has no VAE: leave out `vae`")
-    scripts = model.spec.scripts
-    assert scripts is not None
-    known = {key for script in (scripts.latents, scripts.text) for _, key in script.switches}
-    for key in ("fp8_t5", "vae_cache_cpu"):
-        if getattr(model, key) and key not in known:
-            instead = f"{model.title} has `latents_arguments`, `text_arguments`"
-            raise ValueError(f"`{key}` is about Wan: {instead}")
-    if model.spec.encodes:
-        return
-    for key, flag, what in (
-        ("vae_dtype", scripts.latents.dtype_flag, "latents"),
-        ("text_dtype", scripts.text.dtype_flag, "embeddings"),
-    ):
-        if getattr(model, key) and flag is None:
-            what = f"musubi-tuner decides about the dtype of {model.title}'s {what}"
-            raise ValueError(f"{what}: leave out `{key}`")
-    if model.dtype != "bfloat16":
-        raise ValueError("musubi-tuner's scripts know no `dtype`: set `vae_dtype` or leave it out")
+_PLAIN = _only("`layout: plain`", lambda model: model.layout == "plain")
+_MUSUBI = _only(
+    "Wan and other architectures of musubi-tuner", lambda model: model.spec.scripts is not None
+)
+_TWO_NETWORKS = _only("Wan 2.2", lambda model: model.has_two_networks)
+_PICKED = _only("sd1 and sd2", lambda model: model.spec.picks_layer)
+_CHUNKED = _only("sd1, sd2 and sdxl", lambda model: model.spec.chunks_captions)
+_MASKED = _only("sd3", lambda model: model.spec.masks_clips)
+_MASKED_T5 = _only("sd3 and flux", lambda model: "T5" in model.spec.text_encoders)
+_VISION = _only("image-to-video with Wan 2.1", lambda model: "clip" in model.version.needs)
+_SIGLIP = _only(
+    "FramePack and image-to-video with HunyuanVideo 1.5",
+    lambda model: "image_encoder" in model.version.needs,
+)
+_FP8_T5 = _only("Wan", lambda model: model.has_switch("fp8_t5"))
+_CACHE_CPU = _only("Wan", lambda model: model.has_switch("vae_cache_cpu"))
+_TILED = _only(
+    "VAEs of images that Latentmake encodes with",
+    lambda model: model.spec.encodes and model.spec.scripts is None,
+)
+_CHECKPOINT = Applies(
+    "is a file of Stable Diffusion, or what sd-scripts trains: it needs `layout: sdscripts`",
+    when=lambda model: model.layout == "sdscripts" or model.spec.checkpoints,
+)
+_VAE = Applies(
+    "is not for this architecture, which has no VAE",
+    when=lambda model: model.spec.scripts is None or "vae" in model.files,
+)
+_DRAWN = Applies("is decided by musubi-tuner", when=lambda model: model.spec.scripts is None)
+_FOREIGN = Applies(
+    "is for other programs that encode: it needs `encoder: musubi`",
+    when=lambda model: model.encoder != "latentmake",
+)
+_FIXED = "is decided by the program that encodes this architecture"
+_VAE_DTYPE = Applies(_FIXED, when=lambda model: model.takes_dtype("latents"))
+_TEXT_DTYPE = Applies(_FIXED, when=lambda model: model.takes_dtype("text"))
 
 
 _PLACE: TypeAdapter[str] = TypeAdapter(LocalPlace)
@@ -255,8 +97,6 @@ def _of_checkpoint(values: dict[str, Any], row: Architecture) -> dict[str, Any]:
 
     The network that sd-scripts trains stays the `checkpoint`.
     """
-    if not row.checkpoints or not values.get("checkpoint") or values.get("task") is not None:
-        return values
     try:
         path = _PLACE.validate_python(values["checkpoint"])
     except ValidationError:
@@ -279,91 +119,190 @@ def _no_place(text: object) -> bool:
     return isinstance(text, dict) and not text.get("path") and not text.get("hub")
 
 
-class Model(ModelKeys):
-    """Encoders whose caches a trainer reads, and the network to train.
+class Model(Closed):
+    """Encoders whose caches a trainer reads, and the network to train."""
 
-    Each entry of `models` is a model with a name of yours. Its VAE makes the latents, its text
-    encoders make the embeddings of captions, and its network is trained. The caches lie in
-    `cache/{dataset}/{model}/`.
-
-    ```yaml
-    models:
-      sd15:
-        vae: models/sd15/vae
-        text: [models/sd15/text_encoder]
-        unet: models/sd15/unet
-    ```
-
-    The trainer decides which keys a model needs:
-
-    - **`sd`**, the trainer for Stable Diffusion 1.x and 2.x: `vae`, `text` and `unet`.
-    - **sd-scripts**: `architecture`, `layout: sdscripts`, `vae`, `text` and `checkpoint`. The
-      architectures `lumina`, `hunyuan_image` and `anima` set the layout themselves. See
-      [sd-scripts](../trainers/sdscripts.md).
-    - **Wan**, by the trainer `wan` or by musubi-tuner: `task`, `vae`, `text` and `dit`, and no
-      `architecture`. See [Wan](../trainers/wan.md).
-    - **Other architectures of musubi-tuner**: `architecture`, `vae`, `text` and `dit`, and `task`
-      where there are several. See [musubi-tuner](../trainers/musubi.md).
-
-    [Architectures](architectures.md) lists the weights, tasks and training defaults of each
-    architecture.
-
-    If the content of a weight file, its `config.json` or a tokenizer changes, everything that was
-    made from it is made again. Paths do not matter: a moved model rebuilds nothing.
-
-    ## Layers of the text encoders
-
-    `architecture` decides which layers and vectors are cached:
-
-    - without `architecture`: the last layer of each text encoder.
-    - `sd1`, `sd2`: the last layer of CLIP, normalised, or the layer of `clip_skip`; and the vector
-      of the caption.
-    - `sdxl`: the last layer but one of both CLIPs, not normalised; and the projected vector of the
-      second CLIP at the first end-of-text token.
-    - `sd3`: the same layer of both CLIPs and their projected vectors; and the last layer of T5.
-    - `flux`: the last layer of CLIP and its vector, not projected; and the last layer of T5.
-
-    With an `architecture` the cache also holds the `attention_mask` of each encoder (1 for tokens,
-    0 for padding). T5 embeddings keep the length of their caption. In the layout `sdscripts` they
-    are padded to `max_length`.
-
-    ## Layout of sd-scripts
-
-    With `layout: sdscripts` the caches have the names and arrays of sd-scripts' own caches. For
-    SDXL these are `{stem}_{W}x{H}_sdxl.npz`, where W x H is the size of the image, and
-    `{stem}_te_outputs.npz`; [architectures](architectures.md#architectures-of-sd-scripts) lists
-    the others. Differences from `layout: plain`:
-
-    - Captions of `sd1` and `sd2` are not cached. sd-scripts encodes them while it trains.
-    - Latents are stored in float32, as sd-scripts expects. `dtype` is the precision of the
-      computation.
-    - `fit: bucket` uses the buckets of sd-scripts. EXIF orientation and `background` are not
-      applied.
-    - The key of the cache file is stored in the comment of the npz archive. A file that sd-scripts
-      wrote over has no such comment, so Latentmake makes it again.
-
-    For `lumina`, `hunyuan_image` and `anima`, sd-scripts' own classes encode the stale items, one
-    at a time, in the environment of sd-scripts. Their `dtype` is `bfloat16`, as in a training with
-    `mixed_precision: bf16`; HunyuanImage uses the precisions that sd-scripts fixes. Lumina and
-    HunyuanImage cache a random sample of the VAE's posterior; its seed is made from
-    `posterior_seed` and the content of the image.
-
-    ## Files of Wan
-
-    - `vae`: a diffusers folder, or the original `Wan2.1_VAE.pth` or `.safetensors`.
-    - `text`: one umT5-XXL, as a transformers folder or the original
-      `models_t5_umt5-xxl-enc-bf16.pth`. The original file needs a `tokenizer`: a folder with the
-      `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json` and `spiece.model` of
-      google/umt5-xxl.
-    - `clip`: a transformers folder, or the original
-      `models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth`.
-
-    Sides of resolutions are multiples of 16. `cache/{dataset}/{model}/{resolution}/` is a
-    `cache_directory` of musubi-tuner and has no sub-folders, so two items of a dataset may not
-    have the same file name. After an OOM the encoder halves its batch; at batch size 1 it keeps
-    features in the CPU's memory, which does not change the result.
-    [Faults](../how-it-works/faults.md) says when an item that still does not fit is faulty.
-    """
+    vae: WeightsPlace = Field(
+        NO_WEIGHTS, json_schema_extra=Shapes("latents", "pictures", applies=[_VAE])
+    )
+    """The VAE, which makes the latents: a path or [section](#place-of-weights). It is an
+    `AutoencoderKL`, or the VAE of the architecture. Every model needs one except HiDream O1, which
+    has no VAE."""
+    text: Annotated[
+        list[TextPlace],
+        BeforeValidator(listed, json_schema_input_type=TextPlace | list[TextPlace]),
+        Field(json_schema_extra=TEXT),
+    ] = Field([])
+    """The text encoders, in the order of the network: CLIP, T5, umT5 or those of the architecture.
+    Each is a path or [section](#text-encoders). The folder of a pipeline stands for all of its text
+    encoders. Every model needs them except HiDream O1."""
+    unet: WeightsPlace | None = Field(None, json_schema_extra=Shapes("weights", applies=[_PLAIN]))
+    """The UNet to train: a path or [section](#place-of-weights); by default that of `checkpoint`. A
+    run with the trainer `sd` needs it."""
+    text_projection: DiskPath | None = Field(
+        None, min_length=1, json_schema_extra=Shapes("weights", applies=[_PLAIN])
+    )
+    """A linear layer between the text embeddings and the UNet, trained together with the UNet:
+    `new`, or the folder or file of a trained one to start from. It connects T5 (width 4096) to the
+    UNet of Stable Diffusion 1.x (width 768). The result is written to
+    `runs/{run}/text_projection`. Unlike `projection` of a text encoder, it is not part of the
+    caches."""
+    scheduler: LocalPlace | None = Field(
+        None, json_schema_extra=Shapes("weights", applies=[_PLAIN])
+    )
+    """Folder of the noise schedule (`scheduler_config.json`), or of its pipeline. By default
+    `scheduler` beside the UNet, or in the same hub repository. Set it if the UNet is a single file
+    that lies elsewhere."""
+    architecture: Annotated[str, OneOf(_architectures)] | None = Field(
+        None, json_schema_extra=Shapes("latents", "text", "weights")
+    )
+    """Architecture of the model. `sd1`, `sd2`, `sdxl`, `sd3` and `flux` select the [layers of the
+    text encoders](#layers-of-the-text-encoders). `lumina`, `hunyuan_image` and `anima` are encoded
+    by sd-scripts, all others by musubi-tuner; see [architectures](architectures.md). `wan` is the
+    same as no architecture and a `task`. Without it the last layer of each text encoder is
+    cached."""
+    layout: Literal["plain", "sdscripts", "musubi"] = Field(
+        "plain", json_schema_extra=Shapes("latents", "text")
+    )
+    """Names and tensors of the cache files: `plain`, the format of Latentmake, for the trainer
+    `sd` and trainers of your own; `sdscripts` for sd-scripts; `musubi` for musubi-tuner and the
+    trainer `wan`. The default is `musubi` with a `task` or an architecture of musubi-tuner,
+    `sdscripts` with `lumina`, `hunyuan_image` and `anima`, else `plain`."""
+    clip_skip: Number | None = Field(
+        None,
+        ge=1,
+        json_schema_extra=Shapes(
+            "text", "weights", when=("architecture", ("sd1", "sd2")), applies=[_PICKED]
+        ),
+    )
+    """CLIP layer to keep, counted from the last (`1`), followed by the final normalisation, as in
+    sd-scripts. For `sd1` and `sd2`."""
+    max_token_length: Literal[75, 150, 225, "auto"] = Field(
+        75,
+        json_schema_extra=Shapes(
+            "text", "weights", when=("architecture", ("sd1", "sd2", "sdxl")), applies=[_CHUNKED]
+        ),
+    )
+    """Tokens of a caption that CLIP keeps. CLIP reads them in chunks of 75, each with its own
+    begin and end token, as in sd-scripts; the vector of the caption is that of the first chunk.
+    `auto` uses as many chunks as the caption needs, so captions differ in length. Longer captions
+    are cut and named in the log of the job. For `sd1`, `sd2` and `sdxl`; `auto` is not for
+    `layout: sdscripts`."""
+    apply_lg_attn_mask: bool = Field(
+        False, json_schema_extra=Shapes("text", when=("architecture", ("sd3",)), applies=[_MASKED])
+    )
+    """Hide padding tokens from the two CLIPs. For `sd3`."""
+    apply_t5_attn_mask: bool = Field(
+        False,
+        json_schema_extra=Shapes(
+            "text",
+            layouts=("sdscripts",),
+            when=("architecture", ("sd3", "flux")),
+            applies=[_MASKED_T5],
+        ),
+    )
+    """Hide padding tokens from T5. For `sd3` and `flux` with `layout: sdscripts`."""
+    task: Annotated[str, OneOf(_tasks, refuses=False)] | None = Field(
+        None, json_schema_extra=Shapes("latents", "text", "weights", applies=[_MUSUBI])
+    )
+    """Variant of the model, as in `--task` or `--model_version` of musubi-tuner. Without
+    `architecture` it makes this a Wan model: `t2v-14B`, `t2v-1.3B`, `i2v-14B`, `t2i-14B`,
+    `flf2v-14B`, `t2v-14B-FC`, `t2v-1.3B-FC`, `i2v-14B-FC` (Wan 2.1), `t2v-A14B`, `i2v-A14B` (Wan
+    2.2). Image-to-video also caches the latents of the first frame, `-FC` those of a control
+    image. Tasks of other architectures: [architectures](architectures.md). A change rebuilds only
+    caches that differ between the two tasks."""
+    checkpoint: LocalPlace | None = Field(
+        None, json_schema_extra=Shapes("weights", applies=[_CHECKPOINT])
+    )
+    """One file with VAE, text encoders and network, as Civitai has them: a `.safetensors` file of
+    Stable Diffusion 1.x or 2.x for the trainer `sd`, of these or SDXL for sd-scripts. Leave out
+    `vae`, `text` and `unet` then, or set one of them to take it from elsewhere. For the other
+    architectures of sd-scripts it is the file of the network that is trained. It is not a state to
+    resume from; that is `resume_from_checkpoint` of a trainer."""
+    dit: LocalPlace | None = Field(None, json_schema_extra=Shapes("weights", applies=[_MUSUBI]))
+    """Network that musubi-tuner or the trainer `wan` trains: a path or
+    [section](#place-of-weights). For Wan 2.2 this is the network for low noise."""
+    dit_high_noise: LocalPlace | None = Field(
+        None, json_schema_extra=Shapes("weights", applies=[_TWO_NETWORKS])
+    )
+    """Wan 2.2's network for high noise. Set `dit`, `dit_high_noise` or both."""
+    clip: WeightsPlace | None = Field(None, json_schema_extra=Shapes("latents", applies=[_VISION]))
+    """CLIP image encoder, which image-to-video with Wan 2.1 needs: a path or
+    [section](#place-of-weights)."""
+    image_encoder: WeightsPlace | None = Field(
+        None, json_schema_extra=Shapes("latents", applies=[_SIGLIP])
+    )
+    """SigLIP image encoder, which FramePack and image-to-video with HunyuanVideo 1.5 need: a path
+    or [section](#place-of-weights)."""
+    latents_arguments: list[str] = Field(
+        [], json_schema_extra=Shapes("latents", applies=[_FOREIGN])
+    )
+    """Further arguments of the program that encodes latents, as its documentation describes them,
+    such as `[--vae_tiling]`. With `encoder: musubi` they go to musubi-tuner's caching script. With
+    `encoder: sdscripts` these are possible, and the training gets them too: `--vae_chunk_size`
+    (HunyuanImage, Anima), `--vae_disable_cache` (Anima)."""
+    text_arguments: list[str] = Field([], json_schema_extra=Shapes("text", applies=[_FOREIGN]))
+    """Further arguments of the program that encodes captions, such as `[--fp8_vl]`. With `encoder:
+    sdscripts` these are possible: `--system_prompt`, `--gemma2_max_token_length` (Lumina),
+    `--qwen3_max_token_length`, `--t5_max_token_length`, `--t5_tokenizer_path` (Anima),
+    `--tokenizer_cache_dir` (Lumina, HunyuanImage)."""
+    fp8_t5: bool = Field(
+        False, json_schema_extra=Shapes("text", layouts=("musubi",), applies=[_FP8_T5])
+    )
+    """Keep the weights of umT5 in 8 bits: half the memory, slightly different embeddings. For
+    Wan."""
+    vae_cache_cpu: bool = Field(
+        False, json_schema_extra=Shapes("latents", layouts=("musubi",), applies=[_CACHE_CPU])
+    )
+    """Encode with Wan's VAE in tiles and slices: less memory, more time, slightly different
+    latents above 256 x 256. With `encoder: musubi` it is passed on to musubi-tuner's script."""
+    vae_tiling: bool = Field(
+        False, json_schema_extra=Shapes("latents", layouts=("plain", "sdscripts"), applies=[_TILED])
+    )
+    """Encode images that are wider or higher than 512 pixels in overlapping tiles of 512 x 512,
+    for a GPU without enough memory for the complete image. Latents of these images differ
+    slightly; smaller images stay the same."""
+    encoder: Literal["latentmake", "musubi", "sdscripts"] = Field(
+        "latentmake", json_schema_extra=Shapes("latents", "text", layouts=("musubi",))
+    )
+    """Program that encodes: `latentmake`; `musubi`, musubi-tuner's own caching scripts; or
+    `sdscripts`, sd-scripts' own classes. The default depends on the architecture: `musubi` for all
+    architectures of musubi-tuner except Wan, `sdscripts` for `lumina`, `hunyuan_image` and
+    `anima`, else `latentmake`. Set `musubi` for Wan if you use a fork of musubi-tuner whose caches
+    differ. The sources that a caching script imports count like weights: if they change, its
+    caches are made again. The environment of the program does not count."""
+    dtype: Dtype = Field("float32", json_schema_extra=Shapes("latents", "text"))
+    """dtype of all caches. The default is `float32`, and `bfloat16` for Wan and where musubi-tuner
+    or sd-scripts encode. `float16` halves the disk space and is exact enough for latents and for
+    CLIP. T5 needs `bfloat16` or `float32`, because some of its values are too large for `float16`;
+    such values are refused. On a CPU everything is computed in float32 and rounded when it is
+    written. The exception is Wan's VAE, which computes in `bfloat16` if the processor supports it
+    (AVX-512 BF16, AMX)."""
+    vae_dtype: Dtype | None = Field(None, json_schema_extra=Shapes("latents", applies=[_VAE_DTYPE]))
+    """dtype of the latents, if it differs from `dtype`."""
+    text_dtype: Dtype | None = Field(None, json_schema_extra=Shapes("text", applies=[_TEXT_DTYPE]))
+    """dtype of the embeddings, if it differs from `dtype`. Embeddings of Wan are always
+    `bfloat16`."""
+    posterior: Literal["mean", "sample"] = Field(
+        "mean",
+        json_schema_extra=Shapes("latents", layouts=("plain", "sdscripts"), applies=[_DRAWN]),
+    )
+    """Value of the VAE's posterior to cache. `mean` is what most trainers cache. `sample` is one
+    random sample; its noise depends only on `posterior_seed` and the content of the item, so it is
+    the same on every machine."""
+    posterior_seed: Number = Field(
+        0,
+        ge=0,
+        json_schema_extra=Shapes(
+            "latents", layouts=("plain", "sdscripts"), when=("posterior", ("sample",))
+        ),
+    )
+    """Seed of `posterior: sample`."""
+    ai_training: Adopt | None = Field(None, json_schema_extra=Shapes("machine", applies=[_PLAIN]))
+    """File endings of caches that [ai-training's](../trainers/ai-training.md) scripts made with
+    the encoders of this model. `latentmake adopt` takes such files over and `export_{run}` writes
+    them. Caches of musubi-tuner and sd-scripts are named by [`adopt_from`](datasets.md#adopt_from)
+    of the dataset."""
 
     @model_validator(mode="before")
     @classmethod
@@ -380,7 +319,8 @@ class Model(ModelKeys):
             from latentmake.config.architectures import ARCHITECTURES
 
             row = ARCHITECTURES.get(name, GENERIC)
-        values = _of_checkpoint(values, row)
+        if row.checkpoints and values.get("checkpoint") and task is None:
+            values = _of_checkpoint(values, row)
         if row.scripts is not None:
             (only, *others) = row.scripts.versions
             given = {} if others or not only else {"task": only}
@@ -393,6 +333,213 @@ class Model(ModelKeys):
         return values
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
-        check_model(self)
+    def _applies(self) -> Self:
+        spec, scripts = self.spec, self.spec.scripts
+        if (scripts is None) == (self.layout == "musubi"):
+            raise ValueError(
+                "`layout: musubi` is for a Wan model's `task`, or an `architecture` of musubi-tuner"
+            )
+        if scripts is not None and (self.task or "") not in scripts.versions:
+            known = ", ".join(filter(None, scripts.versions)) or "none"
+            what = f"{self.task} is no task of" if self.task else "a `task` is needed for"
+            raise ValueError(f"{what} {self.title}; known: {known}")
+        programs = {"latentmake": spec.encodes, "musubi": scripts is not None}
+        if not programs.get(self.encoder, not spec.encodes and scripts is None):
+            raise ValueError(f"`encoder: {self.encoder}` is not for {self.title or 'this model'}")
+        if self.layout == "sdscripts" and self.architecture is None:
+            raise ValueError("`layout: sdscripts` needs the model's `architecture`")
+        if found := self.refused():
+            raise ValueError("`{}` {}: leave it out".format(*found))
+        for key in self.version.needs if scripts is not None else ():
+            if self.weights(key) is None:
+                raise ValueError(f"{self.task or self.title} needs `{key}`")
+        if not spec.encodes:
+            _check_program(self)
+        if self.latents_arguments or self.text_arguments:
+            _check_arguments(self)
+        if self.text and (scripts is not None or not spec.encodes):
+            _check_number(self)
+        needed = {"vae", "text"}
+        if scripts is not None and not spec.encodes:
+            files = (*scripts.latents.files, *scripts.text.files)
+            needed = {file.key.partition(".")[0] for file in files if file.required}
+        for key in sorted(needed, reverse=True):
+            if self.weights(key) is None:
+                raise PydanticCustomError("missing_key", "this key is missing", {"key": key})
+        if spec.text_encoders:
+            _check_texts(self)
+        if self.ai_training is not None:
+            _check_adopted(self, self.ai_training)
         return self
+
+    @property
+    def spec(self) -> Architecture:
+        """Facts about its architecture."""
+        if self.architecture is None and self.task is None:
+            return GENERIC
+        from latentmake.config.architectures import ARCHITECTURES, WAN
+
+        return WAN if self.architecture is None else ARCHITECTURES[self.architecture]
+
+    @property
+    def version(self) -> Version:
+        """Version that its `task` names; empty for an architecture without scripts."""
+        scripts = self.spec.scripts
+        return Version() if scripts is None else scripts.versions[self.task or ""]
+
+    @property
+    def scripted(self) -> bool:
+        """Whether musubi-tuner's own scripts encode for it."""
+        return self.encoder == "musubi"
+
+    @property
+    def by_strategies(self) -> bool:
+        """Whether sd-scripts' own classes encode for it."""
+        return self.encoder == "sdscripts"
+
+    @property
+    def title(self) -> str:
+        """Its architecture as people call it."""
+        known = self.spec.scripts or self.spec.strategies
+        return known.title if known else self.spec.name
+
+    @property
+    def layout_name(self) -> str:
+        """Name of its layout, of which there is one for each architecture of a trainer."""
+        named = self.architecture is not None and self.layout != "plain"
+        return f"{self.layout}-{self.architecture}" if named else self.layout
+
+    @property
+    def caption_dtype(self) -> Dtype:
+        """Dtype of the embeddings' caches; musubi-tuner has one alone."""
+        return "bfloat16" if self.spec.scripts is not None else self.text_dtype or self.dtype
+
+    def further_arguments(self, kind: str) -> list[str]:
+        """Return its `latents_arguments` or `text_arguments`."""
+        return self.text_arguments if kind == "text" else self.latents_arguments
+
+    @property
+    def image_to_video(self) -> bool:
+        """Whether its caches hold the first frame's latents too."""
+        return self.spec.scripts is not None and "latents_image_" in self.version.tensors
+
+    @property
+    def has_two_networks(self) -> bool:
+        """Whether it has a network for high noise and one for low: Wan 2.2."""
+        return self.version.boundary is not None
+
+    @property
+    def needs_clip(self) -> bool:
+        """Whether its latents hold the CLIP image encoder's output: Wan 2.1 image-to-video."""
+        return "clip" in self.version.needs
+
+    def weights(self, key: str) -> Weights | None:
+        """Return the weights that one of its keys names; None where it is not set.
+
+        `text.1` is the second text encoder, `dit` a path that is trained.
+        """
+        name, _, number = key.partition(".")
+        found = getattr(self, name)
+        if isinstance(found, list):
+            found = found[int(number or 0)] if len(found) > int(number or 0) else None
+        if isinstance(found, str):
+            found = Weights(path=found)
+        return found if isinstance(found, Weights) and found.is_set else None
+
+    @property
+    def files(self) -> dict[str, File]:
+        """Weights that other programs take of it, by its keys."""
+        scripts, strategies = self.spec.scripts, self.spec.strategies
+        if scripts is None:
+            return {file.key: file for file in (strategies.files if strategies else ())}
+        parts = (scripts.latents, scripts.text, scripts.training)
+        return {file.key: file for part in parts for file in part.files}
+
+    def has_switch(self, key: str) -> bool:
+        """Whether one of its keys is a flag of musubi-tuner's caching scripts."""
+        scripts = self.spec.scripts
+        parts = (scripts.latents, scripts.text) if scripts else ()
+        return any(key == name for part in parts for _, name in part.switches)
+
+    def takes_dtype(self, kind: str) -> bool:
+        """Whether the dtype of its latents or text is not fixed."""
+        if self.spec.encodes:
+            return kind == "latents" or self.spec.scripts is None or self.text_dtype == "bfloat16"
+        if self.spec.scripts is not None:
+            return self.spec.scripts.caching(kind).dtype_flag is not None
+        encoder = self.spec.strategies and self.spec.strategies.encoder(kind)
+        return not (encoder and encoder.fixed)
+
+
+def _check_program(model: Model) -> None:
+    """Refuse values that musubi-tuner's or sd-scripts' own encoders cannot have."""
+    scripts, strategies, title = model.spec.scripts, model.spec.strategies, model.title
+    for name, value in strategies.defaults.items() if strategies else ():
+        if name != "dtype" and getattr(model, name) != value:
+            raise ValueError(f"sd-scripts' own encoders make {title}'s caches: leave out `{name}`")
+    fixed = scripts is not None or not (model.takes_dtype("latents") and model.takes_dtype("text"))
+    if fixed and model.dtype != "bfloat16":
+        raise ValueError(f"the program that encodes {title} decides about `dtype`: leave it out")
+    for key in model.files:
+        weights = model.weights(key)
+        for name in ("config", "tokenizer", "max_length", "projection"):
+            if getattr(weights, name, None) is not None:
+                what = f"the program that encodes {title} takes a path only"
+                raise ValueError(f"`{key}`: {what}: leave out `{name}`")
+
+
+def _check_arguments(model: Model) -> None:
+    """Refuse arguments that the program does not take, or that other keys decide."""
+    scripts, strategies = model.spec.scripts, model.spec.strategies
+    for kind, dtype in (("latents", "vae_dtype"), ("text", "text_dtype")):
+        key, arguments = f"{kind}_arguments", model.further_arguments(kind)
+        if scripts is not None:
+            version = model.version.caching(kind)
+            decided = caching_flags(scripts.caching(kind), version, dtype)
+            refuse_flags(key, arguments, decided, beginnings=True)
+        elif strategies is not None and (encoder := strategies.encoder(kind)):
+            from latentmake.config.rows import options_in
+
+            try:
+                options_in(arguments, encoder.options)
+            except ValueError as error:
+                raise ValueError(f"`{key}`: {error}") from None
+
+
+def _check_number(model: Model) -> None:
+    texts = {key: file.required for key, file in model.files.items() if key.startswith("text")}
+    fewest = sum(texts.values()) if model.spec.scripts is not None else len(texts)
+    if not fewest <= len(model.text) <= len(texts):
+        number = str(len(texts)) if len(texts) == fewest else f"{fewest} to {len(texts)}"
+        what = f"text encoder{'s' * (number != '1')}"
+        raise ValueError(f"a {model.title} model has {number} {what}")
+
+
+def _check_texts(model: Model) -> None:
+    """Check the text encoders of an architecture that our own encoders know."""
+    encoders = model.spec.text_encoders
+    if model.spec.scripts is not None:
+        if any(each.projection for each in model.text):
+            raise ValueError(f"a {model.title} model takes its embeddings without `projection`")
+        return
+    one = len(model.text) == 1 and model.text[0].config is None and model.text[0].file is None
+    if len(model.text) != len(encoders) and not one:  # a pipeline's folder holds all of them
+        names = ", ".join(encoders)
+        raise ValueError(f"{model.architecture} has {len(encoders)} text encoders: {names}")
+    for each, name in zip(model.text, encoders, strict=False):
+        if name != "T5" and each.max_length not in (None, 77):
+            raise ValueError(f"set `max_token_length`, and leave out {name}'s `max_length`")
+    if model.layout == "sdscripts" and model.max_token_length not in (75, 150, 225):
+        raise ValueError("sd-scripts wants captions of one length: set `max_token_length`")
+
+
+def _check_adopted(model: Model, endings: Adopt) -> None:
+    if endings.text is not None and len(endings.text) != len(model.text):
+        number = len(endings.text)
+        raise ValueError(
+            f"`ai_training.text` names {number} endings for {len(model.text)} text encoders"
+        )
+    if endings.text is not None and model.architecture is not None:
+        raise ValueError("`ai_training.text` is for the last layer: leave out `architecture`")
+    if endings.latents is not None and (key := model.first_set("posterior", "vae_tiling")):
+        raise ValueError(f"`ai_training.latents` is not for such latents: leave out `{key}`")

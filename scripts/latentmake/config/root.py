@@ -1,23 +1,13 @@
-"""The root of `config.yaml`, its validation, and its JSON schema.
-
-Docstrings of keys are Markdown, as the reference shows it; the schema has them without links. They
-are read from the source here, since reading them in each process would take it 40 ms.
-"""
+"""The root of `config.yaml`, and its validation."""
 
 from __future__ import annotations
 
-import ast
-import inspect
-import json
-import re
-import textwrap
-from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Mapping
 from typing import Annotated, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from latentmake.config.checks import check_generation, check_run, refuse_ineffective
+from latentmake.config.checks import check_layouts, faults_of_run
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import CLIPS, Closed, Name
 from latentmake.config.machines import (
@@ -79,7 +69,7 @@ class Config(Closed):
                 for run in self.runs.values()
                 if name in run.datasets
             }
-            refuse_ineffective(name, dataset, models)
+            check_layouts(name, dataset, models)
         return self
 
     def encoding_program(self, model: Model) -> ExternalProgram | None:
@@ -103,19 +93,17 @@ class Config(Closed):
         for dataset in run.datasets:
             refuse_unknown("dataset", dataset, self.datasets, f"runs.{name}.datasets")
         refuse_unknown("model", run.model, self.models, f"runs.{name}.model")
-        _no_doubles(f"runs.{name}.datasets", run.datasets)
-        _no_doubles(f"runs.{name}.resolutions", [each.name for each in run.resolutions])
+        sizes = [each.name for each in run.resolutions]
+        for key, words in (("datasets", run.datasets), ("resolutions", sizes)):
+            if twice := [word for word in words if words.count(word) > 1]:
+                what = f"`{twice[0]}` is named twice"
+                raise ConfigError(what, where=f"runs.{name}.{key}", hint="name it once")
         model = self.models[run.model]
         programs = {"musubi": self.musubi_tuner, "sdscripts": self.sd_scripts}
         own = {dataset: self.datasets[dataset] for dataset in run.datasets}
-        check_run(name, run, model, own, programs.get(model.layout))
-        check_generation(name, run, model)
-
-
-def _no_doubles(where: str, words: list[str]) -> None:
-    for word in words:
-        if words.count(word) > 1:
-            raise ConfigError(f"`{word}` is named twice", where=where, hint="name it once")
+        program = programs.get(model.layout)
+        for where, what, hint in faults_of_run(name, run, model, own, program):
+            raise ConfigError(what, where=where, hint=hint)
 
 
 def parse(values: Mapping[str, object]) -> Config:
@@ -143,49 +131,3 @@ def parse(values: Mapping[str, object]) -> Config:
             ]
         lines += [f"and {others} more"] if others > 0 else []
         raise ConfigError(" | ".join(dict.fromkeys(lines))) from None
-
-
-_LIMITS = {
-    "ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"
-}  # fmt: skip
-"""Limits as pydantic leaves them behind a validator -> as JSON schema names them."""
-
-
-def json_schema() -> str:
-    """Return the JSON schema of the configuration, as `config/schema.json` holds it."""
-    from latentmake.config.mistakes import sections
-
-    schema = Config.model_json_schema()
-    for model in {section.model for section in sections(Config)}:
-        section = schema if model is Config else schema["$defs"][model.__name__]
-        section["description"] = _plain(inspect.cleandoc(model.__doc__ or "").partition("\n")[0])
-        for key, text in descriptions(model).items():
-            described = {**section["properties"][key], "description": _plain(text)}
-            section["properties"][key] = dict(sorted(described.items()))
-    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    schema["title"] = "latentmake configuration"
-    text = json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
-    return re.sub(r'"(ge|gt|le|lt)": ', lambda limit: f'"{_LIMITS[limit[1]]}": ', text)
-
-
-def descriptions(model: type[BaseModel]) -> dict[str, str]:
-    """Return the keys of a section, inherited ones first, with the strings that follow them."""
-    return dict(_docstrings(model))
-
-
-def _plain(text: str) -> str:
-    """Return Markdown without links."""
-    return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text)
-
-
-def _docstrings(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
-    for part in reversed(model.__mro__[: model.__mro__.index(BaseModel)]):
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(part))).body
-        assert isinstance(tree, ast.ClassDef)
-        for node, following in pairwise(tree.body):
-            match node, following:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=key)),
-                    ast.Expr(value=ast.Constant(value=str(text))),
-                ) if key in model.model_fields:
-                    yield key, " ".join(text.split())

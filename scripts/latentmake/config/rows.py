@@ -1,15 +1,22 @@
 """Rows of architectures: what musubi-tuner's scripts and sd-scripts' strategies know of each.
 
 One `Scripts` or `Strategies` says all that differs between architectures whose caches other
-trainers make; layout, recipe, launch, checks and publication ask it. Sources: musubi-tuner's
-*_cache_*.py and *_train*.py, dataset/architectures.py, dataset/bucket.py and dataset/cache_io.py.
+trainers make; layout, recipe, launch, checks and publication ask it. The rows are YAML, of which
+only the row that is asked for is read. Sources: musubi-tuner's *_cache_*.py and *_train*.py,
+dataset/architectures.py, dataset/bucket.py and dataset/cache_io.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+
+import yaml
+from pydantic import ConfigDict, TypeAdapter
 
 from latentmake.config.weights import Version
 
@@ -18,6 +25,9 @@ Setting: TypeAlias = str | int | float | bool | list[str] | None
 
 ATTENTIONS: Mapping[str, int | None] = dict.fromkeys(("sdpa", "flash_attn", "xformers"))
 """Attentions of most networks, for batches of any size."""
+
+
+_CLOSED = ConfigDict(extra="forbid")
 
 
 class Vae(NamedTuple):
@@ -65,6 +75,8 @@ class Script:
         switches: flags, each with the key of the model that sets it.
         reads_controls: whether what it makes depends on the control images.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _CLOSED
 
     name: str
     files: tuple[File, ...] = ()
@@ -127,7 +139,10 @@ class Scripts:
         stamp: entry that the header of its DiT's file must have; None where none is demanded.
         sized_controls: whether control images may have sizes of their own: `no_resize_control` and
             `control_resolution` count.
+        architecture: fields of `spec.Architecture`, where encoders of ours make its caches.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _CLOSED
 
     title: str
     suffix: str
@@ -156,12 +171,78 @@ class Scripts:
     stamp: tuple[str, str] | None = None
     attentions: Mapping[str, int | None] = field(default_factory=lambda: dict(ATTENTIONS))
     sized_controls: bool = False
+    architecture: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def counts_controls(self) -> bool:
         """Whether latents hold a tensor for each control image."""
         return self.latents.reads_controls and self.control_latents
 
+    def caching(self, kind: str) -> Script:
+        """Return the script that caches `latents` or `text`."""
+        return self.text if kind == "text" else self.latents
+
+
+Row = TypeVar("Row")
+_SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # written in C where it can be
+
+
+class Rows(Mapping[str, Row], Generic[Row]):
+    """Rows of a YAML file by their names.
+
+    A row has the values of the row that it is `like`, except where it sets its own. Names that
+    begin with `_` are no rows.
+    """
+
+    def __init__(self, file: str | Path, kind: type[Row]) -> None:
+        self._file = Path(__file__).parent / file
+        self._kind = kind
+        self._known: dict[str, Row] = {}
+
+    @cached_property
+    def _texts(self) -> dict[str, str]:
+        """Text of each row, unparsed."""
+        _, *parts = re.split(r"^(\w+):$", self._file.read_text("utf-8"), flags=re.MULTILINE)
+        return dict(zip(parts[::2], parts[1::2], strict=True))
+
+    @cached_property
+    def _adapter(self) -> TypeAdapter[Row]:
+        return TypeAdapter(self._kind)
+
+    def _values(self, name: str) -> dict[str, Any]:
+        values = yaml.load(self._texts[name], _SafeLoader)  # noqa: S506 -- it is safe
+        like = values.pop("like", None)
+        return _laid_over(values, self._values(like)) if like else values
+
+    def __getitem__(self, name: str) -> Row:
+        if name not in self._known:
+            if name.startswith("_"):
+                raise KeyError(name)
+            self._known[name] = self._adapter.validate_python(self._values(name))
+        return self._known[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._texts and not str(name).startswith("_")
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._texts if not name.startswith("_"))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _laid_over(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values with those of a base where there are none."""
+    inner = {
+        key: _laid_over(values[key], base[key])
+        for key in values.keys() & base.keys()
+        if isinstance(values[key], dict) and isinstance(base[key], dict)
+    }
+    return {**base, **values, **inner}
+
+
+MUSUBI: Mapping[str, Scripts] = Rows("musubi.yaml", Scripts)
+"""Architectures whose caches musubi-tuner's own scripts make; and Wan, whose caches may be ours."""
 
 _COMPLETE: Mapping[str, Setting] = {"learning_rate": 1e-5}
 """Source: sd-scripts, docs/fine_tune.md."""
@@ -258,6 +339,8 @@ class Encoder:
         folders: of files of sd-scripts that it reads besides its sources.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = _CLOSED
+
     strategy: str
     networks: tuple[Network, ...]
     arrays: tuple[str, ...]
@@ -308,7 +391,10 @@ class Strategies:
         latents: encoder of latents; None: one of ours.
         text: encoder of captions; None: one of ours, or none.
         samples: whether its latents are a sample of the posterior.
+        architecture: fields of `spec.Architecture`, where encoders of ours make its caches.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _CLOSED
 
     title: str
     latents_ending: str
@@ -330,6 +416,7 @@ class Strategies:
     latents: Encoder | None = None
     text: Encoder | None = None
     samples: bool = False
+    architecture: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def defaults(self) -> dict[str, str]:
@@ -345,3 +432,7 @@ class Strategies:
     def encoder(self, kind: str) -> Encoder | None:
         """Return its own encoder of `latents` or `text`."""
         return self.text if kind == "text" else self.latents
+
+
+SDSCRIPTS: Mapping[str, Strategies] = Rows("sdscripts.yaml", Strategies)
+"""Architectures that sd-scripts trains."""

@@ -20,24 +20,7 @@ from latentmake.config.trainers import Generation, SdTrainer, WanTrainer
 
 
 class Validation(Closed):
-    """Items held out of the training.
-
-    `evaluate_{run}` compares the trained network with its base on these items. See
-    [Wan](../trainers/wan.md).
-
-    ```yaml
-    validation: {items: 16}
-    ```
-
-    - A source is a video with all its clips, or an image, at all resolutions and with all texts.
-      Files with the same content are on the same side, in all datasets of the run. Clips that you
-      cut from one video into several files count as several sources.
-    - Held-out sources are chosen by a hash of their content, so the choice does not depend on
-      names or order. If you add or remove a file, at most one other source changes sides.
-    - Latents and embeddings of held-out items are encoded. Their rows in `manifest.jsonl` have
-      `"validation": true`. Editing the caption of a held-out item does not train again.
-    - Only the trainer `wan` evaluates held-out items; all others refuse this section.
-    """
+    """Items held out of the training."""
 
     shapes: ClassVar[Shapes] = Shapes("manifest", "weights")
 
@@ -49,27 +32,7 @@ class Validation(Closed):
 
 
 class Run(Closed):
-    """Datasets, a model, resolutions and a trainer.
-
-    Each entry of `runs` has a name of yours. `snakemake train_{run}` brings the caches of the run
-    up to date and trains; `caches_{run}` stops before the training. Results lie in `runs/{run}/`.
-
-    ```yaml
-    datasets:
-      cats: {path: data/cats}
-    models:
-      sd15: {vae: models/sd15/vae, text: [models/sd15/text_encoder], unet: models/sd15/unet}
-    runs:
-      cats:
-        datasets: [cats]
-        model: sd15
-        resolutions: [512]
-        trainer: {kind: sd, steps: 2000}
-    ```
-
-    A resolution, dataset or item that no longer belongs to a run keeps its caches, in case it
-    comes back. Caches of an item whose image is gone are removed.
-    """
+    """Datasets, a model, resolutions and a trainer."""
 
     datasets: Annotated[
         list[str],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 
@@ -13,6 +13,7 @@ from latentmake.config.fields import (
     PICTURES,
     UNET_PART,
     WEIGHTS,
+    Applies,
     BatchSize,
     Closed,
     DiskPath,
@@ -32,23 +33,10 @@ Kind = Literal["sd", "wan", "musubi", "sdscripts"]
 _NO = BeforeValidator(lambda value: "no" if value is False else value)  # YAML's `no`
 Precision = Annotated[Literal["no", "bf16", "fp16"], _NO]
 AutoPrecision = Annotated[Literal["auto", "no", "bf16", "fp16"], _NO]
-LoraAlpha = Annotated[
-    Real | None, Field(gt=0, description="Scale of the LoRA; by default its rank.")
-]
-LauncherAlpha = Annotated[
-    Real | None,
-    Field(gt=0, description="Scale of the LoRA; by default that of the guide, or its rank."),
-]
-Logging = Annotated[
-    bool,
-    Field(json_schema_extra=MACHINE, description="Write TensorBoard scalars to runs/{run}/logs."),
-]
-AccelerateConfig = Annotated[
-    DiskPath | None,
-    Field(json_schema_extra=MACHINE, description="Configuration file for `accelerate launch`."),
-]
-ACCUMULATION = Field(1, description="Micro-batches accumulated per optimizer step.")
-WORKERS = Field(2, ge=0, json_schema_extra=MACHINE, description="Processes that read caches.")
+Alpha = Annotated[Real | None, Field(gt=0)]
+Logging = Annotated[bool, Field(json_schema_extra=MACHINE)]
+AccelerateConfig = Annotated[DiskPath | None, Field(json_schema_extra=MACHINE)]
+Workers = Annotated[Number, Field(ge=0, json_schema_extra=MACHINE)]
 
 
 class Trainer(Closed):
@@ -82,23 +70,7 @@ class Trainer(Closed):
 
 
 class Samples(Closed):
-    """Pictures or clips that the trained network draws during a training.
-
-    The trainers `sd` and `wan` draw samples at the start, every `every` steps and at the end.
-    `runs/{run}/samples.png` shows them in a grid, `runs/{run}/samples/` holds each of them. For
-    `wan` the samples are clips (`samples/step-000100_00.mp4`), and the grid shows the first,
-    middle and last frame of each; without `prompts` it draws none.
-
-    ```yaml
-    trainer: {kind: sd, samples: {prompts: [a cat on a roof], every: 250}}
-    ```
-
-    A change in this section does not train again: pictures are drawn again from the weights at the
-    start, the copies in `runs/{run}/saved`, the checkpoints and the result. A step whose weights
-    are gone keeps its pictures; a missing picture is grey in `samples.png` and `null` in
-    `samples/index.json`. A prompt that you remove and add again is not drawn a second time. Clips
-    drawn after a training are those of [`generate`](generate.md).
-    """
+    """Pictures or clips that the trained network draws during a training."""
 
     shapes: ClassVar[Shapes] = PICTURES
 
@@ -121,10 +93,24 @@ class Samples(Closed):
     """Seed of the noise. A prompt has the same noise in every row and run, so that you can compare
     them."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_prompts(cls, values: Any) -> Any:
-        return with_prompt_file(values)
+    _read_prompts = model_validator(mode="before")(with_prompt_file)
+
+
+_NOT_BOTH = Applies(
+    "and `steps` are both set: leave one out", when=lambda trainer: trainer.steps is None
+)
+_WARMED = Applies(
+    "has no effect on a constant learning rate: set `lr_scheduler: constant_with_warmup`",
+    when=lambda trainer: trainer.lr_scheduler != "constant",
+)
+_DECAYED = Applies(
+    "needs `lr_scheduler: linear` or `cosine`",
+    when=lambda trainer: trainer.lr_scheduler in ("linear", "cosine"),
+)
+_TWO_NETWORKS = Applies(
+    "has one network, and no boundary between two", row=lambda model: model.has_two_networks
+)
+BOUNDARY = Shapes("weights", applies=[_TWO_NETWORKS])
 
 
 class LoopTrainer(Trainer):
@@ -140,14 +126,16 @@ class LoopTrainer(Trainer):
     """The trainer."""
     rank: Rank = 8
     """Rank of the LoRA."""
-    alpha: LoraAlpha = None
+    alpha: Alpha = None
     """Scale of the LoRA, which is multiplied by `alpha / rank`; by default the rank."""
     target_modules: list[str] = Field(["to_q", "to_k", "to_v", "to_out.0"], min_length=1)
     """Layers that get a LoRA, by the ends of their names."""
     steps: Steps | None = None
     """Optimizer steps; by default 1000, or as many as `epochs` take. Raise it to train a finished
     run longer: the training resumes from its last state."""
-    epochs: Real | None = Field(None, gt=0, le=1_000_000_000)
+    epochs: Real | None = Field(
+        None, gt=0, le=1_000_000_000, json_schema_extra=Shapes("weights", applies=[_NOT_BOTH])
+    )
     """Epochs, instead of `steps`. Raise it to train a finished run longer."""
     optimizer: Literal["adamw", "adamw8bit", "lion", "prodigy", "dadaptation"] = "adamw"
     """Optimizer. `adamw8bit` needs bitsandbytes (`pip install bitsandbytes`); `lion`, `prodigy`
@@ -166,13 +154,15 @@ class LoopTrainer(Trainer):
     complete network; with Lion a third to a tenth of that."""
     lr_scheduler: Literal["constant", "linear", "cosine", "constant_with_warmup"] = "constant"
     """LR scheduler."""
-    lr_warmup_steps: Number = Field(0, ge=0)
+    lr_warmup_steps: Number = Field(0, ge=0, json_schema_extra=Shapes("weights", applies=[_WARMED]))
     """Warm-up steps, over which the learning rate rises from zero. Not with `constant`."""
-    lr_min_ratio: Real = Field(0.0, ge=0, le=1)
+    lr_min_ratio: Real = Field(
+        0.0, ge=0, le=1, json_schema_extra=Shapes("weights", applies=[_DECAYED])
+    )
     """Share of the peak learning rate at which `linear` and `cosine` end."""
     train_batch_size: BatchSize = 4
     """Items of a training step, for each device. A batch holds items of one shape."""
-    gradient_accumulation_steps: BatchSize = ACCUMULATION
+    gradient_accumulation_steps: BatchSize = 1
     """Batches whose gradients are accumulated before an optimizer step, if the memory does not
     allow a larger batch."""
     max_grad_norm: Real | None = Field(1.0, gt=0)
@@ -262,72 +252,56 @@ class LoopTrainer(Trainer):
             return {"learning_rate": 1.0, **values}
         return values
 
-    @model_validator(mode="after")
-    def _steps_fit(self) -> Self:
-        if self.steps is not None and self.epochs is not None:
-            raise ValueError("has both `steps` and `epochs`: leave one out")
-        if self.lr_warmup_steps and self.lr_scheduler == "constant":
-            raise ValueError(
-                "`lr_warmup_steps` has no effect on a constant learning rate: set `lr_scheduler: "
-                "constant_with_warmup`"
-            )
-        if self.lr_min_ratio and self.lr_scheduler not in ("linear", "cosine"):
-            raise ValueError("`lr_min_ratio` needs `lr_scheduler: linear` or `cosine`")
-        return self
 
-
+_CHOSEN = Applies("needs `adapter: parts`", when=lambda trainer: trainer.adapter == "parts")
+_WITH_PARTS = Applies(
+    "needs a list of `parts`",
+    when=lambda trainer: trainer.adapter == "full" or trainer.parts or trainer.reinitialize,
+)
+_NO_LORA = Applies(
+    "is not for a LoRA, which trains no part of the UNet",
+    when=lambda trainer: trainer.adapter != "lora",
+)
+_DIFFUSED = Applies(
+    "weighs diffusion: leave it out of flow matching",
+    when=lambda trainer: trainer.prediction_type != "flow_matching",
+)
 UNetPart = Annotated[str, StringConstraints(pattern=UNET_PART)]
 
 
 class SdTrainer(LoopTrainer):
-    """UNets of Stable Diffusion 1.x and 2.x, trained by Latentmake from caches.
-
-    The trainer `sd` trains a LoRA, the complete UNet or parts of it. Neither VAE nor text encoder
-    is in memory. Results lie in `runs/{run}/`: for a LoRA `pytorch_lora_weights.safetensors`
-    (diffusers) and `kohya.safetensors` (A1111, Forge, ComfyUI), else a UNet. See [Stable
-    Diffusion](../trainers/sd.md).
-
-    ```yaml
-    trainer: {kind: sd, rank: 16, steps: 2000, learning_rate: 1.0e-4}
-    ```
-    """
+    """UNets of Stable Diffusion 1.x and 2.x, trained by Latentmake from caches."""
 
     layout: ClassVar[str] = "plain"
     network: ClassVar[str] = "unet"
 
     kind: Literal["sd"]
     """The trainer: `sd`."""
-    adapter: Literal["lora", "full", "parts"] = "lora"
+    adapter: Literal["lora", "full", "parts"] = Field(
+        "lora", json_schema_extra=Shapes("weights", applies=[_WITH_PARTS])
+    )
     """Weights to train. `lora`: a LoRA. `full`: the complete UNet. `parts`: only the `parts` of
     the UNet; the complete UNet is written."""
-    parts: list[UNetPart] = Field([])
+    parts: list[UNetPart] = Field([], json_schema_extra=Shapes("weights", applies=[_CHOSEN]))
     """Parts that `adapter: parts` trains: `cross_attention`, `cross_attention_qk` (its queries and
     keys), `cross_attention_out`, `attention`, `norms`, `conv_in`, `conv_out`, `time_embedding`,
     `down_blocks`, `mid_block`, `up_blocks`, one block such as `up_blocks.1`, or `unet`."""
-    reinitialize: list[UNetPart] = Field([])
+    reinitialize: list[UNetPart] = Field(
+        [], json_schema_extra=Shapes("weights", applies=[_NO_LORA])
+    )
     """Parts, by the names of `parts`, that start from random weights and are trained. `[unet]`
     trains from scratch. Not for a LoRA."""
     prediction_type: Literal["epsilon", "v_prediction", "flow_matching"] | None = None
     """Prediction of the UNet: `epsilon`, `v_prediction` or `flow_matching`; by default that of the
     scheduler."""
-    snr_gamma: Real | None = Field(None, gt=0)
+    snr_gamma: Real | None = Field(
+        None, gt=0, json_schema_extra=Shapes("weights", applies=[_DIFFUSED])
+    )
     """Min-SNR weighting of the loss: timesteps with little noise count less. `5` is usual. Not
     with `flow_matching`."""
     noise_offset: Real = Field(0.0, ge=0)
     """Constant noise added to each channel, for very dark and very bright images. `0.05` is
     usual."""
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.adapter != "parts" and self.parts:
-            raise ValueError("`parts` needs `adapter: parts`")
-        if self.adapter == "parts" and not (self.parts or self.reinitialize):
-            raise ValueError("`adapter: parts` needs a list of `parts`")
-        if self.adapter == "lora" and self.reinitialize:
-            raise ValueError("a LoRA trains no part of the UNet: `reinitialize` nothing")
-        if self.prediction_type == "flow_matching" and self.snr_gamma is not None:
-            raise ValueError("`snr_gamma` weighs diffusion: leave it out of flow matching")
-        return self
 
 
 _LATENT_FRAMES = 4  # frames a latent of Wan's VAE, after the first
@@ -359,44 +333,20 @@ def whole_latents(frames: int) -> int:
     return frames
 
 
+_DIFFERENT = Applies(
+    "names a prompt twice: raise `videos` for more",
+    when=lambda settings: len({*settings.prompts}) == len(settings.prompts),
+)
+_FROM_IMAGE = Applies("draws from text only", row=lambda model: model.image_to_video)
+
+
 class Generation(Closed):
-    """Clips that `generate_{run}` draws with the trained network.
-
-    `snakemake generate_{run}` trains the run if needed, then draws clips into
-    `runs/{run}/generated/`: an MP4 (H.264) for each prompt and seed, with the LoRA and without it,
-    from the same noise. `index.html` plays them side by side, `contact_sheet.png` shows frames of
-    all clips, and `index.json` says what each clip was made from.
-
-    ```yaml
-    generate:
-      prompts: [a tram in the rain, the harbour by night]
-      negative_prompt: blurred
-      videos: 2
-    ```
-
-    Clips with the same weights, prompt, seed and settings are not drawn again. Clips of a prompt
-    or setting that you removed are deleted. For the trainer `wan`; see the guide [Wan from
-    films](../guides/wan.md).
-    """
+    """Clips that `generate_{run}` draws with the trained network."""
 
     shapes: ClassVar[Shapes] = CLIPS
-    aliases: ClassVar[dict[str, str]] = {
-        **dict.fromkeys(("prompt", "sample_prompts", "texts"), "prompts"),
-        **dict.fromkeys(("n_prompt", "negative", "negative_prompts"), "negative_prompt"),
-        **dict.fromkeys(("num_frames", "video_length", "target_frames"), "frames"),
-        **dict.fromkeys(("steps", "infer_steps", "sample_steps"), "num_inference_steps"),
-        **dict.fromkeys(("guidance", "cfg", "cfg_scale", "sample_guide_scale"), "guidance_scale"),
-        **dict.fromkeys(("num_videos", "num_videos_per_prompt", "count"), "videos"),
-        **dict.fromkeys(("shift", "discrete_flow_shift", "sample_shift"), "flow_shift"),
-        **dict.fromkeys(("width", "height", "size", "video_size", "resolutions"), "resolution"),
-        **dict.fromkeys(("sample_solver", "solver", "sampler"), "scheduler"),
-        **dict.fromkeys(("seeds", "base_seed"), "seed"),
-    }
-    """Words of diffusers, Wan's generate.py and musubi-tuner -> key."""
-
     prompts: Annotated[
         list[Prompt], BeforeValidator(listed, json_schema_input_type=str | list[str])
-    ] = Field([])
+    ] = Field([], json_schema_extra=Shapes("clips", applies=[_DIFFERENT]))
     """Prompts; by default the captions of the run's first four items."""
     prompt_file: DiskPath | None = Field(None, min_length=1)
     """Text file with one prompt a line, instead of `prompts`. Its lines count, not its name."""
@@ -422,23 +372,15 @@ class Generation(Closed):
     """Seed of the first clip of each prompt. The noise depends only on the seed and the size."""
     fps: Number = Field(16, ge=1, le=240)
     """Frames per second of the files. Wan was trained with 16."""
-    image: DiskPath | None = Field(None, min_length=1)
+    image: DiskPath | None = Field(
+        None, min_length=1, json_schema_extra=Shapes("clips", applies=[_FROM_IMAGE])
+    )
     """First frame of all clips, which image-to-video models need. It is scaled to cover the clip
     and cut around its centre. Its content counts, not its name."""
     base: bool = True
     """Also draw each clip without the LoRA, from the same noise."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_prompts(cls, values: Any) -> Any:
-        return with_prompt_file(values)
-
-    @model_validator(mode="after")
-    def _no_doubles(self) -> Self:
-        for prompt in self.prompts:
-            if self.prompts.count(prompt) > 1:
-                raise ValueError(f"names a prompt twice ({prompt[:60]}): raise `videos` for more")
-        return self
+    _read_prompts = model_validator(mode="before")(with_prompt_file)
 
 
 _BETWEEN = (832 * 480 + 1280 * 720) // 2  # pixels: halfway between the sizes that Wan knows
@@ -447,12 +389,6 @@ _SMALL, _LARGE = 3.0, 5.0
 
 class WanSamples(Samples):
     """Sample clips of the trainer `wan`."""
-
-    aliases: ClassVar[dict[str, str]] = {
-        word: key
-        for word, key in Generation.aliases.items()
-        if key not in ("videos", "flow_shift", "scheduler")
-    }
 
     prompts: list[str] = Field([])
     """Prompts; without any, no clips are drawn."""
@@ -465,25 +401,7 @@ class WanSamples(Samples):
 
 
 class WanTrainer(LoopTrainer):
-    """LoRAs of Wan 2.1 and 2.2, trained by Latentmake from caches.
-
-    The trainer `wan` trains text-to-video and image-to-video from the caches of a model with a
-    `task`. It needs neither musubi-tuner nor, during the training, VAE and text encoder. See
-    [Wan](../trainers/wan.md).
-
-    ```yaml
-    trainer: {kind: wan, rank: 32, epochs: 10, save_every_n_epochs: 1}
-    ```
-
-    - The model's `dit` is a folder of diffusers, a folder of the original release, or a
-      `.safetensors` file with the names of either.
-    - For Wan 2.2 the networks that the model names are trained: `dit` for low noise,
-      `dit_high_noise` for high noise, each in its own range of timesteps.
-    - Results lie in `runs/{run}/`: `pytorch_lora_weights.safetensors` for diffusers,
-      `musubi.safetensors` and `comfyui.safetensors`. Names of files for the high-noise network
-      begin with `high_noise_`. The LoRA is in float32.
-    - Images and clips may be mixed.
-    """
+    """LoRAs of Wan 2.1 and 2.2, trained by Latentmake from caches."""
 
     layout: ClassVar[str] = "musubi"
     network: ClassVar[str] = "dit"
@@ -507,7 +425,7 @@ class WanTrainer(LoopTrainer):
     timestep_sampling: Literal["logit_normal", "uniform"] = "logit_normal"
     """Distribution of the timesteps before the shift. `logit_normal` is the one with which Wan was
     trained, and `shift` of musubi-tuner."""
-    timestep_boundary: Number | None = Field(None, ge=0, le=1000)
+    timestep_boundary: Number | None = Field(None, ge=0, le=1000, json_schema_extra=BOUNDARY)
     """Timestep, in thousandths, at which Wan 2.2 changes its network; by default 875 for
     text-to-video and 900 for image-to-video."""
     train_batch_size: BatchSize = 1

@@ -1,9 +1,8 @@
-"""Places of weights: a local path, or a hub id with its revision."""
+"""Places of weights: a local path, or a hub id with its revision; versions of an architecture."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
 
@@ -16,7 +15,16 @@ from pydantic import (
     model_validator,
 )
 
-from latentmake.config.fields import Closed, DiskPath, Ending, Number, listed, place
+from latentmake.config.fields import (
+    Applies,
+    Closed,
+    DiskPath,
+    Ending,
+    Number,
+    Shapes,
+    listed,
+    place,
+)
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -114,19 +122,7 @@ class Location(Closed):
 
 
 class Weights(Location):
-    """Place of the weights of one network: a path, or a section with these keys.
-
-    ```yaml
-    vae: {path: models/vae-ft-mse.safetensors, config: models/sd15/vae}
-    ```
-
-    ```yaml
-    vae: {hub: stabilityai/sd-vae-ft-mse, revision: 31f26fdeee1355a5c34592e401dd41e45d25a493}
-    ```
-
-    A single VAE file with the tensor names of the original Stable Diffusion is read too, and so is
-    a complete checkpoint that contains one.
-    """
+    """Place of the weights of one network: a path, or a section with these keys."""
 
     config: DiskPath | None = None
     """For a single file: its `config.json`, or the folder of it. By default `config.json` beside
@@ -152,6 +148,17 @@ else:  # a path, which a hub id has in the local hub cache
     ]
 
 
+_PROJECTED = Shapes(
+    "text",
+    applies=[
+        Applies(
+            "is about the code of a `projection`",
+            when=lambda weights: weights.projection is not None,
+        )
+    ],
+)
+
+
 class TextWeights(Weights):
     """Place of a text encoder, with further keys for its tokenizer.
 
@@ -175,15 +182,9 @@ class TextWeights(Weights):
     """A linear layer that gives the embeddings the width of the UNet before they are cached. The
     value is its folder, its `.safetensors` file, or the folder of a diffusers pipeline with a
     sub-folder such as `t5_projection`."""
-    trust_remote_code: bool = False
+    trust_remote_code: bool = Field(False, json_schema_extra=_PROJECTED)
     """Load a projection that is a class of its own with the Python files in the folder of the
     pipeline. These files run on your machine, so read them first."""
-
-    @model_validator(mode="after")
-    def _code_of_a_projection(self) -> Self:
-        if self.trust_remote_code and self.projection is None:
-            raise ValueError("`trust_remote_code` is about the code of a `projection`")
-        return self
 
 
 # No longer than the ending of our own cache files, which stems leave room for.
@@ -191,29 +192,7 @@ _CacheEnding = Annotated[Ending, StringConstraints(max_length=20)]
 
 
 class Adopt(Closed):
-    """File endings of caches that ai-training's scripts keep beside the images.
-
-    ```yaml
-    ai_training: {latents: .img_sdxl, text: [.txt_t5cache]}
-    ```
-
-    The caches of `sub/a.jpg` are `sub/a.img_sdxl` and `sub/a.txt_t5cache`. Such a file does not
-    say which encoder made it, so these keys say so. `latentmake adopt RUN` takes over the files of
-    stale targets of the run, in place of encoding:
-
-    - A file is taken if it holds one tensor of the right shape, with finite values that are not
-      all zero. The shape of latents must be the size that `fit` gives the image at one of the
-      resolutions. Other files are named with their fault, and the next build encodes these items.
-    - Adoption cannot check that the image or caption is unchanged since the file was made. Make
-      sure of it before you adopt. Later edits are noticed as usual.
-    - `cache/{dataset}/{model}/adopted.tsv` lists the adopted files. A file is not adopted a second
-      time for other content; it is reported as outdated.
-    - The files hold the last layer only. A model with an `architecture` can adopt latents, but no
-      text.
-    - ai-training scales images with a bicubic filter, Latentmake with Lanczos, so adopted latents
-      differ slightly at edges.
-    - Weights with a `hub` id and datasets on S3 cannot be used.
-    """
+    """File endings of caches that ai-training's scripts keep beside the images."""
 
     latents: _CacheEnding | None = None
     """Ending of the latents: `.img_sdvae`, `.img_sdxl`, or the ending that you gave to the
@@ -236,23 +215,3 @@ class Adopt(Closed):
 
 
 TextPlace = Annotated[TextWeights, BeforeValidator(place, json_schema_input_type=str | TextWeights)]
-
-
-def refuse_unread(weights: Mapping[str, Weights | None], title: str) -> None:
-    """Refuse what musubi-tuner's scripts do not take of weights: they get a path and no more.
-
-    Args:
-        weights: of a model, by its keys.
-        title: of its architecture.
-
-    Raises:
-        ValueError: the first such key.
-    """
-    for name, found in weights.items():
-        key = name.partition(".")[0]
-        for unread in ("config", "tokenizer", "max_length"):
-            if getattr(found, unread, None) is not None:
-                raise ValueError(
-                    f"musubi-tuner's scripts decide about `{unread}` of {title}'s `{key}`: leave "
-                    "it out"
-                )

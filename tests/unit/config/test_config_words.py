@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
-import yaml
 from config_world import changed
 from latentmake.config.fields import PATTERNS
-from latentmake.config.mistakes import answers, sections
+from latentmake.config.mistakes import foreign_words, sections
 from latentmake.config.root import Config, parse
-from latentmake.config.trainers import Kind
 from latentmake.errors import ConfigError
 
 TRAINERS: dict[str, dict[str, Any]] = {
@@ -82,16 +78,15 @@ PLACES = {
         ("musubi", "dataset", "batch_size", "`batch_size` belongs to runs.NAME.trainer"),
         ("sdscripts", "dataset", "batch_size", "write `train_batch_size` in runs.NAME.trainer"),
         ("sd", "trainer", "batch_size", "did you mean `train_batch_size`?"),
-        ("musubi", "trainer", "max_train_steps", "write epochs: `max_train_epochs`"),
+        ("musubi", "trainer", "max_train_steps", "did you mean `max_train_epochs`?"),
         ("sd", "trainer", "max_train_steps", "did you mean `steps`?"),
         ("wan", "trainer", "discrete_flow_shift", "did you mean `flow_shift`?"),
         ("wan", "trainer", "network_dim", "did you mean `rank`?"),
         ("wan", "dataset", "batch_size", "write `train_batch_size` in runs.NAME.trainer"),
         ("sd", "trainer", "save_steps", "did you mean `save_every_n_steps`?"),
         ("musubi", "trainer", "save_steps", "did you mean `save_every_n_epochs`?"),
-        ("sd", "trainer", "use_snr", "write `snr_gamma: 5`"),
-        ("musubi", "trainer", "min_snr_gamma", "leave it out: Wan is trained by flow matching"),
-        ("sdscripts", "trainer", "min_snr_gamma", 'write `arguments: [--min_snr_gamma, "5"]`'),
+        ("sd", "trainer", "use_snr", "did you mean `snr_gamma`?"),
+        ("sdscripts", "trainer", "min_snr_gamma", "`arguments: [--min_snr_gamma, ...]`"),
         ("sd", "trainer", "network_dim", "did you mean `rank`?"),
         ("musubi", "trainer", "rank", "did you mean `network_dim`?"),
         ("sd", "trainer", "network_alpha", "did you mean `alpha`?"),
@@ -99,32 +94,30 @@ PLACES = {
         ("musubi", "trainer", "sage_attn", "leave it out: SageAttention has no backward pass"),
         ("sd", "trainer", "attention", "leave it out: torch chooses the fastest kernel"),
         ("wan", "trainer", "attention", "leave it out: torch chooses the fastest kernel"),
-        ("sd", "trainer", "text_encoder_lr", "leave it out: text encoders are not trained"),
-        ("musubi", "trainer", "lr_warmup_steps", 'write `arguments: [--lr_warmup_steps, "100"]`'),
+        ("sd", "trainer", "train_text_encoder", "leave it out: text encoders are not trained"),
+        ("musubi", "trainer", "lr_warmup_steps", "`arguments: [--lr_warmup_steps, ...]`"),
         ("sd", "run", "output_dir", "leave it out: results go to runs/NAME/"),
         ("sd", "model", "pretrained_model_name_or_path", "name its parts in models.NAME"),
-        ("sdscripts", "top", "pretrained_model_name_or_path", "write `checkpoint` in models.NAME"),
+        ("sdscripts", "top", "pretrained_model_name_or_path", "`dit` or `checkpoint`"),
         ("sd", "dataset", "instance_prompt", "did you mean `class_tokens`?"),
         ("sd", "dataset", "trigger_word", "`captions: {caption_prefix: ...}`"),
         ("sd", "model", "adopt", "did you mean `ai_training`?"),
         ("sd", "dataset", "adopt", "did you mean `adopt_from`?"),
         ("musubi", "dataset", "image_jsonl_file", "write the list as `path` in datasets.NAME"),
         ("musubi", "dataset", "mask_directory", "leave it out: there are no mask files"),
-        ("sdscripts", "trainer", "masked_loss", "`arguments: [--masked_loss]`"),
+        ("sdscripts", "trainer", "masked_loss", "`arguments: [--masked_loss, ...]`"),
         ("sd", "trainer", "lora_weights", "leave it out: a new LoRA begins from nothing"),
-        ("musubi", "trainer", "network_weights", "arguments: [--network_weights, FILE]"),
+        ("musubi", "trainer", "network_weights", "arguments: [--network_weights, ...]"),
         ("wan", "run", "lora_scale", "leave it out: samples and clips are drawn with the LoRA"),
-        ("sd", "trainer", "lora_dropout", "leave it out: a LoRA of this trainer has no dropout"),
-        ("musubi", "trainer", "lora_dropout", 'arguments: [--network_dropout, "0.1"]'),
-        ("musubi", "trainer", "samples", "arguments: [--sample_prompts, FILE"),
-        ("sd", "trainer", "blocks_to_swap", "`gradient_checkpointing: true`"),
+        ("musubi", "trainer", "lora_dropout", "arguments: [--lora_dropout, ...]"),
+        ("musubi", "trainer", "samples", "`samples` belongs to a trainer of kind sd"),
         ("sd", "dataset", "train_data_dir", "did you mean `path`?"),
         ("sd", "dataset", "shuffle_caption", "`shuffle_caption` belongs to datasets.NAME.captions"),
         ("sd", "top", "storage", "`rclone copy` or `aws s3 sync`"),
         ("sd", "top", "folders", "`latentmake compare` shows runs"),
         # A key of another kind of trainer is no key of this one.
         ("musubi", "trainer", "prediction_type", "belongs to a trainer of kind sd"),
-        ("musubi", "trainer", "blocks_to_swap", 'write `arguments: [--blocks_to_swap, "20"]`'),
+        ("musubi", "trainer", "blocks_to_swap", "`arguments: [--blocks_to_swap, ...]`"),
     ],
 )
 def test_a_word_of_another_program_is_answered_with_what_to_write(
@@ -142,7 +135,7 @@ def test_the_words_are_those_of_trainings_and_not_of_machines() -> None:
     for section, word, expected in (
         ("cluster", "num_gpus", "known here: partition, account"),
         ("export", "output_dir", "known here: folder"),
-        ("musubi_tuner", "directory", "known here: path, venv, batch_size, num_workers"),
+        ("musubi_tuner", "directory", "did you mean `path`?"),
         ("sd_scripts", "batch_size", "`batch_size` belongs to musubi_tuner"),
     ):
         values = configuration("musubi")
@@ -153,32 +146,11 @@ def test_the_words_are_those_of_trainings_and_not_of_machines() -> None:
     assert "did you mean `path`?" in message(values)
 
 
-def test_every_answer_names_a_key_that_its_trainer_has() -> None:
-    known = sections(Config)
-    for word, answer in answers().items():
-        for kind in get_args(Kind):
-            text = answer if isinstance(answer, str) else answer[kind]
-            place = re.fullmatch(
-                r"((?:datasets|models|runs)\.NAME(?:\.[a-z]+)*)\.([a-z_]+).*", text
-            )
-            if place is None:
-                assert text.startswith(("leave it out", "write ", "name ")), (word, text)
-                continue
-            fitting = [each for each in known if each.shown == place[1]]
-            keys = {key for each in fitting if each.kind in (None, kind) for key in each.keys}
-            assert place[2] in keys, (word, kind, text)
-
-
-def test_a_flag_that_is_advised_is_one_of_the_trainer(request: pytest.FixtureRequest) -> None:
-    folder = request.config.rootpath.parent / "shared/trainers"
-    if not folder.is_dir():
-        pytest.skip("the sources of the trainers are not here")
-    for kind, name in (("musubi", "musubi-tuner"), ("sdscripts", "sd-scripts")):
-        sources = "".join(path.read_text() for path in Path(folder / name).rglob("*.py"))
-        for word, answer in answers().items():
-            text = answer if isinstance(answer, str) else answer[kind]
-            for flag in re.findall(r"--[a-z_0-9]+", text):
-                assert f'"{flag}"' in sources, (word, kind, flag)
+def test_every_key_that_is_advised_exists_and_every_answer_says_what_to_do() -> None:
+    known = {key for section in sections(Config) for key in section.keys}
+    keys, answers = foreign_words()
+    assert {key for advised in keys.values() for key in advised} <= known
+    assert all(x.startswith(("leave it out", "write ", "name ")) for x in answers.values())
 
 
 def test_neither_names_nor_values_are_answered_with_a_regular_expression() -> None:
@@ -230,16 +202,3 @@ def test_a_resolution_without_bound_is_refused() -> None:
         line = message(values)
         assert line.startswith("runs.r.resolutions.0.") and line.endswith("; use 8192 or less")
     parse(configuration("sd") | {"export": {"resolution": 8192}})
-
-
-def test_what_is_advised_is_accepted() -> None:
-    for word, answer in answers().items():
-        for kind in get_args(Kind):
-            text = answer if isinstance(answer, str) else answer[kind]
-            place, _, value = text.partition(": ")
-            if not place.startswith("runs.NAME.trainer.") or "..." in value or not value:
-                continue
-            values = configuration(kind)
-            trainer = values["runs"]["r"]["trainer"]
-            trainer[place.removeprefix("runs.NAME.trainer.")] = yaml.safe_load(value)
-            assert parse(values).runs["r"].trainer, (word, kind)

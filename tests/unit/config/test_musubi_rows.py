@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from latentmake import layouts
+from latentmake.config import rows
 from latentmake.config.architectures import ARCHITECTURES, WAN
 from latentmake.config.models import Model
+from latentmake.config.rows import MUSUBI, File, Rows, Scripts
 from pydantic import ValidationError
 
+SHIPPED = Path(rows.__file__).with_name("musubi.yaml")
 ROWS = {name: row for name, row in ARCHITECTURES.items() if row.scripts is not None}
 VERSIONS = [
     (name, task) for name, row in ROWS.items() if row.scripts for task in row.scripts.versions
@@ -53,18 +57,30 @@ def test_suffixes_differ_and_have_no_underscore() -> None:
     ("name", "changes", "word"),
     [
         ("qwen_image", {"task": "edit"}, "no task of Qwen-Image"),
-        ("qwen_image_edit", {"task": None}, "needs a `task`; known: edit, edit-2509"),
+        (
+            "qwen_image_edit",
+            {"task": None},
+            "a `task` is needed for Qwen-Image-Edit; known: edit, edit-2509",
+        ),
         ("qwen_image", {"vae_dtype": "float32"}, "vae_dtype"),
-        ("qwen_image", {"encoder": "latentmake"}, "leave out `encoder`"),
+        ("qwen_image", {"encoder": "latentmake"}, "`encoder: latentmake` is not for Qwen-Image"),
         ("qwen_image", {"text": ["a", "b"]}, "has 1 text encoder"),
-        ("qwen_image", {"clip": "c"}, "no CLIP image encoder: leave out `clip`"),
+        (
+            "qwen_image",
+            {"clip": "c"},
+            "`clip` is only for image-to-video with Wan 2.1: leave it out",
+        ),
         ("flux_kontext", {"text": ["a"]}, "has 2 text encoders"),
         ("flux_kontext", {"text": None}, "this key is missing"),
-        ("z_image", {"fp8_t5": True}, "text_arguments"),
-        ("hidream_o1", {"task": "t2i", "vae": "v"}, "HiDream O1 has no VAE"),
-        ("qwen_image", {"unet": "u"}, "no `unet` or `scheduler`"),
+        ("z_image", {"fp8_t5": True}, "`fp8_t5` is only for Wan"),
+        (
+            "hidream_o1",
+            {"task": "t2i", "vae": "v"},
+            "`vae` is not for this architecture, which has no VAE",
+        ),
+        ("qwen_image", {"unet": "u"}, "`unet` is only for `layout: plain`"),
         ("qwen_image", {"latents_arguments": ["--vae", "v"]}, "set the model's `vae`"),
-        ("qwen_image", {"latents_arguments": ["--skip_ex"]}, "leave it out"),
+        ("qwen_image", {"latents_arguments": ["--skip_ex"]}, "leave out --skip_ex"),
         ("qwen_image_edit", {"text_arguments": ["--model_version=edit"]}, "set the model's `task`"),
         ("z_image", {"text_arguments": ["--num_workers", "4"]}, "set it in `musubi_tuner`"),
     ],
@@ -77,3 +93,39 @@ def test_a_model_that_does_not_fit_its_row_is_refused(
     values = section(name, next(iter(scripts.versions))) | changes
     with pytest.raises(ValidationError, match=word):
         Model.model_validate({key: value for key, value in values.items() if value is not None})
+
+
+NOVA = """
+nova:
+  like: _guide
+  title: Nova
+  suffix: nv
+  header: nova
+  latents: {name: nova_cache_latents.py}
+  text: {name: nova_cache_text.py, files: [{flag: --qwen, key: text}]}
+  training: {name: nova_train_network.py}
+  network: networks.lora_nova
+  tensors: [varlen_qwen_]
+  settings: {discrete_flow_shift: 1.5}
+"""
+
+
+def test_a_new_architecture_is_a_row_of_yaml(tmp_path: Path) -> None:
+    shipped = SHIPPED.read_text(encoding="utf-8")
+    file = tmp_path / "musubi.yaml"
+    file.write_text(shipped + NOVA, encoding="utf-8")
+    found = Rows(file, Scripts)
+    assert [*found] == [*MUSUBI, "nova"]
+    row = found["nova"]
+    assert row.text.files == (File("--qwen", "text"),)
+    assert row.training.files == MUSUBI["z_image"].training.files
+    assert row.settings == {**MUSUBI["z_image"].settings, "discrete_flow_shift": 1.5}
+    file.write_text(shipped + NOVA + "  sufix: nv\n", encoding="utf-8")
+    with pytest.raises(ValidationError, match="sufix"):
+        Rows(file, Scripts)["nova"]
+
+
+def test_one_row_is_read_for_one_architecture(tmp_path: Path) -> None:
+    file = tmp_path / "rows.yaml"
+    file.write_text(f"broken:\n  title: {{\n{NOVA.replace('  like: _guide', '')}")
+    assert Rows(file, Scripts)["nova"].title == "Nova"

@@ -41,7 +41,7 @@ def test_what_an_architecture_takes_is_accepted(architecture: str, dataset: dict
             "qwen_image",
             {"target_frames": [5]},
             "runs.run.datasets",
-            "the dataset pictures holds videos, and Qwen-Image takes images alone; leave out its",
+            "the dataset pictures holds videos, and Qwen-Image takes only images; leave out its",
         ),
         (
             "framepack",
@@ -53,12 +53,12 @@ def test_what_an_architecture_takes_is_accepted(architecture: str, dataset: dict
         ("qwen_image_edit", {}, "control_directory", "Qwen-Image-Edit (edit-2509) needs control"),
         ("qwen_image_layered", {}, "multiple_target", "needs the layers of each image"),
         ("qwen_image", {"multiple_target": True}, "multiple_target", "has one target image"),
-        ("qwen_image", {"no_resize_control": True}, "no_resize_control", "own size alone"),
+        ("qwen_image", {"no_resize_control": True}, "no_resize_control", "own size only"),
         (
             "framepack",
             {**ONE_FRAME, "control_resolution": 64},
             "control_resolution",
-            "FramePack (one_frame) takes control images of the item's own size alone",
+            "FramePack (one_frame) takes control images of the item's own size only",
         ),
         ("framepack", CONTROL, "fp_1f_target_index", "needs the index of the frame"),
         ("qwen_image", {"fp_1f_no_post": True}, "fp_1f_no_post", "is not trained on one frame"),
@@ -74,7 +74,7 @@ def test_what_an_architecture_takes_is_accepted(architecture: str, dataset: dict
             "qwen_image_layered",
             {"multiple_target": True, "missing_caption": "empty"},
             "datasets.pictures",
-            "layers are images without a caption file: leave out `missing_caption`",
+            "`missing_caption` is not for `multiple_target`, whose layers",
         ),
     ],
 )
@@ -92,7 +92,7 @@ def test_what_it_does_not_take_is_refused(
 def test_images_for_an_architecture_of_videos_are_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         configured("framepack", task="i2v")
-    assert "the dataset pictures holds images, and FramePack (i2v) takes videos alone" in str(
+    assert "the dataset pictures holds images, and FramePack (i2v) takes only videos" in str(
         caught.value
     )
 

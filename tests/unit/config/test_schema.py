@@ -13,8 +13,9 @@ import pytest
 import yaml
 from config_world import changed, smallest
 from hypothesis import given, settings
-from latentmake.config.root import Config, json_schema, parse
+from latentmake.config.root import Config, parse
 from pydantic import BaseModel
+from reference.schema import json_schema
 from test_config import MISTAKES, configurations
 
 FOLDER = Path(__file__).parents[3] / "config"

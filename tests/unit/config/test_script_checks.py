@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from latentmake.config.checks import check_training
+from latentmake.config.checks import training_faults
 from latentmake.config.external_trainers import MusubiTrainer
 from latentmake.config.models import Model
 from latentmake.errors import ConfigError
@@ -16,7 +16,9 @@ from rows_world import ROWS, VERSIONS, model_of
 def check(name: str, changes: dict[str, Any]) -> None:
     task = next(iter(ROWS[name].versions))
     trainer = MusubiTrainer.model_validate({"kind": "musubi", **changes})
-    check_training("cats", trainer, Model.model_validate(model_of(name, task)))
+    model = Model.model_validate(model_of(name, task))
+    for where, what, hint in training_faults("runs.cats.trainer", trainer, model):
+        raise ConfigError(what, where=where, hint=hint)
 
 
 @pytest.mark.parametrize(("name", "changes", "words"), REFUSED)
@@ -37,7 +39,8 @@ def test_what_a_training_script_takes_is_taken(name: str, changes: dict[str, Any
 @pytest.mark.parametrize(("name", "task"), VERSIONS)
 def test_the_defaults_fit_each_version(name: str, task: str) -> None:
     trainer = MusubiTrainer(kind="musubi")
-    check_training("cats", trainer, Model.model_validate(model_of(name, task)))
+    model = Model.model_validate(model_of(name, task))
+    assert [*training_faults("trainer", trainer, model)] == []
 
 
 def test_an_attention_without_a_backward_pass_is_refused() -> None:

@@ -126,4 +126,4 @@ def test_our_own_trainer_cannot_read_its_caches() -> None:
     asked["runs"]["first"]["trainer"] = {"kind": "sd"}
     assert line(asked).startswith("runs.first.trainer.kind: ")
     asked["models"]["big"]["unet"] = "unet"
-    assert "sd-scripts trains the `checkpoint`: leave out `unet`" in line(asked)
+    assert "`unet` is only for `layout: plain`: leave it out" in line(asked)

@@ -60,7 +60,7 @@ def test_what_is_about_videos_needs_target_frames(key: str) -> None:
     ("dataset", "words"),
     [
         ({"path": "s3://bucket/list.jsonl"}, "read from a disk"),
-        ({"path": "list.json", "metadata_file": "m.json"}, "leave out `metadata_file`"),
+        ({"path": "list.json", "metadata_file": "m.json"}, "`metadata_file` is not for a list"),
         ({**VIDEOS, "source_fps": "fast"}, 'source_fps: "fast" should be a number of frames'),
         ({**VIDEOS, "source_fps": 0}, "source_fps: 0 should be a number of frames"),
         ({**VIDEOS, "source_fps": float("nan")}, "or auto"),

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latentmake.config.fields import declared
 from latentmake.config.root import Config, parse
 from latentmake.config.trainers import WanSamples, WanTrainer
 from latentmake.errors import ConfigError
 from latentmake.training.wan.order import WanOrder
 from latentmake.training.wan.plan import boundary_of
+from reference.schema import declared
 from wan_trainer_world import make_order
 
 # Another value of each key, with what it needs beside it.
