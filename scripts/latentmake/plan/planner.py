@@ -24,7 +24,7 @@ from latentmake.files.workspace import other_owner
 from latentmake.index.listing import Folder, Listing
 from latentmake.index.memo import Memo, target_stat
 from latentmake.layouts import kind_of, text_of
-from latentmake.models.run_checks import check_resolutions, check_run
+from latentmake.models.checks import check_run
 from latentmake.plan import remembered
 from latentmake.plan.contents import unreadable
 from latentmake.plan.facts import Facts
@@ -294,7 +294,7 @@ def single(facts: Facts, path: str) -> tuple[Order, bool]:
         try:
             run = Run(datasets=[dataset], model=model, resolutions=[place], trainer=None)
             config.check_run("NAME", run)
-            check_resolutions(config, "NAME", run)
+            check_run(config, "NAME", run)
         except ConfigError as error:
             raise ConfigError(error.what, where=path, hint=error.hint) from None
         except ValidationError as error:

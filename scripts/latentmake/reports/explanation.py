@@ -7,8 +7,7 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from latentmake.models.reasons import short
-from latentmake.models.recipe_differences import program_of, recipe_words
+from latentmake.models.reasons import program_of, recipe_words, short
 from latentmake.plan.explain import Explanation, quoted
 
 
@@ -67,9 +66,7 @@ def _made(each: Explanation) -> Iterator[str]:
         moment = datetime.fromtimestamp(Path(each.path).stat().st_mtime).astimezone()
         by = ""
         if each.header is not None:
-            program = str(each.recipe.get("program", ""))
-            known = program_of(program)
-            by = " by latentmake" if not program else f" by {known.name if known else 'a program'}"
+            by = f" by {program_of(each.recipe) or 'latentmake'}"
             if each.header.adopted:
                 digests = ", ".join(map(short, each.header.adopted.split()))
                 by = f" from another program's file ({digests})"

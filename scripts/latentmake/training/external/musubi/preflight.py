@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from latentmake.errors import TrainingError
-from latentmake.models.scripted import script_of
-from latentmake.models.wan_files import ModelFile, lora_bytes, number_format
+from latentmake.models.files import script_of
+from latentmake.models.model_files import ModelFile, lora_bytes, number_format
 from latentmake.training.checks import Finding
 from latentmake.training.external import checks
 from latentmake.training.external.arguments import depends_on_length
@@ -65,7 +65,7 @@ def precision(order: MusubiOrder, models: Sequence[ModelFile], tuner: Installati
     """Check that the trainer's precision is the number format of the DiT's weights."""
     asked = order.trainer.mixed_precision
     for file in models:
-        held = number_format(file.content) if file.content and file.key.startswith("dit") else None
+        held = number_format(file.tensors) if file.key.startswith("dit") else None
         if held in ("bf16", "fp16") and asked not in (held, "no"):
             note = f"{file.key} is in {held}: set `mixed_precision: {held}`, not {asked}"
             demanded = tuner.sources.demands_precision
@@ -89,7 +89,7 @@ def _space(order: MusubiOrder, models: Sequence[ModelFile]) -> Finding:
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     trainer = order.trainer
-    lora = max((lora_bytes(x.content, trainer.network_dim) for x in models if x.content), default=0)
+    lora = max((lora_bytes(x.tensors, trainer.network_dim) for x in models), default=0)
     every = trainer.save_every_n_epochs
     saves = 0 if every is None else trainer.max_train_epochs // every
     least = max(_LEAST_SPACE, lora)
