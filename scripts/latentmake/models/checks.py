@@ -104,7 +104,8 @@ def check_kind(weights: Weights, expected: Role, where: str) -> None:
     if not found and path.is_file() and path.suffix == ".safetensors":
         from latentmake.models.kinds import misfit
 
-        found = misfit(_names_in([path]), expected)
+        with suppress(OSError, ValueError):
+            found = misfit(read_head(path).entries, expected)
     if found:
         named = "" if where == weights.path else f"{weights.path} "
         hint = f"name the folder or file of {_WORDS[expected]}"
@@ -125,15 +126,10 @@ def parameter_names(unet: Weights) -> list[str] | None:
         return None
     if any(file.suffix != ".safetensors" for file in files):
         return None
-    names = _names_in(files)
+    names: list[str] = []
+    with suppress(OSError, ValueError):  # its loader says so
+        names = [name for file in files for name in read_head(file).entries]
     return names if any(name.startswith("down_blocks.") for name in names) else None
-
-
-def _names_in(files: Iterable[Path]) -> list[str]:
-    try:
-        return [name for file in files for name in read_head(file).entries]
-    except (OSError, ValueError):
-        return []  # its loader says so
 
 
 def parameters_of(part: str, names: Iterable[str]) -> set[str]:

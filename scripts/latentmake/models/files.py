@@ -154,9 +154,9 @@ def weights_files(weights: Weights, *, original: bool = False) -> list[Path]:
             raise ModelError(f"is not {what}", where=path, hint=hint)
         config = None if original and weights.config is None else config_file(weights)
         return [path] if config is None else [config, path]
-    refuse_missing(weights)
     config = path / "config.json"
     if not config.is_file():
+        refuse_missing(weights)
         hint = "name the complete folder of one network, such as .../vae"
         raise ModelError("this model folder has no config.json", where=path, hint=hint)
     for suffix in ("safetensors", "bin"):
@@ -358,10 +358,10 @@ def tokenizer_files(weights: TextWeights, *, umt5: bool = False) -> list[Path]:
     Raises:
         ModelError: there are none.
     """
-    refuse_missing(weights)
     folder = tokenizer_folder(weights)
     files = [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
     if not files:
+        refuse_missing(weights)
         hint = "name its folder as `tokenizer` beside the text encoder's `path`"
         if checkpoints.part_of(weights):
             hint = checkpoints.TOKENIZER_HINT

@@ -37,8 +37,6 @@ _ORIGINALS = {
     "text": "the original models_t5_umt5-xxl-enc-bf16.pth",
     "clip": "the original models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth",
 }
-_NUMBERED = re.compile(r"\.\d+\.")  # blocks by another name
-_FORMATS = {"BF16": "bf16", "F16": "fp16", "F32": "float32"}
 _FOREIGN_VAES = frozenset({Vae(2, 4), Vae(3, 48, 12)})  # SDXL's, and that of Wan 2.2's 5B model
 
 
@@ -253,24 +251,3 @@ def other_task(task: str, tensors: Mapping[str, Tensor]) -> str:
         if width != _WIDTHS[size] and width in _WIDTHS.values():
             return f"is a Wan DiT of width {width}; {task} has {_WIDTHS[size]}"
     return ""
-
-
-def number_format(tensors: Mapping[str, Tensor]) -> str | None:
-    """Return the number format of a Wan DiT's blocks as `mixed_precision` has it, if it is known.
-
-    The trainer looks at the same tensor.
-    """
-    ending = "blocks.0.cross_attn.k.weight"
-    return next((_FORMATS.get(x.dtype) for n, x in tensors.items() if n.endswith(ending)), None)
-
-
-def lora_bytes(tensors: Mapping[str, Tensor], rank: int) -> int:
-    """Return the size of a LoRA of a DiT's blocks in 16 bits, in bytes; 0 if unknown."""
-    layers = {
-        name: tensor.shape
-        for name, tensor in tensors.items()
-        if name.endswith(".weight") and len(tensor.shape) == 2
-    }
-    blocks = [shape for name, shape in layers.items() if "blocks." in name]
-    numbered = [shape for name, shape in layers.items() if _NUMBERED.search(name)]
-    return 2 * sum(rank * sum(shape) for shape in blocks or numbered)

@@ -20,7 +20,6 @@ from latentmake.errors import ModelError
 from latentmake.models import checkpoints
 from latentmake.models.files import (
     projection_file,
-    refuse_missing,
     script_of,
     scripted_files,
     tokenizer_files,
@@ -292,7 +291,7 @@ def training_digest(
     Raises:
         ModelError: files are missing or cannot be read.
     """
-    refuse_missing(unet)
+    network = weights_digest(unet, file_digest)
     schedule = Path(scheduler) / "scheduler_config.json"
     if not scheduler:
         schedule_digest = digest.of_value(["hub", unet.hub, unet.revision, "scheduler"])
@@ -301,7 +300,7 @@ def training_digest(
     else:
         hint = "name the folder of a diffusers scheduler as the model's `scheduler`"
         raise ModelError("this noise schedule does not exist", where=schedule, hint=hint)
-    parts = [weights_digest(unet, file_digest), schedule_digest]
+    parts = [network, schedule_digest]
     if text_projection is not None:
         new = text_projection == NEW
         parts.append(NEW if new else projection_digest(text_projection, file_digest))

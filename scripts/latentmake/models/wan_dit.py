@@ -45,13 +45,11 @@ class Dit(NamedTuple):
 
     Attributes:
         place: its own folder or file.
-        files: its configuration if it has one, then its weights.
         tensors: by their names in diffusers.
         config: diffusers' configuration: its own, or made of the sizes.
     """
 
     place: Path
-    files: list[Path]
     tensors: dict[str, Tensor]
     config: dict[str, Any]
 
@@ -91,7 +89,7 @@ def read_dit(path: str) -> Dit:
     except ValueError as error:
         raise ModelError(str(error), where=path, hint=HINT) from None
     own = config if named == _CLASSES[0] else {k: v for k, v in config.items() if k == "eps"}
-    return Dit(Path(path), files, tensors, {**own, **sizes})
+    return Dit(Path(path), tensors, {**own, **sizes})
 
 
 def _files(weights: Weights) -> list[Path]:
