@@ -10,16 +10,17 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from latentmake.config import hub
 from latentmake.config.models import Model
 from latentmake.config.root import Config
-from latentmake.config.rows import Script
 from latentmake.config.weights import TextWeights, Weights
 from latentmake.errors import ConfigError, ModelError
 from latentmake.models import checkpoints
 from latentmake.regular import read_regular
+
+if TYPE_CHECKING:
+    from latentmake.config.rows import Script
 
 _Place = TypeVar("_Place", bound=Weights)
 _CONFIGS = ("config.json", "scheduler_config.json")  # of a folder that is a part itself
@@ -178,6 +179,8 @@ def refuse_missing(weights: Weights) -> None:
     path = Path(weights.path or "")
     if weights.path is None or path.exists():
         return
+    from latentmake.config import hub
+
     if command := hub.download(path):
         what, hint = "this model is not in the local hub cache", f"run `{command}`"
         raise ModelError(what, where=path, hint=hint)

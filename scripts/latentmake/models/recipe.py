@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from latentmake import digest, layouts
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import shaping
 from latentmake.config.models import Model
-from latentmake.config.rows import Encoder, options_in
 from latentmake.config.weights import NO_WEIGHTS, TextWeights, Weights
 from latentmake.errors import ModelError
 from latentmake.models import checkpoints
@@ -25,6 +25,9 @@ from latentmake.models.files import (
     tokenizer_files,
     weights_files,
 )
+
+if TYPE_CHECKING:
+    from latentmake.config.rows import Encoder
 
 FORMAT_VERSIONS = {"plain": 4, "sdscripts": 2, "wan": 1, "text": 1, "program": 1}
 """By kind of bytes: latents by the encoding of their layout, text, and what other programs encode.
@@ -138,6 +141,8 @@ def encoder_of(model: Model, kind: str) -> Encoder:
 
 def options_of(model: Model, kind: str) -> dict[str, object]:
     """Return flag -> value of the options of sd-scripts' encoder that the model sets."""
+    from latentmake.config.rows import options_in
+
     return options_in(model.further_arguments(kind), encoder_of(model, kind).options)
 
 

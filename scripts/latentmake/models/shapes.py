@@ -7,13 +7,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from latentmake.config.datasets import Dataset
-from latentmake.config.models import Model
 from latentmake.config.weights import TextWeights, Weights
 from latentmake.errors import ModelError
 from latentmake.files.safetensors import read_head
-from latentmake.geometry.buckets import Size, wan_size
-from latentmake.geometry.clips import AnyClip, Media
 from latentmake.models.files import config_file, network_config, projection_file
 
 T5_LENGTH = 512
@@ -144,39 +140,3 @@ def _text_config(weights: TextWeights) -> dict[str, Any] | None:
     """Return a text encoder's configuration; of a complete CLIP, that of its text half."""
     config = network_config(weights)
     return None if config is None else {**config, **(config.get("text_config") or {})}
-
-
-# -- of caches that musubi-tuner's scripts make ---------------------------------------------------
-
-
-def frames_and_sides(
-    model: Model, settings: Dataset, media: Media, resolution: Size, clip: AnyClip | None
-) -> tuple[str, str]:
-    """Return the frames and the sides of an item's latents, as names of tensors have them.
-
-    Returns:
-        A pattern of the number of frames, and `{height}x{width}`.
-    """
-    scripts = model.spec.scripts
-    assert scripts is not None
-    size = wan_size(
-        Size(media.width, media.height),
-        resolution,
-        bucket=settings.fit == "bucket",
-        no_upscale=settings.bucket_no_upscale,
-        step=model.spec.side,
-    )
-    frames = str(1 if clip is None else (clip.frames - 1) // scripts.frames + 1)
-    if scripts.sections or scripts.layers:
-        frames = "[0-9]+"  # as many as a section has, or an item layers
-    width, height = latents_size(model, size)
-    return frames, f"{height}x{width}"
-
-
-def latents_size(model: Model, size: Size) -> Size:
-    """Return the width and height of the latents of a picture that was brought to a size."""
-    scripts = model.spec.scripts
-    assert scripts is not None
-    side = max((scripts.rounded.get(each, 1) for each in model.latents_arguments), default=1)
-    width, height = (-(-length // side) * side // scripts.pixels for length in size)
-    return Size(width, height)

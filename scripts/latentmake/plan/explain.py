@@ -18,7 +18,8 @@ from latentmake.files.cachefile import Header, read_header, read_metadata, read_
 from latentmake.files.paths import is_remote
 from latentmake.files.verified import Checked, verify
 from latentmake.layouts import kind_of
-from latentmake.models.reasons import Difference, recipe_differences, short, text_of
+from latentmake.models.reasons import Difference, short, text_of
+from latentmake.models.recipe_differences import recipe_differences
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import judge_one, named_targets
 from latentmake.plan.reusable import mark_reusable

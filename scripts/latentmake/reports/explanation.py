@@ -7,7 +7,8 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from latentmake.models.reasons import program_of, recipe_words, short
+from latentmake.models.reasons import short
+from latentmake.models.recipe_differences import program_of, recipe_words
 from latentmake.plan.explain import Explanation, quoted
 
 

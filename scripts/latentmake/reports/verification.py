@@ -24,7 +24,7 @@ from latentmake.files.cachefile import Header, read_header, read_recipe
 from latentmake.files.intact import read_intact
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of
-from latentmake.models.reasons import recipe_differences
+from latentmake.models.recipe_differences import recipe_differences
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder

@@ -22,8 +22,8 @@ from latentmake.caches.reading import Reading
 from latentmake.config.rows import File
 from latentmake.config.weights import Weights
 from latentmake.errors import DeviceError, ModelError, is_device_fault, is_out_of_memory
+from latentmake.layouts.musubi import frames_and_sides
 from latentmake.models.files import script_of
-from latentmake.models.shapes import frames_and_sides
 from latentmake.plan.orders import Order, Work
 from latentmake.progress import Progress
 from latentmake.training import process
