@@ -46,7 +46,6 @@ STILL_TO_DO = {
     "exchange",
     "files",
     "layouts",
-    "models",
     "regular",
     "reports",
     "sources",
@@ -55,6 +54,10 @@ STILL_TO_DO = {
 }
 
 KNOWN = {
+    "models": {
+        "functions have a median of 13 lines",
+        "models.checks: imports 13 modules",
+    },
     "plan": {
         "plan.explain: imports 15 modules",
         "plan.facts: imports 17 modules",
