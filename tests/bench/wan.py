@@ -42,29 +42,31 @@ sys.path[:0] = [str(ROOT / "scripts")]
 from latentmake.caches.encoders.device import pick_device  # noqa: E402
 from latentmake.caches.encoders.wan_vae import WanVae  # noqa: E402
 from latentmake.models.wan_dit import check_targets  # noqa: E402
-from latentmake.models.wan_memory import training_memory  # noqa: E402
-from latentmake.models.wan_shapes import DitShapes  # noqa: E402
 from latentmake.training.loop.data.batch import Batch  # noqa: E402
+from latentmake.training.wan.estimate import training_memory  # noqa: E402
 from latentmake.training.wan.network import add_lora  # noqa: E402
 from latentmake.training.wan.objective import Objective  # noqa: E402
 
 MODELS = {
-    "1.3B": DitShapes(16, 16, dim=1536, heads=12, ffn_dim=8960, layers=30),
-    "14B": DitShapes(16, 16, dim=5120, heads=40, ffn_dim=13824, layers=40),
-    "tiny": DitShapes(16, 16, dim=64, heads=2, ffn_dim=256, layers=2, text_dim=64),
+    "1.3B": {"num_attention_heads": 12, "ffn_dim": 8960, "num_layers": 30},
+    "14B": {"num_attention_heads": 40, "ffn_dim": 13824, "num_layers": 40},
+    "tiny": {
+        **{"num_attention_heads": 2, "attention_head_dim": 32, "ffn_dim": 256},
+        **{"num_layers": 2, "text_dim": 64},
+    },
 }
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
 TEXT_TOKENS = 512
 DTYPES = {"bf16": torch.bfloat16, "no": torch.float32}
 
 
-def make_network(dit: DitShapes, device: torch.device, dtype: torch.dtype) -> Any:
+def make_network(sizes: dict[str, int], device: torch.device, dtype: torch.dtype) -> Any:
     """Return a network of random weights, made on its device and in its dtype."""
     made: Any = WanTransformer3DModel
     torch.set_default_dtype(dtype)
     try:
         with device:
-            network = made(**dit.settings())
+            network = made(**sizes)
     finally:
         torch.set_default_dtype(torch.float32)
     exact = set(made._keep_in_fp32_modules)
@@ -113,29 +115,33 @@ def seconds(work: Callable[[], object], device: torch.device, rounds: int) -> fl
 
 def train(options: argparse.Namespace, device: torch.device) -> Iterator[dict[str, object]]:
     """Yield a row with gradient checkpointing, and one without."""
-    dit, dtype = MODELS[options.model], DTYPES[options.precision]
+    sizes, dtype = MODELS[options.model], DTYPES[options.precision]
     latent = ((options.frames - 1) // 4 + 1, options.height // 8, options.width // 8)
-    layers = check_targets(TARGETS, dit.tensors(), "targets")
+    with torch.device("meta"):
+        made: Any = WanTransformer3DModel(**sizes)
+    shapes = {name: tuple(value.shape) for name, value in made.state_dict().items()}
+    layers = check_targets(TARGETS, shapes, "targets")
     for checkpointing in (True, False):
-        estimate = training_memory(
-            dit,
+        taken = training_memory(
+            shapes,
+            made.config,
+            layers,
             latent=latent,
-            layers=layers,
             rank=options.rank,
             batch=options.batch_size,
             half=dtype == torch.bfloat16,
             gradient_checkpointing=checkpointing,
             optimizer=options.optimizer,
-        ).total
+        )
         row: dict[str, object] = {
             "gradient checkpointing": "yes" if checkpointing else "no",
             "a step [s]": None,
             "peak [GB]": None,
-            "estimate [GB]": estimate / 1e9,
+            "estimate [GB]": sum(taken.values()) / 1e9,
         }
         with fresh(device):
             try:
-                row |= steps(options, dit, latent, device, dtype, checkpointing)
+                row |= steps(options, sizes, latent, device, dtype, checkpointing)
             except torch.cuda.OutOfMemoryError:
                 row["a step [s]"] = "out of memory"
         yield row
@@ -143,7 +149,7 @@ def train(options: argparse.Namespace, device: torch.device) -> Iterator[dict[st
 
 def steps(
     options: argparse.Namespace,
-    dit: DitShapes,
+    sizes: dict[str, int],
     latent: tuple[int, int, int],
     device: torch.device,
     dtype: torch.dtype,
@@ -151,7 +157,7 @@ def steps(
 ) -> dict[str, object]:
     """Measure steps of one network."""
     torch.manual_seed(0)
-    network = make_network(dit, device, dtype)
+    network = make_network(sizes, device, dtype)
     half = dtype != torch.float32
     add_lora(network, rank=options.rank, target_modules=TARGETS, autocast=half)
     if checkpointing:
@@ -162,8 +168,8 @@ def steps(
     batch = options.batch_size
     objective, random = Objective(shift=3.0), torch.Generator().manual_seed(0)
     items = Batch(  # in the CPU's memory, as those of a training
-        latents=torch.randn(batch, dit.out_channels, *latent),
-        text=torch.randn(batch, TEXT_TOKENS, dit.text_dim, dtype=torch.bfloat16),
+        latents=torch.randn(batch, 16, *latent),
+        text=torch.randn(batch, TEXT_TOKENS, sizes.get("text_dim", 4096), dtype=torch.bfloat16),
         mask=None,
     )
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from dit_world import forms, image_dit, inputs, tiny_dit
 from latentmake.models.wan_dit import check_targets, read_dit
-from latentmake.models.wan_memory import training_memory
 from latentmake.training.lora import lora_tensors
+from latentmake.training.wan.estimate import training_memory
 from latentmake.training.wan.lora_files import read_lora, write_lora
 from latentmake.training.wan.lora_names import lora_names
 from latentmake.training.wan.network import add_lora, load_transformer
@@ -61,7 +61,7 @@ def test_gradient_checkpointing_takes_less_memory_and_gives_the_same_gradients(
 ) -> None:
     dit = tiny_dit(heads=4, head=128, num_layers=6, ffn_dim=2048)
     path = str(forms(dit, tmp_path)["folder"])
-    shapes = read_dit(path).shapes
+    read = read_dit(path)
     given = on_device(inputs(dit, size=(5, 32, 48)), torch.bfloat16)
     given = {name: value[:1] for name, value in given.items()}
     target = torch.randn(given["hidden_states"].shape, device=DEVICE)
@@ -87,17 +87,18 @@ def test_gradient_checkpointing_takes_less_memory_and_gives_the_same_gradients(
         del network
     found, expected = (torch.cat(each) for each in gradients)
     assert torch.cosine_similarity(found, expected, dim=0) > 0.999
-    layers = check_targets(TARGETS, shapes.tensors(), "targets")
+    layers = check_targets(TARGETS, read.shapes, "targets")
     for checkpointing, peak in zip((True, False), peaks, strict=True):
         told = training_memory(
-            shapes,
+            read.shapes,
+            read.config,
+            layers,
             latent=(5, 32, 48),
-            layers=layers,
             rank=8,
             text_tokens=7,
             gradient_checkpointing=checkpointing,
         )
-        assert peak == pytest.approx(told.activations, rel=0.25)
+        assert peak == pytest.approx(told["activations"], rel=0.25)
     assert peaks[0] < 0.5 * peaks[1]
 
 

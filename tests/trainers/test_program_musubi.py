@@ -11,7 +11,6 @@ import pytest
 from conftest import sources
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
-from latentmake.models import recipe_differences as programs
 from latentmake.training.external.musubi.installation import program_digest
 
 pytestmark = pytest.mark.real_trainer
@@ -81,8 +80,5 @@ def test_a_changed_source_is_told_by_the_caches_that_it_makes(
         append(package / path)
         after = digests()
         assert {each for each in after if after[each] != before[each]} == {kind}
-        old, new = (programs.program_of(found[kind]) for found in (before, after))
-        assert old is not None and new is not None and old.name == "musubi-tuner"
-        assert programs._changed(old, new) == [path]
         assert package.joinpath(path).is_file()
         before = after

@@ -46,7 +46,6 @@ STILL_TO_DO = {
     "exchange",
     "files",
     "layouts",
-    "models",
     "regular",
     "reports",
     "sources",
@@ -54,7 +53,13 @@ STILL_TO_DO = {
     "words",
 }
 
-KNOWN = {"plan": {"plan.facts: imports 13 modules", "plan.state: imports 13 modules"}}
+KNOWN = {
+    "models": {
+        "functions have a median of 13 lines",
+        "models.checks: imports 13 modules",
+    },
+    "plan": {"plan.facts: imports 13 modules", "plan.state: imports 13 modules"},
+}
 """Laws that a rebuilt folder breaks still: it breaks no other, and this list only gets shorter."""
 
 FAN_OUT = 12

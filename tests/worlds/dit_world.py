@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from diffusers import WanTransformer3DModel
-from latentmake.models.places import part_of
+from latentmake.models.files import PARTS, folder_in
 from safetensors.torch import save_file
 
 State = dict[str, torch.Tensor]
@@ -121,7 +121,7 @@ def forms(dit: WanTransformer3DModel, root: Path) -> dict[str, Path]:
     (pipeline / "model_index.json").write_text("{}")
     release = root / "release"
     write_shards(original_dit(state), release)
-    found |= {"pipeline": Path(part_of("dit", str(pipeline))), "original folder": release}
+    found |= {"pipeline": Path(folder_in(str(pipeline), PARTS["dit"])), "original folder": release}
     config = json.dumps(original_config(dit))
     (release / "config.json").write_text(config)
     for name, content in {

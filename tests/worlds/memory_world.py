@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 from diffusers import WanTransformer3DModel
-from latentmake.models.wan_shapes import DitShapes
 from latentmake.training.wan.network import add_lora
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -44,6 +43,36 @@ class Living(TorchDispatchMode):
         return found
 
 
+class Sizes(NamedTuple):
+    """Sizes of a Wan DiT."""
+
+    dim: int
+    heads: int
+    ffn_dim: int
+    layers: int
+    text_dim: int = 4096
+    channels: int = 16
+
+    def settings(self) -> dict[str, Any]:
+        """Return the configuration of diffusers' WanTransformer3DModel."""
+        return {
+            "patch_size": [1, 2, 2],
+            "num_attention_heads": self.heads,
+            "attention_head_dim": self.dim // self.heads,
+            "in_channels": self.channels,
+            "out_channels": self.channels,
+            "text_dim": self.text_dim,
+            "ffn_dim": self.ffn_dim,
+            "num_layers": self.layers,
+        }
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of its tensors by their names in diffusers."""
+        with torch.device("meta"):
+            network: Any = WanTransformer3DModel(**self.settings())
+        return {name: tuple(value.shape) for name, value in network.state_dict().items()}
+
+
 class Counted(NamedTuple):
     """Bytes: of the frozen weights; before the second step; at its peak."""
 
@@ -53,7 +82,7 @@ class Counted(NamedTuple):
 
 
 def count_step(
-    dit: DitShapes,
+    dit: Sizes,
     *,
     latent: tuple[int, int, int],
     targets: Sequence[str],
@@ -98,7 +127,7 @@ def _materialize(network: Any) -> int:
 
 def _step(
     network: Any,
-    dit: DitShapes,
+    dit: Sizes,
     latent: tuple[int, int, int],
     text_tokens: int,
     dtype: torch.dtype,
@@ -112,7 +141,7 @@ def _step(
         before = 0
         for _ in range(2):
             before = living.peak = living.bytes
-            given = torch.zeros(1, dit.in_channels, *latent, dtype=dtype)
+            given = torch.zeros(1, dit.channels, *latent, dtype=dtype)
             text = torch.zeros(1, text_tokens, dit.text_dim, dtype=dtype)
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
                 found = network(given, torch.zeros(1), text).sample

@@ -57,10 +57,10 @@ def refusal(load: Callable[[], object]) -> str:
 OTHERS = {
     "blocks.0.self_attn.q.weight": "is a Wan DiT",
     "blocks.0.attn1.to_q.weight": "is a Wan DiT",
-    "decoder.up.0.block.0.conv1.weight": "VAE of another model",
-    "encoder.down.0.block.0.conv1.weight": "VAE of another model",
+    "decoder.up.0.block.0.conv1.weight": "is a VAE",
+    "encoder.down.0.block.0.conv1.weight": "is a VAE",
     "encoder.downsamples.0.downsamples.0.residual.0.gamma": "VAE of Wan 2.2's 5B model",
-    "text_model.embeddings.token_embedding.weight": "text encoder of another model",
+    "text_model.embeddings.token_embedding.weight": "is a CLIP text encoder",
     "lora_unet_blocks_0_self_attn_q.lora_down.weight": "a LoRA",
 }
 

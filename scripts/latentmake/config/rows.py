@@ -51,7 +51,7 @@ class File(NamedTuple):
         flag: its flag, `--vae`.
         key: the model's key that names it; `text`, `text.1` for the first and second text encoder.
         required: whether the script refuses to run without it.
-        kind: what it holds, as `models.encoder_files` names it; "" where that is not checked.
+        kind: what it holds, as `models.kinds` names it; "" where that is not checked.
         vae: sizes of a VAE.
         form: what its path may be.
     """

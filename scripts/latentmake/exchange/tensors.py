@@ -16,7 +16,7 @@ from latentmake.exchange.adoption import OutdatedError
 from latentmake.files.cachefile import CAPTION, head_of
 from latentmake.files.safetensors import Head, Tensor, holds_numbers, parse_head
 from latentmake.layouts.layout import SIZED
-from latentmake.models.scripted import frames_and_sides
+from latentmake.layouts.musubi import frames_and_sides
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
 from latentmake.sources.item import Item

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from latentmake import digest
 from latentmake.config.architectures import ARCHITECTURES, WAN
 from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.config.spec import Architecture
 from latentmake.files.cachefile import CAPTION
 from latentmake.geometry.buckets import Placement, Size, control_size, place, wan_size
@@ -285,3 +286,39 @@ def text_metadata(caption: str) -> dict[str, str]:
         "format_version": _VERSION,
         CAPTION: digest.of_bytes(caption.encode()),
     }
+
+
+# -- latents as names of tensors have them --------------------------------------------------------
+
+
+def frames_and_sides(
+    model: Model, settings: Dataset, media: Media, resolution: Size, clip: AnyClip | None
+) -> tuple[str, str]:
+    """Return the frames and the sides of an item's latents, as names of tensors have them.
+
+    Returns:
+        A pattern of the number of frames, and `{height}x{width}`.
+    """
+    scripts = model.spec.scripts
+    assert scripts is not None
+    size = wan_size(
+        Size(media.width, media.height),
+        resolution,
+        bucket=settings.fit == "bucket",
+        no_upscale=settings.bucket_no_upscale,
+        step=model.spec.side,
+    )
+    frames = str(1 if clip is None else (clip.frames - 1) // scripts.frames + 1)
+    if scripts.sections or scripts.layers:
+        frames = "[0-9]+"  # as many as a section has, or an item layers
+    width, height = latents_size(model, size)
+    return frames, f"{height}x{width}"
+
+
+def latents_size(model: Model, size: Size) -> Size:
+    """Return the width and height of the latents of a picture that was brought to a size."""
+    scripts = model.spec.scripts
+    assert scripts is not None
+    side = max((scripts.rounded.get(each, 1) for each in model.latents_arguments), default=1)
+    width, height = (-(-length // side) * side // scripts.pixels for length in size)
+    return Size(width, height)

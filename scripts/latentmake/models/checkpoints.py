@@ -8,7 +8,7 @@ models of Stable Diffusion 1.x, 2.x and XL.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from latentmake import digest
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
-from latentmake.files.safetensors import read_head
+from latentmake.files.safetensors import Tensor, read_head
 
 SCHEDULE = Path(__file__).with_name("stable_diffusion")
 """Folder of Stable Diffusion's noise schedule, which no checkpoint holds."""
@@ -29,6 +29,7 @@ TEXT = {
 }
 """Folder of a text encoder in a pipeline -> prefixes of its tensors; a file has one of them."""
 
+_SECOND = "second text encoder"
 _WORDS = {"vae": "VAE", "unet": "UNet", "text_encoder": "text encoder"}
 _KINDS = {"sd1": _FIRST, "sd2": _OPEN, "sdxl": _XL}
 _TITLES = {"sd1": "Stable Diffusion 1.x", "sd2": "Stable Diffusion 2.x", "sdxl": "SDXL"}
@@ -60,20 +61,26 @@ def shapes_in(path: Path) -> Shapes:
     Raises:
         ModelError: it is no complete .safetensors file.
     """
+    return {name: each.shape for name, each in _tensors(path)[1].items()}
+
+
+def _tensors(path: Path) -> tuple[int, Mapping[str, Tensor]]:
+    """Return the length of a file's header, and its tensors; raises ModelError."""
     if path.suffix != ".safetensors":
         hint = "convert it to safetensors, or name the folder of its pipeline"
         raise ModelError("is not a .safetensors file", where=path, hint=hint)
     try:
         stat = path.stat()
-        return _shapes(path, stat.st_size, stat.st_mtime_ns)
+        return _read(path, stat.st_size, stat.st_mtime_ns)
     except (OSError, ValueError) as error:
         what = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)
         raise ModelError(what, where=path, hint="copy the checkpoint again") from None
 
 
 @lru_cache(8)
-def _shapes(path: Path, _size: int, _time: int) -> Shapes:
-    return {name: each.shape for name, each in read_head(path).tensors.items()}
+def _read(path: Path, _size: int, _time: int) -> tuple[int, Mapping[str, Tensor]]:
+    head = read_head(path)
+    return len(head.data), head.tensors
 
 
 def section_of(weights: Weights) -> digest.Section | None:
@@ -85,32 +92,27 @@ def section_of(weights: Weights) -> digest.Section | None:
     Raises:
         ModelError: the file is damaged, or does not hold the part.
     """
-    part = part_of(weights)
-    if part is None:
+    if (part := part_of(weights)) is None:
         return None
     path = Path(weights.path or "")
-    shapes = shapes_in(path)
-    prefix = prefix_of(part, shapes)
-    if prefix is None:
-        what = f"holds no {_WORDS.get(part, 'second text encoder')}"
+    start, tensors = _tensors(path)
+    if (prefix := prefix_of(part, tensors)) is None:
+        what = f"holds no {_WORDS.get(part, _SECOND)}"
         raise ModelError(what, where=path, hint="name another checkpoint")
-    head = read_head(path)
-    own = sorted(x for x in head.tensors.items() if x[0].startswith(prefix))
+    own = sorted(x for x in tensors.items() if x[0].startswith(prefix))
     # The kind decides what no shape says, see `config_of`.
-    described = [kind_of(shapes), [[name, each.dtype, [*each.shape]] for name, each in own]]
-    start = len(head.data)
+    described = [kind_of(tensors), [[name, each.dtype, [*each.shape]] for name, each in own]]
     ranges = tuple((start + each.start, start + each.end) for _, each in own)
     return digest.Section(path, part, described, ranges)
 
 
-def kind_of(shapes: Shapes) -> str | None:
+def kind_of(names: Collection[str]) -> str | None:
     """Return `sd1`, `sd2` or `sdxl`, by the text encoder in a checkpoint; None: there is none."""
-    return next(
-        (kind for kind, prefix in _KINDS.items() if any(x.startswith(prefix) for x in shapes)), None
-    )
+    found = (kind for kind, own in _KINDS.items() if any(x.startswith(own) for x in names))
+    return next(found, None)
 
 
-def prefix_of(part: str, names: Shapes | Mapping[str, Any]) -> str | None:
+def prefix_of(part: str, names: Collection[str]) -> str | None:
     """Return the prefix of a part's tensors in a checkpoint; None where it holds no such part."""
     prefixes = {"vae": (VAE,), "unet": (UNET,), **TEXT}.get(part, ())
     return next((each for each in prefixes if any(x.startswith(each) for x in names)), None)
@@ -127,12 +129,11 @@ def check(weights: Weights, architecture: str | None, where: str) -> None:
     Raises:
         ModelError: the mistake.
     """
-    part = part_of(weights)
-    if part is None:
+    if (part := part_of(weights)) is None:
         return
     path = Path(weights.path or "")
     shapes = shapes_in(path)
-    kind, word = kind_of(shapes), _WORDS.get(part, "second text encoder")
+    kind, word = kind_of(shapes), _WORDS.get(part, _SECOND)
     own = kind == architecture if architecture else kind != "sdxl"
     if kind is not None and not own:
         hint = f"set `architecture: {kind}`"

@@ -1,4 +1,4 @@
-"""Checks of a model's files against their keys and the trainer's settings, by headers alone.
+"""Checks of a run's networks against their keys and the trainer's settings, by headers alone.
 
 The planner refuses what a job would refuse after it has started; trainers check what the planner
 could not see, such as a model on another machine.
@@ -9,26 +9,33 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from latentmake import layouts
+from latentmake.config.checks import check_sides, check_steps
+from latentmake.config.root import Config
+from latentmake.config.runs import Run
 from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
-from latentmake.errors import ModelError, TrainingError
+from latentmake.errors import ConfigError, ModelError, TrainingError
 from latentmake.files.safetensors import read_head
-from latentmake.models.checkpoints import SCHEDULE, part_of
+from latentmake.models import checkpoints
 from latentmake.models.files import network_config, weights_files
+from latentmake.models.shapes import vae_factor
 from latentmake.regular import read_regular
 
 if TYPE_CHECKING:
-    from latentmake.models.weight_kinds import Role
+    from latentmake.models.kinds import Role
 
 _WORDS: dict[Role, str] = {"vae": "a VAE", "unet": "a UNet", "text": "a text encoder"}
 # Beginnings of class names in the configurations of diffusers' networks; transformers has many.
-_CLASSES: tuple[tuple[Role, str], ...] = (
-    *(("vae", name) for name in ("Autoencoder", "VQModel", "ConsistencyDecoderVAE")),
-    ("unet", "UNet"),
-)
+_CLASSES: dict[str, Role] = {
+    **dict.fromkeys(("Autoencoder", "VQModel", "ConsistencyDecoderVAE"), "vae"),
+    "UNet": "unet",
+}
+_USUAL_FACTOR = 8  # pixels a latent: that of every Stable Diffusion VAE
 # diffusers' names: attn1 attends to the picture itself, attn2 to the text.
 _PARTS = {
     "unet": r"",
@@ -38,6 +45,38 @@ _PARTS = {
     "cross_attention_qk": r"(^|\.)attn2\.to_[qk]\.",
     "cross_attention_out": r"(^|\.)attn2\.to_out\.",
 }
+
+
+def check_run(config: Config, name: str, run: Run) -> None:
+    """Refuse networks of another kind than their keys say, and sizes that the VAE cannot encode."""
+    model, key = config.models[run.model], f"models.{run.model}"
+    if not model.spec.original_files:  # whose files the recipe looks at
+        roles: tuple[tuple[Role, Weights | None], ...] = (
+            ("vae", model.vae),
+            *(("text", place) for place in model.text),
+            ("unet", model.unet),
+        )
+        for _, place in roles:
+            if place is not None and checkpoints.part_of(place):
+                checkpoints.check(place, model.architecture, f"{key}.checkpoint")
+        for role, place in roles:
+            if place is not None:
+                check_kind(place, role, f"{key}.{role}")
+    if not layouts.of(model.layout_name).any_size:
+        return  # the configuration has been checked for its rule
+    factor = vae_factor(model.vae) or _USUAL_FACTOR
+    reason = f"the VAE's factor {factor}"
+    check_sides(run.resolutions, factor, f"runs.{name}.resolutions", reason)
+    if run.trainer and (size := run.trainer.sample_resolution):
+        check_sides([size], factor, f"runs.{name}.trainer.samples.resolution", reason)
+    for dataset in run.datasets:
+        settings = config.datasets[dataset]
+        if settings.fit != "bucket":
+            continue
+        if (steps := settings.bucket_steps) % factor:
+            what, hint = f"{steps} is not a multiple of {reason}", f"use a multiple of {factor}"
+            raise ConfigError(what, where=f"datasets.{dataset}.bucket_reso_steps", hint=hint)
+        check_steps(run.resolutions, steps, dataset)
 
 
 def check_kind(weights: Weights, expected: Role, where: str) -> None:
@@ -54,35 +93,23 @@ def check_kind(weights: Weights, expected: Role, where: str) -> None:
     path = Path(weights.path or "")
     if weights.path is None or not path.exists():
         return
-    found = _class_of(weights)
-    if found and next((role for role, x in _CLASSES if found.startswith(x)), "text") != expected:
-        raise _another(weights, found, expected, where)
-    if path.is_file() and path.suffix == ".safetensors":
-        from latentmake.models.weight_kinds import kinds_of
-
-        kinds = [(kind, role) for kind, role in kinds_of(_names_in([path])) if role]
-        if kinds and all(role != expected for _, role in kinds):
-            raise _another(weights, f"a {kinds[0][0]}", expected, where)
-
-
-def _class_of(weights: Weights) -> str:
-    """Return the class that a network's configuration names; "" where it names none."""
-    try:
+    values, found = {}, ""
+    with suppress(ModelError):  # its loader says so
         values = network_config(weights) or {}
-    except ModelError:
-        return ""  # its loader says so
     several = values.get("architectures")
-    named = [values.get("_class_name"), *(several if isinstance(several, list) else ())]
-    return str(next(filter(None, named), ""))
+    names = [values.get("_class_name"), *(several if isinstance(several, list) else ())]
+    if name := str(next(filter(None, names), "")):
+        role = next((_CLASSES[x] for x in _CLASSES if name.startswith(x)), "text")
+        found = name if role != expected else ""
+    if not found and path.is_file() and path.suffix == ".safetensors":
+        from latentmake.models.kinds import misfit
 
-
-def _another(weights: Weights, found: str, expected: Role, where: str) -> ModelError:
-    named = "" if where == weights.path else f"{weights.path} "
-    return ModelError(
-        f"{named}holds {found}, not {_WORDS[expected]}",
-        where=where,
-        hint=f"name the folder or file of {_WORDS[expected]}",
-    )
+        with suppress(OSError, ValueError):
+            found = misfit(read_head(path).entries, expected)
+    if found:
+        named = "" if where == weights.path else f"{weights.path} "
+        hint = f"name the folder or file of {_WORDS[expected]}"
+        raise ModelError(f"{named}holds {found}, not {_WORDS[expected]}", where=where, hint=hint)
 
 
 def parameter_names(unet: Weights) -> list[str] | None:
@@ -99,18 +126,10 @@ def parameter_names(unet: Weights) -> list[str] | None:
         return None
     if any(file.suffix != ".safetensors" for file in files):
         return None
-    names = _names_in(files)
-    return names if any(name.startswith("down_blocks.") for name in names) else None
-
-
-def _names_in(files: Iterable[Path]) -> list[str]:
     names: list[str] = []
-    for file in files:
-        try:
-            names += read_head(file).entries
-        except (OSError, ValueError):
-            return []  # its loader says so
-    return names
+    with suppress(OSError, ValueError):  # its loader says so
+        names = [name for file in files for name in read_head(file).entries]
+    return names if any(name.startswith("down_blocks.") for name in names) else None
 
 
 def parameters_of(part: str, names: Iterable[str]) -> set[str]:
@@ -166,7 +185,9 @@ def schedule_of(unet: Weights, scheduler: str | None) -> str:
     if scheduler is not None or unet.path is None:
         return scheduler or ""
     beside = Path(unet.path).with_name("scheduler")
-    return str(SCHEDULE if part_of(unet) and not beside.is_dir() else beside)
+    return str(
+        checkpoints.SCHEDULE if checkpoints.part_of(unet) and not beside.is_dir() else beside
+    )
 
 
 def read_schedule(

@@ -1,23 +1,46 @@
-"""Files of a model on disk: weights, configuration, tokenizer.
+"""Files of a model on disk: where its parts lie, and their weights, configuration and tokenizer.
 
-Folders are read as diffusers and transformers read them. Nothing here loads a network.
+Folders are read as diffusers and transformers read them. Nothing here loads a network or reaches
+the network.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from latentmake.config.models import Model
+from latentmake.config.root import Config
 from latentmake.config.weights import TextWeights, Weights
-from latentmake.errors import ModelError
+from latentmake.errors import ConfigError, ModelError
 from latentmake.models import checkpoints
 from latentmake.regular import read_regular
 
+if TYPE_CHECKING:
+    from latentmake.config.rows import Script
+
+_Place = TypeVar("_Place", bound=Weights)
+_CONFIGS = ("config.json", "scheduler_config.json")  # of a folder that is a part itself
+PARTS = {
+    "vae": ("vae",),
+    "unet": ("unet",),
+    "scheduler": ("scheduler",),
+    "clip": ("image_encoder",),
+    "image_encoder": ("image_encoder",),
+    # Wan 2.2's pipelines have the network for high noise in `transformer`, that for low noise in
+    # `transformer_2`; its original release has folders of these other names.
+    "dit": ("transformer_2", "transformer", "low_noise_model"),
+    "dit_high_noise": ("transformer", "high_noise_model"),
+}
+"""Key of a model -> names of the part's folder in a pipeline, in order."""
 _ORIGINAL_SUFFIXES = (".safetensors", ".pth", ".pt")
 _STEMS = ("diffusion_pytorch_model", "model", "pytorch_model")
+_SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})(\.\w+)")
+_COPY = "copy the model again"
+_CONVERT = "name a diffusers folder or convert it to safetensors"
 _UMT5_TOKENIZER = (
     "umT5's is google/umt5-xxl on the hub: fetch its tokenizer.json, tokenizer_config.json, "
     "special_tokens_map.json and spiece.model and name their folder as `tokenizer`, or, where the "
@@ -34,66 +57,117 @@ _TOKENIZER_FILES = (
 )
 
 
-def weights_files(weights: Weights) -> list[Path]:
+# -- places of a model's parts --------------------------------------------------------------------
+
+
+def resolved(config: Config) -> Config:
+    """Return a configuration whose models name the files and folders of their parts.
+
+    A model may name the folder of a pipeline for each part, or a repository on the hub. A place
+    where nothing lies is left as it is written, so that its reader names it.
+
+    Raises:
+        ConfigError: one place for several text encoders is no pipeline.
+    """
+    models = {name: _resolved(name, model) for name, model in config.models.items()}
+    return config.model_copy(update={"models": models})
+
+
+def _resolved(name: str, model: Model) -> Model:
+    found: dict[str, Any] = {}
+    for key, names in PARTS.items():
+        value = getattr(model, key)
+        if isinstance(value, Weights) and value.is_set:
+            found[key] = _placed(model, value, names)
+        elif isinstance(value, str):
+            found[key] = folder_in(value, names)
+    encoders, places = model.spec.text_encoders, model.text
+    pipeline = len(places) == 1 < len(encoders) and (
+        places[0].hub is not None or Path(places[0].local, "text_encoder_2").is_dir()
+    )
+    found["text"] = texts = []
+    for number, place in enumerate(places * len(encoders) if pipeline else places):
+        # Without an architecture, a pipeline that is named again stands for its next encoder.
+        at = number if encoders else [x.local for x in places[:number]].count(place.local)
+        folder = f"text_encoder_{at + 1}" if at else "text_encoder"
+        if pipeline and place.hub is not None:
+            place = place.model_copy(update={"subfolder": folder})
+        texts.append(_placed(model, place, (folder,)))
+    if len(texts) < len(encoders):
+        what = f"{texts[0].local} is no pipeline's folder, and {model.architecture} has"
+        raise ConfigError(
+            f"{what} {len(encoders)} text encoders: {', '.join(encoders)}",
+            where=f"models.{name}.text",
+            hint="name each of them in a list",
+        )
+    changes = {key: value for key, value in found.items() if value != getattr(model, key)}
+    return model.model_copy(update=changes) if changes else model
+
+
+def folder_in(path: str, names: tuple[str, ...]) -> str:
+    """Return the folder of a part in a pipeline's; a path that is no pipeline's as it is."""
+    if any(Path(path, name).is_file() for name in _CONFIGS):
+        return path
+    return next((str(Path(path, name)) for name in names if Path(path, name).is_dir()), path)
+
+
+def _placed(model: Model, weights: _Place, names: tuple[str, ...]) -> _Place:
+    """Return weights with the path of their part.
+
+    Weights on the hub that an encoder of ours loads by itself stay there: its caches are known by
+    the commit.
+    """
+    if weights.hub is not None and weights.file is None:
+        if model.spec.encodes and not model.scripted:
+            return weights
+    elif weights.hub is None and weights.subfolder and not Path(weights.path or "").is_dir():
+        return weights  # a part of a complete checkpoint
+    path = folder_in(weights.local, names)
+    if path == weights.path and weights.hub is None:
+        return weights
+    gone = dict.fromkeys(("hub", "revision", "subfolder", "file"))
+    return weights.model_copy(update={**gone, "path": path})
+
+
+# -- weights --------------------------------------------------------------------------------------
+
+
+def weights_files(weights: Weights, *, original: bool = False) -> list[Path]:
     """Return the files that hold a local network: its configuration, then its weights.
 
     Of a folder safetensors come before .bin, and an index file before its shards. A single file has
     its configuration beside it or where `config` says.
+
+    Args:
+        weights: the network.
+        original: whether a single file may be Wan's original release (.pth, .pt, .safetensors). It
+            needs no configuration, so one counts only where `config` names it.
 
     Raises:
         ModelError: something is missing.
     """
     path = Path(weights.path or "")
     if path.is_file():
-        if path.suffix != ".safetensors":
-            raise ModelError(
-                "is not a .safetensors file",
-                where=path,
-                hint="name a diffusers folder or convert it to safetensors",
-            )
-        config = config_file(weights)
+        if path.suffix not in (_ORIGINAL_SUFFIXES if original else (".safetensors",)):
+            what, hint = "a .safetensors file", _CONVERT
+            if original:
+                what, hint = f"one of {', '.join(_ORIGINAL_SUFFIXES)}", "name the file of weights"
+            raise ModelError(f"is not {what}", where=path, hint=hint)
+        config = None if original and weights.config is None else config_file(weights)
         return [path] if config is None else [config, path]
-    refuse_missing(weights)
     config = path / "config.json"
     if not config.is_file():
-        raise ModelError(
-            "this model folder has no config.json",
-            where=path,
-            hint="name the complete folder of one network, such as .../vae",
-        )
+        refuse_missing(weights)
+        hint = "name the complete folder of one network, such as .../vae"
+        raise ModelError("this model folder has no config.json", where=path, hint=hint)
     for suffix in ("safetensors", "bin"):
         for stem in _STEMS:
             if (single := path / f"{stem}.{suffix}").is_file():
                 return [config, single]
             if (index := path / f"{stem}.{suffix}.index.json").is_file():
                 return [config, index, *_shards(index)]
-    raise ModelError(
-        "this model folder holds no weights",
-        where=path,
-        hint=f"it should hold {_STEMS[0]}.safetensors or {_STEMS[1]}.safetensors; copy it again",
-    )
-
-
-def encoder_files(model: Model, weights: Weights) -> list[Path]:
-    """Return the files of one of a model's local encoders.
-
-    A single file of Wan's original release (.pth, .pt, .safetensors) needs no configuration, since
-    the shapes of its weights determine it: one counts only where `config` names it.
-
-    Raises:
-        ModelError: something is missing.
-    """
-    path = Path(weights.path or "")
-    if not model.spec.original_files or not path.is_file():
-        return weights_files(weights)
-    if path.suffix not in _ORIGINAL_SUFFIXES:
-        raise ModelError(
-            f"is none of {', '.join(_ORIGINAL_SUFFIXES)}",
-            where=path,
-            hint="name the file of weights",
-        )
-    config = None if weights.config is None else config_file(weights)
-    return [path] if config is None else [config, path]
+    hint = f"it should hold {_STEMS[0]}.safetensors or {_STEMS[1]}.safetensors; copy it again"
+    raise ModelError("this model folder holds no weights", where=path, hint=hint)
 
 
 def refuse_missing(weights: Weights) -> None:
@@ -122,78 +196,43 @@ def _shards(index: Path) -> list[Path]:
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise ModelError("is not an index of weights", where=index, hint="copy it again") from None
-    shards = [index.parent / Path(str(name)).name for name in names]
+    return _present([index.parent / Path(str(name)).name for name in names])
+
+
+def _present(shards: list[Path]) -> list[Path]:
     for shard in shards:
         if not shard.is_file():
-            raise ModelError("these weights are missing", where=shard, hint="copy the model again")
+            raise ModelError("these weights are missing", where=shard, hint=_COPY)
     return shards
 
 
-def config_file(weights: Weights) -> Path | None:
-    """Return the config.json of a local network, or None for a single file that has none.
+def script_of(model: Model, kind: str) -> Script:
+    """Return the script that caches `latents` or `text` of a model of musubi-tuner."""
+    scripts = model.spec.scripts
+    assert scripts is not None
+    return scripts.text if kind == "text" else scripts.latents
+
+
+def scripted_files(path: Path) -> list[Path]:
+    """Return the files that a script reads of a local file or folder of weights.
+
+    A file that is one shard of several stands for all of them.
 
     Raises:
-        ModelError: `config` names something that is not there.
+        ModelError: nothing is there, a shard is missing, or a folder is empty.
     """
-    path = Path(weights.path or "")
+    refuse_missing(Weights(path=str(path)))
     if path.is_dir():
-        return path / "config.json"
-    if weights.config is None and weights.subfolder:
-        return None  # what lies beside a checkpoint is not its own
-    if weights.config is None:
-        beside = path.parent / "config.json"
-        return beside if beside.is_file() else None
-    named = Path(weights.config)
-    named = named / "config.json" if named.is_dir() else named
-    if not named.is_file():
-        raise ModelError("this configuration does not exist", where=named, hint="correct `config`")
-    return named
-
-
-def network_config(weights: Weights) -> dict[str, Any] | None:
-    """Read the configuration of a network; None where none is on this disk.
-
-    Raises:
-        ModelError: it cannot be read, or says what no network can have.
-    """
-    path = None if weights.hub is not None else config_file(weights)
-    if path is None:
-        return checkpoints.config_of(weights) if checkpoints.part_of(weights) else None
-    try:
-        found = json.loads(read_regular(path))
-        if not isinstance(found, dict):
-            raise ValueError("it is no JSON object")
-        _refuse_odd(found)
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(
-            f"cannot be read ({error})", where=path, hint="copy the model again"
-        ) from None
-    return found
-
-
-def _refuse_odd(config: Mapping[str, Any]) -> None:
-    """Refuse, by ValueError, a configuration with values that no network can have."""
-    for key, value in config.items():
-        if _is_odd(key, value):
-            raise ValueError(f"no network has `{key}: {json.dumps(value):.80}`")
-        if isinstance(value, dict):
-            _refuse_odd(value)
-
-
-def _is_odd(key: str, value: Any) -> bool:
-    several = value if isinstance(value, list) else [value]
-    if value is None:
-        return False
-    if key in _SIZES:
-        return type(value) is not int or not 0 < value < _LARGEST
-    if key in _FACTORS:  # NaN is not less than anything
-        number = type(value) in (int, float) and abs(value) < _LARGEST
-        return not number or (key == "scaling_factor" and value == 0)
-    if key == "block_out_channels":
-        return not isinstance(value, list) or len(value) > _MOST_LAYERS
-    if "layers" in key:
-        return any(type(each) is int and each > _MOST_LAYERS for each in several)
-    return key == "text_config" and not isinstance(value, dict)
+        found = sorted(each for each in path.rglob("*") if each.is_file())
+        if not found:
+            raise ModelError("this model folder is empty", where=path, hint=_COPY)
+        return found
+    if (shard := _SHARD.fullmatch(path.name)) is None:
+        return [path]
+    numbers = range(1, int(shard[2]) + 1)
+    return _present(
+        [path.with_name(f"{shard[1]}-{x:05d}-of-{shard[2]}{shard[3]}") for x in numbers]
+    )
 
 
 def projection_file(path: str) -> Path:
@@ -219,12 +258,78 @@ def projection_file(path: str) -> Path:
     files = [folder / f"{stem}.safetensors" for folder in folders for stem in _STEMS]
     found = [file for file in files if file.is_file()]
     if len(found) != 1:
-        raise ModelError(
-            f"holds {len(found) or 'no'} projection{'s' if len(found) > 1 else ''}",
-            where=place,
-            hint=hint,
-        )
+        what = f"holds {len(found) or 'no'} projection{'s' if len(found) > 1 else ''}"
+        raise ModelError(what, where=place, hint=hint)
     return found[0]
+
+
+# -- configuration --------------------------------------------------------------------------------
+
+
+def config_file(weights: Weights) -> Path | None:
+    """Return the config.json of a local network, or None for a single file that has none.
+
+    Raises:
+        ModelError: `config` names something that is not there.
+    """
+    path = Path(weights.path or "")
+    if path.is_dir():
+        return path / "config.json"
+    if weights.config is None:
+        beside = path.parent / "config.json"
+        # What lies beside a checkpoint is not its own.
+        return beside if beside.is_file() and not weights.subfolder else None
+    named = Path(weights.config)
+    named = named / "config.json" if named.is_dir() else named
+    if not named.is_file():
+        raise ModelError("this configuration does not exist", where=named, hint="correct `config`")
+    return named
+
+
+def network_config(weights: Weights) -> dict[str, Any] | None:
+    """Read the configuration of a network; None where none is on this disk.
+
+    Raises:
+        ModelError: it cannot be read, or says what no network can have.
+    """
+    path = None if weights.hub is not None else config_file(weights)
+    if path is None:
+        return checkpoints.config_of(weights) if checkpoints.part_of(weights) else None
+    try:
+        found = json.loads(read_regular(path))
+        if not isinstance(found, dict):
+            raise ValueError("it is no JSON object")
+        _refuse_odd(found)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"cannot be read ({error})", where=path, hint=_COPY) from None
+    return found
+
+
+def _refuse_odd(config: Mapping[str, Any]) -> None:
+    """Refuse, by ValueError, a configuration with values that no network can have."""
+    for key, value in config.items():
+        several = value if isinstance(value, list) else [value]
+        sound = True
+        if value is None:
+            continue
+        if isinstance(value, dict):
+            _refuse_odd(value)
+        if key in _SIZES:
+            sound = type(value) is int and 0 < value < _LARGEST
+        elif key in _FACTORS:  # NaN is not less than anything
+            sound = type(value) in (int, float) and abs(value) < _LARGEST
+            sound = sound and (key != "scaling_factor" or value != 0)
+        elif key == "block_out_channels":
+            sound = isinstance(value, list) and len(value) <= _MOST_LAYERS
+        elif "layers" in key:
+            sound = all(type(each) is not int or each <= _MOST_LAYERS for each in several)
+        elif key == "text_config":
+            sound = isinstance(value, dict)
+        if not sound:
+            raise ValueError(f"no network has `{key}: {json.dumps(value):.80}`")
+
+
+# -- tokenizers -----------------------------------------------------------------------------------
 
 
 def tokenizer_folder(weights: TextWeights) -> Path:
@@ -256,14 +361,13 @@ def tokenizer_files(weights: TextWeights, *, umt5: bool = False) -> list[Path]:
     Raises:
         ModelError: there are none.
     """
-    refuse_missing(weights)
     folder = tokenizer_folder(weights)
     files = [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
     if not files:
-        usual = "name its folder as `tokenizer` beside the text encoder's `path`"
+        refuse_missing(weights)
+        hint = "name its folder as `tokenizer` beside the text encoder's `path`"
         if checkpoints.part_of(weights):
-            usual = checkpoints.TOKENIZER_HINT
-        raise ModelError(
-            "there is no tokenizer here", where=folder, hint=_UMT5_TOKENIZER if umt5 else usual
-        )
+            hint = checkpoints.TOKENIZER_HINT
+        hint = _UMT5_TOKENIZER if umt5 else hint
+        raise ModelError("there is no tokenizer here", where=folder, hint=hint)
     return files

@@ -12,7 +12,10 @@ _NAMED = 3  # differences, or datasets, of a line
 
 
 class Difference(NamedTuple):
-    """What a file was made of, as it was then and as it is today; or a sentence, without values."""
+    """What something was made of, as it was then and as it is today.
+
+    Without values, its name is a sentence that says what differs.
+    """
 
     name: str
     old: str = ""

@@ -1,35 +1,40 @@
 """Recipes: everything but its source that affects a target's bytes, as plain values with a digest.
 
 Weights enter by the digest of their files, never by their path: a moved model rebuilds nothing, a
-changed one rebuilds what depends on it. Nothing here loads a network.
+changed one rebuilds what depends on it. Of a program that encodes in place of our encoders, its
+arguments count here; who knows where its sources lie adds them. Nothing here loads a network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from latentmake import digest, layouts
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import shaping
 from latentmake.config.models import Model
-from latentmake.config.weights import TextWeights, Weights
+from latentmake.config.weights import NO_WEIGHTS, TextWeights, Weights
 from latentmake.errors import ModelError
 from latentmake.models import checkpoints
 from latentmake.models.files import (
-    encoder_files,
     projection_file,
-    refuse_missing,
+    script_of,
+    scripted_files,
     tokenizer_files,
     weights_files,
 )
 
-FORMAT_VERSIONS = {"plain": 4, "sdscripts": 2, "wan": 1, "text": 1}
-"""By kind of bytes: latents by the encoding of their layout, and text. Raised when the same source
-and settings would give others, and every cache of that kind is then stale. plain and sdscripts 2:
-pictures lie contiguous before an AutoencoderKL. plain 3: torch's Lanczos instead of Pillow's.
-plain 4: large JPEGs decoded to a fraction, and all convolutions by oneDNN on a CPU."""
+if TYPE_CHECKING:
+    from latentmake.config.rows import Encoder
+
+FORMAT_VERSIONS = {"plain": 4, "sdscripts": 2, "wan": 1, "text": 1, "program": 1}
+"""By kind of bytes: latents by the encoding of their layout, text, and what other programs encode.
+Raised when the same source and settings would give others, and every cache of that kind is then
+stale. plain and sdscripts 2: pictures lie contiguous before an AutoencoderKL. plain 3: torch's
+Lanczos instead of Pillow's. plain 4: large JPEGs decoded to a fraction, and all convolutions by
+oneDNN on a CPU."""
 
 NEW = "new"
 """In place of a projection's path: it begins with random weights."""
@@ -38,32 +43,224 @@ FileDigest = Callable[[Path | digest.Section], str]
 _DTYPES = ("dtype", "vae_dtype", "text_dtype")  # one of which counts for each kind
 
 
+def make(
+    kind: str, dataset: Dataset | None, model: Model, file_digest: FileDigest = digest.of_file
+) -> dict[str, object]:
+    """Return the recipe of `latents`, or of `text`, which needs no dataset.
+
+    Raises:
+        ModelError: files are missing or cannot be read.
+    """
+    if not model.spec.encodes:
+        return _program_recipe(kind, dataset, model, file_digest)
+    if kind == "text":
+        return text_recipe(model, [_text_digests(model, x, file_digest) for x in model.text])
+    assert dataset is not None
+    original = model.spec.original_files
+    vae = weights_digest(model.vae, file_digest, original=original)
+    clip = None
+    if model.clip is not None:
+        clip = weights_digest(model.clip, file_digest, original=original)
+    return latents_recipe(dataset, model, vae, clip)
+
+
+def latents_recipe(
+    dataset: Dataset, model: Model, weights: str, clip: str | None = None
+) -> dict[str, object]:
+    """Return the recipe of latents, from the digests of the VAE and the CLIP image encoder.
+
+    The placement of each image is in its target's own key (`Layout.variant`).
+    """
+    layout = layouts.of(model.layout_name)
+    own = shaping(model, "latents", model.layout, defaults=False)
+    recipe: dict[str, object] = {
+        "format": FORMAT_VERSIONS[layout.encoding],
+        "kind": "latents",
+        "layout": model.layout,
+        "weights": weights,
+        "dtype": model.vae_dtype or model.dtype,
+        **shaping(dataset, "latents", model.layout, defaults=False),
+        **{key: own[key] for key in own if key not in (*_DTYPES, "architecture", "task")},
+    }
+    if layout.names_architecture:
+        recipe["architecture"] = model.architecture
+    if model.image_to_video:
+        recipe["image_to_video"] = True
+    if clip is not None:
+        recipe["clip"] = clip
+    return recipe
+
+
+def text_recipe(model: Model, weights: list[tuple[str, ...]]) -> dict[str, object]:
+    """Return the recipe of embeddings, from digests as `_text_digests` returns them."""
+    # Keys of programs alone; with their defaults they change no digest.
+    without = {*_DTYPES, "task"}
+    without |= {key for key in ("architecture", "text_arguments") if not getattr(model, key)}
+    own = shaping(model, "text", model.layout)
+    return {
+        "format": FORMAT_VERSIONS["text"],
+        "kind": "text",
+        "dtype": model.caption_dtype,
+        "encoders": [
+            {
+                **dict(zip(("weights", "tokenizer", "projection"), digests, strict=False)),
+                "max_length": place.max_length,
+            }
+            for place, digests in zip(model.text, weights, strict=True)
+        ],
+        **{key: own[key] for key in own if key not in without},
+    }
+
+
+def _text_digests(model: Model, place: TextWeights, file_digest: FileDigest) -> tuple[str, ...]:
+    """Return the digests of a text encoder, of its tokenizer, and of its projection if any."""
+    own, original = place.tokenizer, model.spec.original_files
+    if own is not None and own.hub is not None:
+        tokenizer = digest.of_value(["hub", own.hub, own.revision, own.subfolder])
+    elif place.hub is not None:
+        tokenizer = digest.of_value(["hub", own and own.path])
+    else:
+        tokenizer = files_digest(tokenizer_files(place, umt5=original), file_digest)
+    found = (weights_digest(place, file_digest, original=original), tokenizer)
+    if place.projection is None:
+        return found
+    code = place.trust_remote_code
+    return (*found, projection_digest(place.projection, file_digest, with_code=code))
+
+
+# -- encoded by other programs --------------------------------------------------------------------
+
+
+def encoder_of(model: Model, kind: str) -> Encoder:
+    """Return sd-scripts' encoder of `latents` or `text` of a model."""
+    strategies = model.spec.strategies
+    found = None if strategies is None else strategies.encoder(kind)
+    assert found is not None  # or our encoders make its caches
+    return found
+
+
+def options_of(model: Model, kind: str) -> dict[str, object]:
+    """Return flag -> value of the options of sd-scripts' encoder that the model sets."""
+    from latentmake.config.rows import options_in
+
+    return options_in(model.further_arguments(kind), encoder_of(model, kind).options)
+
+
+def _program_recipe(
+    kind: str, dataset: Dataset | None, model: Model, file_digest: FileDigest
+) -> dict[str, object]:
+    """Return the recipe of what musubi-tuner's scripts or sd-scripts' strategies encode."""
+    text = kind == "text"
+    own = _scripted if model.spec.strategies is None else _by_strategy
+    recipe: dict[str, object] = {
+        "format": FORMAT_VERSIONS["program"],
+        "kind": kind,
+        "layout": model.layout,
+        "architecture": model.architecture,
+        **own(model, kind, file_digest),
+    }
+    if not text:
+        assert dataset is not None
+        recipe |= shaping(dataset, "latents", model.layout, defaults=False)
+        if model.posterior == "sample":
+            recipe["posterior_seed"] = model.posterior_seed
+    return recipe
+
+
+def _scripted(model: Model, kind: str, file_digest: FileDigest) -> dict[str, object]:
+    files = script_of(model, kind).files
+    digests = _digests(model, [file.key for file in files], file_digest)
+    dtype = model.text_dtype if kind == "text" else model.vae_dtype
+    return {
+        "weights": {file.flag: digests[file.key] for file in files if file.key in digests},
+        "arguments": [*model.version.caching(kind), *model.further_arguments(kind)],
+        **({} if dtype is None else {"dtype": dtype}),
+    }
+
+
+def _by_strategy(model: Model, kind: str, file_digest: FileDigest) -> dict[str, object]:
+    from latentmake.models.kinds import lack
+
+    encoder = encoder_of(model, kind)
+    for network in encoder.networks:
+        path = Path((model.weights(network.key) or NO_WEIGHTS).path or "")
+        what = f"`{network.key}` of {model.title}"
+        if path.is_file() and (fault := lack(path, network.marks, what)):
+            hint = "name the file that docs/trainers/sdscripts.md does"
+            raise ModelError(fault, where=path, hint=hint)
+    options: dict[str, object] = {}
+    for flag, value in options_of(model, kind).items():
+        if encoder.options[flag].kind == "path":  # the content counts
+            files = scripted_files(Path(str(value)))
+            options[flag] = digest.of_value([[each.name, file_digest(each)] for each in files])
+        elif encoder.options[flag].kind != "cache":
+            options[flag] = value
+    recipe: dict[str, object] = {
+        "weights": _digests(model, [network.key for network in encoder.networks], file_digest),
+        "options": options,
+    }
+    if not encoder.fixed:
+        dtype = model.caption_dtype if kind == "text" else model.vae_dtype or model.dtype
+        recipe["dtype"] = dtype
+    return recipe
+
+
+def _digests(model: Model, keys: Iterable[str], file_digest: FileDigest) -> dict[str, str]:
+    """Return the digest of the weights that each of some keys of a model names, if it is set."""
+    found = {}
+    for key in keys:
+        if (weights := model.weights(key)) is not None:
+            root = Path(weights.local)
+            files = scripted_files(root)
+            names = [str(file.relative_to(root)) if root.is_dir() else "" for file in files]
+            found[key] = files_digest(files, file_digest, names)
+    return found
+
+
+# -- digests --------------------------------------------------------------------------------------
+
+
 def weights_digest(
-    weights: Weights,
-    file_digest: FileDigest = digest.of_file,
-    files: Callable[[Weights], list[Path]] = weights_files,
+    weights: Weights, file_digest: FileDigest = digest.of_file, *, original: bool = False
 ) -> str:
     """Return the digest of a network: its files' content, or a hub id at its revision.
 
     Of a complete checkpoint the tensors of the part count: another one with the same VAE makes the
     same latents.
 
+    Args:
+        weights: the network.
+        file_digest: the planner passes its memo's.
+        original: see `weights_files`.
+
     Raises:
         ModelError: files are missing or cannot be read.
     """
     if weights.hub is not None:
         return digest.of_value(["hub", weights.hub, weights.revision, weights.subfolder])
-    own = checkpoints.section_of(weights)
-    return _files_digest(files(weights) if own is None else [own], file_digest)
+    own = checkpoints.section_of(weights) if checkpoints.part_of(weights) else None
+    files = weights_files(weights, original=original) if own is None else [own]
+    return files_digest(files, file_digest)
 
 
-def _files_digest(files: Sequence[Path | digest.Section], file_digest: FileDigest) -> str:
+def files_digest(
+    files: Sequence[Path | digest.Section],
+    file_digest: FileDigest,
+    names: Sequence[str] | None = None,
+) -> str:
+    """Return the digest of some files by their content, and by their names where these count.
+
+    Raises:
+        ModelError: one cannot be read.
+    """
     try:
-        return digest.of_value([file_digest(file) for file in files])
+        digests = [file_digest(file) for file in files]
     except OSError as error:
-        what = f"cannot be read ({error.strerror})"
-        hint = "check the file's permissions"
+        what, hint = f"cannot be read ({error.strerror})", "check the file's permissions"
         raise ModelError(what, where=str(error.filename), hint=hint) from None
+    if names is None:
+        return digest.of_value(digests)
+    return digest.of_value([list(each) for each in zip(names, digests, strict=True)])
 
 
 def projection_digest(
@@ -78,7 +275,7 @@ def projection_digest(
     if with_code:
         beside = [file for file in files[0].parent.iterdir() if file.suffix in (".py", ".json")]
         files += sorted([*beside, *Path(path).glob("*.py")])
-    return _files_digest(files, file_digest)
+    return files_digest(files, file_digest)
 
 
 def training_digest(
@@ -99,111 +296,17 @@ def training_digest(
     Raises:
         ModelError: files are missing or cannot be read.
     """
-    refuse_missing(unet)
+    network = weights_digest(unet, file_digest)
     schedule = Path(scheduler) / "scheduler_config.json"
     if not scheduler:
         schedule_digest = digest.of_value(["hub", unet.hub, unet.revision, "scheduler"])
     elif schedule.is_file():
-        schedule_digest = _files_digest([schedule], file_digest)
+        schedule_digest = files_digest([schedule], file_digest)
     else:
         hint = "name the folder of a diffusers scheduler as the model's `scheduler`"
         raise ModelError("this noise schedule does not exist", where=schedule, hint=hint)
-    parts = [weights_digest(unet, file_digest), schedule_digest]
+    parts = [network, schedule_digest]
     if text_projection is not None:
         new = text_projection == NEW
         parts.append(NEW if new else projection_digest(text_projection, file_digest))
     return digest.of_value(parts)
-
-
-def make(
-    kind: str, dataset: Dataset | None, model: Model, file_digest: FileDigest = digest.of_file
-) -> dict[str, object]:
-    """Return the recipe of `latents`, or of `text`, which needs no dataset.
-
-    Raises:
-        ModelError: files are missing or cannot be read.
-    """
-    if not model.spec.encodes and model.spec.strategies is not None:
-        from latentmake.models.strategies import strategies_recipe
-
-        return strategies_recipe(kind, dataset, model, file_digest)
-    if not model.spec.encodes:
-        from latentmake.models.scripted import scripted_recipe
-
-        return scripted_recipe(kind, dataset, model, file_digest)
-    if kind == "text":
-        return text_recipe(model, [_text_digests(model, x, file_digest) for x in model.text])
-    assert dataset is not None
-    files = partial(encoder_files, model)
-    clip = None if model.clip is None else weights_digest(model.clip, file_digest, files)
-    return latents_recipe(dataset, model, weights_digest(model.vae, file_digest, files), clip)
-
-
-def latents_recipe(
-    dataset: Dataset, model: Model, weights: str, clip: str | None = None
-) -> dict[str, object]:
-    """Return the recipe of latents, from the digests of the VAE and the CLIP image encoder.
-
-    The placement of each image is in its target's own key (`Layout.variant`).
-    """
-    layout = layouts.of(model.layout_name)
-    recipe: dict[str, object] = {
-        "format": FORMAT_VERSIONS[layout.encoding],
-        "kind": "latents",
-        "layout": model.layout,
-        "weights": weights,
-        "dtype": model.vae_dtype or model.dtype,
-        **shaping(dataset, "latents", model.layout, defaults=False),
-        **_without(shaping(model, "latents", model.layout, defaults=False), "architecture", "task"),
-    }
-    if layout.names_architecture:
-        recipe["architecture"] = model.architecture
-    if model.image_to_video:
-        recipe["image_to_video"] = True
-    if clip is not None:
-        recipe["clip"] = clip
-    return recipe
-
-
-def text_recipe(model: Model, weights: list[tuple[str, ...]]) -> dict[str, object]:
-    """Return the recipe of embeddings, from digests as `_text_digests` returns them."""
-    # Keys of scripts alone; with their defaults they change no digest.
-    own = _without(shaping(model, "text", model.layout), "task")
-    if model.architecture is None:
-        del own["architecture"]
-    if not model.text_arguments:
-        del own["text_arguments"]
-    return {
-        "format": FORMAT_VERSIONS["text"],
-        "kind": "text",
-        "dtype": model.caption_dtype,
-        "encoders": [
-            {
-                **dict(zip(("weights", "tokenizer", "projection"), digests, strict=False)),
-                "max_length": place.max_length,
-            }
-            for place, digests in zip(model.text, weights, strict=True)
-        ],
-        **own,
-    }
-
-
-def _without(values: dict[str, object], *keys: str) -> dict[str, object]:
-    return {key: value for key, value in values.items() if key not in (*_DTYPES, *keys)}
-
-
-def _text_digests(model: Model, place: TextWeights, file_digest: FileDigest) -> tuple[str, ...]:
-    """Return the digests of a text encoder, of its tokenizer, and of its projection if any."""
-    own = place.tokenizer
-    if own is not None and own.hub is not None:
-        tokenizer = digest.of_value(["hub", own.hub, own.revision, own.subfolder])
-    elif place.hub is not None:
-        tokenizer = digest.of_value(["hub", own and own.path])
-    else:
-        umt5 = "umT5" in model.spec.text_encoders
-        tokenizer = _files_digest(tokenizer_files(place, umt5=umt5), file_digest)
-    found = (weights_digest(place, file_digest, partial(encoder_files, model)), tokenizer)
-    if place.projection is None:
-        return found
-    code = place.trust_remote_code
-    return (*found, projection_digest(place.projection, file_digest, with_code=code))

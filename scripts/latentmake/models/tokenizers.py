@@ -7,20 +7,16 @@ and EOS, T5's EOS) and without padding. Nothing is imported before a tokenizer i
 from __future__ import annotations
 
 import math
-import re
 import threading
 from array import array
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from latentmake.config.models import Model
 from latentmake.config.weights import TextWeights
 from latentmake.errors import ModelError, first_line
-from latentmake.layouts.plain import encoder_name
 from latentmake.models.checkpoints import pads_with_zero
 from latentmake.models.files import tokenizer_files, tokenizer_folder
-from latentmake.models.shapes import T5_LENGTH, text_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,7 +24,6 @@ if TYPE_CHECKING:
 CHUNK = 75
 """Tokens of a caption that CLIP sees at once, between BOS and EOS."""
 
-_CLIP_SPECIAL, _T5_SPECIAL = 2, 1
 _NAMED = 3  # captions that a line about many of them names
 _REMEMBERED = 8192  # captions; those that wait to be encoded are half as many at most
 
@@ -175,92 +170,7 @@ def chunked(text: str, tokens: TokenCache, number: int) -> Row:
     return Row(ids, mask, chunks)
 
 
-# -- what is kept of a caption --------------------------------------------------------------------
-
-
-class Cut(NamedTuple):
-    """Part of a text that an encoder sees.
-
-    Attributes:
-        tokens: number in the text.
-        kept: number seen, from the first.
-        rest: text of the others; empty where all are seen.
-        words: words that are not seen completely, without commas.
-    """
-
-    tokens: int
-    kept: int
-    rest: str
-    words: tuple[str, ...]
-
-
-def cut(text: str, tokenizer: PreTrainedTokenizerBase, limit: int | None) -> Cut:
-    """Return the parts of a text that an encoder sees and does not see.
-
-    Args:
-        text: as the tokenizer gets it; of Wan, after `caches.encoders.umt5.clean_caption`.
-        tokenizer: the encoder's. One without offsets gives the rest in its own spelling.
-        limit: tokens that the encoder keeps, as in `limits`; None: all.
-    """
-    placed = bool(tokenizer.is_fast)
-    found = tokenizer(
-        text,
-        add_special_tokens=False,
-        truncation=False,
-        return_offsets_mapping=placed,
-        verbose=False,
-    )
-    ids = found["input_ids"]
-    if limit is None or len(ids) <= limit:
-        return Cut(len(ids), len(ids), "", ())
-    if not placed:
-        text, start = tokenizer.decode(ids[limit:], skip_special_tokens=True), 0
-    else:
-        start = found["offset_mapping"][limit][0]
-    words = (each for each in re.finditer(r"[^\s,]+", text) if each.end() > start)
-    return Cut(len(ids), limit, text[start:].strip(), tuple(each[0] for each in words))
-
-
-class Limit(NamedTuple):
-    """Number of tokens that an encoder keeps.
-
-    Attributes:
-        encoder: its name in cache files, such as text_encoder_2; of Wan, umT5.
-        tokens: None where it keeps all, or no configuration on this disk says.
-    """
-
-    encoder: str
-    tokens: int | None
-
-
-def limits(model: Model) -> list[Limit]:
-    """Return how many tokens each text encoder of a model keeps of a caption.
-
-    Raises:
-        ModelError: a configuration cannot be read.
-    """
-    kinds = model.spec.text_encoders
-    if not kinds:
-        return [Limit(encoder_name(n), _configured(place)) for n, place in enumerate(model.text)]
-    return [
-        Limit(kind if kind == "umT5" else encoder_name(number), _limit(model, kind, place))
-        for number, (kind, place) in enumerate(zip(kinds, model.text, strict=True))
-    ]
-
-
-def _configured(place: TextWeights) -> int | None:
-    tokens = text_tokens(place)
-    if tokens is None:
-        return None
-    return tokens.longest - (_CLIP_SPECIAL if tokens.padded else _T5_SPECIAL)
-
-
-def _limit(model: Model, kind: str, place: TextWeights) -> int | None:
-    if kind == "umT5":
-        return min(place.max_length or T5_LENGTH, T5_LENGTH) - _T5_SPECIAL
-    if kind == "T5":
-        return (place.max_length or T5_LENGTH) - _T5_SPECIAL
-    return model.max_token_length if isinstance(model.max_token_length, int) else None
+# -- captions that are cut ------------------------------------------------------------------------
 
 
 class CutCaptions:

@@ -1,40 +1,43 @@
-"""Wan's DiT on a disk, as the trainer `wan` reads it: its files, sizes and faults.
+"""Wan's DiT on a disk, as the trainer `wan` reads it: its files, configuration and layers.
 
 It may be a folder of diffusers, a folder of the original release, or one .safetensors file in
-either one's names. `models.places` finds it in the folder of a pipeline. Headers alone are read.
+either one's names. Headers alone are read; a tensor that is missing or of another shape is refused
+when the network is filled.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from latentmake import digest
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.files.safetensors import Tensor, read_head
 from latentmake.models.files import config_file, network_config, refuse_missing, weights_files
-from latentmake.models.recipe import FileDigest, weights_digest
-from latentmake.models.wan_files import DIT, ModelFile, other_task
-from latentmake.models.wan_names import to_diffusers
-from latentmake.models.wan_shapes import IN_BLOCK, DitShapes, shapes_of, tensor_faults
-from latentmake.models.weight_kinds import Content, kinds_of
+from latentmake.models.kinds import kinds_of, one
+from latentmake.models.model_files import DIT, ModelFile, other_task
+from latentmake.models.recipe import FileDigest, files_digest
 
 HINT = (
     "name the folder of a WanTransformer3DModel or of its pipeline, or a .safetensors file in "
     "diffusers' or the original names"
 )
 """Forms of `dit`, for a message."""
-
 IGNORED = ".norm_added_q."
 """Part of the names of image-to-video's tensors that no code uses; diffusers ignores them too."""
+IN_BLOCK = re.compile(r"^blocks\.(\d+)\.")
+"""Beginning of the names of a block's tensors."""
 
 _CLASSES = ("WanTransformer3DModel", "WanModel")  # diffusers' and the original release's
 _NUMBERS = ("BF16", "F16", "F32")
-_HEAD = 128  # width of an attention head where a configuration of diffusers says nothing
+_HEAD = 128  # width of an attention head in all of Wan's models
 _USUAL = "the usual ones are to_q, to_k, to_v, to_out.0, ffn.net.0.proj, ffn.net.2"
+# Keys of the original release's config.json, and diffusers' for the same.
+_KEYS = {"in_dim": "in_channels", "out_dim": "out_channels", "num_heads": "num_attention_heads"}
 
 
 class Dit(NamedTuple):
@@ -42,46 +45,27 @@ class Dit(NamedTuple):
 
     Attributes:
         place: its own folder or file.
-        files: its configuration if it has one, then its weights.
         tensors: by their names in diffusers.
-        shapes: its sizes.
         config: diffusers' configuration: its own, or made of the sizes.
     """
 
     place: Path
-    files: list[Path]
     tensors: dict[str, Tensor]
-    shapes: DitShapes
     config: dict[str, Any]
 
-
-class _Networks(Protocol):
-    """Paths of networks: of a model, or of the order of a training."""
-
     @property
-    def dit(self) -> str | None:
-        """Path of the network; of Wan 2.2 that for low noise."""
-
-    @property
-    def dit_high_noise(self) -> str | None:
-        """Path of Wan 2.2's network for high noise."""
-
-    @property
-    def task(self) -> str | None:
-        """Task of the model, as musubi-tuner names it."""
-
-    @property
-    def needs_clip(self) -> bool:
-        """Whether the CLIP image encoder's output is an input."""
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of its tensors by name."""
+        return {name: each.shape for name, each in self.tensors.items()}
 
 
 def read_dit(path: str) -> Dit:
     """Read what headers tell of a Wan DiT.
 
     Raises:
-        ModelError: it is missing, damaged, incomplete, or no DiT that can be trained.
+        ModelError: it is missing, damaged, or no DiT that can be trained.
     """
-    weights, place = Weights(path=path), Path(path)
+    weights = Weights(path=path)
     files = _files(weights)
     tensors: dict[str, Tensor] = {}
     for file in files:
@@ -92,18 +76,20 @@ def read_dit(path: str) -> Dit:
     try:
         if named not in _CLASSES:
             raise ValueError(f"is of class {named}, not {_CLASSES[0]}")
-        _refuse_kind(tensors)
+        if (kinds := kinds_of(tensors)).get("DiT") != DIT:
+            kind = one(next(iter(kinds.values()))) if kinds else "another network"
+            raise ValueError(f"is {kind}, not a {DIT}")
         tensors = {name: each for name, each in tensors.items() if IGNORED not in name}
-        by_name = {name: each.shape for name, each in tensors.items()}
-        shapes = shapes_of(by_name, config)
-        faults = list(tensor_faults(shapes, by_name))
-        if faults:
-            more = f", and {len(faults) - 1} faults more" if len(faults) > 1 else ""
-            raise ValueError(f"{faults[0]}{more}")
+        for name, tensor in tensors.items():
+            if tensor.dtype not in _NUMBERS:
+                bits = "fp8" if tensor.dtype.startswith("F8") else tensor.dtype
+                needs = "the trainer wan needs weights in bf16, fp16 or float32"
+                raise ValueError(f"holds {name} in {bits}; {needs}")
+        sizes = _config({name: each.shape for name, each in tensors.items()}, config)
     except ValueError as error:
-        raise ModelError(str(error), where=place, hint=HINT) from None
+        raise ModelError(str(error), where=path, hint=HINT) from None
     own = config if named == _CLASSES[0] else {k: v for k, v in config.items() if k == "eps"}
-    return Dit(place, files, tensors, shapes, {**own, **shapes.settings()})
+    return Dit(Path(path), tensors, {**own, **sizes})
 
 
 def _files(weights: Weights) -> list[Path]:
@@ -131,11 +117,9 @@ def _fits(config: Mapping[str, Any], file: Path) -> bool:
     if width is None:
         sizes = (config.get("num_attention_heads"), config.get("attention_head_dim", _HEAD))
         width = math.prod(each if isinstance(each, int) else 0 for each in sizes)
-    embedding = "patch_embedding.weight"
-    tensors = _tensors(file).items()
-    return [each.shape[:1] for name, each in tensors if to_diffusers(name) == embedding] == [
-        (width,)
-    ]
+    tensors = {to_diffusers(name): each for name, each in _tensors(file).items()}
+    embedding = tensors.get("patch_embedding.weight")
+    return embedding is not None and embedding.shape[:1] == (width,)
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:
@@ -148,17 +132,100 @@ def _tensors(file: Path) -> dict[str, Tensor]:
         raise ModelError(what, where=file, hint="check the file's permissions") from None
 
 
-def _refuse_kind(tensors: Mapping[str, Tensor]) -> None:
-    """Refuse what is no DiT of Wan, and numbers that cannot be trained over, by ValueError."""
-    kinds = kinds_of(tensors)
-    if not kinds or kinds[0][0] != DIT:
-        raise ValueError(f"is {f'a {kinds[0][0]}' if kinds else 'another network'}, not a {DIT}")
-    for name, tensor in tensors.items():
-        if tensor.dtype not in _NUMBERS:
-            bits = "fp8" if tensor.dtype.startswith("F8") else tensor.dtype
-            raise ValueError(
-                f"holds {name} in {bits}; the trainer wan needs weights in bf16, fp16 or float32"
-            )
+def _config(shapes: Mapping[str, Sequence[int]], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sizes of a network in the keys of diffusers' WanTransformer3DModel.
+
+    The number of heads is the configuration's, else that of Wan's own models.
+
+    Args:
+        shapes: by names of diffusers.
+        config: content of a config.json of diffusers or of the original release.
+
+    Raises:
+        ValueError: a tensor is missing or odd, the configuration says something else, or nothing
+            tells the number of heads.
+    """
+
+    def of(name: str, dimensions: int = 2) -> Sequence[int]:
+        if name not in shapes:
+            raise ValueError(f"lacks {name}")
+        if len(shapes[name]) != dimensions or 0 in shapes[name]:
+            raise ValueError(f"has {name} of shape {list(shapes[name])}")
+        return shapes[name]
+
+    embedder, image = "condition_embedder.{}.linear_1.weight", "condition_embedder.image_embedder"
+    dim, channels, *patch = of("patch_embedding.weight", 5)
+    said = {_KEYS.get(key, key): value for key, value in config.items()}
+    heads = said.get("num_attention_heads")
+    if heads is None and dim % _HEAD:
+        what = "no config.json beside it tells their number of heads"
+        raise ValueError(f"has blocks {dim} wide, and {what}")
+    heads = dim // _HEAD if heads is None else heads
+    if not isinstance(heads, int) or heads < 1 or dim % heads:
+        raise ValueError(f"has blocks {dim} wide, and its config.json says {heads} heads")
+    width = of(f"{image}.norm1.weight", 1)[0] if f"{image}.norm1.weight" in shapes else None
+    places = of(f"{image}.pos_embed", 3)[1] if f"{image}.pos_embed" in shapes else None
+    found = {
+        "patch_size": patch,
+        "num_attention_heads": heads,
+        "attention_head_dim": dim // heads,
+        "in_channels": channels,
+        "out_channels": of("proj_out.weight")[0] // math.prod(patch),
+        "text_dim": of(embedder.format("text_embedder"))[1],
+        "freq_dim": of(embedder.format("time_embedder"))[1],
+        "ffn_dim": of("blocks.0.ffn.net.0.proj.weight")[0],
+        "num_layers": 1 + max(int(x[1]) for x in map(IN_BLOCK.match, shapes) if x),
+        "image_dim": width,
+        "added_kv_proj_dim": None if width is None else dim,
+        "pos_embed_seq_len": places,
+    }
+    for key, value in found.items():
+        if key in said and said[key] != value:
+            raise ValueError(f"has {key} {value}, and its config.json says {said[key]}")
+    return found
+
+
+# -- the networks of a model, or of the order of a training ---------------------------------------
+
+
+def trained_networks(model: Any) -> Iterator[ModelFile]:
+    """Yield the networks that the trainer `wan` trains of a model or an order, inspected."""
+    paths = _paths(model)
+    if not paths:
+        yield ModelFile("dit", "", fault="is not set: there is no network to train")
+    for key, path in paths.items():
+        try:
+            dit = read_dit(path)
+        except ModelError as error:
+            yield ModelFile(key, error.where or path, fault=error.what)
+            continue
+        fault = model.task is not None and other_task(model.task, dit.tensors)
+        takes = dit.config["image_dim"] is not None
+        if not fault and takes != model.needs_clip:
+            words = ("takes", "needs none") if takes else ("does not take", "needs it")
+            output = f"a CLIP image encoder's output; {model.task} {words[1]}"
+            fault = f"is a {DIT} that {words[0]} {output}"
+        yield ModelFile(key, path, dit.tensors, fault or "", known=DIT)
+
+
+def check_networks(model: Any, model_name: str, targets: Iterable[str], where: str) -> None:
+    """Refuse networks that the trainer `wan` cannot train, before anything is encoded.
+
+    Args:
+        model: a Wan model, whose files are there.
+        model_name: its name in the configuration.
+        targets: the trainer's `target_modules`.
+        where: their key in the configuration.
+
+    Raises:
+        ModelError: a network is missing, damaged, of another kind or of another task.
+        TrainingError: one of the targets fits no layer.
+    """
+    for file in trained_networks(model):
+        if file.fault:
+            fault = f"{file.place}: {file.fault}" if file.place else file.fault
+            raise ModelError(fault, where=f"models.{model_name}.{file.key}", hint=HINT)
+        check_targets(targets, {name: x.shape for name, x in file.tensors.items()}, where)
 
 
 def check_targets(
@@ -177,18 +244,14 @@ def check_targets(
     Raises:
         TrainingError: a name fits nothing, or a layer that is none of these.
     """
-    layers = {
-        name.removesuffix(".weight"): len(shape)
-        for name, shape in shapes.items()
-        if name.endswith(".weight")
-    }
+    ending = ".weight"
+    layers = {x.removesuffix(ending): len(shapes[x]) for x in shapes if x.endswith(ending)}
     found: set[str] = set()
     for target in targets:
         fit = [each for each in layers if each == target or each.endswith("." + target)]
         if not fit:
-            raise TrainingError(
-                f"no layer of the DiT is named `{target}`", where=where, hint=_USUAL
-            )
+            what = f"no layer of the DiT is named `{target}`"
+            raise TrainingError(what, where=where, hint=_USUAL)
         for layer in fit:
             if layers[layer] != 2 or not IN_BLOCK.match(layer):
                 what = f"`{target}` fits {layer}, which is no linear layer of a block"
@@ -197,70 +260,90 @@ def check_targets(
     return sorted(found)
 
 
-def trained_networks(model: _Networks) -> Iterator[ModelFile]:
-    """Yield the networks that the trainer `wan` trains of a model, inspected."""
-    if model.dit is None and model.dit_high_noise is None:
-        yield ModelFile("dit", "", fault="is not set: there is no network to train")
-    for key, path in _networks(model):
-        try:
-            dit = read_dit(path)
-        except ModelError as error:
-            yield ModelFile(key, error.where or path, fault=error.what)
-            continue
-        content = Content(DIT, dit.tensors)
-        yield ModelFile(key, path, content, _other_model(model, dit, content) or "")
+def dit_digest(model: Any, file_digest: FileDigest = digest.of_file) -> str:
+    """Return the digest of the networks of a model or an order that are trained.
 
-
-def _other_model(model: _Networks, dit: Dit, content: Content) -> str | None:
-    """Return why a DiT is that of another task."""
-    if model.task is not None and (fault := other_task(model.task, content)):
-        return fault
-    takes_image = dit.shapes.image_dim is not None
-    if takes_image != model.needs_clip:
-        words = ("takes", "needs none") if takes_image else ("does not take", "needs it")
-        return (
-            f"is a Wan DiT that {words[0]} a CLIP image encoder's output; {model.task} {words[1]}"
-        )
-    return None
-
-
-def _networks(model: _Networks) -> Iterator[tuple[str, str]]:
-    """Yield the networks that a model names, by key."""
-    if model.dit is not None:
-        yield "dit", model.dit
-    if model.dit_high_noise is not None:
-        yield "dit_high_noise", model.dit_high_noise
-
-
-def check_networks(model: _Networks, model_name: str, targets: Iterable[str], where: str) -> None:
-    """Refuse networks that the trainer `wan` cannot train, before anything is encoded.
-
-    Args:
-        model: a Wan model, whose files are there.
-        model_name: its name in the configuration.
-        targets: the trainer's `target_modules`.
-        where: their key in the configuration.
-
-    Raises:
-        ModelError: a network is missing, damaged, of another kind or of another task.
-        TrainingError: one of the targets fits no layer.
-    """
-    for file in trained_networks(model):
-        if file.fault:
-            fault = f"{file.place}: {file.fault}" if file.place else file.fault
-            raise ModelError(fault, where=f"models.{model_name}.{file.key}", hint=HINT)
-        assert file.content is not None
-        shapes = {name: tensor.shape for name, tensor in file.content.tensors.items()}
-        check_targets(targets, shapes, where)
-
-
-def dit_digest(model: _Networks, file_digest: FileDigest = digest.of_file) -> str:
-    """Return the digest of the networks that are trained; planning passes its memo's function.
+    Planning passes its memo's function.
 
     Raises:
         ModelError: files are missing or cannot be read.
     """
-    found = []
-    for key, path in _networks(model):
-        found.append([key, weights_digest(Weights(path=path), file_digest, _files)])
-    return digest.of_value(found)
+    return digest.of_value(
+        [
+            [key, files_digest(_files(Weights(path=path)), file_digest)]
+            for key, path in _paths(model).items()
+        ]
+    )
+
+
+def _paths(model: Any) -> dict[str, str]:
+    """Return the paths of networks by key; `dit` is Wan 2.2's network for low noise."""
+    paths = {key: getattr(model, key) for key in ("dit", "dit_high_noise")}
+    return {key: path for key, path in paths.items() if path is not None}
+
+
+# -- names ----------------------------------------------------------------------------------------
+
+# The tables follow diffusers' `convert_wan_transformer_to_diffusers`. ComfyUI's files, and those of
+# trainers that wrap the network, have a prefix before the original names.
+_PREFIX = re.compile(r"^(model\.)?(diffusion_model\.)?(module\.)?")
+_NAME = re.compile(r"(blocks\.\d+\.)?(.+?)(\.weight|\.bias)?")
+_IN_BLOCK = {
+    **{
+        f"{attention}.{original}": f"{new}.{layer}"
+        for attention, new in (("self_attn", "attn1"), ("cross_attn", "attn2"))
+        for original, layer in (
+            *(("q", "to_q"), ("k", "to_k"), ("v", "to_v"), ("o", "to_out.0")),
+            *(("norm_q", "norm_q"), ("norm_k", "norm_k")),
+        )
+    },
+    "cross_attn.k_img": "attn2.add_k_proj",
+    "cross_attn.v_img": "attn2.add_v_proj",
+    "cross_attn.norm_k_img": "attn2.norm_added_k",
+    "norm3": "norm2",  # diffusers' own norm2; the original's has no weights
+    "ffn.0": "ffn.net.0.proj",
+    "ffn.2": "ffn.net.2",
+    "modulation": "scale_shift_table",
+}
+_OUTSIDE = {
+    "time_embedding.0": "condition_embedder.time_embedder.linear_1",
+    "time_embedding.2": "condition_embedder.time_embedder.linear_2",
+    "time_projection.1": "condition_embedder.time_proj",
+    "text_embedding.0": "condition_embedder.text_embedder.linear_1",
+    "text_embedding.2": "condition_embedder.text_embedder.linear_2",
+    "img_emb.proj.0": "condition_embedder.image_embedder.norm1",
+    "img_emb.proj.1": "condition_embedder.image_embedder.ff.net.0.proj",
+    "img_emb.proj.3": "condition_embedder.image_embedder.ff.net.2",
+    "img_emb.proj.4": "condition_embedder.image_embedder.norm2",
+    "img_emb.emb_pos": "condition_embedder.image_embedder.pos_embed",
+    "head.head": "proj_out",
+    "head.modulation": "scale_shift_table",
+}
+_LAYERS = {new: original for original, new in _IN_BLOCK.items()}
+
+
+def to_diffusers(name: str) -> str:
+    """Return diffusers' name of a tensor; one that has it, or an unknown one, only loses a prefix.
+
+    Args:
+        name: in a file, such as `model.diffusion_model.blocks.0.self_attn.q.weight`.
+    """
+    bare = _PREFIX.sub("", name)
+    if (match := _NAME.fullmatch(bare)) is None:
+        return bare
+    block, layer, ending = (each or "" for each in match.groups())
+    return f"{block}{(_IN_BLOCK if block else _OUTSIDE).get(layer, layer)}{ending}"
+
+
+def original_layer(layer: str) -> str:
+    """Return the original name of a layer in a block, of its name in diffusers.
+
+    Args:
+        layer: such as `blocks.0.attn1.to_q`.
+
+    Raises:
+        KeyError: it is none of a block's layers.
+    """
+    if (match := _NAME.fullmatch(layer)) is None or not match[1]:
+        raise KeyError(layer)
+    return f"{match[1]}{_LAYERS[match[2]]}"

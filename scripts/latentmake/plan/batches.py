@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from latentmake.config.datasets import Dataset
 from latentmake.layouts import kind_of
-from latentmake.models.recipe_differences import keep_places
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import EncodingJob, Order, Work, job_of
 from latentmake.plan.state import State
@@ -78,16 +77,14 @@ def _batch_size(facts: Facts, model: str, kind: str, works: Sequence[Work]) -> i
 
 def order_of(facts: Facts, dataset: str, model: str, kind: str, works: Sequence[Work]) -> Order:
     """Return the order for some work of one dataset, model and kind."""
-    config, recipe = facts.config, facts.recipe(dataset, model, kind)
-    if not facts.asks:
-        keep_places(recipe, config.models[model])
+    config = facts.config
     return Order(
         kind=kind,
         dataset=dataset,
         model=model,
         dataset_settings=config.datasets.get(dataset, _PROMPTS),
         model_settings=config.models[model],
-        recipe=recipe,
+        recipe=facts.recipe(dataset, model, kind),
         items=tuple(works),
         musubi_tuner=config.musubi_tuner if config.models[model].scripted else None,
         sd_scripts=config.sd_scripts if config.models[model].by_strategies else None,

@@ -11,7 +11,7 @@ from latentmake.config.root import Config
 from latentmake.errors import ModelError, TrainingError
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of
-from latentmake.models import places, recipe
+from latentmake.models import files, recipe
 from latentmake.plan.lock import read_lock
 from latentmake.plan.state import UNKNOWN, Contents, Judge
 from latentmake.plan.target import PROMPTS, prompt_items, prompts_of, text_parts
@@ -42,7 +42,7 @@ class Facts(Datasets):
         encoders: bool = True,
         asks: bool = False,
     ) -> None:
-        super().__init__(places.resolved(config), memo)
+        super().__init__(files.resolved(config), memo)
         self._encoders = encoders
         self.asks = asks
         self.runs_jobs = runs_jobs
@@ -154,7 +154,7 @@ class Facts(Datasets):
     def _recipe(self, dataset: str, model: str, kind: str) -> dict[str, object]:
         settings = self.config.models[model]
         if settings.spec.scripts is not None:
-            from latentmake.models.encoder_files import encoder_fault
+            from latentmake.models.model_files import encoder_fault
 
             if wrong := encoder_fault(settings, kind):
                 where = f"models.{model}.{wrong[0]}"

@@ -13,7 +13,7 @@ from pathlib import Path
 from latentmake.errors import ConfigError
 from latentmake.files import atomic
 from latentmake.files.workspace import other_owner
-from latentmake.models.run_checks import check_run
+from latentmake.models.checks import check_run
 from latentmake.plan.facts import Facts
 from latentmake.plan.receipts import learn_receipts
 from latentmake.plan.remembered import judge_dataset, judge_prompts

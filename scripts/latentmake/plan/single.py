@@ -13,7 +13,7 @@ from latentmake.config.runs import Run
 from latentmake.errors import ConfigError, SourceError, nearest, refuse_unknown
 from latentmake.index.memo import target_stat
 from latentmake.layouts import kind_of, text_of
-from latentmake.models.run_checks import check_resolutions
+from latentmake.models.checks import check_run
 from latentmake.plan.batches import order_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order, Work
@@ -39,7 +39,7 @@ def single(facts: Facts, path: str) -> tuple[Order, bool]:
         try:
             run = Run(datasets=[dataset], model=model, resolutions=[place], trainer=None)
             config.check_run("NAME", run)
-            check_resolutions(config, "NAME", run)
+            check_run(config, "NAME", run)
         except ConfigError as error:
             raise ConfigError(error.what, where=path, hint=error.hint) from None
         except ValidationError as error:

@@ -21,9 +21,10 @@ from latentmake.files.paths import is_remote
 from latentmake.geometry.buckets import Placement, Size
 from latentmake.geometry.clips import Span
 from latentmake.layouts import Layout, size_of
-from latentmake.models import tokenizers as tokens
+from latentmake.models.tokenizers import load
 from latentmake.plan.facts import Facts
 from latentmake.progress import Progress
+from latentmake.reports.kept_tokens import Cut, Limit, cut, limits
 from latentmake.sources.caption_files import read_caption
 from latentmake.sources.item import Item
 
@@ -40,7 +41,7 @@ class Text(NamedTuple):
     """One text of an item, and what each encoder keeps of it."""
 
     text: str
-    seen: list[tokens.Cut]
+    seen: list[Cut]
 
     @property
     def is_cut(self) -> bool:
@@ -79,7 +80,7 @@ class Cards(NamedTuple):
     """
 
     cards: list[Card]
-    limits: list[tokens.Limit]
+    limits: list[Limit]
     faults: list[str]
     notes: list[str]
     total: int
@@ -165,18 +166,18 @@ def page_data(facts: Facts, name: str, found: Cards, cards: Sequence[Card]) -> d
 
 def token_counter(
     model: Model,
-) -> tuple[list[tokens.Limit], Callable[[str], list[tokens.Cut]], str]:
+) -> tuple[list[Limit], Callable[[str], list[Cut]], str]:
     """Return the limit of each encoder, and a function from a text to what each keeps of it.
 
     Equal texts are cut once. Where tokens cannot be counted, the third value says why.
     """
     try:
-        limits = tokens.limits(model) if model.spec.encodes else []
-        tokenizers = [tokens.load(place) for place in (model.text if limits else ())]
+        kept = limits(model) if model.spec.encodes else []
+        tokenizers = [load(place) for place in (model.text if kept else ())]
     except UserError as error:
         return [], lambda text: [], f"tokens are not counted: {error}"
     program = "the tokenizers are those of the program that encodes"
-    note = "" if limits else f"tokens are not counted: {program}"
+    note = "" if kept else f"tokens are not counted: {program}"
     cleaned: Callable[[str], str] = str
     if model.spec.cleans_captions:
         from latentmake.caches.encoders.umt5 import clean_caption
@@ -184,13 +185,13 @@ def token_counter(
         cleaned = clean_caption
 
     @cache
-    def see(text: str) -> list[tokens.Cut]:
+    def see(text: str) -> list[Cut]:
         return [
-            tokens.cut(cleaned(text), tokenizer, limit.tokens)
-            for tokenizer, limit in zip(tokenizers, limits, strict=True)
+            cut(cleaned(text), tokenizer, limit.tokens)
+            for tokenizer, limit in zip(tokenizers, kept, strict=True)
         ]
 
-    return limits, see, note
+    return kept, see, note
 
 
 def _texts(item: Item) -> list[str]:
@@ -200,7 +201,7 @@ def _texts(item: Item) -> list[str]:
     return ["" if item.caption is None else read_caption(item.caption)]
 
 
-def _lengths(limit: tokens.Limit, seen: Sequence[tokens.Cut]) -> dict[str, Any]:
+def _lengths(limit: Limit, seen: Sequence[Cut]) -> dict[str, Any]:
     lengths = [each.tokens for each in seen] or [0]
     width = max(1, -(-(max(lengths) + 1) // _BARS))  # tokens of a bar
     bars = [0] * (max(lengths) // width + 1)

@@ -102,9 +102,7 @@ def _made(each: Explanation) -> Iterator[str]:
         moment = datetime.fromtimestamp(Path(each.path).stat().st_mtime).astimezone()
         by = ""
         if each.header is not None:
-            program = str(each.recipe.get("program", ""))
-            known = program_of(program)
-            by = " by latentmake" if not program else f" by {known.name if known else 'a program'}"
+            by = f" by {program_of(each.recipe) or 'latentmake'}"
             if each.header.adopted:
                 digests = ", ".join(map(short, each.header.adopted.split()))
                 by = f" from another program's file ({digests})"

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from tabulate import tabulate
 
 from latentmake.errors import TrainingError
-from latentmake.models.wan_files import ModelFile
+from latentmake.models.model_files import ModelFile
 
 Verdict = Literal["ok", "warning", "failed"]
 _SHOWN = 3  # faults of one check that are named
@@ -44,8 +44,7 @@ def model_finding(file: ModelFile) -> Finding:
         return Finding(f"model: {file.key}", "failed", f"{place}{file.fault}")
     if file.doubt:
         return Finding(f"model: {file.key}", "warning", f"{place}{file.doubt}")
-    known = file.known or (file.content.kind if file.content else None)
-    return Finding(f"model: {file.key}", "ok", f"{file.place}: {known}")
+    return Finding(f"model: {file.key}", "ok", f"{file.place}: {file.known}")
 
 
 def failed(findings: Iterable[Finding]) -> bool:

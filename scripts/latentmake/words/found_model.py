@@ -19,10 +19,8 @@ from latentmake.config.architectures import ARCHITECTURES, WAN
 from latentmake.config.spec import Architecture
 from latentmake.errors import ModelError
 from latentmake.files.safetensors import Tensor
-from latentmake.models.encoder_files import kinds_in, one
-from latentmake.models.weight_kinds import PICKLES, content_of
+from latentmake.models.kinds import LORA, SUFFIXES, kinds_of, one, tensors_of
 
-_SUFFIXES = (".safetensors", *PICKLES)
 _DEPTH, _MOST = 3, 400  # folders below the one that is named, and files of weights in them
 _LIBRARIES = ("diffusion_pytorch_model", "model", "pytorch_model")
 _LIBRARY = re.compile(rf"({'|'.join(_LIBRARIES)})[.-]")
@@ -79,9 +77,9 @@ class Part:
         return "\n".join(self.tensors)
 
     @cached_property
-    def kinds(self) -> list[str]:
-        """Kinds of network that it may be, see `models.encoder_files`."""
-        return kinds_in(self.tensors)
+    def kinds(self) -> dict[str, str]:
+        """Kinds of network that it may be, see `models.kinds`."""
+        return kinds_of(self.tensors)
 
     def has(self, pattern: str) -> bool:
         """Whether a tensor has such a name."""
@@ -167,7 +165,7 @@ def found_model(place: Path, label: str = "") -> Model:
         files = ", ".join(f"{found[0].path.name} is {name}" for name, found in networks.items())
         raise ModelError(f"holds several models ({files})", where=place, hint=hint)
     if not networks:
-        kinds = [kind for each in named for kind in each.kinds]
+        kinds = [kind for each in named for kind in each.kinds.values()]
         what = f"is {one(kinds[0])}, not a model" if kinds and len(named) == 1 else "holds no model"
         raise ModelError(what, where=place, hint=f"name the file or folder of one: {_KNOWN}")
     ((name, found),) = networks.items()
@@ -179,7 +177,7 @@ def found_model(place: Path, label: str = "") -> Model:
 
 def _name_of(part: Part, words: str) -> str | None:
     """Return the architecture of a network; None for an encoder, a LoRA and what is unknown."""
-    if part.kinds[:1] == ["LoRA"]:
+    if LORA in part.kinds:
         return None
     for name, pattern, word in _NETWORKS:
         if part.has(pattern) and word in words:
@@ -243,7 +241,7 @@ def _other(name: str) -> str:
 
 
 def is_high(part: Part) -> bool:
-    """Whether it is Wan 2.2's network for high noise; see `models.places`."""
+    """Whether it is Wan 2.2's network for high noise; see `models.files`."""
     pair = part.path.name == "transformer" and part.path.with_name("transformer_2").is_dir()
     return pair or "high_noise" in f"{part.path.parent.name}/{part.path.name}"
 
@@ -268,7 +266,7 @@ def _in_folder(place: Path, names: list[str]) -> Iterator[Part]:
         yield Part(place, {name: x for each in tensors for name, x in each.items()})
     for name in names:
         shard = _SHARD.search(Path(name).stem)
-        if not name.endswith(_SUFFIXES) or (shard and shard[1] != "00001"):
+        if not name.endswith(SUFFIXES) or (shard and shard[1] != "00001"):
             continue
         if not (of_library and _LIBRARY.match(name)):
             try:
@@ -279,7 +277,7 @@ def _in_folder(place: Path, names: list[str]) -> Iterator[Part]:
 
 def _weights(folder: Path) -> list[Path]:
     """Return the files of weights of a library's folder, safetensors first."""
-    for suffix in _SUFFIXES:
+    for suffix in SUFFIXES:
         for stem in _LIBRARIES:
             if (single := folder / f"{stem}{suffix}").is_file():
                 return [single]
@@ -298,7 +296,7 @@ def _of_file(file: Path) -> Part:
     if match := _SHARD.search(file.stem):
         shards = sorted(file.parent.glob(f"{file.stem[: match.start()]}-*-of-*{file.suffix}"))
     try:
-        found = [content_of(each).tensors for each in shards]
+        found = [tensors_of(each) for each in shards]
     except (ValueError, OSError) as error:
         raise ModelError(str(error), where=file, hint="name a file of weights") from None
     return Part(file, {name: x for each in found for name, x in each.items()})
@@ -306,7 +304,7 @@ def _of_file(file: Path) -> Part:
 
 def _tensors(file: Path) -> Mapping[str, Tensor]:
     try:
-        return content_of(file).tensors
+        return tensors_of(file)
     except (ValueError, OSError):
         return {}
 

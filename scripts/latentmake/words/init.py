@@ -18,7 +18,7 @@ from latentmake.errors import DatasetError, ModelError, StorageError, UserError
 from latentmake.files import atomic
 from latentmake.models import recipe
 from latentmake.models.checks import schedule_of
-from latentmake.models.places import resolved
+from latentmake.models.files import resolved
 from latentmake.words.found_folders import Found, found_in, slug
 from latentmake.words.found_model import Model, found_model
 from latentmake.words.hub_files import PIPELINE, downloads

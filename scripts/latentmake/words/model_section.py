@@ -14,9 +14,9 @@ from latentmake.config.architectures import WAN
 from latentmake.config.rows import File
 from latentmake.config.weights import TextWeights
 from latentmake.errors import ConfigError, ModelError
-from latentmake.models.encoder_files import fault_of, vae_of
 from latentmake.models.files import tokenizer_files
-from latentmake.models.weight_kinds import kinds_of
+from latentmake.models.kinds import vae_of
+from latentmake.models.model_files import fault_of
 from latentmake.words.found_model import Model, Part, is_high
 from latentmake.words.hub_files import HUB_FILES, HubFile
 
@@ -262,11 +262,11 @@ def _wan(section: Section, networks: list[Part]) -> None:
         raise ModelError(what, where=model.networks[0].path, hint=hint)
 
     def first(kind: str) -> Path | None:
-        found = (x for x in model.others if [each for each, _ in kinds_of(x.tensors)][:1] == [kind])
+        found = (x for x in model.others if kind in x.kinds.values())
         return next((x.path for x in found if x.shape("shared.weight")[:1] != (_T5,)), None)
 
     section.put("vae", first("Wan VAE"))
-    text = first("umT5 text encoder")
+    text = first("T5")
     if text is not None and text.is_dir():
         section.put("text", text)
     else:
@@ -278,7 +278,7 @@ def _wan(section: Section, networks: list[Part]) -> None:
         own = {"path": value} if isinstance(value, str) else value
         section.keys["text"] = {**own, "tokenizer": place}
     if scripts is not None and "clip" in scripts.versions[str(model.task)].needs:
-        section.put("clip", first("CLIP image encoder"))
+        section.put("clip", first("image encoder"))
     low = [each for each in networks if not is_high(each)]
     high = [each for each in networks if is_high(each)]
     musubi = section.kind == "musubi"
@@ -329,7 +329,7 @@ def _scripted(section: Section) -> None:
 def _fits(name: str, file: File, part: Part) -> bool:
     if file.form == "folder" and not part.path.is_dir():
         return False
-    if file.kind not in part.kinds or fault_of(file, part.tensors) is not None:
+    if file.kind not in part.kinds or fault_of(file, part.tensors):
         return False
     return file.kind != "language model" or not _of_another(name, part)
 

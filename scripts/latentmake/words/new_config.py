@@ -11,9 +11,8 @@ import yaml
 
 from latentmake.config.architectures import WAN
 from latentmake.config.rows import Scripts
-from latentmake.models.wan_files import number_format
-from latentmake.models.weight_kinds import Content
 from latentmake.reports.plan_table import counted
+from latentmake.training.external.musubi.preflight import number_format
 from latentmake.words.found_folders import Found
 from latentmake.words.found_model import Model, json_of
 from latentmake.words.model_section import Section
@@ -278,7 +277,7 @@ def _launched(section: Section, epochs: int, items: int) -> Iterator[str]:
     yield _line(3, "max_train_epochs", epochs, f"{epochs * items} steps of one item each")
     every = max(1, epochs // 5)
     yield _line(3, "save_every_n_epochs", every, "copies, since the last is not always the best")
-    if row is WAN and network and number_format(Content(None, network.tensors)) == "fp16":
+    if row is WAN and network and number_format(network.tensors) == "fp16":
         yield _line(3, "mixed_precision", "fp16", "that of the network's file")
     if scripts is None:
         yield _line(3, "# optimizer_type", "AdamW8bit", "less memory; it needs bitsandbytes")

@@ -17,6 +17,7 @@ from latentmake.errors import ModelError
 from latentmake.models import recipe, tokenizers
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
+from latentmake.reports import kept_tokens
 from pydantic import ValidationError
 from safetensors import safe_open
 from text_world import (
@@ -279,20 +280,25 @@ def test_t5_is_filled_up_and_sees_the_padding_for_sdscripts_alone(
 def test_what_is_cut_off_is_told_with_its_words() -> None:
     tokenizer = tokenizer_of("clip")
     text = "one, Two, thrée four"  # of 3 + 1 + 3 + 1 + 6 + 4 tokens, é being two bytes
-    assert tokenizers.cut(text, tokenizer, None) == (18, 18, "", ())
-    assert tokenizers.cut(text, tokenizer, 18) == (18, 18, "", ())
-    assert tokenizers.cut(text, tokenizer, 14) == (18, 14, "four", ("four",))
-    assert tokenizers.cut(text, tokenizer, 8) == (18, 8, "thrée four", ("thrée", "four"))
-    assert tokenizers.cut(text, tokenizer, 5) == (18, 5, "wo, thrée four", ("Two", "thrée", "four"))
+    assert kept_tokens.cut(text, tokenizer, None) == (18, 18, "", ())
+    assert kept_tokens.cut(text, tokenizer, 18) == (18, 18, "", ())
+    assert kept_tokens.cut(text, tokenizer, 14) == (18, 14, "four", ("four",))
+    assert kept_tokens.cut(text, tokenizer, 8) == (18, 8, "thrée four", ("thrée", "four"))
+    assert kept_tokens.cut(text, tokenizer, 5) == (
+        18,
+        5,
+        "wo, thrée four",
+        ("Two", "thrée", "four"),
+    )
     # The first byte of é is kept, the other is not.
-    assert tokenizers.cut(text, tokenizer, 12).rest == "ée four"
+    assert kept_tokens.cut(text, tokenizer, 12).rest == "ée four"
 
 
 @settings(deadline=None)
 @given(text=st.text("abc,. é!\n", max_size=200), limit=st.integers(1, 60))
 def test_a_text_is_what_is_kept_of_it_and_the_rest(text: str, limit: int) -> None:
     tokenizer = tokenizer_of("clip")
-    found = tokenizers.cut(text, tokenizer, limit)
+    found = kept_tokens.cut(text, tokenizer, limit)
     assert found.kept == min(found.tokens, limit)
     assert text.strip().endswith(found.rest)
     assert bool(found.rest) == (found.tokens > limit)
@@ -304,14 +310,14 @@ def test_a_tokenizer_that_knows_no_places_tells_the_rest_as_it_spells_it() -> No
 
     tokenizer = ByT5Tokenizer()
     assert not tokenizer.is_fast
-    assert tokenizers.cut("one two three", tokenizer, 8) == (13, 8, "three", ("three",))
+    assert kept_tokens.cut("one two three", tokenizer, 8) == (13, 8, "three", ("three",))
 
 
 def test_limits_are_what_the_encoders_keep(root: Path) -> None:
     def told(architecture: str | None, **changes: Any) -> list[tuple[str, int | None]]:
         model = model_of(root, architecture, **changes)
         loaded = encoders_of(root, architecture, **changes)
-        found = [tuple(each) for each in tokenizers.limits(model)]
+        found = [tuple(each) for each in kept_tokens.limits(model)]
         caption = letters(600)
         assert list(loaded.cutting(caption)) == [each for each in found if each[1] is not None]
         return found
@@ -332,7 +338,7 @@ def test_counting_needs_no_network(root: Path, tmp_path: Path) -> None:
         model = model_of(tmp_path, architecture)
         tokens = tokenizers.TokenCache(tokenizers.load(model.text[0]))
         assert [tokens.count(letters(length)) for length in LENGTHS] == list(LENGTHS)
-        assert tokenizers.limits(model) == [("text_encoder", 75)]
+        assert kept_tokens.limits(model) == [("text_encoder", 75)]
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"model": 5}'])

@@ -23,8 +23,8 @@ from latentmake.caches.inputs import Sample
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.config.weights import TextWeights
-from latentmake.models.tokenizers import limits
 from latentmake.plan.orders import Order
+from latentmake.reports.kept_tokens import limits
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import (

@@ -20,8 +20,12 @@ from latentmake.config.weights import TextWeights, Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.index.memo import Memo
 from latentmake.models import checkpoints
-from latentmake.models.files import network_config, tokenizer_files, weights_files
-from latentmake.models.places import resolved
+from latentmake.models.files import (
+    network_config,
+    resolved,
+    tokenizer_files,
+    weights_files,
+)
 from latentmake.models.recipe import make, weights_digest
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan

@@ -111,7 +111,7 @@ def test_a_complete_checkpoint_of_a_transformer_passes_for_its_network_and_vae(
     check_kind(checkpoint, "unet", "here")
     check_kind(checkpoint, "vae", "here")
     check_kind(alone, "unet", "here")
-    with pytest.raises(ModelError, match="transformer of another model, not a VAE"):
+    with pytest.raises(ModelError, match="a DiT, not a VAE"):
         check_kind(alone, "vae", "here")
 
 

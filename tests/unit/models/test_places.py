@@ -15,8 +15,7 @@ from latentmake.config import hub
 from latentmake.config.models import Model
 from latentmake.config.root import Config, parse
 from latentmake.errors import ConfigError, ModelError
-from latentmake.models.files import refuse_missing
-from latentmake.models.places import resolved
+from latentmake.models.files import refuse_missing, resolved
 from latentmake.models.recipe import make
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-import pytest
 from latentmake import digest
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.models import recipe
-from latentmake.models import recipe_differences as programs
 from latentmake.models.recipe_differences import recipe_differences
 
 OLD, NEW = digest.of_bytes(b"old"), digest.of_bytes(b"new")
@@ -53,20 +49,7 @@ def test_a_key_that_a_recipe_does_not_name_has_its_default() -> None:
     ]
 
 
-def test_what_a_header_says_leads_to_no_other_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    programs.keep("ab", "musubi-tuner", {"a.py": "1"})
-    Path("other.json").write_text(json.dumps({"name": "x", "files": {}}))
-    assert programs.program_of("ab") == ("musubi-tuner", {"a.py": "1"})
-    assert programs.program_of("../../other") is None
-    Path(".latentmake/programs/ab.json").write_text("[]")
-    assert programs.program_of("ab") is None
-
-
-def test_new_and_missing_files_count_as_changed() -> None:
-    before = programs.Program("musubi-tuner", {"a.py": "1", "b.py": "2", "c.py": "3"})
-    now = programs.Program("musubi-tuner", {"a.py": "1", "b.py": "4", "d.py": "3"})
-    assert programs._changed(before, now) == ["b.py", "c.py", "d.py"]
-    assert programs._changed(now, now) == []
+def test_an_update_of_a_program_is_named() -> None:
+    old = {"kind": "text", "layout": "musubi", "program": OLD}
+    (found,) = recipe_differences(old, {**old, "program": NEW})
+    assert str(found) == f"musubi-tuner's digest {BEFORE} -> {NOW}"

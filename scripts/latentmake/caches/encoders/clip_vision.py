@@ -140,7 +140,7 @@ _KIND = Kind(
     name="a CLIP image encoder",
     from_pretrained=CLIPVisionModel.from_pretrained,
     models=("clip_vision_model", "clip"),
-    content="CLIP image encoder",
+    content="image encoder",
     hint="set `clip` to models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth or its "
     ".safetensors, or to the `image_encoder` folder of a Wan pipeline",
     convert=_converted,

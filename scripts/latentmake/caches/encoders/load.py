@@ -17,7 +17,7 @@ from latentmake.caches.encoders.memory import keep_memory
 from latentmake.config.models import Model
 from latentmake.config.weights import Weights
 from latentmake.models.checkpoints import section_of
-from latentmake.models.files import encoder_files
+from latentmake.models.files import weights_files
 from latentmake.plan.orders import Order
 
 _OVERHEAD = 1_000_000_000  # bytes of memory besides the weights, at the least
@@ -115,4 +115,6 @@ def _size(model: Model, weights: Weights) -> int:
     """Return the size of some local weights in bytes."""
     if own := section_of(weights):
         return sum(end - start for start, end in own.ranges)
-    return sum(file.stat().st_size for file in encoder_files(model, weights))
+    return sum(
+        file.stat().st_size for file in weights_files(weights, original=model.spec.original_files)
+    )

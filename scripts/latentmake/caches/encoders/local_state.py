@@ -19,9 +19,8 @@ from safetensors.torch import load_file
 
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, first_line
-from latentmake.models import weight_kinds
 from latentmake.models.files import network_config, weights_files
-from latentmake.models.weight_kinds import PICKLES
+from latentmake.models.kinds import PICKLES, kinds_of, one
 
 State = dict[str, torch.Tensor]
 Network = TypeVar("Network", bound=torch.nn.Module)
@@ -45,7 +44,7 @@ class Kind(NamedTuple):
     name: str
     from_pretrained: Callable[..., Any]
     models: tuple[str, ...]
-    content: weight_kinds.Kind
+    content: str
     hint: str
     convert: Callable[[State], State]
     infer: Callable[[State], dict[str, Any]]
@@ -74,13 +73,13 @@ def load_network(kind: Kind, weights: Weights) -> Any:
             if own and not set(own) & set(kind.models):
                 raise ValueError(f"it is {own[0]}, not {kind.models[0]}")
         state = local_state(weights)
-        found = [content for content, _ in weight_kinds.kinds_of(state)]
-        if not found:
+        kinds = [*kinds_of(state).values()]
+        if not kinds:
             first = next(iter(state), None)
             other = f"another network (its first weight is {first})" if first else "empty"
             raise ValueError(f"it is {other}")
-        if found[0] != kind.content:
-            raise ValueError(f"it is a {found[0]}")
+        if kind.content not in kinds:
+            raise ValueError(f"it is {one(kinds[0])}, not {one(kind.content)}")
         state = kind.convert(state)
         config = config or kind.infer(state)
         network = without_weights(lambda: kind.build(config))

@@ -205,7 +205,7 @@ _KIND = Kind(
     name="umT5",
     from_pretrained=UMT5EncoderModel.from_pretrained,
     models=("umt5",),
-    content="umT5 text encoder",
+    content="T5",
     hint="set `text` to models_t5_umt5-xxl-enc-bf16.pth or its .safetensors, or to the "
     "`text_encoder` folder of a Wan pipeline",
     convert=_converted,

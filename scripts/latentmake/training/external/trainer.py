@@ -10,7 +10,7 @@ from typing import ClassVar, Generic, TypeVar
 from latentmake.config.root import Config
 from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
-from latentmake.models.wan_files import ModelFile
+from latentmake.models.model_files import ModelFile
 from latentmake.training.backend import Say
 from latentmake.training.checks import Finding, accelerate_config, refuse_failed
 from latentmake.training.external import checks

@@ -38,7 +38,7 @@ def _check_network(config: Config, name: str, trainer: SdTrainer) -> None:
     key, where = config.runs[name].model, f"runs.{name}.trainer"
     model = config.models[key]
     assert model.unet is not None
-    if fault := checkpoints.untrainable(model.unet):
+    if checkpoints.part_of(model.unet) and (fault := checkpoints.untrainable(model.unet)):
         hint = "use kind: sdscripts, or name a checkpoint of Stable Diffusion 1.x or 2.x"
         raise ModelError(fault, where=f"models.{key}.checkpoint", hint=hint)
     if (names := parameter_names(model.unet)) is not None:

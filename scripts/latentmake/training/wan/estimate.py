@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from latentmake.config.models import Model
 from latentmake.config.root import Config
@@ -14,7 +16,6 @@ from latentmake.config.trainers import WanTrainer
 from latentmake.files.disk import Need, human
 from latentmake.geometry.buckets import Size
 from latentmake.models.wan_dit import Dit, check_targets, read_dit
-from latentmake.models.wan_memory import TrainingMemory, lora_parameters, training_memory
 from latentmake.plan.lock import run_folder
 from latentmake.progress import duration
 
@@ -25,6 +26,12 @@ _SIDE, _FRAMES = 8, 4  # pixels and frames of a latent
 _FILES = 3  # of the LoRA: names of diffusers, musubi-tuner and ComfyUI
 _EACH = 4  # bytes of a trained number
 _STEPS = 1000  # where neither `steps` nor `epochs` is set
+# Parts of names of what stays in float32; diffusers' `_keep_in_fp32_modules` of the network.
+_EXACT = {"time_embedder", "scale_shift_table", "norm1", "norm2", "norm3"}
+# Bytes of an optimizer's state for each trained number; 8: two moments in float32.
+_STATES = {"adamw": 8, "adamw8bit": 2, "lion": 4, "prodigy": 16, "dadaptation": 16}
+_TEXT_SIDE = ("attn2.to_k", "attn2.to_v", "attn2.add_k_proj", "attn2.add_v_proj")
+_FEED_FORWARD = ("ffn.net.0.proj", "ffn.net.2")
 
 
 class TrainingEstimate(NamedTuple):
@@ -68,15 +75,27 @@ def estimate_training(config: Config, name: str, model: Model) -> TrainingEstima
     assert isinstance(trainer, WanTrainer)
     dits = list(_networks(model))
     where = f"runs.{name}.trainer.target_modules"
-    found = [_memory(dit, trainer, largest_latent(config, run), model, where) for dit in dits]
-    numbers = sum(_lora(dit, trainer, where) for dit in dits)
-    memory = {
-        "weights": sum(each.weights for each in found),
-        "LoRA": sum(each.lora for each in found),
-        "optimizer": sum(each.optimizer for each in found),
-        "activations": max(each.activations for each in found),
-        "CUDA": _CONTEXT,
-    }
+    latent, numbers = largest_latent(config, run), 0
+    memory = {"weights": 0, "LoRA": 0, "optimizer": 0, "activations": 0}
+    for dit in dits:
+        layers = check_targets(trainer.target_modules, dit.shapes, where)
+        numbers += lora_numbers(dit.shapes, layers, trainer.rank)
+        taken = training_memory(
+            dit.shapes,
+            dit.config,
+            layers,
+            latent=latent,
+            rank=trainer.rank,
+            batch=trainer.train_batch_size,
+            text_tokens=_TEXT + (_IMAGE if model.needs_clip else 0),
+            half=trainer.mixed_precision != "no",
+            gradient_checkpointing=trainer.gradient_checkpointing,
+            optimizer=trainer.optimizer,
+            ema=trainer.ema_decay is not None,
+        )
+        activations = max(memory["activations"], taken["activations"])
+        memory = {key: memory[key] + taken[key] for key in memory} | {"activations": activations}
+    memory["CUDA"] = _CONTEXT
     folder = run_folder(name)
     return TrainingEstimate(
         run=name,
@@ -110,33 +129,71 @@ def _networks(model: Model) -> Iterator[Dit]:
         yield read_dit(model.dit_high_noise)
 
 
-def _memory(
-    dit: Dit, trainer: WanTrainer, latent: tuple[int, int, int], model: Model, where: str
-) -> TrainingMemory:
-    return training_memory(
-        dit.shapes,
-        latent=latent,
-        layers=_layers(dit, trainer, where),
-        rank=trainer.rank,
-        batch=trainer.train_batch_size,
-        text_tokens=_text_tokens(model),
-        half=trainer.mixed_precision != "no",
-        gradient_checkpointing=trainer.gradient_checkpointing,
-        optimizer=trainer.optimizer,
-        ema=trainer.ema_decay is not None,
-    )
+def lora_numbers(shapes: Mapping[str, Sequence[int]], layers: Iterable[str], rank: int) -> int:
+    """Return how many numbers of a LoRA on some layers are trained."""
+    return sum(rank * sum(shapes[f"{layer}.weight"]) for layer in layers)
 
 
-def _text_tokens(model: Model) -> int:
-    return _TEXT + (_IMAGE if model.needs_clip else 0)
+def training_memory(
+    shapes: Mapping[str, Sequence[int]],
+    config: Mapping[str, Any],
+    layers: Sequence[str],
+    *,
+    latent: tuple[int, int, int],
+    rank: int,
+    batch: int = 1,
+    text_tokens: int = _TEXT,
+    half: bool = True,
+    gradient_checkpointing: bool = True,
+    optimizer: str = "adamw",
+    ema: bool = False,
+) -> dict[str, int]:
+    """Return the bytes of one device that trains a LoRA: weights, LoRA, optimizer, activations.
 
+    Activations at the peak of a step were counted on diffusers' WanTransformer3DModel with peft's
+    LoRA, with networks of Wan's real sizes; the tests repeat it. What a block keeps of a token for
+    its backward pass is a multiple of the block's width. Not counted: what the allocator cannot use
+    (usually under a tenth).
 
-def _layers(dit: Dit, trainer: WanTrainer, where: str) -> list[str]:
-    return check_targets(trainer.target_modules, dit.shapes.tensors(), where)
-
-
-def _lora(dit: Dit, trainer: WanTrainer, where: str) -> int:
-    return lora_parameters(dit.shapes, _layers(dit, trainer, where), trainer.rank)
+    Args:
+        shapes: of all tensors, by their names in diffusers.
+        config: diffusers' of the network.
+        layers: that get a LoRA, as `check_targets` returns them.
+        latent: frames, height and width of the largest latents.
+        rank: of the LoRA.
+        batch: items of a device's step, without accumulation, which costs none.
+        text_tokens: of the longest text, with an image encoder's tokens if any.
+        half: bfloat16 or float16 with autocast; else float32.
+        gradient_checkpointing: keep the input of each block alone, and compute the rest again.
+        optimizer: its name in the configuration.
+        ema: whether the weights' EMA is kept.
+    """
+    size = 2 if half else 4
+    # Widths of a block that are kept of a token, of a text token, of a token outside of blocks, and
+    # that a backward pass takes at least.
+    kept, text, outside, backward = (20, 4, 2, 9) if half else (14, 3, 1, 4)
+    out, dim = shapes["proj_out.weight"]  # of a token's patch, and of a block
+    ffn, blocks = config["ffn_dim"], config["num_layers"]
+    patches = (x // step for x, step in zip(latent, config["patch_size"], strict=True))
+    tokens = batch * math.prod(patches)
+    first, second = (any(x.endswith(end) for x in layers) for end in _FEED_FORWARD)
+    on_tokens = Counter(x.split(".")[1] for x in layers if not x.endswith(_TEXT_SIDE))
+    wide = kept * dim + ffn + dim * first + ffn * second + rank * max(on_tokens.values(), default=0)
+    block = size * (tokens * wide + batch * text_tokens * text * dim)
+    held = blocks * tokens * dim * size + block if gradient_checkpointing else blocks * block
+    values = 6 * out * 4  # of a token's prediction and loss
+    # The most is held where the feed-forward part is derived; a LoRA before it alone adds to that.
+    derived = max(backward * dim, 2 * ffn + 2 * dim * (first and not second))
+    trained = lora_numbers(shapes, layers, rank)
+    return {
+        "weights": sum(
+            math.prod(shape) * (4 if _EXACT & {*name.split(".")} else size)
+            for name, shape in shapes.items()
+        ),
+        "LoRA": trained * (8 + 2 * half + 4 * ema),  # weight, gradient; autocast's copy; EMA's
+        "optimizer": trained * _STATES[optimizer],
+        "activations": held + tokens * (outside * dim * size + values + size * derived),
+    }
 
 
 def _steps(trainer: WanTrainer) -> int | None:

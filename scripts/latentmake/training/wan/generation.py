@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from pathlib import Path
 
 from latentmake import digest
@@ -13,7 +12,6 @@ from latentmake.config.runs import Run
 from latentmake.config.trainers import WanTrainer
 from latentmake.errors import ConfigError, ModelError
 from latentmake.files import atomic
-from latentmake.models.files import encoder_files
 from latentmake.models.reasons import Difference
 from latentmake.models.recipe import FileDigest, make, weights_digest
 from latentmake.models.wan_dit import dit_digest
@@ -153,7 +151,7 @@ def _weights(facts: Facts, name: str) -> str:
 def made_of(model: Model, file_digest: FileDigest = digest.of_file) -> str:
     """Return the digest of networks and encoders; raises ModelError."""
     encoders = [
-        weights_digest(each, file_digest, partial(encoder_files, model))
+        weights_digest(each, file_digest, original=True)
         for each in (model.vae, model.clip)
         if each is not None
     ]

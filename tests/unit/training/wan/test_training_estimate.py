@@ -12,12 +12,12 @@ import pytest
 import torch
 from diffusers import WanTransformer3DModel
 from latentmake.config.root import parse
-from latentmake.models.wan_shapes import DitShapes
 from latentmake.training.wan.estimate import estimate_training, largest_latent
 from latentmake.training.wan.lora_files import write_lora
 from latentmake.training.wan.network import add_lora, load_transformer
+from memory_world import Sizes
 
-SMALL = DitShapes(16, 16, dim=1536, heads=12, ffn_dim=8960, layers=30)  # 1.3B
+SMALL = Sizes(dim=1536, heads=12, ffn_dim=8960, layers=30)  # 1.3B
 
 
 def config(dit: str, **trainer: Any) -> Any:
@@ -44,11 +44,11 @@ def config(dit: str, **trainer: Any) -> Any:
     )
 
 
-def write_header(path: Path, shapes: DitShapes) -> None:
+def write_header(path: Path, sizes: Sizes) -> None:
     """Write a file of weights in bfloat16 whose numbers are a hole."""
     header: dict[str, Any] = {}
     end = 0
-    for name, shape in shapes.tensors().items():
+    for name, shape in sizes.shapes().items():
         start, end = end, end + 2 * math.prod(shape)
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()

@@ -11,7 +11,7 @@ import wan_trainer_world
 from accelerate.state import AcceleratorState
 from dit_world import tiny_dit
 from latentmake.models.wan_dit import check_targets, read_dit
-from latentmake.models.wan_memory import training_memory
+from latentmake.training.wan.estimate import training_memory
 from memory_world import Living
 from wan_trainer_world import make_order, make_training
 
@@ -53,12 +53,13 @@ def test_a_step_takes_the_memory_that_was_told(
     frozen = [each for each in network.parameters() if not each.requires_grad]
     assert all(each.grad is None for each in frozen)
     assert {each.dtype for each in frozen} == {torch.bfloat16, torch.float32}
-    shapes = read_dit(str(tmp_path / "dit")).shapes
+    read = read_dit(str(tmp_path / "dit"))
     told = training_memory(
-        shapes,
+        read.shapes,
+        read.config,
+        check_targets(order.trainer.target_modules, read.shapes, "targets"),
         latent=LATENT,
-        layers=check_targets(order.trainer.target_modules, shapes.tensors(), "targets"),
         rank=8,
         gradient_checkpointing=gradient_checkpointing,
     )
-    assert living.peak == pytest.approx(told.total, rel=0.1)
+    assert living.peak == pytest.approx(sum(told.values()), rel=0.1)

@@ -22,8 +22,8 @@ from dit_world import (
     write_shards,
 )
 from latentmake.errors import ModelError, TrainingError
-from latentmake.models.places import part_of
-from latentmake.models.wan_names import original_layer, to_diffusers
+from latentmake.models.files import PARTS, folder_in
+from latentmake.models.wan_dit import original_layer, to_diffusers
 from latentmake.training.wan.network import add_lora, load_transformer
 from wan_world import write_wan_vae
 
@@ -110,7 +110,7 @@ def test_of_a_folder_with_two_networks_the_right_one_is_taken(
     high.save_pretrained(tmp_path / first)
     low.save_pretrained(tmp_path / second)
     for key, width in (("dit", 48), ("dit_high_noise", 40)):
-        assert load_transformer(part_of(key, str(tmp_path))).config.ffn_dim == width
+        assert load_transformer(folder_in(str(tmp_path), PARTS[key])).config.ffn_dim == width
 
 
 def test_weights_of_another_kind_or_number_format_are_refused(tmp_path: Path) -> None:

@@ -8,13 +8,11 @@ from pathlib import Path
 from latentmake import digest
 from latentmake.config.external_trainers import MusubiTrainer
 from latentmake.config.root import Config
-from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.files import atomic
 from latentmake.index.memo import Memo
-from latentmake.models.network_files import model_files, networks
-from latentmake.models.scripted import scripted_files
-from latentmake.models.wan_files import ModelFile
+from latentmake.models.files import scripted_files
+from latentmake.models.model_files import ModelFile, model_files, networks
 from latentmake.training.backend import Say
 from latentmake.training.checks import Finding, model_finding, refuse_failed
 from latentmake.training.external.arguments import depends_on_length
@@ -148,4 +146,4 @@ def _files(order: MusubiOrder, path: Path) -> list[Path]:
         return sorted(path.glob("*.safetensors"))
     if order.model.architecture is None:  # one file, as in all records of Wan
         return [path]
-    return scripted_files(Weights(path=str(path)))
+    return scripted_files(path)

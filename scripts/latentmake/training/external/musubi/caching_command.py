@@ -11,7 +11,7 @@ from collections.abc import Callable
 from latentmake.config.models import Model
 from latentmake.config.rows import File
 from latentmake.config.weights import Weights
-from latentmake.models.scripted import script_of
+from latentmake.models.files import script_of
 from latentmake.training.external.arguments import command_line
 
 

@@ -22,7 +22,8 @@ from latentmake.caches.reading import Reading
 from latentmake.config.rows import File
 from latentmake.config.weights import Weights
 from latentmake.errors import DeviceError, ModelError, is_device_fault, is_out_of_memory
-from latentmake.models.scripted import frames_and_sides, script_of
+from latentmake.layouts.musubi import frames_and_sides
+from latentmake.models.files import script_of
 from latentmake.plan.orders import Order, Work
 from latentmake.progress import Progress
 from latentmake.training import process

@@ -9,8 +9,7 @@ from latentmake.config.models import Model
 from latentmake.config.rows import Scripts
 from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
-from latentmake.models import recipe_differences as programs
-from latentmake.models.scripted import script_of
+from latentmake.models.files import script_of
 from latentmake.training.external.installation import Installation, Program
 from latentmake.training.external.musubi.known import refuse_unknown
 
@@ -44,8 +43,6 @@ def program_digest(
 ) -> str:
     """Return the digest of the sources that cache `latents` or `text`: its own, no packages.
 
-    Their digests are kept, so that a later plan can name those that changed.
-
     Raises:
         TrainingError: the folder, its scripts, or the Python of its environment are missing, or a
             script is too old for the model.
@@ -56,9 +53,6 @@ def program_digest(
     # Caches of Wan's scripts are as old as their recipe, in which all that is imported counts.
     without = () if model.spec.encodes else _UNUSED
     sources = installation.sources_of(script_of(model, kind).name, without)
-    below = f"{installation.program.package}/"
-    files = {name.removeprefix(below): content for name, content in sources.contents.items()}
-    programs.keep(sources.digest, installation.program.name, files)
     return sources.digest
 
 

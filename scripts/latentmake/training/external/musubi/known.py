@@ -9,7 +9,7 @@ from difflib import get_close_matches
 
 from latentmake.config.models import Model
 from latentmake.errors import TrainingError
-from latentmake.models.scripted import script_of
+from latentmake.models.files import script_of
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.caching_command import caching_arguments
 

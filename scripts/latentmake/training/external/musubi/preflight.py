@@ -5,13 +5,15 @@ Nothing here imports torch or PIL, loads weights or reads tensors: planning runs
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from latentmake.errors import TrainingError
-from latentmake.models.scripted import script_of
-from latentmake.models.wan_files import ModelFile, lora_bytes, number_format
+from latentmake.files.safetensors import Tensor
+from latentmake.models.files import script_of
+from latentmake.models.model_files import ModelFile
 from latentmake.training.checks import Finding
 from latentmake.training.external import checks
 from latentmake.training.external.arguments import depends_on_length
@@ -22,6 +24,8 @@ from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.musubi.training_command import local_arguments
 
 _LEAST_SPACE = 200_000_000  # bytes
+_NUMBERED = re.compile(r"\.\d+\.")  # blocks by another name
+_FORMATS = {"BF16": "bf16", "F16": "fp16", "F32": "float32"}
 _STATE = 6  # a state's size in LoRAs: weights and two moments, in 32 bits each
 
 
@@ -65,12 +69,33 @@ def precision(order: MusubiOrder, models: Sequence[ModelFile], tuner: Installati
     """Check that the trainer's precision is the number format of the DiT's weights."""
     asked = order.trainer.mixed_precision
     for file in models:
-        held = number_format(file.content) if file.content and file.key.startswith("dit") else None
+        held = number_format(file.tensors) if file.key.startswith("dit") else None
         if held in ("bf16", "fp16") and asked not in (held, "no"):
             note = f"{file.key} is in {held}: set `mixed_precision: {held}`, not {asked}"
             demanded = tuner.sources.demands_precision
             return Finding("mixed precision", "failed" if demanded else "warning", note)
     return Finding("mixed precision", "ok", asked)
+
+
+def number_format(tensors: Mapping[str, Tensor]) -> str | None:
+    """Return the number format of a Wan DiT's blocks as `mixed_precision` has it, if it is known.
+
+    The trainer looks at the same tensor.
+    """
+    ending = "blocks.0.cross_attn.k.weight"
+    return next((_FORMATS.get(x.dtype) for n, x in tensors.items() if n.endswith(ending)), None)
+
+
+def lora_bytes(tensors: Mapping[str, Tensor], rank: int) -> int:
+    """Return the size of a LoRA of a DiT's blocks in 16 bits, in bytes; 0 if unknown."""
+    layers = {
+        name: tensor.shape
+        for name, tensor in tensors.items()
+        if name.endswith(".weight") and len(tensor.shape) == 2
+    }
+    blocks = [shape for name, shape in layers.items() if "blocks." in name]
+    numbered = [shape for name, shape in layers.items() if _NUMBERED.search(name)]
+    return 2 * sum(rank * sum(shape) for shape in blocks or numbered)
 
 
 def _sees_gpu() -> bool:
@@ -89,7 +114,7 @@ def _space(order: MusubiOrder, models: Sequence[ModelFile]) -> Finding:
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     trainer = order.trainer
-    lora = max((lora_bytes(x.content, trainer.network_dim) for x in models if x.content), default=0)
+    lora = max((lora_bytes(x.tensors, trainer.network_dim) for x in models), default=0)
     every = trainer.save_every_n_epochs
     saves = 0 if every is None else trainer.max_train_epochs // every
     least = max(_LEAST_SPACE, lora)

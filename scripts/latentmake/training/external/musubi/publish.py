@@ -19,9 +19,8 @@ from latentmake.errors import CacheError, ConfigError, SourceError, TrainingErro
 from latentmake.files.media import VIDEO_EXTENSIONS
 from latentmake.files.paths import System
 from latentmake.index.memo import Memo
-from latentmake.models.network_files import model_files
-from latentmake.models.scripted import script_of
-from latentmake.models.wan_files import ModelFile
+from latentmake.models.files import script_of
+from latentmake.models.model_files import ModelFile, model_files
 from latentmake.sources.item import IMAGE_EXTENSIONS
 from latentmake.training.backend import Say
 from latentmake.training.checks import Finding, model_finding

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from latentmake.models.weight_kinds import weight_file
+from latentmake.models.kinds import weight_file
 from latentmake.training.external.arguments import absolute, command_line, located
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.result import RunFiles

@@ -22,7 +22,7 @@ from latentmake import digest
 from latentmake.caches.job import Job
 from latentmake.files.cachefile import CAPTION
 from latentmake.files.safetensors import read_head
-from latentmake.models.scripted import frames_and_sides
+from latentmake.layouts.musubi import frames_and_sides
 from latentmake.plan.orders import Order
 from latentmake.progress import Progress
 from latentmake.training.external.musubi.scratch import Awaited

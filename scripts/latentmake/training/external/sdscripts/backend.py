@@ -10,7 +10,7 @@ from latentmake.config.external_trainers import SdScriptsTrainer
 from latentmake.config.root import Config
 from latentmake.errors import ModelError, UserError
 from latentmake.index.memo import Memo
-from latentmake.models.wan_files import ModelFile
+from latentmake.models.model_files import ModelFile
 from latentmake.training.backend import Say
 from latentmake.training.checks import Finding
 from latentmake.training.external import checks

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from latentmake.config import hub
 from latentmake.errors import ModelError
-from latentmake.models.weight_kinds import content_of
+from latentmake.models.kinds import lack
 from latentmake.training.external.sdscripts.command import encoder_places
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
 
@@ -25,7 +25,9 @@ def refuse_unreadable(order: SdScriptsOrder) -> None:
             where=f"{where}.checkpoint",
             hint="name the .safetensors file of the original release",
         )
-    if place.suffix == ".safetensors" and (fault := _fault(place, order)):
+    network = f"network of {order.architecture}"
+    fault = lack(place, order.strategies.marks, network) if place.suffix == ".safetensors" else ""
+    if fault:
         raise ModelError(
             f"{place} {fault}",
             where=f"{where}.checkpoint",
@@ -44,17 +46,3 @@ def refuse_unreadable(order: SdScriptsOrder) -> None:
 def _may_be(order: SdScriptsOrder, flag: str, path: str) -> bool:
     """Whether something lies there that a script can be given."""
     return Path(path).is_file() or (flag in order.strategies.folders and Path(path).is_dir())
-
-
-def _fault(file: Path, order: SdScriptsOrder) -> str | None:
-    """Return why a file is no checkpoint of the architecture, from its tensors' names."""
-    try:
-        content = content_of(file)
-    except ValueError as error:
-        return str(error)
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"
-    if any(mark in name for mark in order.strategies.marks for name in content.tensors):
-        return None
-    kind = f" but a {content.kind}" if content.kind else ""
-    return f"holds no network of {order.architecture}{kind}"

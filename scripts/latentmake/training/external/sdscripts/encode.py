@@ -33,7 +33,7 @@ from latentmake.errors import (
 from latentmake.files import atomic
 from latentmake.geometry.sdscripts_buckets import placement
 from latentmake.layouts.sdscripts import array_name
-from latentmake.models.strategies import encoder_of, options_of
+from latentmake.models.recipe import encoder_of, options_of
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target
 from latentmake.progress import Progress

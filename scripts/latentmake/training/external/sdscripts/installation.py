@@ -8,8 +8,7 @@ from latentmake import digest
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
 from latentmake.index.memo import Memo
-from latentmake.models import recipe_differences as programs
-from latentmake.models.strategies import encoder_of
+from latentmake.models.recipe import encoder_of
 from latentmake.training.external.installation import Installation, Program
 
 
@@ -37,11 +36,8 @@ def program_digest(
     folders = [installation.folder / each for each in encoder.folders]
     files = sorted(file for folder in folders for file in folder.rglob("*") if file.is_file())
     sources = [installation.sources_of(module) for module in modules]
-    beside = {str(file.relative_to(installation.folder)): _digest(file, memory) for file in files}
-    found = digest.of_value([*(each.digest for each in sources), *beside.values()])
-    contents = {name: content for each in sources for name, content in each.contents.items()}
-    programs.keep(found, installation.program.name, contents | beside)
-    return found
+    beside = [_digest(file, memory) for file in files]
+    return digest.of_value([*(each.digest for each in sources), *beside])
 
 
 def _digest(file: Path, memory: Memo | None) -> str:

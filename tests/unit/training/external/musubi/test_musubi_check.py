@@ -14,8 +14,8 @@ import torch
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.errors import TrainingError
-from latentmake.models.wan_files import encoder_fault, model_files
-from latentmake.models.weight_kinds import content_of, weight_file
+from latentmake.models.kinds import kinds_of, tensors_of, weight_file
+from latentmake.models.model_files import encoder_fault, model_files
 from latentmake.training.checks import Finding, checklist, failed, refuse_failed
 from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.check import training_toml
@@ -51,6 +51,10 @@ def tuner(tmp_path: Path) -> Path:
 
 def check(order: MusubiOrder) -> list[Finding]:
     return [*Musubi().job_findings(order)]
+
+
+def kind_of(path: Path) -> str:
+    return next(iter(kinds_of(tensors_of(path)).values()))
 
 
 def of(findings: list[Finding], what: str) -> Finding:
@@ -276,11 +280,11 @@ def test_each_model_path_must_exist(root: Path, tuner: Path, key: str) -> None:
     ("names", "note"),
     [
         (["encoder.conv1.weight", "decoder.conv1.weight"], "is a Wan VAE, not a Wan DiT"),
-        (["token_embedding.weight"], "is a umT5 text encoder, not a Wan DiT"),
-        (["visual.patch_embedding.weight"], "is a CLIP image encoder, not a Wan DiT"),
+        (["token_embedding.weight"], "is a T5, not a Wan DiT"),
+        (["visual.patch_embedding.weight"], "is an image encoder, not a Wan DiT"),
         (
             ["double_blocks.0.img_attn.qkv.weight"],
-            "is a transformer of another model, not a Wan DiT",
+            "is a DiT, not a Wan DiT",
         ),
         (["lora_unet_blocks_0.lora_down.weight"], "is a LoRA, not a Wan DiT"),
         (["down_blocks.0.x", "conv_in.weight"], "is a UNet, not a Wan DiT"),
@@ -320,19 +324,19 @@ def test_each_form_of_the_encoders_is_known(tmp_path: Path) -> None:
 
     for write, kind in (
         (write_wan_vae, "Wan VAE"),
-        (write_umt5, "umT5 text encoder"),
-        (write_clip_vision, "CLIP image encoder"),
+        (write_umt5, "T5"),
+        (write_clip_vision, "image encoder"),
     ):
         for form, path in write(tmp_path).items():
             if form != "tokenizer":
-                assert content_of(weight_file(path)).kind == kind, path
+                assert kind_of(weight_file(path)) == kind, path
 
 
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
 def test_a_dit_is_known_with_its_prefix(tmp_path: Path, prefix: str) -> None:
     path = tmp_path / "dit.safetensors"
     put_weights(path, *(prefix + name for name in WAN_DIT))
-    assert content_of(path).kind == "Wan DiT"
+    assert kind_of(path) == "Wan DiT"
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -340,7 +344,7 @@ def test_a_torch_file_is_known_by_its_names(tmp_path: Path, old: bool) -> None:
     path = tmp_path / "t5.pth"
     weights = {"token_embedding.weight": torch.ones(3, 2), "blocks.0.attn.q.weight": torch.ones(2)}
     torch.save(weights, path, _use_new_zipfile_serialization=not old)
-    assert content_of(path).kind == "umT5 text encoder"
+    assert kind_of(path) == "T5"
 
 
 def test_a_pickle_is_read_but_never_carried_out(tmp_path: Path) -> None:
@@ -350,10 +354,10 @@ def test_a_pickle_is_read_but_never_carried_out(tmp_path: Path) -> None:
 
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
-        archive.writestr("x/data.pkl", pickle.dumps({"visual.x": Harmful()}))
+        archive.writestr("x/data.pkl", pickle.dumps({"visual.patch_embedding": Harmful()}))
     path = tmp_path / "clip.pth"
     path.write_bytes(stream.getvalue())
-    assert content_of(path).kind == "CLIP image encoder"
+    assert kind_of(path) == "image encoder"
     assert not (tmp_path / "harm").exists()
 
 

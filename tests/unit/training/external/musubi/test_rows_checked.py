@@ -8,7 +8,7 @@ import pytest
 import torch
 from latentmake.config.architectures import WAN
 from latentmake.config.external_trainers import MusubiTrainer
-from latentmake.models.network_files import networks
+from latentmake.models.model_files import networks
 from latentmake.training.checks import Finding
 from latentmake.training.external.musubi.check import data_findings
 from latentmake.training.external.musubi.order import MusubiOrder

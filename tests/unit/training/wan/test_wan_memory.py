@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pytest
 from latentmake.models.wan_dit import check_targets
-from latentmake.models.wan_memory import lora_parameters, training_memory
-from latentmake.models.wan_shapes import DitShapes
-from memory_world import count_step
+from latentmake.training.wan.estimate import lora_numbers, training_memory
+from memory_world import Sizes, count_step
 
 USUAL = ("to_q", "to_k", "to_v", "to_out.0")
 ALL = (*USUAL, "ffn.net.0.proj", "ffn.net.2")
 CLIP = (21, 60, 104)  # of 81 frames of 480 x 832
 # Widths of Wan 2.1's two networks; of their 30 and 40 blocks two, which is quicker.
-SMALL = DitShapes(16, 16, dim=1536, heads=12, ffn_dim=8960, layers=2)
-LARGE = DitShapes(16, 16, dim=5120, heads=40, ffn_dim=13824, layers=2)
+SMALL = Sizes(dim=1536, heads=12, ffn_dim=8960, layers=2)
+LARGE = Sizes(dim=5120, heads=40, ffn_dim=13824, layers=2)
 
 
 @pytest.mark.parametrize("gradient_checkpointing", [True, False])
@@ -29,7 +28,7 @@ LARGE = DitShapes(16, 16, dim=5120, heads=40, ffn_dim=13824, layers=2)
     ids=["1.3B", "14B", "feed-forward", "image", "float32"],
 )
 def test_the_formula_is_what_a_step_of_real_size_takes(
-    dit: DitShapes,
+    dit: Sizes,
     latent: tuple[int, int, int],
     targets: tuple[str, ...],
     rank: int,
@@ -44,28 +43,31 @@ def test_the_formula_is_what_a_step_of_real_size_takes(
         half=half,
         gradient_checkpointing=gradient_checkpointing,
     )
-    layers = check_targets(targets, dit.tensors(), "targets")
+    shapes = dit.shapes()
+    layers = check_targets(targets, shapes, "targets")
     formula = training_memory(
-        dit,
+        shapes,
+        dit.settings(),
+        layers,
         latent=latent,
-        layers=layers,
         rank=rank,
         half=half,
         gradient_checkpointing=gradient_checkpointing,
     )
-    assert formula.weights == counted.weights
+    assert formula["weights"] == counted.weights
     # Gradients are made in the backward pass, when others of its tensors are gone.
-    assert counted.peak == pytest.approx(formula.total, rel=0.06)
+    assert counted.peak == pytest.approx(sum(formula.values()), rel=0.06)
     assert counted.before == pytest.approx(
-        formula.weights + formula.optimizer + 4 * lora_parameters(dit, layers, rank), rel=0.01
+        formula["weights"] + formula["optimizer"] + 4 * lora_numbers(shapes, layers, rank), rel=0.01
     )
 
 
 def test_the_formula_is_what_a_step_with_data_takes() -> None:
-    dit = DitShapes(16, 16, dim=384, heads=3, ffn_dim=1536, layers=4, text_dim=512)
+    dit = Sizes(dim=384, heads=3, ffn_dim=1536, layers=4, text_dim=512)
     settings = {"latent": (5, 24, 32), "rank": 16, "text_tokens": 64}
     counted = count_step(dit, targets=USUAL, fake=False, **settings)
-    layers = check_targets(USUAL, dit.tensors(), "targets")
+    shapes = dit.shapes()
+    layers = check_targets(USUAL, shapes, "targets")
     assert counted.peak == pytest.approx(
-        training_memory(dit, layers=layers, **settings).total, rel=0.06
+        sum(training_memory(shapes, dit.settings(), layers, **settings).values()), rel=0.06
     )

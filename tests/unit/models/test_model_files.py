@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from latentmake.config.models import Model
-from latentmake.models.encoder_files import encoder_fault, encoder_files
+from latentmake.models.model_files import encoder_fault, encoders
 from safetensors.torch import save_file
 
 # Names of original releases, of diffusers and of transformers; shapes where they count.
@@ -77,7 +77,7 @@ def test_the_right_files_and_unknown_ones_pass(names: tuple[str, ...]) -> None:
 
 WRONG = [
     (("z_image", "dit", "llm"), "vae", "is a DiT, not a VAE"),
-    (("qwen_image", "wan_dit", "llm"), "vae", "is a DiT, not a VAE"),
+    (("qwen_image", "wan_dit", "llm"), "vae", "is a Wan DiT, not a VAE"),
     (("z_image", "lora", "llm"), "vae", "is a LoRA, not a VAE"),
     (("z_image", "flux_2_vae", "llm"), "vae", "latents have 32 channels, and not one for pictures"),
     (("qwen_image", "flux_vae", "llm"), "vae", "is a VAE for pictures"),
@@ -119,7 +119,7 @@ def test_a_file_that_was_cut_short_is_named() -> None:
 
 def test_each_file_is_inspected_once_and_says_what_it_is() -> None:
     made = model("flux_kontext", "flux_vae", "t5", "clip")
-    files = [file for kind in ("latents", "text") for file in encoder_files(made, kind)]
+    files = [file for kind in ("latents", "text") for file in encoders(made, kind)]
     assert [(file.key, file.known) for file in files] == [
         ("vae", "VAE"),
         ("text", "T5"),

@@ -1,0 +1,231 @@
+"""Kinds of networks, told by the names and shapes of the tensors in a file of weights.
+
+A wrong path in the configuration is found in milliseconds, not after minutes of loading. A
+safetensors file has the names in its header; a torch file has them as strings in its pickle, which
+is read opcode by opcode and never executed.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import re
+import struct
+import zipfile
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from stat import S_ISREG
+from typing import IO, Literal
+
+from latentmake.config import hub
+from latentmake.config.rows import Vae
+from latentmake.files.safetensors import Tensor, read_head
+
+PICKLES = (".pth", ".pt", ".bin", ".ckpt")
+"""Suffixes of torch files."""
+SUFFIXES = (".safetensors", *PICKLES)
+"""Suffixes of files whose tensors are known."""
+LORA = "LoRA"
+"""Kind of a LoRA's file: it has no other, since it contains the names of its network."""
+Role = Literal["vae", "unet", "text"]
+"""Key of a Stable Diffusion model that takes a network."""
+
+_LORA = r"lora_(down|up)|lora_[AB]\.|\.lora_"
+# Kind, the family that a key of a model asks for, pattern of names of tensors: those of original
+# releases, of diffusers and of transformers. The first kind of a family counts.
+_KINDS = (
+    (
+        "Wan DiT",
+        "DiT",
+        r"\.(self_attn\.q|cross_attn\.k)\.|^patch_embedding\.|^blocks\.0\.attn1\.",
+    ),
+    ("UNet", "UNet", r"^(down_blocks|input_blocks|up_blocks)\."),
+    (
+        "image encoder",
+        "image encoder",
+        r"(^|\.)vision_model\.|^visual\.(transformer|patch_embedding|cls_embedding)\b|"
+        r"^embeddings\.(class|patch)_embedding\b",
+    ),
+    (
+        "T5",
+        "T5",
+        r"(^|\.)encoder\.(block|embed_tokens)\.|\.SelfAttention\.|^(token_embedding|shared)\.|"
+        r"\.ffn\.gate\.",
+    ),
+    (
+        "CLIP text encoder",
+        "CLIP text encoder",
+        r"(^|\.)text_model\.|^(embeddings\.(token|word)_embeddings?|text_projection)\b|"
+        r"^(cond_stage_model|conditioner)\.",
+    ),
+    (
+        "language model",
+        "language model",
+        r"(^|\.)(model|language_model)\.layers\.|^layers\.\d+\.(self_attn\.q_proj|mlp\.gate_proj)|"
+        r"(^|\.)embed_tokens\.weight$",
+    ),
+    ("VAE of Wan 2.2's 5B model", "VAE", r"^encoder\.downsamples\.0\.downsamples\."),
+    (
+        "VAE",
+        "VAE",
+        r"^(encoder|decoder)\.(conv_norm_out|norm_out)\.weight$|^first_stage_model\.|"
+        r"^encoder\.(down\.0\.block|down_blocks\.0\.resnets)\.",
+    ),
+    ("Wan VAE", "VAE", r"^(encoder|decoder)\.(downsamples|upsamples|conv1|conv_in)\."),
+    ("VAE", "VAE", r"^(vae\.)?(encoder|decoder)\.(conv_in|conv1|down|up|mid)|^decoder\.layers\."),
+    (
+        "DiT",
+        "DiT",
+        r"(^|\.)((double|single|transformer|single_transformer|joint)_blocks|noise_refiner)\.|"
+        r"^(model\.)?diffusion_model\.|^blocks\.\d+\.(cross_attn|attn\d|attn\.(?![qkvo]\.))",
+    ),
+)
+_ROLES: Mapping[Role, frozenset[str]] = {
+    "vae": frozenset({"VAE"}),
+    "unet": frozenset({"UNet", "DiT"}),  # SD 3's is a DiT
+    "text": frozenset({"T5", "CLIP text encoder", "language model"}),
+}
+# Kind -> parts of names that its weights have in a library alone, and the library.
+_CONVERTED = {
+    "Wan DiT": (r"\.attn1\.to_|condition_embedder\.", "diffusers"),
+    "Wan VAE": (r"(encoder|decoder)\.conv_in\.|encoder\.down_blocks\.", "diffusers"),
+    "T5": (r"encoder\.block\.0\.|\.SelfAttention\.", "transformers"),
+    "image encoder": (r"vision_model\.|embeddings\.class_embedding", "transformers"),
+}
+# Prefixes in the files of ComfyUI, and of trainers that wrap the network.
+_WRAPPED = re.compile(r"^(model\.diffusion_model\.)?(diffusion_model\.)?(module\.)?", re.MULTILINE)
+# First layers of a VAE's halves, whose shapes tell one from another.
+_ENTRY = r"(^|\.){}\.(conv_in|conv1)(\.conv)?\.weight$"
+
+
+def kinds_of(names: Iterable[str]) -> dict[str, str]:
+    """Return family -> kind of the networks that tensors of these names belong to.
+
+    The likeliest comes first. A complete checkpoint has several; unknown names have none.
+    """
+    own = "\n".join(names)
+    if re.search(_LORA, own):
+        return {LORA: LORA}
+    text = f"{own}\n{_WRAPPED.sub('', own)}"
+    found: dict[str, str] = {}
+    for kind, family, pattern in _KINDS:
+        if family not in found and re.search(pattern, text, re.MULTILINE):
+            found[family] = kind
+    return found
+
+
+def misfit(names: Iterable[str], role: Role) -> str:
+    """Return the kind of a network that cannot have a role, with its article; "" where it may."""
+    kinds = kinds_of(names)
+    if not kinds or _ROLES[role] & kinds.keys():
+        return ""
+    return one(next(iter(kinds.values())))
+
+
+def one(kind: str) -> str:
+    """Return a kind with its article: `a VAE`, `an image encoder`."""
+    return f"{'an' if kind[:1] == 'i' else 'a'} {kind or 'network'}"
+
+
+def library_of(kind: str, names: Iterable[str]) -> str | None:
+    """Return the library that weights of Wan are named for; None for Wan's original names.
+
+    musubi-tuner knows the original names only.
+    """
+    marks, library = _CONVERTED.get(kind, ("$^", None))
+    return library if re.search(marks, "\n".join(names)) else None
+
+
+def vae_of(tensors: Mapping[str, Tensor]) -> Vae | None:
+    """Return the sizes of a VAE; None where its names or shapes are not known."""
+    first, last = (
+        next((x.shape for name, x in tensors.items() if re.search(_ENTRY.format(half), name)), ())
+        for half in ("encoder", "decoder")
+    )
+    if len(first) != len(last) or len(first) < 4:
+        return None
+    return Vae(len(last) - 2, last[1], first[1])
+
+
+def lack(path: Path, marks: Collection[str], what: str) -> str:
+    """Return why a file does not hold a network, such as a name without any of the marks.
+
+    Args:
+        path: of the file.
+        marks: parts of names of tensors, one of which it should have.
+        what: name of the network, for messages.
+
+    Returns:
+        "" where it may hold the network.
+    """
+    try:
+        names = tensors_of(path)
+    except ValueError as error:
+        return str(error)
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    if any(mark in name for mark in marks for name in names):
+        return ""
+    kind = next(iter(kinds_of(names).values()), "")
+    return f"holds no {what}{f', but {one(kind)}' if kind else ''}"
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def weight_file(path: Path) -> Path:
+    """Return the file that stands for some weights: the path itself, or a folder's first file.
+
+    Raises:
+        ValueError: nothing is there, or the folder has no file of weights.
+    """
+    if not path.exists():
+        raise ValueError(hub.absence(path))
+    if not path.is_dir():
+        return path
+    for suffix in SUFFIXES:
+        if found := sorted(path.glob(f"*{suffix}")):
+            return found[0]
+    raise ValueError("is a folder without a file of weights")
+
+
+def tensors_of(path: Path) -> Mapping[str, Tensor]:
+    """Return the tensors of a file of weights by name; of a torch file without dtype and shape.
+
+    Raises:
+        ValueError: it is neither a safetensors nor a torch file, or cut short; says which.
+        OSError: it cannot be read.
+    """
+    stat = path.stat()
+    if not S_ISREG(stat.st_mode):
+        raise ValueError("is no regular file")
+    if stat.st_size == 0:
+        raise ValueError("is an empty file")
+    if path.suffix == ".safetensors":
+        return read_head(path).tensors
+    if path.suffix in PICKLES:
+        return dict.fromkeys(_torch_names(path), Tensor("", (), 0, 0))
+    raise ValueError("is neither a .safetensors nor a .pth file")
+
+
+def _torch_names(path: Path) -> list[str]:
+    """Return all strings of a torch file's pickle, of which its tensors' names are some."""
+    try:
+        with path.open("rb") as file:
+            if not zipfile.is_zipfile(file):
+                # The old format: a magic number, a version, facts of the system, then the weights.
+                file.seek(0)
+                return [name for _ in range(4) for name in _strings(file)]
+            with zipfile.ZipFile(file) as archive:
+                for member in archive.namelist():
+                    if member.endswith("data.pkl"):
+                        with archive.open(member) as pickled:
+                            return list(_strings(pickled))
+    except (ValueError, EOFError, IndexError, struct.error, zipfile.BadZipFile, RuntimeError):
+        pass  # RuntimeError: encrypted, or packed in a way that zipfile does not know
+    raise ValueError("is cut short or no torch file")
+
+
+def _strings(file: IO[bytes]) -> Iterator[str]:
+    for code, argument, _ in pickletools.genops(file):
+        if "UNICODE" in code.name and isinstance(argument, str):
+            yield argument
