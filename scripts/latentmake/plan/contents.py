@@ -78,7 +78,7 @@ class Contents:
 
         A byte order mark does not count either.
         """
-        from latentmake.sources.caption_pipeline import newlines
+        from latentmake.sources.captions import newlines
 
         path = item.source
         if path is None or content == found or is_remote(path):

@@ -33,8 +33,8 @@ from latentmake.plan.target import (
     prompts_of,
     targets_of,
 )
-from latentmake.sources.caption_files import read_caption
 from latentmake.sources.item import Item
+from latentmake.sources.texts import read_caption
 
 PLACED = "size and crop"
 """Name of the difference between two placements of an image."""

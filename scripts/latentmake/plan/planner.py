@@ -251,11 +251,7 @@ def _asked(facts: Facts, dataset: str, model: str, parts: Sequence[str]) -> reme
     settings = facts.config.datasets[dataset]
     recipes = {part: facts.recipe_digest(dataset, model, kind_of(part)) for part in parts}
     control = facts.control(dataset)
-    listings: list[str | None] = [control and control.fingerprint]
-    if settings.metadata_file is not None:
-        from latentmake.sources import metadata
-
-        listings.append(str(metadata.metadata_stat(dataset, settings.metadata_file)))
+    listings = [control and control.fingerprint]
     version = [latentmake.__version__, latentmake.PLAN_VERSION]
     layout = facts.layout(model).name
     base = [version, dataset, model, layout, recipes, listings, settings.model_dump()]

@@ -243,7 +243,7 @@ def judge_changed(
 def _is_simple(settings: Dataset, asked: Asked) -> bool:
     """Whether an item depends only on files whose names begin with its stem."""
     return not (
-        asked.scan.rows is not None
+        asked.scan.items is not None
         or is_remote(asked.scan.root)
         or settings.control_directory is not None
         or settings.metadata_file is not None

@@ -24,8 +24,8 @@ from latentmake.layouts import Layout, size_of
 from latentmake.models import tokenizers as tokens
 from latentmake.plan.facts import Facts
 from latentmake.progress import Progress
-from latentmake.sources.caption_files import read_caption
 from latentmake.sources.item import Item
+from latentmake.sources.texts import read_caption
 
 if TYPE_CHECKING:
     from PIL import Image
