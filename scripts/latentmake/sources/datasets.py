@@ -43,7 +43,7 @@ class Datasets:
         self._scans: dict[str, Scan] = {}
         self._controls: dict[str, Scan | None] = {}
         self._found: dict[tuple[str, bool], tuple[list[Item], list[Fault]]] = {}
-        self._items: dict[tuple[str, ...], tuple[list[Item], list[Fault]]] = {}
+        self._items: dict[tuple[str, str], tuple[list[Item], list[Fault]]] = {}
         self._noted: set[str] = set()
 
     def layout(self, model: str) -> Layout:
@@ -99,11 +99,17 @@ class Datasets:
             names = ", ".join(shortened(" ".join(each.split())) for _, each in first)
             names += ", ..." if count > len(first) else ""
             be = "file is" if count == 1 else "files are"
-            sys.stderr.write(f"note: datasets.{dataset}: {count} {be} not used: {names}\n")
+            self._note(dataset, f"{count} {be} not used: {names}")
+
+    def _note(self, dataset: str, line: str) -> None:
+        """Write a line about a dataset, once."""
+        if (note := f"note: datasets.{dataset}: {line}\n") not in self._noted:
+            self._noted.add(note)
+            sys.stderr.write(note)
 
     def items(self, dataset: str, model: str) -> tuple[list[Item], list[Fault]]:
         """Return the items of a dataset as a model needs them, and the faults of the others."""
-        layout, asked = self.layout(model), self._asked(dataset, model)
+        layout, asked = self.layout(model), (dataset, model)
         if asked not in self._items:
             scan = self.scan(dataset)
             read = dataset, layout.first_line
@@ -113,7 +119,7 @@ class Datasets:
             if layout.names_media:
                 made = self._measured(dataset, model, scan, found)
                 for line in made.lines():
-                    sys.stderr.write(f"note: datasets.{dataset}: {line}\n")
+                    self._note(dataset, line)
                 if made.short and not (made.found or made.faults or faults):
                     raise DatasetError(
                         f"none of its {len(made.short)} videos is long enough for a clip",
@@ -167,9 +173,9 @@ class Datasets:
             if made.alike:
                 first_stem, others = made.alike[0], len(made.alike) - 1
                 who = f"{first_stem} and {others} more have" if others else f"{first_stem} has"
-                sys.stderr.write(
-                    f"note: datasets.{dataset}.captions.variants: {who} fewer than "
-                    f"{settings.text_variants} different texts; equal ones are encoded once\n"
+                few = f"fewer than {settings.text_variants} different texts"
+                self._note(
+                    f"{dataset}.captions.variants", f"{who} {few}; equal ones are encoded once"
                 )
             faults += made.faults
             found = [x._replace(texts=made.found[x.stem]) for x in found if x.stem in made.found]
@@ -200,12 +206,7 @@ class Datasets:
 
     def known_faults(self, dataset: str, model: str) -> list[Fault]:
         """Return the faults of a dataset's items; none where a remembered state spared them."""
-        return self._items.get(self._asked(dataset, model), ([], []))[1]
-
-    def _asked(self, dataset: str, model: str) -> tuple[str, ...]:
-        """Return the dataset's name with all of a model that decides about its items."""
-        section = self.config.models[model]
-        return dataset, section.layout_name, section.task or "", section.encoder
+        return self._items.get((dataset, model), ([], []))[1]
 
     def add_faults(self, dataset: str, unreadable: Mapping[str, SourceError]) -> None:
         """Count the items whose sources cannot be read as faulty from now on."""

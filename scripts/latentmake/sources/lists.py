@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from posixpath import basename, isabs, normpath, splitext
@@ -180,10 +181,8 @@ class _List:
         with contextlib.suppress(ValueError):  # what is wrong with controls is said with the models
             for control in columns_of(columns, self.root, "control_path"):
                 self.stat(control)
-        try:
-            layers = _layers_of(columns, self.root) if dataset.multiple_target else ()
-        except ValueError as error:
-            raise ValueError(f"{path} {error}") from None
+        layers = columns if dataset.multiple_target else {}
+        layers = {key: each for key, each in layers.items() if key.startswith("image_path_")}
         stem = beside.removeprefix(f"{self.root}/").removeprefix("./").lstrip("/")
         stem = basename(stem) if dataset.flat else stem
         texts = span = window = None
@@ -199,7 +198,13 @@ class _List:
             texts = None if dataset.class_tokens is None else [dataset.class_tokens]
         return Item(
             stem,
-            (*files, *(File(LAYER, each, self.stat(each)) for each in layers)),
+            (
+                *files,
+                *(
+                    File(LAYER, x, self.stat(x))
+                    for x in columns_of(layers, self.root, "image_path")
+                ),
+            ),
             texts,
             span=None if span == Span() else span,
             row=columns or None,
@@ -290,39 +295,13 @@ def path_of(name: str, root: str, roots: Collection[str]) -> str:
 def columns_of(row: Mapping[str, Any], root: str, name: str) -> list[str]:
     """Return the files in the columns `name`, `name_0`, `name_1`, ... of a row, in their order.
 
-    Args:
-        row: its columns.
-        root: the folder of the list.
-        name: beginning of the columns' names.
-
-    Raises:
-        ValueError: says what is wrong with them.
+    `root` is the folder of the list. A ValueError says what is wrong with one of them.
     """
     columns: dict[int, str] = {}
     for column, value in row.items():
-        if column != name and not column.startswith(f"{name}_"):
-            continue
-        digits = column.removeprefix(name).removeprefix("_") or "0"
-        if not (digits.isascii() and digits.isdecimal()):
-            raise ValueError(f"has a column {shortened(column)}, which does not end in a number")
-        if int(digits) in columns:
-            raise ValueError(f"has two columns {name} of the number {int(digits)}")
-        if not isinstance(value, str) or not value.strip():
-            raise ValueError(f"has {shortened(column)}: {shortened(repr(value))}, which is no path")
-        columns[int(digits)] = value.strip()
+        if match := re.fullmatch(rf"{name}(?:_([0-9]+))?", column):
+            if not isinstance(value, str) or not value.strip():
+                raise ValueError(f"has {column}: {shortened(repr(value))}, which is no path")
+            columns[int(match[1] or 0)] = value.strip()
     roots = absolute_names(root) if columns else ()
     return [path_of(columns[number], root, roots) for number in sorted(columns)]
-
-
-def _layers_of(row: Mapping[str, Any], root: str) -> list[str]:
-    """Return the paths in the columns `image_path_1`, `image_path_2`, ... of a row.
-
-    Raises:
-        ValueError: says what is wrong with them.
-    """
-    own = {column: value for column, value in row.items() if column.startswith("image_path_")}
-    paths = columns_of(own, root, "image_path")
-    for number in range(1, len(paths) + 1):
-        if f"image_path_{number}" not in own:
-            raise ValueError(f"has {shortened(max(own))}, and no image_path_{number}")
-    return paths
