@@ -170,20 +170,8 @@ class _List:
         dataset, columns = self._dataset, row.others
         part = _part_of(columns) if dataset.video else _Part()
         path = self._path(row.name)
-        beside = splitext(path)[0]
-        files = [File(IMAGE, path, self.stat(path))]
-        for role, ending, text in (
-            (CAPTION, dataset.caption_extension, row.caption),
-            (TAGS, dataset.tags_extension, row.tags),
-        ):
-            if ending and text is None and self.stat(f"{beside}{ending}") != NO_FILE:
-                files.append(File(role, f"{beside}{ending}", self.stat(f"{beside}{ending}")))
-        with contextlib.suppress(ValueError):  # what is wrong with controls is said with the models
-            for control in columns_of(columns, self.root, "control_path"):
-                self.stat(control)
-        layers = columns if dataset.multiple_target else {}
-        layers = {key: each for key, each in layers.items() if key.startswith("image_path_")}
-        stem = beside.removeprefix(f"{self.root}/").removeprefix("./").lstrip("/")
+        files = self._files(row, path)
+        stem = splitext(path)[0].removeprefix(f"{self.root}/").removeprefix("./").lstrip("/")
         stem = basename(stem) if dataset.flat else stem
         texts = span = window = None
         if dataset.video:  # caches of clips lie flat
@@ -194,23 +182,31 @@ class _List:
             window = part.start or 0, part.end
         if row.caption is not None and not dataset.composed:
             texts = [newlines(row.caption).strip()]
-        elif len(files) == 1 or files[1].role != CAPTION:
-            texts = None if dataset.class_tokens is None else [dataset.class_tokens]
-        return Item(
-            stem,
-            (
-                *files,
-                *(
-                    File(LAYER, x, self.stat(x))
-                    for x in columns_of(layers, self.root, "image_path")
-                ),
-            ),
-            texts,
-            span=None if span == Span() else span,
-            row=columns or None,
-            place=place,
-            window=window,
-        )
+        elif dataset.class_tokens is not None and all(each.role != CAPTION for each in files):
+            texts = [dataset.class_tokens]
+        span = None if span == Span() else span
+        return Item(stem, files, texts, None, span, columns or None, place=place, window=window)
+
+    def _files(self, row: Row, path: str) -> tuple[File, ...]:
+        """Return the files of a row, and learn the stats of its controls.
+
+        What is wrong with the controls is said with a model that has some.
+        """
+        dataset, beside = self._dataset, splitext(path)[0]
+        names = [(IMAGE, path)]
+        for role, ending, text in (
+            (CAPTION, dataset.caption_extension, row.caption),
+            (TAGS, dataset.tags_extension, row.tags),
+        ):
+            if ending and text is None and self.stat(f"{beside}{ending}") != NO_FILE:
+                names.append((role, f"{beside}{ending}"))
+        with contextlib.suppress(ValueError):
+            for control in columns_of(row.others, self.root, "control_path"):
+                self.stat(control)
+        if dataset.multiple_target:
+            further = {key: x for key, x in row.others.items() if key.startswith("image_path_")}
+            names += [(LAYER, each) for each in columns_of(further, self.root, "image_path")]
+        return tuple(File(role, each, self.stat(each)) for role, each in names)
 
     def _path(self, name: str) -> str:
         """Return the path that a row names: absolute, below the list's folder, or from here."""
