@@ -200,6 +200,7 @@ def test_captions_and_tags_of_rows_are_composed_like_those_of_files(tmp_path: Pa
     ("row", "what"),
     [
         ("{,", "is not JSON"),
+        ('{"video": "a.m', "ends in the middle"),
         ('{"video": "a.mp4", "prompt": "x", "n": NaN}', "is not JSON (Out of range"),
         ('{"video": "a.mp4", "prompt": "\\ud800"}', "has a caption that holds half a character"),
         ("[" * 100_000, "is not JSON (maximum recursion depth exceeded"),
@@ -270,23 +271,6 @@ def test_two_rows_of_the_same_clip_and_two_files_of_one_name_are_faults(tmp_path
     assert "line 2: is the same clip as line 1" in lines[0]
     assert "line 3: shares its name a with" in lines[1]
     assert "line 5: shares its name b_c with" in lines[2]
-
-
-def test_a_row_without_a_file_is_not_said_to_share_the_name_of_another(tmp_path: Path) -> None:
-    put(tmp_path, "a.mp4")
-    rows = ({"video": name, "prompt": "x"} for name in ("a.mp4", "a", "a.mkv"))
-    found, faults = find(write(tmp_path / "list.jsonl", *rows))
-    assert [item.stem for item in found] == ["a"]
-    assert [fault.what for fault in faults] == [
-        f"{tmp_path}/{name} does not exist" for name in ("a", "a.mkv")
-    ]
-
-
-def test_a_list_that_ends_in_the_middle_names_its_last_line(tmp_path: Path) -> None:
-    put(tmp_path, "a.mp4")
-    path = tmp_path / "list.jsonl"
-    path.write_text('{"video": "a.mp4", "prompt": "p"}\n{"video": "a.m')
-    assert "line 2: ends in the middle; correct" in find(path)[1][0].line
 
 
 def test_what_is_no_list_is_one_line(tmp_path: Path) -> None:
