@@ -154,7 +154,7 @@ class Captions(Closed):
         return self
 
 
-_LISTS = (".jsonl", ".json")
+_LISTS = (".jsonl", ".json", ".csv")
 
 BUCKET_STEPS = 16
 """Sides of buckets are multiples of this where a dataset says nothing, in pixels."""
@@ -230,8 +230,9 @@ class Dataset(Closed):
 
     ## Lists
 
-    `path` may name a `.jsonl` file (one object a line) or a `.json` file (a list of objects). Each
-    row names a file and its caption. Without `target_frames` the files are images.
+    `path` may name a `.jsonl` file (one object a line), a `.json` file (a list of objects) or a
+    `.csv` table. Each row names a file and its caption. Without `target_frames` the files are
+    images.
 
     ```json
     {"video": "films/street.mp4", "prompt": "a street in the rain"}
@@ -292,7 +293,7 @@ class Dataset(Closed):
 
     path: Place = Field(min_length=1, json_schema_extra=MACHINE)
     """Folder of the images or videos; `s3://bucket/folder` for [images on an S3
-    server](#images-on-s3); or a `.jsonl` or `.json` [list](#lists) that names files and
+    server](#images-on-s3); or a `.jsonl`, `.json` or `.csv` [list](#lists) that names files and
     captions."""
     flat: bool = Field(False, json_schema_extra=MANIFEST)
     """Ignore sub-folders, as musubi-tuner and sd-scripts do. In a list, drop folders from item

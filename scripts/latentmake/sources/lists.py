@@ -1,4 +1,4 @@
-"""Datasets that are lists: a JSON or JSONL file whose rows name videos or images.
+"""Datasets that are lists: a JSONL, JSON or CSV file whose rows name videos or images.
 
 {"video": "films/a.mp4", "prompt": "a street", "first_frame": 120, "frames": 81}
 {"video": "films/a.mp4", "prompt": "the same street by night", "start": 60.0, "end": 75.5}

@@ -148,6 +148,8 @@ def test_one_video_may_have_several_spans_with_names_and_captions_of_their_own(
         "a.s2.5": (Span(0, 5, 1, single=True), (2.0, None)),
     }
     assert len({text for item in found for text in item.texts or []}) == len(spans)
+    (tmp_path / "list.csv").write_text("video,text,frames,stride\na.mp4,x,81,\n")
+    assert find(tmp_path / "list.csv")[0][0].span == Span(0, 81, 1, single=True)
 
 
 def test_the_strides_of_rows_come_before_that_of_the_dataset(tmp_path: Path) -> None:
@@ -161,14 +163,15 @@ def test_the_strides_of_rows_come_before_that_of_the_dataset(tmp_path: Path) -> 
     assert [item.span for item in found] == [Span(stride=2), Span(stride=3)]
 
 
-def test_a_json_list_and_the_form_of_sd_scripts_are_lists_too(tmp_path: Path) -> None:
+def test_a_json_list_the_form_of_sd_scripts_and_a_table_are_lists_too(tmp_path: Path) -> None:
     put(tmp_path, "a.png", "sub/b.png")
     rows = [{"file_name": "a.png", "text": "one"}, {"file_name": "sub/b.png", "text": "two"}]
     (tmp_path / "one.json").write_text(json.dumps(rows))
     (tmp_path / "two.json").write_text(
         json.dumps({"a.png": {"caption": "one", "w": 1.5}, "sub/b.png": {"caption": "two"}})
     )
-    for name in ("one.json", "two.json"):
+    (tmp_path / "three.csv").write_text("file_name,text\na.png,one\nsub/b.png,two\n")
+    for name in ("one.json", "two.json", "three.csv"):
         found, faults = find(tmp_path / name, target_frames=None)
         assert faults == []
         assert [(item.stem, item.texts) for item in found] == [("a", ["one"]), ("sub/b", ["two"])]
