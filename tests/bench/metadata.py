@@ -42,10 +42,10 @@ def make(path: Path, entries: int, length: int) -> None:
 
 def read(path: Path) -> None:
     """Read it as planning does, and print seconds, entries and memory."""
-    from latentmake.sources.metadata import entries_of
+    from latentmake.sources.rows import metadata_of
 
     began = time.monotonic()
-    count = len(entries_of("bench", str(path), "images"))
+    count = len(metadata_of("bench", str(path), "images"))
     seconds = time.monotonic() - began
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     sys.stdout.write(json.dumps([seconds, count, memory]))

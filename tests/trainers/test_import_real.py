@@ -31,7 +31,7 @@ from latentmake.layouts import kind_of, size_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.plan.run_plan import RunPlan
-from latentmake.sources.caption_files import read_caption
+from latentmake.sources.texts import read_caption
 
 pytestmark = pytest.mark.real_trainer
 

@@ -48,7 +48,6 @@ STILL_TO_DO = {
     "layouts",
     "regular",
     "reports",
-    "sources",
     "training",
     "words",
 }

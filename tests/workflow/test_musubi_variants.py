@@ -151,7 +151,9 @@ def test_names_that_another_text_is_to_have_are_refused_while_planning(project: 
     shutil.copy(project / "data/shapes/bee.png", project / "data/shapes/bee.v2.png")
     shutil.copy(project / "data/shapes/bee.txt", project / "data/shapes/bee.v2.txt")
     done = project.run("caches_tiny", check=False)
-    assert "bee.v2.png" in done.one_line("another text of data/shapes/bee.png", "rename")
+    assert "bee.v2.png" in done.one_line(
+        "shares the name bee.v2 in the cache with data/shapes/bee.png", "rename"
+    )
     # `.v3` is the name of no text.
     for ending in ("png", "txt"):
         (project / f"data/shapes/bee.v2.{ending}").rename(project / f"data/shapes/bee.v3.{ending}")

@@ -15,7 +15,7 @@ from latentmake.files.media import check_image, probe_image
 from latentmake.geometry.buckets import Size
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
-from latentmake.sources.caption_pipeline import decode_caption
+from latentmake.sources.captions import decode_caption
 from latentmake.sources.item import BUCKET, Item
 
 FramesAt = Callable[[str, Sequence[int]], Iterator[tuple[int, NDArray[np.uint8]]]]

@@ -126,7 +126,7 @@ class Captions(Closed):
         return self
 
 
-_LISTS = (".jsonl", ".json")
+_LISTS = (".jsonl", ".json", ".csv")
 
 BUCKET_STEPS = 16
 """Sides of buckets are multiples of this where a dataset says nothing, in pixels."""
@@ -212,7 +212,7 @@ class Dataset(Closed):
         min_length=1, json_schema_extra=Shapes("machine", applies=[_NO_REMOTE_LIST])
     )
     """Folder of the images or videos; `s3://bucket/folder` for [images on an S3
-    server](#images-on-s3); or a `.jsonl` or `.json` [list](#lists) that names files and
+    server](#images-on-s3); or a `.jsonl`, `.json` or `.csv` [list](#lists) that names files and
     captions."""
     flat: bool = Field(False, json_schema_extra=MANIFEST)
     """Ignore sub-folders, as musubi-tuner and sd-scripts do. In a list, drop folders from item

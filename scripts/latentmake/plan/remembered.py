@@ -79,14 +79,16 @@ class Remembered:
         self._scan, control = facts.scan(dataset), facts.control(dataset)
         self._rows, name = facts.memo.snapshots, "\n".join((dataset, model, *parts))
         self._head_name, self._rest_name = f"{name}\n\nstate", f"{name}\n\nlists"
-        listings: list[str | None] = [control and control.fingerprint]
-        if self._settings.metadata_file is not None:
-            from latentmake.sources import metadata
-
-            listings.append(str(metadata.metadata_stat(dataset, self._settings.metadata_file)))
         recipes = {part: facts.recipe_digest(dataset, model, kind_of(part)) for part in parts}
         version = [latentmake.__version__, latentmake.PLAN_VERSION]
-        base = [version, dataset, model, self._layout.name, recipes, listings]
+        base = [
+            version,
+            dataset,
+            model,
+            self._layout.name,
+            recipes,
+            control and control.fingerprint,
+        ]
         self._base = digest.of_value([*base, self._settings.model_dump()])
         self._listings = self._scan.fingerprint, self.folder.fingerprint
         self._head = self._row(self._head_name)
@@ -224,7 +226,7 @@ class Remembered:
     def _is_simple(self) -> bool:
         """Whether an item depends only on files whose names begin with its stem."""
         return not (
-            self._scan.rows is not None
+            self._scan.items is not None
             or is_remote(self._scan.root)
             or self._settings.control_directory is not None
             or self._settings.metadata_file is not None

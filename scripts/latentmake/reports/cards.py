@@ -25,8 +25,8 @@ from latentmake.models.tokenizers import load
 from latentmake.plan.facts import Facts
 from latentmake.progress import Progress
 from latentmake.reports.kept_tokens import Cut, Limit, cut, limits
-from latentmake.sources.caption_files import read_caption
 from latentmake.sources.item import Item
+from latentmake.sources.texts import read_caption
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -1,6 +1,7 @@
 """Clips of a dataset's videos: which frames of which file, and their prompt.
 
-For readers of clips that encode nothing: `latentmake.ClipDataset` and `clips_{run}`.
+`probe` asks which part of a video an item uses. Readers that encode nothing list the clips of
+items: `latentmake.ClipDataset` and `clips_{run}`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,104 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from latentmake.config.datasets import Dataset
-from latentmake.geometry.clips import WAN_FPS, Clip, Media, SourceFps, Span, kept_indices
+from latentmake.errors import SourceError
+from latentmake.files.media import NPZ
+from latentmake.geometry.clips import (
+    WAN_FPS,
+    Clip,
+    Media,
+    SourceFps,
+    Span,
+    Timing,
+    kept_indices,
+)
 from latentmake.layouts import Layout
-from latentmake.sources.caption_files import read_caption
 from latentmake.sources.item import Item
+from latentmake.sources.texts import read_caption
+
+_GRACE = 0.1  # seconds by which a row may end after its video
+
+
+def used_part(
+    item: Item, settings: Dataset, media: Media, rate: float
+) -> tuple[Media, Span | None]:
+    """Return what of a video's size and timing counts, and the frames of it that an item uses.
+
+    Raises:
+        SourceError: timestamps are needed and not known, or the span begins or ends behind the
+            video; or the frames of an array are larger than any image may be.
+    """
+    if item.image.lower().endswith(NPZ):
+        most = settings.max_image_pixels
+        if media.width * media.height > most:  # a small file can hold many pixels
+            what = f"has frames of {media.width} x {media.height} pixels, more than {most} in all"
+            hint = "scale them down, or raise max_image_pixels of the dataset"
+            raise SourceError(f"{what} (a decompression bomb?)", where=item.image, hint=hint)
+        media = media._replace(timing=f"1/16:1x{media.frames}")
+    span = _span(item, settings, media, rate)
+    timing = media.timing if settings.source_fps == "auto" else ""
+    if not settings.display_rotation:
+        return media._replace(timing=timing, rotation=0), span
+    if media.rotation % 180:
+        media = media._replace(width=media.height, height=media.width)
+    return media._replace(timing=timing), span
+
+
+def refuse_parts(item: Item) -> None:
+    """Refuse a row that musubi-tuner's own scripts cannot be given: a part of a video, or arrays.
+
+    Raises:
+        SourceError: it is one.
+    """
+    if item.image.lower().endswith(NPZ):
+        what = "is no video, and musubi-tuner's own scripts read videos alone"
+        raise SourceError(what, where=item.image, hint="name a video")
+    if item.window is not None or item.span not in (None, Span()):
+        what = "is used in part, and musubi-tuner's own scripts read videos from their first frame"
+        hint = "take `frames`, `start` and the like out of its row, or cut the video"
+        raise SourceError(what, where=item.image, hint=hint)
+
+
+def _span(item: Item, settings: Dataset, media: Media, rate: float) -> Span | None:
+    if (settings.source_fps == "auto" or item.window is not None) and not media.timing:
+        what = "has frames without timestamps"
+        hint = "give frames in place of seconds, and source_fps as a number"
+        raise SourceError(what, where=item.image, hint=hint)
+    span = item.span or Span()
+    if item.window is not None:
+        span = _of_seconds(item, settings, media, span, rate)
+    if span.first >= media.frames:
+        what = f"has {media.frames} frames, and its row begins at frame {span.first}"
+        raise SourceError(what, where=item.image, hint="correct the row")
+    return None if span == Span() else span
+
+
+def _of_seconds(item: Item, settings: Dataset, media: Media, span: Span, rate: float) -> Span:
+    """Return the span of a row that is given in seconds."""
+    assert item.window is not None
+    (start, end), timing = item.window, Timing.parse(media.timing)
+    seconds = float(timing.seconds)
+    if start >= seconds or (end or 0) > seconds + _GRACE:
+        what = f"is {seconds:.2f} s long, and its row names {start:g} to {end or 'the end'}"
+        raise SourceError(what, where=item.image, hint="correct the row")
+    first = timing.index_at(start)
+    if end is None:
+        return span._replace(first=first)
+    last = timing.index_at(end)
+    whole = Span(first, None, span.stride)
+    kept = kept_indices(last, settings.source_fps, whole, media.timing, rate)
+    return span._replace(first=first, frames=len(kept))
+
+
+def refuse_beyond(item: Item, settings: Dataset, media: Media, span: Span | None) -> None:
+    """Refuse a row that is one clip with frames behind the end of its video."""
+    if span is None or not span.single or span.frames is None:
+        return
+    what = f"names {span.frames} frames from frame {span.first} on"
+    if settings.source_fps is None:
+        what = f"names frames up to {span.first + (span.frames - 1) * span.stride}"
+    what += f", but the video has {media.frames}"
+    raise SourceError(what, where=item.image, hint="correct the row, or take it out")
 
 
 class ListedClip(NamedTuple):

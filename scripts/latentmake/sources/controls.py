@@ -1,8 +1,12 @@
-"""Control images and videos: which of a folder, or of a list's columns, belong to which item."""
+"""Control images and layers: which of a folder, or of a list's columns, belong to which item.
+
+musubi-tuner gives them to the items whose names they continue: `cat_0.png` and `cat_1.png` belong
+to `cat.png`. Source: its `ImageDirectoryDatasource` (dataset/datasources.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from posixpath import splitext
 
 from latentmake.config.checks import control_counts
@@ -10,14 +14,73 @@ from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.errors import SourceError
 from latentmake.files.media import VIDEO_EXTENSIONS
+from latentmake.geometry.buckets import Size, control_size, has_own_sizes, refuse_odd
+from latentmake.geometry.clips import Media
 from latentmake.index.memo import SourceStat
 from latentmake.layouts import Layout
-from latentmake.sources.item import CONTROL, IMAGE_EXTENSIONS, File, Item, Scan
-from latentmake.sources.numbered import Names, in_order
-from latentmake.sources.rows import columns_of
+from latentmake.sources.item import (
+    CONTROL,
+    IMAGE_EXTENSIONS,
+    NO_FILE,
+    File,
+    Item,
+    Scan,
+    missing_file,
+)
+from latentmake.sources.lists import columns_of
 
 ControlsOf = Callable[[Item], Sequence[File]]
 """Returns the controls of an item; a SourceError says that they are missing or too many."""
+
+
+class Names:
+    """Names of items, among which that of a file is looked up.
+
+    Where several fit, that of the item with the longest file name counts: `cat_2.png` belongs to
+    `cat_2`, and to `cat` only where there is no such item.
+
+    Args:
+        paths: of the items' images, below the dataset's folder.
+    """
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._ranks: dict[str, tuple[int, str]] = {}
+        for path in paths:
+            rank = (-len(path.rpartition("/")[2]), path)
+            stem = splitext(path)[0]
+            self._ranks[stem] = min(rank, self._ranks.get(stem, rank))
+
+    def owner(self, path: str, ends: str) -> str | None:
+        """Return the item whose name a path continues, behind it one of the characters `ends`."""
+        folder, slash, name = path.rpartition("/")
+        ended = (f"{folder}{slash}{name[:at]}" for at, each in enumerate(name) if each in ends)
+        found = [stem for stem in ended if stem in self._ranks]
+        return min(found, key=self._ranks.__getitem__, default=None)
+
+
+def in_order(stem: str, files: Iterable[File], what: str) -> list[File] | SourceError:
+    """Return the files of an item in the order of their numbers, one without a number first.
+
+    A name that ends in no number, or two in the same, are an error.
+
+    Args:
+        stem: the item's name.
+        files: those whose names continue it.
+        what: each is, for messages: `control` or `layer`.
+    """
+    numbered: dict[int, File] = {}
+    name = stem.rpartition("/")[2]
+    for file in sorted(files):
+        own = splitext(file.path.rpartition("/")[2])[0]
+        digits = own.rpartition("_")[2]
+        if own != name and not (digits.isascii() and digits.isdecimal()):
+            fault = f"has a {what} {file.path}, whose name does not end in a number"
+            return SourceError(fault, hint=f"name it {name}_0 or likewise, or move it away")
+        first = numbered.setdefault(-1 if own == name else int(digits), file)
+        if first is not file:
+            fault = f"has two {what}s of the same number, {first.path} and {file.path}"
+            return SourceError(fault, hint="rename or remove one of them")
+    return [numbered[number] for number in sorted(numbered)]
 
 
 def controls_of(
@@ -39,13 +102,74 @@ def controls_of(
         model: whose architecture says how many controls an item has; needed where the layout's
             controls are numbered.
     """
-    if not layout.numbered_controls:
-        return _named_alike(settings, scan, control)
+    extensions = VIDEO_EXTENSIONS if settings.video else IMAGE_EXTENSIONS
+    beside = _files(control, extensions) if control is not None else {}
+    there: dict[str, list[File]] = {}
+    if not layout.numbered_controls:  # one of the same name
+        for path, file in beside.items():
+            there.setdefault(splitext(path)[0], [file])
+        return lambda item: () if control is None else _named(there, item, scan, control, "")
     assert model is not None
     least, most = control_counts(model, settings)
     if most == 0:
         return lambda item: ()
-    return _Numbered(settings, scan, control, items, (least, most), model.title)
+    stats = {} if scan.items is None else {path: SourceStat(*stat) for path, *stat in scan.entries}
+    names = _image_names(scan, items)
+    for path, file in beside.items():
+        if (owner := names.owner(path, "._")) is not None:
+            there.setdefault(owner, []).append(file)
+
+    def find(item: Item) -> Sequence[File]:
+        place = "its dataset" if scan.items is None else "its row"
+        found = _listed(item, scan, stats)
+        if not found and control is not None:
+            found, place = _named(there, item, scan, control, "_0.png"), control.root
+            ordered = in_order(_beside(item, scan), found, "control")
+            if isinstance(ordered, SourceError):
+                raise SourceError(ordered.what, where=item.image, hint=ordered.hint)
+            found = ordered
+        if len(found) < least or (most is not None and len(found) > most):
+            count = f"{least} or more" if most is None else f"{least} to {most}"
+            count = f"{least}" if least == most else count
+            one = "" if len(found) == 1 else "s"
+            what = (
+                f"has {len(found)} control image{one} in {place}, and {model.title} takes {count}"
+            )
+            hint = "add or remove control images, or remove the item"
+            raise SourceError(what, where=item.image, hint=hint)
+        return found
+
+    return find
+
+
+def sizes_of(
+    files: Sequence[File],
+    item: Item,
+    settings: Dataset,
+    model: Model | None,
+    measure: Callable[[Sequence[File]], Mapping[str, Media | SourceError]],
+) -> tuple[Size, ...]:
+    """Return the sizes of an item's controls, where what is done to them depends on these.
+
+    Raises:
+        SourceError: one cannot be read, or has a size that the model cannot take.
+    """
+    if model is None or settings.video or not files or not has_own_sizes(settings):
+        return ()
+    sizes: list[Size] = []
+    step, scripts = model.spec.side, model.spec.scripts
+    vae = scripts is not None and bool(scripts.latents.files)
+    measured = measure(files)
+    for _, path, _ in files:
+        try:
+            if isinstance(media := measured[path], SourceError):
+                raise media
+            sizes.append(Size(media.width, media.height))
+            refuse_odd(control_size(sizes[-1], settings, step), step, vae=vae)
+        except SourceError as error:
+            what = f"has a control {path}, which {error.what}"
+            raise SourceError(what, where=item.image, hint=error.hint) from None
+    return tuple(sizes)
 
 
 def _beside(item: Item, scan: Scan) -> str:
@@ -53,116 +177,40 @@ def _beside(item: Item, scan: Scan) -> str:
     return splitext(item.image.removeprefix(f"{scan.root}/"))[0]
 
 
-def _files(control: Scan, extensions: Collection[str]) -> Iterable[tuple[str, SourceStat]]:
-    """Yield path below the folder and stat of each file with one of some endings, by path."""
-    for path, *stat in sorted(control.entries):
-        if stat[0] >= 0 and splitext(path)[1].lower() in extensions:
-            yield path, SourceStat(*stat)
+def _files(scan: Scan, extensions: Iterable[str]) -> dict[str, File]:
+    """Return the files of a listing with one of some endings as controls, by their paths below."""
+    return {
+        path: File(CONTROL, f"{scan.root}/{path}", SourceStat(*stat))
+        for path, *stat in sorted(scan.entries)
+        if stat[0] >= 0 and splitext(path)[1].lower() in extensions
+    }
 
 
-# -- one control of the same name -----------------------------------------------------------------
-
-
-def _named_alike(settings: Dataset, scan: Scan, control: Scan | None) -> ControlsOf:
-    if control is None:
-        return lambda item: ()
-    there: dict[str, File] = {}
-    for path, stat in _files(control, VIDEO_EXTENSIONS if settings.video else IMAGE_EXTENSIONS):
-        there.setdefault(splitext(path)[0], File(CONTROL, f"{control.root}/{path}", stat))
-
-    def find(item: Item) -> Sequence[File]:
-        name = _beside(item, scan)
-        if name not in there:
-            raise _missing(item, control, name)
-        return (there[name],)
-
-    return find
-
-
-def _missing(item: Item, control: Scan, name: str) -> SourceError:
-    what = f"has no control in {control.root}"
-    hint = f"put {control.root}/{name} there, or remove the item"
-    return SourceError(what, where=item.image, hint=hint)
-
-
-# -- several controls, by numbers -----------------------------------------------------------------
-
-
-class _Numbered:
-    def __init__(
-        self,
-        settings: Dataset,
-        scan: Scan,
-        control: Scan | None,
-        items: Iterable[Item],
-        counts: tuple[int, int | None],
-        title: str,
-    ) -> None:
-        self._scan = scan
-        self._control = control
-        self._counts = counts
-        self._title = title
-        self._stats: dict[str, SourceStat] = {}
-        self._found: dict[str, list[tuple[str, SourceStat]]] = {}
-        if scan.rows is not None:
-            self._stats = {path: SourceStat(*stat) for path, *stat in scan.entries}
-        if control is not None:
-            self._find(control, _image_names(scan, items))
-
-    def _find(self, control: Scan, names: Names) -> None:
-        for path, stat in _files(control, IMAGE_EXTENSIONS):
-            owner = names.owner(path, "._")
-            if owner is not None:
-                self._found.setdefault(owner, []).append((f"{control.root}/{path}", stat))
-
-    def __call__(self, item: Item) -> Sequence[File]:
-        (least, most), listed = self._counts, _listed(item, self._scan)
-        if listed or self._control is None:
-            found: Sequence[tuple[str, SourceStat]] = [(x, self._stat(x, item)) for x in listed]
-            place = "its row" if self._scan.rows is not None else "its dataset"
-        else:
-            name = _beside(item, self._scan)
-            files = self._found.get(name, ())
-            if not files:
-                raise _missing(item, self._control, f"{name}_0.png")
-            try:
-                found = in_order(name.rpartition("/")[2], files, "control")
-            except SourceError as error:
-                raise SourceError(error.what, where=item.image, hint=error.hint) from None
-            place = self._control.root
-        if len(found) < least or (most is not None and len(found) > most):
-            count = f"{least}" if least == most else f"{least} or more" if most is None else ""
-            count = count or f"{least} to {most}"
-            one = "" if len(found) == 1 else "s"
-            raise SourceError(
-                f"has {len(found)} control image{one} in {place}, and {self._title} takes {count}",
-                where=item.image,
-                hint="add or remove control images, or remove the item",
-            )
-        return [File(CONTROL, *each) for each in found]
-
-    def _stat(self, path: str, item: Item) -> SourceStat:
-        stat = self._stats[path]
-        if stat.size < 0:
-            what = f"has a control {path}, which does not exist or is no file that can be read"
-            raise SourceError(what, where=item.image, hint="correct the row, or take it out")
-        return stat
+def _named(
+    there: dict[str, list[File]], item: Item, scan: Scan, control: Scan, ending: str
+) -> Sequence[File]:
+    """Return the files that belong to an item by its name; a SourceError says that none does."""
+    name = _beside(item, scan)
+    if name not in there:
+        hint = f"put {control.root}/{name}{ending} there, or remove the item"
+        raise SourceError(f"has no control in {control.root}", where=item.image, hint=hint)
+    return there[name]
 
 
 def _image_names(scan: Scan, items: Iterable[Item]) -> Names:
     """Return the names of all images but layers, those of faulty items too."""
-    layers = {path for item in items for path in item.layers}
-    if scan.rows is not None:
-        paths = [row.path.removeprefix(f"{scan.root}/") for row in scan.rows]
-        return Names(paths)
-    return Names(
-        path for path, _ in _files(scan, IMAGE_EXTENSIONS) if f"{scan.root}/{path}" not in layers
-    )
+    prefix = f"{scan.root}/"
+    layers = {path.removeprefix(prefix) for item in items for path in item.layers}
+    return Names({path.removeprefix(prefix) for path in _files(scan, IMAGE_EXTENSIONS)} - layers)
 
 
-def _listed(item: Item, scan: Scan) -> list[str]:
-    """Return the paths of the controls that an item's row names."""
+def _listed(item: Item, scan: Scan, stats: dict[str, SourceStat]) -> Sequence[File]:
+    """Return the controls that an item's row names."""
     try:
-        return columns_of(item.row or {}, scan.root, "control_path")
+        paths = columns_of(item.row or {}, scan.root, "control_path")
+        for path in paths:
+            if stats[path] == NO_FILE:
+                raise ValueError(f"has a control {path}, which {missing_file(path)}")
     except ValueError as error:
         raise SourceError(str(error), where=item.where, hint="correct the row") from None
+    return [File(CONTROL, path, stats[path]) for path in paths]

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from os.path import normpath
+from posixpath import splitext
 from typing import TYPE_CHECKING
 
 from latentmake import layouts
 from latentmake.config.root import Config
-from latentmake.errors import DatasetError, SourceError
+from latentmake.errors import DatasetError, SourceError, shortened
+from latentmake.files.media import VIDEO_EXTENSIONS
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout
 from latentmake.sources import folders
-from latentmake.sources.item import Fault, Item, Scan
+from latentmake.sources.item import IMAGE_EXTENSIONS, Fault, Item, Scan
 
 if TYPE_CHECKING:
     from latentmake.sources.probe import Measured
+
+# Caches that trainers, and `export_{run}`, write beside images.
+_CACHES = (".npz", ".safetensors", ".img_sdvae", ".img_sdxl", ".txt_t5cache", ".txt_clipl")
+_NAMED = 3  # files that are not used
 
 
 class Datasets:
@@ -35,7 +43,7 @@ class Datasets:
         self._scans: dict[str, Scan] = {}
         self._controls: dict[str, Scan | None] = {}
         self._found: dict[tuple[str, bool], tuple[list[Item], list[Fault]]] = {}
-        self._items: dict[tuple[str, ...], tuple[list[Item], list[Fault]]] = {}
+        self._items: dict[tuple[str, str], tuple[list[Item], list[Fault]]] = {}
         self._noted: set[str] = set()
 
     def layout(self, model: str) -> Layout:
@@ -56,30 +64,52 @@ class Datasets:
 
     def control(self, dataset: str) -> Scan | None:
         """Return the listing of a dataset's control images; None where it has none."""
+        settings = self.config.datasets[dataset]
+        if settings.control_directory is None:
+            return None
         if dataset not in self._controls:
-            settings = self.config.datasets[dataset]
-            self._controls[dataset] = (
-                None
-                if settings.control_directory is None
-                else folders.scan(dataset, settings, "control_directory")
-            )
+            self._controls[dataset] = folders.scan(dataset, settings, "control_directory")
         return self._controls[dataset]
 
     def note_unused(self, dataset: str) -> None:
-        """Write a line about the files of a dataset's folder that nothing uses, once."""
-        from latentmake.sources.unused import unused_note
+        """Write a line about the files of a dataset's folder that nothing uses, once.
 
-        if dataset not in self._noted:
-            self._noted.add(dataset)
-            path = self.config.datasets[dataset].path
-            sharing = [each for each in self.config.datasets.values() if each.path == path]
-            if note := unused_note(sharing, self.scan(dataset)):
-                sys.stderr.write(f"note: datasets.{dataset}: {note}\n")
+        It counts them and names one of each ending, the rarest endings first.
+        """
+        scan, path = self.scan(dataset), self.config.datasets[dataset].path
+        if dataset in self._noted or scan.items is not None:
+            return
+        self._noted.add(dataset)
+        images, texts, lists = {*_CACHES}, {""}, set[str]()
+        for each in self.config.datasets.values():
+            if each.path == path:
+                images |= VIDEO_EXTENSIONS if each.video else IMAGE_EXTENSIONS
+                texts |= {each.caption_extension, each.tags_extension or ""}
+                lists.add(normpath(each.metadata_file or ""))
+        unused: dict[str, list[str]] = defaultdict(list)
+        used = tuple(images), tuple(texts - {""})
+        for below, size, *_ in scan.entries:
+            if size < 0 or below.lower().endswith(used[0]) or below.endswith(used[1]):
+                continue
+            if normpath(f"{scan.root}/{below}") not in lists:
+                unused[splitext(below.lower())[1]].append(below)
+        if unused:
+            count = sum(map(len, unused.values()))
+            first = sorted((len(several), min(several)) for several in unused.values())[:_NAMED]
+            names = ", ".join(shortened(" ".join(each.split())) for _, each in first)
+            names += ", ..." if count > len(first) else ""
+            be = "file is" if count == 1 else "files are"
+            self._note(dataset, f"{count} {be} not used: {names}")
+
+    def _note(self, dataset: str, line: str) -> None:
+        """Write a line about a dataset, once."""
+        if (note := f"note: datasets.{dataset}: {line}\n") not in self._noted:
+            self._noted.add(note)
+            sys.stderr.write(note)
 
     def items(self, dataset: str, model: str) -> tuple[list[Item], list[Fault]]:
         """Return the items of a dataset as a model needs them, and the faults of the others."""
-        layout = self.layout(model)
-        asked = self._asked(dataset, model)
+        layout, asked = self.layout(model), (dataset, model)
         if asked not in self._items:
             scan = self.scan(dataset)
             read = dataset, layout.first_line
@@ -89,7 +119,7 @@ class Datasets:
             if layout.names_media:
                 made = self._measured(dataset, model, scan, found)
                 for line in made.lines():
-                    sys.stderr.write(f"note: datasets.{dataset}: {line}\n")
+                    self._note(dataset, line)
                 if made.short and not (made.found or made.faults or faults):
                     raise DatasetError(
                         f"none of its {len(made.short)} videos is long enough for a clip",
@@ -126,28 +156,34 @@ class Datasets:
 
     def _composed(self, dataset: str, scan: Scan, layout: Layout) -> tuple[list[Item], list[Fault]]:
         """Return the items of a listing with their texts, and the faults of the others."""
-        from latentmake.sources import lists, metadata
-        from latentmake.sources.caption_files import first_lines, texts_of
-
-        settings = self.config.datasets[dataset]
-        entries, listed = None, None
-        if scan.rows is None:
+        settings, listed = self.config.datasets[dataset], None
+        if scan.items is None:
             found, faults = folders.items(dataset, settings, scan)
         else:
-            found, faults, entries = lists.items(dataset, settings, scan)
+            found, faults = scan.items, [*scan.faults]
         if settings.composed:
+            from latentmake.sources import rows, texts
+
             if settings.metadata_file is not None:
-                place = settings.metadata_file
-                listed = metadata.entries_of(dataset, place, scan.root)
+                listed = rows.metadata_of(dataset, settings.metadata_file, scan.root)
             roots, first = scan.roots, layout.first_line
-            made = texts_of(settings, roots, found, listed, self.memo, entries, first_line=first)
-            if note := made.note(dataset, settings.text_variants):
-                sys.stderr.write(f"note: {note}\n")
-            texts, faults = made.found, faults + made.faults
-            found = [item._replace(texts=texts[x]) for item in found if (x := item.stem) in texts]
+            made = texts.texts_of(
+                settings, roots, found, listed, self.memo, scan.rows, first_line=first
+            )
+            if made.alike:
+                first_stem, others = made.alike[0], len(made.alike) - 1
+                who = f"{first_stem} and {others} more have" if others else f"{first_stem} has"
+                few = f"fewer than {settings.text_variants} different texts"
+                self._note(
+                    f"{dataset}.captions.variants", f"{who} {few}; equal ones are encoded once"
+                )
+            faults += made.faults
+            found = [x._replace(texts=made.found[x.stem]) for x in found if x.stem in made.found]
         elif layout.first_line:
-            found, more = first_lines(settings, scan.roots, found, self.memo)
-            faults = faults + more
+            from latentmake.sources import texts
+
+            found, more = texts.first_lines(settings, scan.roots, found, self.memo)
+            faults += more
         return found, faults
 
     def _measured(self, dataset: str, model: str, scan: Scan, found: Sequence[Item]) -> Measured:
@@ -160,18 +196,17 @@ class Datasets:
 
     def image_sizes(self, dataset: str, stats: dict[str, SourceStat]) -> dict[str, Size | None]:
         """Return width and height of a dataset's images as stored; None of an unreadable one."""
-        from latentmake.sources.probe import image_sizes
+        from latentmake.sources.probe import probed
 
-        return image_sizes(self.scan(dataset).roots, stats, self.memo)
+        found = probed(self.scan(dataset).roots, stats, self.memo, video=False)
+        return {
+            path: None if isinstance(media, SourceError) else Size(media.width, media.height)
+            for path, media in found.items()
+        }
 
     def known_faults(self, dataset: str, model: str) -> list[Fault]:
         """Return the faults of a dataset's items; none where a remembered state spared them."""
-        return self._items.get(self._asked(dataset, model), ([], []))[1]
-
-    def _asked(self, dataset: str, model: str) -> tuple[str, ...]:
-        """Return the dataset's name with all of a model that decides about its items."""
-        section = self.config.models[model]
-        return dataset, section.layout_name, section.task or "", section.encoder
+        return self._items.get((dataset, model), ([], []))[1]
 
     def add_faults(self, dataset: str, unreadable: Mapping[str, SourceError]) -> None:
         """Count the items whose sources cannot be read as faulty from now on."""

@@ -8,40 +8,37 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path, PurePosixPath
-from stat import S_ISREG
+from collections.abc import Collection
+from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 
 from latentmake import digest
 from latentmake.config.datasets import Dataset
 from latentmake.errors import DatasetError, SourceError
+from latentmake.files.media import UNREAD_FORMATS, VIDEO_EXTENSIONS, unread_format
 from latentmake.files.paths import is_remote, normalized
+from latentmake.geometry.clips import Span
 from latentmake.index.memo import SourceStat
 from latentmake.sources.item import (
     CAPTION,
     IMAGE,
     IMAGE_EXTENSIONS,
     LAYER,
+    NO_FILE,
     TAGS,
     Fault,
     File,
     Item,
     Scan,
+    missing_file,
+    unusable_name,
 )
-
-_NOWHERE, _SPECIAL, _FOLDER = -1, -2, -3  # in the place of a size
-_ODD = {
-    _NOWHERE: ("is a link that leads nowhere", "repair or remove the link"),
-    _SPECIAL: ("is a pipe, a socket or a device and no file", "remove it, or put a file there"),
-    _FOLDER: ("is a folder without any file, though it has a file's name", "rename or remove it"),
-}
 
 # Previews of latents, which ai-training's scripts write beside images (--writepreview).
 _PREVIEWS = (".img_sdvae.webp", ".img_sdxl.webp")
 
-
-_Entry = tuple[str, SourceStat]
-"""Path and stat."""
+_Entry = tuple[str, int, int, int, int]
+"""Path below the root and the four values of a stat."""
 
 
 def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
@@ -56,9 +53,7 @@ def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
     if is_remote(root):
         from latentmake.sources import s3
 
-        entries = s3.listing(root, where)
-        if dataset.flat:
-            entries = [entry for entry in entries if "/" not in entry[0]]
+        entries = [x for x in s3.listing(root, where) if not (dataset.flat and "/" in x[0])]
     elif Path(root).is_dir():
         try:
             entries = _entries(root, flat=dataset.flat)
@@ -70,54 +65,46 @@ def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
         what = "is not a folder" if Path(root).exists() else "does not exist"
         what = f"the dataset folder {root} {what}"
         raise DatasetError(what, where=where, hint="correct the path or create it")
-    return Scan(root, entries, digest.of_entries(entries))
+    listed: object = entries
+    if key == "path" and dataset.metadata_file is not None:
+        from latentmake.sources.rows import file_stat
+
+        listed = entries, tuple(file_stat(dataset.metadata_file, f"datasets.{name}.metadata_file"))
+    return Scan(root, entries, digest.of_entries(listed), (root,))
 
 
-def _entries(root: str, *, flat: bool) -> list[tuple[str, int, int, int, int]]:
-    entries: list[tuple[str, int, int, int, int]] = []
-    start = Path(root).stat()
-    seen = {(start.st_dev, start.st_ino)}
-    pending = [("", root)]
-    links: list[tuple[str, str]] = []  # after all folders, so that these keep their own names
+def _entries(root: str, *, flat: bool) -> list[_Entry]:
+    entries: list[_Entry] = []
+    seen: set[tuple[int, int]] = set()  # links may lead in circles
+    pending, links = [("", root)], list[tuple[str, str]]()
     while pending or links:
-        if pending:
-            prefix, folder = pending.pop()
-        else:
-            prefix, folder = links.pop()
-            there = Path(folder).stat()
-            if (there.st_dev, there.st_ino) in seen:  # links may lead in circles
-                continue
-            seen.add((there.st_dev, there.st_ino))
+        # Links come after all folders, so that these keep their own names.
+        prefix, folder = (pending or links).pop()
+        there = os.stat(folder)  # noqa: PTH116
+        if (there.st_dev, there.st_ino) in seen:
+            continue
+        seen.add((there.st_dev, there.st_ino))
         # Plain tuples and little else: this loop is what doing nothing costs.
         with os.scandir(folder) as found:
             for entry in found:
-                file = entry.name
-                if file[0] == ".":
+                if entry.name[0] == ".":
                     continue
-                path = prefix + file
+                path = prefix + entry.name
                 try:
                     stat = entry.stat()
                 except OSError as error:
                     if error.errno not in (errno.ENOENT, errno.ELOOP):
                         raise
-                    entries.append((path, _NOWHERE, 0, 0, 0))
+                    entries.append((path, *NO_FILE))
                     continue
                 if S_ISREG(stat.st_mode):
                     changed = stat.st_ctime_ns
                     entries.append((path, stat.st_size, stat.st_mtime_ns, changed, stat.st_ino))
-                elif not entry.is_dir():  # reading a pipe would never end
-                    entries.append((path, _SPECIAL, 0, 0, 0))
-                else:
-                    if "." in file:
-                        entries.append((path, _FOLDER, 0, 0, 0))
-                    if flat:
-                        continue
-                    if entry.is_symlink():
-                        links.append((f"{path}/", entry.path))
-                        links.sort(reverse=True)
-                    elif (stat.st_dev, stat.st_ino) not in seen:
-                        seen.add((stat.st_dev, stat.st_ino))
-                        pending.append((f"{path}/", entry.path))
+                elif not S_ISDIR(stat.st_mode):  # reading a pipe would never end
+                    entries.append((path, *NO_FILE))
+                elif not flat:
+                    (links if entry.is_symlink() else pending).append((f"{path}/", entry.path))
+        links.sort(reverse=True)
     return entries
 
 
@@ -127,165 +114,108 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
     Raises:
         DatasetError: there is no image at all.
     """
-    from latentmake.files.media import UNREAD_FORMATS, VIDEO_EXTENSIONS, unread_format
-    from latentmake.geometry.clips import Span
-    from latentmake.sources.names import unusable_name
-    from latentmake.sources.numbered import in_order
-
-    root = scanned.root
+    root, kind = scanned.root, "a video" if dataset.video else "an image"
     extensions = VIDEO_EXTENSIONS if dataset.video else IMAGE_EXTENSIONS
-    kind = "video" if dataset.video else "image"
-    span = Span(stride=dataset.sample_stride) if dataset.sample_stride > 1 else None
-    images: dict[str, list[_Entry]] = {}
-    texts: dict[str, dict[str, _Entry]] = {
-        ending: {} for ending in (dataset.caption_extension, dataset.tags_extension) if ending
-    }
-    # One ending may end in another: `.tags.txt` in `.txt`.
-    endings = sorted(texts, key=len, reverse=True)
-    layers: dict[str, list[_Entry]] = {}
-    other_case: dict[tuple[str, str], str] = {}
+    images: dict[str, list[File]] = {}
+    texts: dict[str, dict[str, File]] = {CAPTION: {}, TAGS: {}}
     unread: dict[str, tuple[str, str]] = {}  # path and format by stem
     faults: list[Fault] = []
-    full = _folders_with_files(scanned, (*extensions, *map(str.lower, endings)))
+    # One ending may end in another: `.tags.txt` in `.txt`.
+    pairs = ((dataset.caption_extension, CAPTION), (dataset.tags_extension, TAGS))
+    endings = sorted(((x, role) for x, role in pairs if x), key=lambda x: -len(x[0]))
     for below, *values in sorted(scanned.entries):
-        if below in full:
-            continue
         path, stat = f"{root}/{below}", SourceStat(*values)
         stem, dot, extension = below.rpartition(".")
-        is_image = f".{extension.lower()}" in extensions and not below.endswith(_PREVIEWS)
-        ending = next(filter(below.endswith, endings), None)
-        if not dot or not (is_image or ending):
-            if kind == "image" and (other := UNREAD_FORMATS.get(f".{extension.lower()}")):
-                unread[stem] = path, other
-            for each in endings:
-                if stat.size >= 0 and below.lower().endswith(each.lower()):
-                    other_case[each, below[: -len(each)]] = path
+        extension = f"{dot}{extension.lower()}"
+        is_image = dot and extension in extensions and not below.endswith(_PREVIEWS)
+        ending, role = next((each for each in endings if below.endswith(each[0])), ("", ""))
+        if not is_image and not ending:
+            if not dataset.video and extension in UNREAD_FORMATS:
+                unread[stem] = path, UNREAD_FORMATS[extension]
         elif fault := unusable_name(below):
             shown = below.encode("utf-8", "backslashreplace").decode()
             shown = shown.replace("\n", "\\n").replace("\r", "\\r")
             faults.append(Fault(f"{root}/{shown}", shown, fault, "rename it"))
         elif ending:
-            texts[ending][below[: -len(ending)]] = path, stat
+            texts[role][below.removesuffix(ending)] = File(role, path, stat)
         else:
-            images.setdefault(stem, []).append((path, stat))
+            images.setdefault(stem, []).append(File(IMAGE, path, stat))
     if not images and not faults:
-        raise DatasetError(
-            f"the dataset folder {root} holds no {kind}",
-            where=f"datasets.{name}.path",
-            hint=_no_images(kind, extensions, scanned),
-        )
-    if dataset.multiple_target:
-        layers = _layers(images, texts[dataset.caption_extension], root)
+        where, hint = f"datasets.{name}.path", _no_images(dataset, scanned)
+        what = f"the dataset folder {root} holds no {kind.split()[1]}"
+        raise DatasetError(what, where=where, hint=hint)
     found: list[Item] = []
-    for stem, candidates in images.items():
-        files = [each for each in candidates if each[1].size != _FOLDER] or candidates
-        own = {of: entry for of, each in texts.items() if (entry := each.pop(stem, None))}
-        try:
-            further = in_order(stem.rpartition("/")[2], layers.get(stem, ()), "layer")
-        except SourceError as error:
-            faults.append(Fault(files[0][0], stem, error.what, error.hint))
+    layers = _layers(images, texts[CAPTION], root) if dataset.multiple_target else {}
+    for stem, several in images.items():
+        own = [file for each in texts.values() if (file := each.pop(stem, None))]
+        further = layers.get(stem, ())
+        if isinstance(further, SourceError):
+            faults.append(Fault(several[0].path, stem, further.what, further.hint))
             continue
-        if wrong := _fault(dataset, root, stem, files, own, other_case, further):
+        files = (several[0], *own, *further)
+        if wrong := _fault(dataset, root, stem, several, files):
             faults.append(wrong)
-        else:
-            roles = {dataset.caption_extension: CAPTION, dataset.tags_extension: TAGS}
-            beside = [File(roles[of], *own[of]) for of in texts if of in own]
-            behind = [File(LAYER, *each) for each in further]
-            item = Item(stem, (File(IMAGE, *files[0]), *beside, *behind), span=span)
-            if item.caption is None and dataset.class_tokens is not None:
-                item = item._replace(texts=[dataset.class_tokens])
-            found.append(item)
+            continue
+        no_caption = dataset.class_tokens is not None and CAPTION not in [x.role for x in own]
+        span = Span(stride=dataset.sample_stride) if dataset.sample_stride > 1 else None
+        tokens = [dataset.class_tokens or ""] if no_caption else None
+        found.append(Item(stem, files, tokens, span=span))
     for stem, (path, other) in unread.items():
-        left_over = [each.pop(stem, None) for each in texts.values()]
-        if any(left_over):
+        described = [each.pop(stem, None) for each in texts.values()]
+        if any(described):
             faults.append(Fault(path, stem, *unread_format(other)))
-    article = "an" if kind == "image" else "a"
-    for ending, left in texts.items():
-        one = "a caption" if ending == dataset.caption_extension else "a file of tags"
-        hint = f"add the {kind} it describes, or remove it"
-        for stem, (path, stat) in left.items():
-            if stat.size != _FOLDER:
-                faults.append(Fault(path, stem, f"is {one} without {article} {kind}", hint))
+    for role, one in ((CAPTION, "a caption"), (TAGS, "a file of tags")):
+        what, hint = (
+            f"is {one} without {kind}",
+            f"add the {kind.split()[1]} it describes, or remove it",
+        )
+        faults += [Fault(file.path, stem, what, hint) for stem, file in texts[role].items()]
     return sorted(found), sorted(faults)
 
 
-def _layers(
-    images: dict[str, list[_Entry]],
-    captions: Collection[str],
-    root: str,
-) -> dict[str, list[_Entry]]:
-    """Take the layers out of the images of a dataset, and return them by their items.
-
-    They are those without a caption whose names continue that of an image with a caption.
-    """
-    from latentmake.sources.numbered import Names
-
-    own = (files[0][0] for stem, files in images.items() if stem in captions)
-    names = Names(path.removeprefix(f"{root}/") for path in own)
-    layers: dict[str, list[_Entry]] = {}
-    for stem in [stem for stem in images if stem not in captions]:
-        if (owner := names.owner(stem, "_")) is not None:
-            layers.setdefault(owner, []).extend(images.pop(stem))
-    return layers
-
-
 def _fault(
-    dataset: Dataset,
-    root: str,
-    stem: str,
-    files: Sequence[_Entry],
-    texts: Mapping[str, _Entry],
-    other_case: Mapping[tuple[str, str], str],
-    layers: Sequence[_Entry],
+    dataset: Dataset, root: str, stem: str, images: list[File], files: tuple[File, ...]
 ) -> Fault | None:
-    """Return what is wrong with an item, by its images, its layers, and its texts by their endings.
-
-    `other_case` names files whose endings differ from those in upper and lower case alone.
-    """
-    where = files[0][0]
-    if len(files) > 1:
-        others = ", ".join(path[len(root) + 1 :] for path, _ in files[1:])
+    """Return what is wrong with an item, by the images of its name and by its files."""
+    where, ending = files[0].path, dataset.caption_extension
+    if len(images) > 1:
+        others = ", ".join(each.path[len(root) + 1 :] for each in images[1:])
         what = f"has the same name as {others}, so their cache files would overwrite each other"
         return Fault(where, stem, what, "rename or remove one of them")
-    for path, stat in (files[0], *texts.values(), *layers):
-        if stat.size < 0:
-            return Fault(path, stem, *_ODD[stat.size])
-    for key in ("caption_extension", "tags_extension"):
-        ending = getattr(dataset, key)
-        if ending not in texts and (other := other_case.get((ending, stem))):
-            what = f"differs from {key} `{ending}` in upper and lower case, so it is not read"
-            hint = f"rename it to {stem}{ending}, or set {key}: {other[-len(ending) :]}"
-            return Fault(other, stem, what, hint)
-    ending = dataset.caption_extension
+    for each in files:
+        if each.stat == NO_FILE:
+            return Fault(each.path, stem, missing_file(each.path), "repair or remove it")
     demanded = dataset.missing_caption == "error" and dataset.class_tokens is None
-    if ending not in texts and demanded and not dataset.composed:
+    if demanded and not dataset.composed and all(each.role != CAPTION for each in files):
         hint = f"write {root}/{stem}{ending}, or set `class_tokens` to a caption for all of them"
         return Fault(where, stem, "has no caption file", hint)
     return None
 
 
-def _folders_with_files(scanned: Scan, endings: tuple[str, ...]) -> set[str]:
-    """Return the folders named like files of some endings in which files lie, however deep."""
-    named = {
-        path
-        for path, size, *_ in scanned.entries
-        if size == _FOLDER and path.lower().endswith(endings)
-    }
-    return {
-        str(folder)
-        for path, size, *_ in (scanned.entries if named else ())
-        if size != _FOLDER
-        for folder in PurePosixPath(path).parents
-        if str(folder) in named
-    }
+def _layers(
+    images: dict[str, list[File]], captions: Collection[str], root: str
+) -> dict[str, list[File] | SourceError]:
+    """Take the layers out of the images of a dataset, and return them by their items, in order.
+
+    They are those without a caption whose names continue that of an image with a caption.
+    """
+    from latentmake.sources.controls import Names, in_order
+
+    own = (files[0].path for stem, files in images.items() if stem in captions)
+    names = Names(path.removeprefix(f"{root}/") for path in own)
+    layers: dict[str, list[File]] = {}
+    for stem in [stem for stem in images if stem not in captions]:
+        if (owner := names.owner(stem, "_")) is not None:
+            files = (each._replace(role=LAYER) for each in images.pop(stem))
+            layers.setdefault(owner, []).extend(files)
+    return {stem: in_order(stem, files, "layer") for stem, files in layers.items()}
 
 
-def _no_images(kind: str, extensions: frozenset[str], scanned: Scan) -> str:
-    from latentmake.files.media import UNREAD_FORMATS, VIDEO_EXTENSIONS
-
+def _no_images(dataset: Dataset, scanned: Scan) -> str:
     endings = {f".{path.rpartition('.')[2].lower()}" for path, *_ in scanned.entries}
-    if kind == "image" and endings & VIDEO_EXTENSIONS:
+    if not dataset.video and endings & VIDEO_EXTENSIONS:
         return "it holds videos: set target_frames, for a model that takes them"
-    if kind == "image" and (found := endings & UNREAD_FORMATS.keys()):
+    if not dataset.video and (found := endings & UNREAD_FORMATS.keys()):
         return f"convert its {UNREAD_FORMATS[min(found)]} images to PNG or JPEG"
-    return f"put {kind}s there ({', '.join(sorted(extensions))})"
+    extensions = VIDEO_EXTENSIONS if dataset.video else IMAGE_EXTENSIONS
+    return f"put {'video' if dataset.video else 'image'}s there ({', '.join(sorted(extensions))})"

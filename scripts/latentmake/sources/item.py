@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-import marshal
-from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from stat import S_ISDIR
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import PlainSerializer
 
+from latentmake.files.paths import is_text
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media, Span
 from latentmake.index.memo import SourceStat
 from latentmake.layouts import DROPPED, kind_of, text_of
+
+if TYPE_CHECKING:
+    from latentmake.sources.rows import Row
 
 IMAGE_EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif"}
@@ -22,61 +26,13 @@ IMAGE, CAPTION, TAGS, CONTROL, LAYER = "image", "caption", "tags", "control", "l
 BUCKET = "bucket"
 """Role of the image in whose bucket the controls of a text are put; its content does not count."""
 
-_MAIN = (IMAGE, CAPTION)
+NO_FILE = SourceStat(-1, 0, 0, 0)
+"""Stat of what is no file: missing, a folder, a pipe, or not to be read; see `missing_file`."""
+
 _OF_LATENTS = (IMAGE, CONTROL, LAYER)
 _NO_STAT = SourceStat(0, 0, 0, 0)
+_LONGEST_STEM = 235  # bytes: 255 are a name's most, of which `.latents.safetensors` takes 20
 _SHOWN = 60  # characters of a text in messages
-
-
-class Row(NamedTuple):
-    """One row.
-
-    Attributes:
-        line: number of its line, or of the object in a JSON list, from 1.
-        path: absolute, or below the list's folder.
-        caption: None where the row has none.
-        tags: likewise.
-        others: the columns that mean nothing here.
-        first: index of the first frame.
-        frames: length of the one clip that the row is.
-        stride: every n-th frame is used; None: as the dataset says.
-        start: seconds from the beginning of the video.
-        end: likewise.
-        relative: whether the path was given so, and may be that from the working directory.
-    """
-
-    line: int
-    path: str
-    caption: str | None
-    tags: str | None
-    others: dict[str, Any]
-    first: int | None = None
-    frames: int | None = None
-    stride: int | None = None
-    start: float | None = None
-    end: float | None = None
-    relative: bool = False
-
-    @property
-    def suffix(self) -> str:
-        """The part of an item's name for the part of the video: `.f120-81x2`, `.s60-75.5`."""
-        found = ""
-        if self.start is not None or self.end is not None:
-            end = "" if self.end is None else f"-{self.end:g}"
-            found = f".s{self.start or 0:g}{end}"
-            found += f".{self.frames}" if self.frames else ""
-        elif self.first or self.frames:
-            found = f".f{self.first or 0}" + (f"-{self.frames}" if self.frames else "")
-        stride = self.stride or 1
-        return found + (f"{'' if found else '.'}x{stride}" if stride > 1 else "")
-
-    def span(self, stride: int) -> Span:
-        """Return the part of the video as far as it is given in frames.
-
-        `stride` is used where the row has none.
-        """
-        single = self.frames is not None
-        return Span(self.first or 0, self.frames, self.stride or stride, single)
 
 
 class File(NamedTuple):
@@ -116,32 +72,25 @@ class Item(NamedTuple):
         """Return its first file of some roles."""
         return next((each for each in self.files if each.role in roles), None)
 
-    def paths(self, role: str) -> tuple[str, ...]:
-        """Return the paths of its files of a role."""
-        return tuple(each.path for each in self.files if each.role == role)
-
     @property
     def image(self) -> str:
         """Path of its image or video."""
-        found = self.file(IMAGE, BUCKET)
-        assert found is not None
-        return found.path
+        return next(path for role, path, _ in self.files if role in (IMAGE, BUCKET))
 
     @property
     def caption(self) -> str | None:
         """Path of its caption; None stands for the empty caption."""
-        found = self.file(CAPTION)
-        return found and found.path
+        return next((path for role, path, _ in self.files if role == CAPTION), None)
 
     @property
     def controls(self) -> tuple[str, ...]:
         """Paths of its control images, or of its control video."""
-        return self.paths(CONTROL)
+        return tuple(path for role, path, _ in self.files if role == CONTROL)
 
     @property
     def layers(self) -> tuple[str, ...]:
         """Paths of its further target images."""
-        return self.paths(LAYER)
+        return tuple(path for role, path, _ in self.files if role == LAYER)
 
     @property
     def where(self) -> str:
@@ -162,24 +111,18 @@ class Item(NamedTuple):
             return Item(
                 self.stem, files, None, self.media, self.span, control_sizes=self.control_sizes
             )
-        found = Item(self.stem, *self._text(text_of(part)))
-        if not controlled_text or not self.controls:
-            return found
-        controls = tuple(each for each in self.files if each.role == CONTROL)
-        image = self.files[0]._replace(role=BUCKET)
-        return found._replace(
-            files=(*found.files, *controls, image),
-            media=self.media,
-            control_sizes=self.control_sizes,
-        )
-
-    def _text(self, name: str) -> tuple[tuple[File, ...], list[str] | None]:
-        """Return the caption file, or the text of a name among several."""
+        files, name = (), text_of(part)
         if self.texts is not None:
             number = int(name.partition(".")[2] or 0) if name != DROPPED else 0
-            return (), ["" if name == DROPPED else self.texts[number]]
-        files = tuple(each for each in self.files if each.role == CAPTION)
-        return files, None if files else [""]
+            texts: list[str] | None = ["" if name == DROPPED else self.texts[number]]
+        else:
+            files = tuple(each for each in self.files if each.role == CAPTION)
+            texts = None if files else [""]
+        if not controlled_text or not self.controls:
+            return Item(self.stem, files, texts)
+        controls = (each for each in self.files if each.role == CONTROL)
+        files = (*files, *controls, self.files[0]._replace(role=BUCKET))
+        return Item(self.stem, files, texts, self.media, control_sizes=self.control_sizes)
 
     @property
     def read(self) -> tuple[File, ...]:
@@ -189,8 +132,7 @@ class Item(NamedTuple):
     @property
     def source(self) -> str | None:
         """Of inputs: path of the image, video or caption; None where `text` replaces it."""
-        found = self.file(*_MAIN)
-        return found and found.path
+        return next((path for role, path, _ in self.files if role in (IMAGE, CAPTION)), None)
 
     @property
     def text(self) -> str | None:
@@ -222,37 +164,50 @@ class Fault(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """All files below a dataset's folder, or objects of one on S3, with their stats.
+    """The files of a dataset with their stats: of a folder on a disk or on S3, or of a list.
 
     Attributes:
-        root: the folder.
-        entries: path below the root, then the stat's size, mtime_ns, ctime_ns and inode; a negative
-            size stands for something that is not a file: a link that leads nowhere, a pipe, or a
-            folder whose name has an ending. In no particular order. Of a list, all files that it
-            names, by their paths as they are opened.
+        root: the folder, or that of the list.
+        entries: path below the root, then the stat's size, mtime_ns, ctime_ns and inode, which are
+            those of `NO_FILE` for what is no file. In no particular order. Of a list, all files
+            that it names, by their paths as they are opened.
         fingerprint: digest of all that.
-        rows: of a list; None of a folder.
+        roots: folders below which all its files lie, the root first.
+        items: of a list; None of a folder, whose items are made by `folders.items`.
         faults: of the other rows of a list.
-        folders: of all files, the root first; empty stands for the root alone.
+        rows: those of a list with caption or tags, by the stems of their items.
     """
 
     root: str
     entries: list[tuple[str, int, int, int, int]]
     fingerprint: str
-    rows: Sequence[Row] | None = None
+    roots: tuple[str, ...] = ()
+    items: list[Item] | None = None
     faults: Sequence[Fault] = ()
-    folders: tuple[str, ...] = ()
-
-    @property
-    def roots(self) -> tuple[str, ...]:
-        """Folders below which all its files lie."""
-        return self.folders or (self.root,)
+    rows: Mapping[str, Row] = {}
 
 
-def fingerprint(entries: Any) -> str:
-    """Return a digest of a listing (tuples of text and whole numbers) in its order.
+def missing_file(path: str) -> str:
+    """Return why the stat of a path is `NO_FILE`."""
+    try:
+        mode = Path(path).stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return "is a link that leads nowhere" if Path(path).is_symlink() else "does not exist"
+    except OSError as error:  # no permission, a name too long, links in a circle
+        return f"cannot be read ({error.strerror})"
+    return "is a folder" if S_ISDIR(mode) else "is a pipe, a socket or a device and no file"
 
-    A folder's order changes only when the folder does; otherwise nothing but time is lost.
-    """
-    # Version 2 of the marshal format depends on values alone, not on which objects are shared.
-    return hashlib.sha256(marshal.dumps(entries, 2)).hexdigest()
+
+def unusable_name(path: str) -> str | None:
+    """Return why caches cannot be named after a file; None where they can."""
+    if len(path) <= _LONGEST_STEM and path.isascii() and path.isprintable() and "/" not in path:
+        return None
+    *folders, name = path.split("/")
+    stem = name.rpartition(".")[0]
+    if len(stem.encode("utf-8", "surrogateescape")) > _LONGEST_STEM:
+        return "has a name too long for its cache file"
+    if any(ord(character) < 32 for character in path):
+        return "has a control character in its name"
+    if any(not each or len(each.encode("utf-8", "replace")) > 255 for each in folders):
+        return "has a folder in its name that no disk can have"  # an object's may
+    return None if is_text(path) else "has a name that is not UTF-8"

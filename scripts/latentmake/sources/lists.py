@@ -1,4 +1,7 @@
-"""Datasets that are lists: a JSON or JSONL file whose rows name videos or images.
+"""Datasets that are lists: a JSONL, JSON or CSV file whose rows name videos or images.
+
+{"video": "films/a.mp4", "prompt": "a street", "first_frame": 120, "frames": 81}
+{"video": "films/a.mp4", "prompt": "the same street by night", "start": 60.0, "end": 75.5}
 
 A plan reads the list, and the stat of each file that it names. One bad row stops no other.
 """
@@ -8,278 +11,293 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from posixpath import basename, splitext
-from stat import S_ISDIR, S_ISREG
+from posixpath import basename, isabs, normpath, splitext
+from stat import S_ISREG
+from typing import Any, Self
+
+from pydantic import Field, ValidationError, model_validator
 
 from latentmake import digest
 from latentmake.config.datasets import Dataset
-from latentmake.errors import DatasetError
+from latentmake.config.fields import Closed, Number, Real
+from latentmake.errors import DatasetError, shortened
 from latentmake.files.media import NPZ, UNREAD_FORMATS, VIDEO_EXTENSIONS, unread_format
 from latentmake.geometry.clips import Span
 from latentmake.index.memo import SourceStat, source_stat
-from latentmake.sources.caption_pipeline import newlines
+from latentmake.sources.captions import newlines
 from latentmake.sources.item import (
     CAPTION,
     IMAGE,
     IMAGE_EXTENSIONS,
     LAYER,
+    NO_FILE,
     TAGS,
     Fault,
     File,
     Item,
-    Row,
     Scan,
+    missing_file,
+    unusable_name,
 )
-from latentmake.sources.metadata import Entry, name_of, records, refusing
-from latentmake.sources.names import unusable_name
-from latentmake.sources.rows import columns_of, layers_of, row_of
+from latentmake.sources.rows import (
+    Row,
+    absolute_names,
+    file_stat,
+    name_of,
+    records,
+    refusing,
+    row_of,
+)
+
+_MOST = 2**31 - 1  # frames, or seconds
+_HINT = "correct the row, or take it out"
+_encoded = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
+
+
+class _Part(Closed):
+    """The part of a video that a row uses, in frames or in seconds.
+
+    `frames` is the length of the one clip that the row is.
+    """
+
+    first_frame: Number | None = Field(None, ge=0, le=_MOST)
+    frames: Number | None = Field(None, ge=1, le=_MOST)
+    stride: Number | None = Field(None, ge=1, le=_MOST)
+    start: Real | None = Field(None, ge=0, le=_MOST)
+    end: Real | None = Field(None, ge=0, le=_MOST)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        first, frames, start, end = self.first_frame, self.frames, self.start, self.end
+        if frames is not None and frames % 4 != 1:
+            below = max((frames - 1) // 4 * 4 + 1, 1)
+            raise ValueError(
+                f"has frames: {frames}, which is not 4 n + 1: use {below} or {below + 4}"
+            )
+        if first is not None and (start is not None or end is not None):
+            raise ValueError("has first_frame and seconds: leave out one of them")
+        if end is not None and frames is not None:
+            raise ValueError("has frames and end: leave out one of them")
+        if end is not None and end <= (start or 0):
+            raise ValueError(f"ends at {end:g} s, which is not after its start")
+        return self
+
+    @property
+    def suffix(self) -> str:
+        """The end of an item's name: `.f120-81x2`, `.s60-75.5`."""
+        found, frames = "", self.frames
+        if self.start is not None or self.end is not None:
+            end = "" if self.end is None else f"-{self.end:g}"
+            found = f".s{self.start or 0:g}{end}" + (f".{frames}" if frames else "")
+        elif self.first_frame or frames:
+            found = f".f{self.first_frame or 0}" + (f"-{frames}" if frames else "")
+        stride = self.stride or 1
+        return found + (f"{'' if found else '.'}x{stride}" if stride > 1 else "")
+
+
+def _part_of(columns: dict[str, Any]) -> _Part:
+    """Take the columns of the part of a video out of those of a row.
+
+    Raises:
+        ValueError: says what is wrong with one of them.
+    """
+    found = {key: columns.pop(key) for key in _Part.model_fields if key in columns}
+    try:
+        return _Part.model_validate(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+        if not first["loc"]:
+            raise ValueError(what) from None
+        shown = f"{first['loc'][0]}: {shortened(repr(first['input']))}"
+        raise ValueError(f"has {shown} ({what})") from None
+
+
+class _List:
+    """A list that is read: its files with their stats, and its items."""
+
+    def __init__(self, dataset: Dataset, where: str) -> None:
+        self.root = os.path.normpath(Path(dataset.path).parent)
+        self.stats = {str(Path(dataset.path)): file_stat(dataset.path, where)}
+        self.items: dict[str, Item] = {}
+        self.faults: list[Fault] = []
+        self.rows: dict[str, Row] = {}  # with texts, by the stems of their items
+        self._dataset = dataset
+        self._roots = absolute_names(self.root)
+
+    def stat(self, path: str) -> SourceStat:
+        """Return the stat of a file that a row names, or that may lie beside it."""
+        if path not in self.stats:
+            with contextlib.suppress(OSError):
+                found = os.stat(path)  # noqa: PTH116 -- of each row
+                if S_ISREG(found.st_mode):
+                    return self.stats.setdefault(path, source_stat(found))
+            self.stats[path] = NO_FILE
+        return self.stats[path]
+
+    def add(self, number: int, key: str | None, value: object) -> None:
+        """Add the item of a row, or the fault that it has."""
+        place, stem = f"{self._dataset.path}, line {number}", f"(line {number})"
+        if key is not None and isinstance(value, Mapping):  # sd-scripts' form
+            value = {"path": key, **value}
+        try:
+            row = row_of(value)
+            try:
+                _encoded(value).encode()
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"is not JSON ({error})") from None
+            item = self._item(row, place)
+        except ValueError as error:
+            self.faults.append(Fault(place, stem, str(error), _HINT))
+            return
+        if wrong := self._wrong(item, row):
+            self.faults.append(Fault(place, item.stem, *wrong))
+        elif (first := self.items.setdefault(item.stem, item)) is not item:
+            line = (first.place or "").rpartition(", ")[2]
+            what = f"is the same clip as {line} ({item.image})"
+            hint = "take one of them out, or give them different frames"
+            if first.image != item.image:
+                what = f"shares its name {item.stem} with {first.image}"
+                hint = "rename one of the files"
+            self.faults.append(Fault(place, stem, what, hint))
+        elif row.caption is not None or row.tags is not None:
+            self.rows[item.stem] = row
+
+    def _item(self, row: Row, place: str) -> Item:
+        dataset, columns = self._dataset, row.others
+        part = _part_of(columns) if dataset.video else _Part()
+        path = self._path(row.name)
+        files = self._files(row, path)
+        stem = splitext(path)[0].removeprefix(f"{self.root}/").removeprefix("./").lstrip("/")
+        stem = basename(stem) if dataset.flat else stem
+        texts = span = window = None
+        if dataset.video:  # caches of clips lie flat
+            stem = stem.replace("/", "_") + part.suffix
+            stride = part.stride or dataset.sample_stride
+            span = Span(part.first_frame or 0, part.frames, stride, part.frames is not None)
+        if part.start is not None or part.end is not None:
+            window = part.start or 0, part.end
+        if row.caption is not None and not dataset.composed:
+            texts = [newlines(row.caption).strip()]
+        elif dataset.class_tokens is not None and all(each.role != CAPTION for each in files):
+            texts = [dataset.class_tokens]
+        span = None if span == Span() else span
+        return Item(stem, files, texts, None, span, columns or None, place=place, window=window)
+
+    def _files(self, row: Row, path: str) -> tuple[File, ...]:
+        """Return the files of a row, and learn the stats of its controls.
+
+        What is wrong with the controls is said with a model that has some.
+        """
+        dataset, beside = self._dataset, splitext(path)[0]
+        names = [(IMAGE, path)]
+        for role, ending, text in (
+            (CAPTION, dataset.caption_extension, row.caption),
+            (TAGS, dataset.tags_extension, row.tags),
+        ):
+            if ending and text is None and self.stat(f"{beside}{ending}") != NO_FILE:
+                names.append((role, f"{beside}{ending}"))
+        with contextlib.suppress(ValueError):
+            for control in columns_of(row.others, self.root, "control_path"):
+                self.stat(control)
+        if dataset.multiple_target:
+            further = {key: x for key, x in row.others.items() if key.startswith("image_path_")}
+            names += [(LAYER, each) for each in columns_of(further, self.root, "image_path")]
+        return tuple(File(role, each, self.stat(each)) for role, each in names)
+
+    def _path(self, name: str) -> str:
+        """Return the path that a row names: absolute, below the list's folder, or from here."""
+        path = path_of(name, self.root, self._roots)
+        here = path.removeprefix(f"{self.root}/")
+        if isabs(name) or self.stat(path) != NO_FILE or not os.path.isfile(here):  # noqa: PTH113
+            return path
+        below = name_of(os.path.abspath(here), self._roots)  # noqa: PTH100 -- links stay
+        return f"./{here}" if below.startswith("/") else f"{self.root}/{below}"
+
+    def _wrong(self, item: Item, row: Row) -> tuple[str, str] | None:
+        """Return what is wrong with an item, and the hint."""
+        dataset, path = self._dataset, item.image
+        beside, ending = splitext(path)
+        if fault := unusable_name(f"{item.stem}."):
+            return f"{path} {fault}", "rename the file"
+        for each in item.files:
+            if each.stat == NO_FILE:
+                return f"{each.path} {missing_file(each.path)}", _HINT
+        extensions = VIDEO_EXTENSIONS | {NPZ} if dataset.video else IMAGE_EXTENSIONS
+        if (ending := ending.lower()) not in extensions:
+            hint = f"name one of {', '.join(sorted(extensions))}"
+            if not dataset.video and ending in VIDEO_EXTENSIONS | {NPZ}:
+                hint = "set target_frames for videos, for a model that takes them"
+            if not dataset.video and ending in UNREAD_FORMATS:
+                what, hint = unread_format(UNREAD_FORMATS[ending])
+                return f"{path} {what}", hint
+            return f"{path} is no {'video' if dataset.video else 'image'}", hint
+        if dataset.composed:
+            return None
+        if item.caption is None and item.texts is None and dataset.missing_caption == "error":
+            file = f"{beside}{dataset.caption_extension}"
+            hint = f"give it a `prompt`, write {file}, or set class_tokens, a caption for all such"
+            return f"{path} has no caption", hint
+        if item.texts == [""] and dataset.empty_caption == "error":
+            return f"{path} has an empty caption", "describe it, or set empty_caption: allow"
+        return None
 
 
 def scan(name: str, dataset: Dataset) -> Scan:
     """Read a list, and the stats of the files that its rows name and of the captions beside them.
 
     Raises:
-        DatasetError: the list is missing, is no file, or cannot be read.
+        DatasetError: the list is missing, is no file, cannot be read, or has no row.
     """
-    where, place = f"datasets.{name}.path", Path(dataset.path)
-    try:
-        found = place.stat()
-    except OSError as error:
-        what = f"the list {place} cannot be read ({error.strerror})"
-        raise DatasetError(what, where=where, hint="correct the path") from None
-    if not S_ISREG(found.st_mode):
-        what = f"the list {place} is a pipe, a socket or a device and no file"
-        raise DatasetError(what, where=where, hint="correct the path")
-    root, stat = os.path.normpath(place.parent), source_stat(found)
-    rows, faults = _rows(dataset, where, root)
-    stats: dict[str, SourceStat] = {}
-    for number, row in enumerate(rows):
-        if row.path not in stats:
-            stats[row.path] = _stat(row.path)
-        if row.relative and stats[row.path].size == _NOWHERE:
-            rows[number] = row = _from_here(row, root)
-        for path in (row.path, *_beside(row, dataset), *_further(row, root)):
-            if path not in stats:
-                stats[path] = _stat(path)
-    entries = [(str(place), *stat), *((path, *found) for path, found in stats.items())]
-    folders = {path.rpartition("/")[0] for path in stats if not path.startswith(f"{root}/")}
-    return Scan(root, entries, digest.of_entries(entries), rows, faults, (root, *sorted(folders)))
-
-
-def _from_here(row: Row, root: str) -> Row:
-    """Return a row with its path from the working directory, where that is there."""
-    name = row.path.removeprefix(f"{root}/")
-    if _stat(name).size == _NOWHERE:
-        return row
-    below = name_of(os.path.abspath(name), _roots(root))  # noqa: PTH100 -- links stay
-    return row._replace(path=f"./{name}" if below.startswith("/") else f"{root}/{below}")
-
-
-_NOWHERE, _SPECIAL, _FOLDER, _CLOSED = -1, -2, -3, -4  # in the place of a size
-_ODD = {
-    _NOWHERE: ("does not exist", "correct the row, or take it out"),
-    _SPECIAL: ("is a pipe, a socket or a device and no file", "correct the row, or take it out"),
-    _FOLDER: ("is a folder", "name a file in it, or take the row out"),
-    _CLOSED: ("cannot be read", "check its permissions"),
-}
-
-
-def _stat(path: str) -> SourceStat:
-    try:
-        found = os.stat(path)  # noqa: PTH116 -- of each row
-    except (FileNotFoundError, NotADirectoryError):
-        return SourceStat(_NOWHERE, 0, 0, 0)
-    except OSError:  # no permission, a name too long, links in a circle
-        return SourceStat(_CLOSED, 0, 0, 0)
-    if S_ISREG(found.st_mode):
-        return source_stat(found)
-    return SourceStat(_FOLDER if S_ISDIR(found.st_mode) else _SPECIAL, 0, 0, 0)
-
-
-# -- reading --------------------------------------------------------------------------------------
-
-
-_STRICT = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
-
-
-def _rows(dataset: Dataset, where: str, root: str) -> tuple[list[Row], list[Fault]]:
-    """Read the rows of a list; one bad row stops no other."""
-    rows: list[Row] = []
-    faults: list[Fault] = []
-    roots = _roots(root)
+    where = f"datasets.{name}.path"
+    made = _List(dataset, where)
     with refusing(dataset.path, where):
-        for number, key, value in records(Path(dataset.path)):
-            if key is not None and isinstance(value, dict):  # sd-scripts' form
-                value = {"path": key, **value}
-            try:
-                row = row_of(number, _checked(value), roots, video=dataset.video)
-            except ValueError as error:
-                hint = "correct the line, or take it out"
-                faults.append(Fault(_line(dataset, number), _unnamed(number), str(error), hint))
-                continue
-            if not row.path.startswith("/"):
-                row = row._replace(path=f"{root}/{row.path}")
-            rows.append(row)
-    return rows, faults
-
-
-def _checked(value: object) -> object:
-    """Return a row; a ValueError says what is wrong with its line, or that no file can hold it."""
-    if isinstance(value, ValueError):
-        raise value
-    try:
-        _STRICT.encode(value).encode()
-    except UnicodeEncodeError:
-        raise ValueError("is not JSON (it holds half a character)") from None
-    except RecursionError:
-        raise ValueError("is not JSON (it is nested too deeply)") from None
-    except ValueError:
-        raise ValueError("is not JSON (it holds NaN or infinity)") from None
-    return value
-
-
-def _roots(root: str) -> set[str]:
-    """Return the absolute names of a list's folder."""
-    return {str(Path(root).absolute()), str(Path(root).resolve())}
-
-
-def _line(dataset: Dataset, line: int) -> str:
-    return f"{dataset.path}, line {line}"
-
-
-def _unnamed(line: int) -> str:
-    """Return the name of a row without a usable one."""
-    return f"(line {line})"
-
-
-def _beside(row: Row, dataset: Dataset) -> list[str]:
-    """Return the paths of caption and tags beside a file, as far as its row has none."""
-    stem, tags = splitext(row.path)[0], dataset.tags_extension
-    found = [stem + dataset.caption_extension] if row.caption is None else []
-    return [*found, stem + tags] if tags and row.tags is None else found
-
-
-def _further(row: Row, root: str) -> list[str]:
-    """Return the paths of controls and layers; what is wrong with them is said with the items."""
-    found: list[str] = []
-    with contextlib.suppress(ValueError):
-        found += columns_of(row.others, root, "control_path")
-    with contextlib.suppress(ValueError):
-        found += layers_of(row.others, root)
-    return found
-
-
-# -- items ----------------------------------------------------------------------------------------
-
-
-def items(
-    name: str, dataset: Dataset, scanned: Scan
-) -> tuple[list[Item], list[Fault], dict[str, Entry]]:
-    """Make the items of a list that was scanned.
-
-    Returns:
-        The items by their stems, the faults of other rows, and stem -> caption and tags of those
-        rows that have some.
-
-    Raises:
-        DatasetError: it has no row at all.
-    """
-    rows, faults = scanned.rows or (), list(scanned.faults)
-    if not rows and not faults:
+        for record in records(Path(dataset.path)):
+            made.add(*record)
+    if not made.items and not made.faults:
         raise DatasetError(
             f"the list {dataset.path} has no row",
-            where=f"datasets.{name}.path",
+            where=where,
             hint='write an object a line, such as {"video": "a.mp4", "prompt": "a cat"}',
         )
-    stats = {path: SourceStat(*stat) for path, *stat in scanned.entries}
-    found: dict[str, tuple[Item, int]] = {}
-    texts: dict[str, Entry] = {}
-    for row in rows:
-        where = _line(dataset, row.line)
-        try:
-            item = _item(dataset, scanned.root, row, stats)
-        except ValueError as error:
-            hint = "correct the row, or take it out"
-            faults.append(Fault(where, _unnamed(row.line), f"{row.path} {error}", hint))
-            continue
-        if wrong := _fault(dataset, item, row, stats):
-            faults.append(Fault(where, item.stem, *wrong))
-            continue
-        if (first := found.get(item.stem)) is not None:
-            what = f"is the same clip as line {first[1]} ({row.path})"
-            hint = "take one of them out, or give them different frames"
-            if first[0].image != item.image:
-                what = f"shares its name {item.stem} with {first[0].image}"
-                hint = "rename one of the files"
-            faults.append(Fault(where, _unnamed(row.line), what, hint))
-            continue
-        found[item.stem] = item, row.line
-        if row.caption is not None or row.tags is not None:
-            texts[item.stem] = Entry(row.caption, row.tags)
-    return sorted(item for item, _ in found.values()), sorted(faults), texts
+    root, entries = made.root, [(path, *stat) for path, stat in made.stats.items()]
+    outside = {path.rpartition("/")[0] for path in made.stats if not path.startswith(f"{root}/")}
+    roots, items = (root, *sorted(outside)), sorted(made.items.values())
+    faults = sorted(made.faults)
+    return Scan(root, entries, digest.of_entries(entries), roots, items, faults, made.rows)
 
 
-def _item(dataset: Dataset, root: str, row: Row, stats: dict[str, SourceStat]) -> Item:
-    beside = splitext(row.path)[0]
-    stem = beside.removeprefix(f"{root}/").removeprefix("./").lstrip("/")
-    if dataset.flat:
-        stem = basename(stem)
-    if dataset.video:  # caches of clips lie flat
-        stem = stem.replace("/", "_") + row.suffix
-    there = {path: stats[path] for path in _beside(row, dataset) if stats[path].size != _NOWHERE}
-    files = [File(IMAGE, row.path, stats[row.path])]
-    for role, ending in ((CAPTION, dataset.caption_extension), (TAGS, dataset.tags_extension)):
-        if (path := f"{beside}{ending}") in there:
-            files.append(File(role, path, there[path]))
-    if dataset.multiple_target:
-        files += [File(LAYER, path, stats[path]) for path in layers_of(row.others, root)]
-    item = Item(
-        stem,
-        tuple(files),
-        row=row.others or None,
-        place=_line(dataset, row.line),
-        window=None if row.start is None and row.end is None else (row.start or 0, row.end),
-    )
-    if dataset.video:
-        span = row.span(dataset.sample_stride)
-        item = item._replace(span=None if span == Span() else span)
-    if row.caption is not None and not dataset.composed:
-        item = item._replace(texts=[newlines(row.caption).strip()])
-    elif item.caption is None and dataset.class_tokens is not None:
-        item = item._replace(texts=[dataset.class_tokens])
-    return item
+# -- columns of paths -----------------------------------------------------------------------------
 
 
-def _fault(
-    dataset: Dataset, item: Item, row: Row, stats: dict[str, SourceStat]
-) -> tuple[str, str] | None:
-    """Return what is wrong with a row, and the hint."""
-    path = row.path
-    if fault := unusable_name(f"{item.stem}."):
-        return f"{path} {fault}", "rename the file"
-    for each in item.files:
-        if each.stat.size < 0:
-            what, hint = _ODD[each.stat.size]
-            return f"{each.path} {what}", hint
-    extensions = VIDEO_EXTENSIONS | {NPZ} if dataset.video else IMAGE_EXTENSIONS
-    ending = splitext(path)[1].lower()
-    if ending not in extensions:
-        kind = "video" if dataset.video else "image"
-        hint = f"name one of {', '.join(sorted(extensions))}"
-        if not dataset.video and ending in VIDEO_EXTENSIONS | {NPZ}:
-            hint = "set target_frames for videos, for a model that takes them"
-        if not dataset.video and ending in UNREAD_FORMATS:
-            what, hint = unread_format(UNREAD_FORMATS[ending])
-            return f"{path} {what}", hint
-        return f"{path} is no {kind}", hint
-    if dataset.composed:
-        return None
-    demanded = dataset.missing_caption == "error" and dataset.class_tokens is None
-    if row.caption is None and item.caption is None and demanded:
-        beside = f"{splitext(path)[0]}{dataset.caption_extension}"
-        hint = f"give it a `prompt`, write {beside}, or set class_tokens, a caption for all such"
-        return f"{path} has no caption", hint
-    if item.texts == [""] and dataset.empty_caption == "error":
-        return f"{path} has an empty caption", "describe it, or set empty_caption: allow"
-    return None
+def path_of(name: str, root: str, roots: Collection[str]) -> str:
+    """Return the path that a row of a list names; a ValueError says what is wrong with it."""
+    if any(ord(character) < 32 for character in name):
+        raise ValueError("has a control character in its name")
+    if "://" in name:
+        raise ValueError(f"names {shortened(name)}, and lists name files on a disk alone")
+    path = name_of(name, roots)
+    if isabs(path):  # caches are named after it, and stay in their folder
+        return "/" + normpath(path).lstrip("/")
+    if path == ".." or path.startswith("../"):
+        what = f"names {shortened(name)}, which leaves the list's folder"
+        raise ValueError(f"{what}: write its absolute path")
+    return f"{root}/{path}"
+
+
+def columns_of(row: Mapping[str, Any], root: str, name: str) -> list[str]:
+    """Return the files in the columns `name`, `name_0`, `name_1`, ... of a row, in their order.
+
+    `root` is the folder of the list. A ValueError says what is wrong with one of them.
+    """
+    columns: dict[int, str] = {}
+    for column, value in row.items():
+        if match := re.fullmatch(rf"{name}(?:_([0-9]+))?", column):
+            if not isinstance(value, str) or not value.strip():
+                raise ValueError(f"has {column}: {shortened(repr(value))}, which is no path")
+            columns[int(match[1] or 0)] = value.strip()
+    roots = absolute_names(root) if columns else ()
+    return [path_of(columns[number], root, roots) for number in sorted(columns)]

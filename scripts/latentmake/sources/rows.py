@@ -1,173 +1,218 @@
-"""Rows of a list of videos or images: the file, its caption, and the part of a video that is used.
+"""Rows of files that list images or videos: lists, and metadata files with captions.
 
-{"video": "films/a.mp4", "prompt": "a street", "first_frame": 120, "frames": 81}
-{"video": "films/a.mp4", "prompt": "the same street by night", "start": 60.0, "end": 75.5}
+    .json    {name: {"caption": ..., "tags": ...}, ...}, or a list of objects with names
+    .jsonl   an object a line: image_path or file_name, caption or text, tags
+    .csv     a table with the columns file_name (or image_path), text (or caption), tags
+
+Sources: sd-scripts' FineTuningDataset (library/train_util.py); the `imagefolder` of Hugging Face's
+datasets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import contextlib
+import csv
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from posixpath import isabs, normpath
-from typing import Any
+from posixpath import normpath
+from stat import S_ISREG
+from typing import Any, NamedTuple
 
-from latentmake.errors import shortened
-from latentmake.sources import metadata
-from latentmake.sources.item import Row
-from latentmake.sources.metadata import name_of, text_of
+from latentmake.errors import DatasetError, shortened
+from latentmake.files.paths import is_text
+from latentmake.index.memo import SourceStat, source_stat
+from latentmake.sources.captions import text_fault
 
-NAMES = tuple(dict.fromkeys(("video", "video_path", "image", *metadata.NAMES)))
-"""Columns that may name the file; the first of them counts."""
+NAMES = (
+    *("video", "video_path", "image", "image_path", "file_name", "path", "image_path_0"),
+    *("npz", "file", "media_path", "clip"),
+)
+"""Columns that may name a file; the first of them counts."""
 
 CAPTIONS = ("prompt", "caption", "text")
 """Columns that may hold the caption; likewise."""
 
-SPANS = ("first_frame", "frames", "stride", "start", "end")
-"""Columns of the part of a video that is used."""
-
-_MOST = 2**31 - 1  # frames, or seconds
+_KINDS = (".json", ".jsonl", ".csv")
+_LONGEST_FIELD = 1 << 24  # characters of a field of a CSV file
 
 
-def row_of(line: int, values: object, roots: Collection[str], *, video: bool) -> Row:
-    """Return the row of an object.
+class Row(NamedTuple):
+    """The file that a row names, its caption and tags as far as it has some, and other columns."""
 
-    Args:
-        line: its number.
-        values: the object.
-        roots: absolute names of the list's folder.
-        video: whether it names a video, so that the columns of its part count.
+    name: str
+    caption: str | None
+    tags: str | None
+    others: dict[str, Any]
 
-    Raises:
-        ValueError: says what is wrong with it.
-    """
-    if not isinstance(values, Mapping):
+
+def row_of(value: object, captions: Sequence[str] = CAPTIONS) -> Row:
+    """Return the row of an object; a ValueError says what is wrong with it."""
+    if isinstance(value, ValueError):
+        raise value
+    if not isinstance(value, Mapping):
         raise ValueError("is no object with the name of a file")
-    others = {key: value for key, value in values.items() if value is not None}
-    name = _first(others, NAMES)
+    others = {key: each for key, each in value.items() if each is not None}
+    columns = (next((key for key in keys if key in others), "") for keys in (NAMES, captions))
+    name, caption, tags = (others.pop(key, None) for key in (*columns, "tags"))
     if name is None:
         raise ValueError("names no file (video or file_name or path)")
     if not isinstance(name, str) or not name.strip():
         raise ValueError(f"names no file, but {shortened(repr(name))}")
-    caption = text_of(_first(others, CAPTIONS), "\n", "its row")
-    tags = text_of(others.pop("tags", None), ", ", "its row")
-    name = name.strip()
-    relative = not isabs(name)
-    row = Row(line, _path(name, roots), caption, tags, others, relative=relative)
-    if not video or others.keys().isdisjoint(SPANS):
-        return row
-    spans = {key: others.pop(key, None) for key in SPANS}
-    row = row._replace(
-        first=_whole("first_frame", spans["first_frame"], 0),
-        frames=_whole("frames", spans["frames"], 1),
-        stride=_whole("stride", spans["stride"], 1),
-        start=_seconds("start", spans["start"]),
-        end=_seconds("end", spans["end"]),
-    )
-    _check_span(row)
-    return row
+    return Row(name.strip(), _text(caption, "\n"), _text(tags, ", "), others)
 
 
-def columns_of(row: Mapping[str, Any], root: str, name: str) -> list[str]:
-    """Return the files in the columns `name`, `name_0`, `name_1`, ... of a row, in their order.
+def _text(value: object, separator: str) -> str | None:
+    """Return a caption, of several lines if it is a list, or tags with commas between them."""
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        value = separator.join(value)
+    if value is None:
+        return None
+    fault = text_fault(value) if isinstance(value, str) else "is no text"
+    if fault is None and is_text(str(value)):
+        return str(value)
+    raise ValueError(f"has a caption that {fault or 'holds half a character'}")
 
-    Args:
-        row: its columns.
-        root: the folder of the list.
-        name: beginning of the columns' names.
+
+def metadata_of(dataset: str, file: str, root: str) -> dict[str, Row]:
+    """Return the rows of a metadata file, by the images' names below the folder `root`.
 
     Raises:
-        ValueError: says what is wrong with them.
+        DatasetError: it cannot be read, ends in the middle, or is no such file.
     """
-    columns: dict[int, str] = {}
-    for column, value in row.items():
-        if column != name and not column.startswith(f"{name}_"):
-            continue
-        digits = column.removeprefix(name).removeprefix("_") or "0"
-        if not (digits.isascii() and digits.isdecimal()):
-            raise ValueError(f"has a column {shortened(column)}, which does not end in a number")
-        if int(digits) in columns:
-            raise ValueError(f"has two columns {name} of the number {int(digits)}")
-        if not isinstance(value, str) or not value.strip():
-            raise ValueError(f"has {shortened(column)}: {shortened(repr(value))}, which is no path")
-        columns[int(digits)] = value.strip()
-    roots = {str(Path(root).absolute()), str(Path(root).resolve())}
-    paths = [_path(columns[number], roots) for number in sorted(columns)]
-    return [path if path.startswith("/") else f"{root}/{path}" for path in paths]
+    roots, found = absolute_names(root), {}
+    captions = (*CAPTIONS[1:], CAPTIONS[0])
+    with refusing(file, f"datasets.{dataset}.metadata_file"):
+        if Path(file).suffix.lower() not in _KINDS:
+            raise ValueError(f"is none of {', '.join(_KINDS)}")
+        for number, key, value in records(Path(file)):
+            if key is not None and isinstance(value, Mapping):
+                value = {**value, NAMES[0]: key}
+            try:
+                row = row_of(value, captions)
+            except ValueError as error:
+                raise ValueError(f"has a line {number} that {error}") from None
+            found[name_of(row.name, roots)] = row
+    return found
 
 
-def layers_of(row: Mapping[str, Any], root: str) -> list[str]:
-    """Return the paths in the columns `image_path_1`, `image_path_2`, ... of a row.
+def absolute_names(folder: str) -> set[str]:
+    """Return the absolute names of a folder, one of them with links followed."""
+    return {str(Path(folder).absolute()), str(Path(folder).resolve())}
 
-    Raises:
-        ValueError: says what is wrong with them.
+
+def name_of(name: str, roots: Collection[str]) -> str:
+    """Return a path below the folder whose absolute names are `roots`; other paths stay absolute.
+
+    It may be absolute or below that folder, of Linux or Windows.
     """
-    own = {column: value for column, value in row.items() if column.startswith("image_path_")}
-    paths = columns_of(own, root, "image_path")
-    for number in range(1, len(paths) + 1):
-        if f"image_path_{number}" not in own:
-            raise ValueError(f"has {shortened(max(own))}, and no image_path_{number}")
-    return paths
+    name = name.replace("\\", "/")
+    inside = (name[len(root) + 1 :] for root in roots if name.startswith(f"{root}/"))
+    below = next(inside, name)
+    return below if below.startswith("/") else normpath(below)
 
 
-def _first(values: dict[str, Any], names: Collection[str]) -> Any:
-    """Take the first of some columns out of a row."""
-    found = next((name for name in names if name in values), None)
-    return None if found is None else values.pop(found)
+# -- files ----------------------------------------------------------------------------------------
 
 
-def _path(name: str, roots: Collection[str]) -> str:
+def file_stat(file: str, where: str) -> SourceStat:
+    """Return the stat of a list or metadata file; a DatasetError says that there is none."""
     try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise ValueError("has a name that is not UTF-8") from None
-    if not name.isprintable() and any(ord(character) < 32 for character in name):
-        raise ValueError("has a control character in its name")
-    if "://" in name:
-        raise ValueError(f"names {shortened(name)}, and lists name files on a disk alone")
-    path = name_of(name, roots)
-    if isabs(path):  # caches are named after it, and stay in their folder
-        return "/" + normpath(path).lstrip("/")
-    if path == ".." or path.startswith("../"):
-        what = f"names {shortened(name)}, which leaves the list's folder"
-        raise ValueError(f"{what}: write its absolute path")
-    return path
+        found = Path(file).stat()
+        if S_ISREG(found.st_mode):
+            return source_stat(found)
+        what = f"{file} is no regular file"
+    except OSError as error:
+        what = f"{file} cannot be read ({error.strerror})"
+    raise DatasetError(what, where=where, hint="correct the path")
 
 
-def _whole(key: str, value: object, least: int) -> int | None:
-    if value is None:
-        return None
-    shown = shortened(repr(value))
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"has {key}: {shown}, which is no whole number")
-    if value < least:
-        raise ValueError(f"has {key}: {shown}, which is less than {least}")
-    if value > _MOST:
-        raise ValueError(f"has {key}: {shown}, which is more than {_MOST}")
-    return value
+@contextlib.contextmanager
+def refusing(file: str, where: str) -> Iterator[None]:
+    """Turn errors while rows are read into a DatasetError about a key of the configuration."""
+    try:
+        yield
+        return
+    except UnicodeDecodeError as error:
+        what, hint = f"{file} is not UTF-8 (byte {error.start + 1})", "save it as UTF-8"
+    except (ValueError, csv.Error) as error:
+        what, hint = f"{file} {error}", "correct the file, or write it again"
+    except OSError as error:
+        what, hint = f"{file} cannot be read ({error.strerror})", "check the file's permissions"
+    raise DatasetError(what, where=where, hint=hint)
 
 
-def _seconds(key: str, value: object) -> float | None:
-    if value is None:
-        return None
-    shown = shortened(repr(value))
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"has {key}: {shown}, which is no number of seconds")
-    if value > _MOST:
-        raise ValueError(f"has {key}: {shown}, which is more than {_MOST}")
-    if not value >= 0:  # NaN, too
-        raise ValueError(f"has {key}: {shown}, which is less than 0")
-    return float(value)
+def records(path: Path) -> Iterator[tuple[int, str | None, object]]:
+    """Yield the objects of a file: number, key in a JSON object, and value.
+
+    The number, from 1, is that of the line, of the object in a JSON file, or of the row below a CSV
+    file's head. In the place of the object of a damaged line stands a ValueError.
+
+    Raises:
+        ValueError: it is no such file; says what is wrong with it.
+        csv.Error: likewise.
+        OSError: it cannot be read.
+    """
+    kind = path.suffix.lower()
+    if kind == ".csv":
+        csv.field_size_limit(_LONGEST_FIELD)
+        with path.open(encoding="utf-8-sig", newline="") as lines:
+            yield from ((number, None, row) for number, row in enumerate(_table(lines), 1))
+    elif kind == ".jsonl":
+        with path.open("rb") as raw:
+            for number, line in enumerate(raw, 1):
+                if line.strip(b"\xef\xbb\xbf \t\r\n"):
+                    yield number, None, _line(line)
+    else:
+        pairs = _pairs(path.read_bytes().decode("utf-8-sig"))
+        yield from ((number, *pair) for number, pair in enumerate(pairs, 1))
 
 
-def _check_span(row: Row) -> None:
-    if row.frames is not None and row.frames % 4 != 1:
-        below = max((row.frames - 1) // 4 * 4 + 1, 1)
-        raise ValueError(
-            f"has frames: {row.frames}, which is not 4 n + 1: use {below} or {below + 4}"
-        )
-    if row.first is not None and (row.start is not None or row.end is not None):
-        raise ValueError("has first_frame and seconds: leave out one of them")
-    if row.end is not None and row.frames is not None:
-        raise ValueError("has frames and end: leave out one of them")
-    if row.end is not None and row.end <= (row.start or 0):
-        raise ValueError(f"ends at {row.end:g} s, which is not after its start")
+def _line(line: bytes) -> object:
+    try:
+        return _value(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        return ValueError(f"is not UTF-8 (byte {error.start + 1})")
+    except ValueError as error:
+        return error
+
+
+def _pairs(text: str) -> list[tuple[str | None, object]]:
+    """Return key and value of each pair of a JSON object, or the values of a JSON list."""
+    pairs: list[tuple[str | None, object]] = []
+
+    def noted(found: list[tuple[str | None, object]]) -> dict[str | None, object]:
+        nonlocal pairs
+        pairs = found  # the outermost object ends last; a key may stand there twice
+        return dict(found)
+
+    value = _value(text, noted)
+    if not isinstance(value, dict | list):
+        raise ValueError("is no JSON object or list")
+    return [(None, each) for each in value] if isinstance(value, list) else pairs
+
+
+def _value(text: str, hook: Callable[[list[tuple[Any, Any]]], object] | None = None) -> object:
+    """Return the value of JSON text; a ValueError says what is wrong with it."""
+    try:
+        return json.loads(text, object_pairs_hook=hook)
+    except json.JSONDecodeError as error:
+        if error.msg.startswith("Unterminated") or error.pos >= len(text.rstrip()):
+            raise ValueError("ends in the middle") from None
+        place = f"line {error.lineno}, " if error.lineno > 1 else ""
+        what = f"{error.msg}, {place}column {error.colno}"
+    except (ValueError, RecursionError) as error:  # a number that is too long; nested too deeply
+        what = str(error)
+    raise ValueError(f"is not JSON ({what})")
+
+
+def _table(lines: Iterator[str]) -> Iterator[dict[str, str | None]]:
+    reader = csv.DictReader(lines, strict=True)
+    columns = reader.fieldnames or []
+    if not {*columns} & {*NAMES} or not {*columns} & {*CAPTIONS, "tags"}:
+        names = ", ".join(columns) or "none"
+        raise ValueError(f"has the columns {names}: it needs file_name, and text or tags")
+    for row in reader:
+        if None in row:
+            raise ValueError(f"has too many columns in line {reader.line_num}")
+        yield {key: value or None for key, value in row.items()}

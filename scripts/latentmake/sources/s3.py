@@ -46,7 +46,6 @@ _CONNECT_SECONDS = 10
 _LOOKS_LONG = 100  # objects whose reading is worth a progress bar
 _GONE = ("NoSuchKey", "NotFound", "404")
 _DENIED = ("AccessDenied", "Forbidden", "403", "AllAccessDisabled")
-_CREDENTIALS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")
 _lock = threading.Lock()
 
 
@@ -70,7 +69,7 @@ def listing(folder: str, where: str) -> list[Entry]:
     """
     bucket, _, prefix = folder.removeprefix(REMOTE).partition("/")
     prefix = f"{prefix}/" if prefix else ""
-    with _one_line(DatasetError, folder, where):
+    with _one_line(folder, where):
         pages = _client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         entries = [
             (each["Key"][len(prefix) :], *stat_of(each["Size"], each["LastModified"], each["ETag"]))
@@ -98,7 +97,7 @@ def read(path: str) -> tuple[bytes, SourceStat]:
     from botocore.exceptions import HTTPClientError, IncompleteReadError, ResponseStreamingError
 
     broken = (HTTPClientError, IncompleteReadError, ResponseStreamingError)
-    with _one_line(StorageError, path, path):
+    with _one_line(path):
         for left in reversed(range(_ATTEMPTS)):
             answer = _client().get_object(Bucket=bucket, Key=key)
             try:
@@ -162,47 +161,20 @@ def _made_client() -> Any:
 
 
 @contextlib.contextmanager
-def _one_line(kind: type[UserError], path: str, where: str) -> Iterator[None]:
-    """Turn whatever boto3 raises into one line of a kind."""
+def _one_line(path: str, where: str = "") -> Iterator[None]:
+    """Turn whatever boto3 raises into one line: about the key `where`, or about an object."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:  # its exceptions have no root in common but this
-        raise _explained(kind, path, where, error) or error from None
-
-
-def _explained(kind: type[UserError], path: str, where: str, error: Exception) -> UserError | None:
-    from botocore import exceptions
-
-    if isinstance(error, exceptions.ClientError):
-        said = error.response.get("Error", {})
-        code = str(said.get("Code", ""))
-        what = f"cannot be read ({code}: {said.get('Message') or error})"
-        hint = "check the server's log"
-        if code == "NoSuchBucket":
-            bucket = path.removeprefix(REMOTE).partition("/")[0]
-            hint = "correct the name or create it"
-            return kind(f"there is no bucket {bucket}", where=where, hint=hint)
-        if code in _GONE and kind is StorageError:
-            kind, what, hint = SourceError, "is gone since it was listed", "run again"
-        elif code in _DENIED:
-            kind = SourceError if kind is StorageError else kind
-            what = "may not be read (access denied)"
+        code = getattr(error, "response", {}).get("Error", {}).get("Code", "")
+        if code in _GONE and not where:
+            raise SourceError("is gone since it was listed", where=path, hint="run again") from None
+        hint = "check the address, AWS_ENDPOINT_URL_S3, and your credentials (`aws configure`)"
+        kind: type[UserError] = DatasetError if where else StorageError
+        if code in _DENIED:
+            kind = DatasetError if where else SourceError
             hint = "give these credentials permission to list and read it"
-        elif code in _CREDENTIALS:
-            what = f"refuses the credentials ({code})"
-            hint = "correct AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or log in again"
-    elif isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
-        what = "cannot be read without credentials"
-        hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run `aws configure`"
-    elif isinstance(error, exceptions.HTTPClientError | exceptions.ConnectionError):
-        what = f"cannot be reached ({error})"
-        hint = "check that the server runs, and AWS_ENDPOINT_URL_S3"
-    elif isinstance(error, exceptions.BotoCoreError | ValueError):
         what = f"cannot be read ({error})"
-        hint = "check the bucket's name, AWS_ENDPOINT_URL_S3 and AWS_PROFILE"
-    else:
-        return None
-    about = "" if where == path else f"{path} "
-    return kind(f"{about}{what}", where=where, hint=hint)
+        raise kind(f"{path} {what}" if where else what, where=where or path, hint=hint) from None

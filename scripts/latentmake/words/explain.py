@@ -41,8 +41,8 @@ from latentmake.reports.explanation import (
 )
 from latentmake.reports.generated import plan_generated, refuse_clips
 from latentmake.reports.recipe_changes import differences
-from latentmake.sources.caption_files import read_caption
 from latentmake.sources.item import Item
+from latentmake.sources.texts import read_caption
 from latentmake.words.project import ConfigFiles, Directory, Json, Project, opened
 
 _MADE = {

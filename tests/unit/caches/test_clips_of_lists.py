@@ -51,9 +51,9 @@ def clips_of(row: dict[str, Any], size: str, **settings: Any) -> dict[str, torch
     asked = Dataset.model_validate({"path": "list.jsonl", **SETTINGS, **settings})
     memo, layout = Memo(None), layouts.of("musubi")
     scan = lists.scan("d", asked)
-    found, faults, _ = lists.items("d", asked, scan)
-    made = measured(layout, asked, scan, found, None, memo)
-    assert faults == made.faults == [] and len(made.found) == 1
+    assert scan.items is not None
+    made = measured(layout, asked, scan, scan.items, None, memo)
+    assert scan.faults == made.faults == [] and len(made.found) == 1
     source = made.found[0].inputs(size)
     named = layout.named("cache/d/m/x", size, source.stem, source.media, asked, source.span)
     width_height = Size(*map(int, size.split("x")))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -71,27 +70,19 @@ def test_another_caption_ending_is_used_and_txt_then_means_nothing(tmp_path: Pat
     assert stems(tmp_path, caption_extension=".caption") == ["a"]
 
 
-def test_caches_of_ai_training_are_neither_images_nor_captions(tmp_path: Path) -> None:
-    names = ("a.img_sdxl", "a.img_sdvae", "a.txt_t5cache", "a.txt_clipl")
-    put(tmp_path, "a.jpg", "a.txt", *names, "a.img_sdxl.webp", "a.img_sdvae.webp")
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("a.img_sdxl", "a.img_sdvae", "a.txt_t5cache", "a.img_sdxl.webp", "a.img_sdvae.webp"),
+        (".a.png", ".hidden/b.png", "sub/.DS_Store", "._a.txt"),
+        ("a.json", "README", "sub/list.csv", "png"),
+    ],
+)
+def test_caches_of_ai_training_hidden_and_other_files_are_passed_over(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    put(tmp_path, "a.png", "a.txt", *names)
     assert stems(tmp_path) == ["a"]
-
-
-def test_hidden_files_and_folders_are_passed_over(tmp_path: Path) -> None:
-    put(tmp_path, "a.png", "a.txt", ".a.png", ".hidden/b.png", "sub/.DS_Store", "._a.txt")
-    assert stems(tmp_path) == ["a"]
-
-
-def test_files_that_are_neither_image_nor_caption_are_passed_over(tmp_path: Path) -> None:
-    put(tmp_path, "a.png", "a.txt", "a.json", "README", "sub/list.csv", "png")
-    assert stems(tmp_path) == ["a"]
-
-
-def test_the_order_is_that_of_stems_whatever_the_endings(tmp_path: Path) -> None:
-    for name in ("b.png", "a.webp", "sub/a.png", "B.jpg", "a1.png", "ä.gif"):
-        put(tmp_path, name, str(Path(name).with_suffix(".txt")))
-    found = stems(tmp_path)
-    assert found == sorted(found) == ["B", "a", "a1", "b", "sub/a", "ä"]
 
 
 def test_a_missing_caption_is_a_fault_or_the_empty_caption(tmp_path: Path) -> None:
@@ -129,23 +120,17 @@ def test_two_images_of_one_stem_are_one_fault_that_names_both(tmp_path: Path) ->
 
 
 def test_a_link_that_leads_nowhere_is_a_fault_of_its_own_item(tmp_path: Path) -> None:
-    put(tmp_path, "good.png", "good.txt", "b.txt", "c.png")
+    put(tmp_path, "good.png", "good.txt", "b.txt", "c.png", "d.txt")
     (tmp_path / "b.png").symlink_to("nowhere")
     (tmp_path / "c.txt").symlink_to("nowhere")
+    (tmp_path / "d.png").symlink_to("d.png")
     found, faults = find(tmp_path)
     assert [item.stem for item in found] == ["good"]
     assert [(each.stem, each.what) for each in faults] == [
         ("b", "is a link that leads nowhere"),
         ("c", "is a link that leads nowhere"),
+        ("d", "cannot be read (Too many levels of symbolic links)"),
     ]
-
-
-def test_a_link_to_itself_is_a_fault_of_its_own_item(tmp_path: Path) -> None:
-    put(tmp_path, "good.png", "good.txt", "b.txt")
-    (tmp_path / "b.png").symlink_to("b.png")
-    found, faults = find(tmp_path)
-    assert [item.stem for item in found] == ["good"]
-    assert [each.stem for each in faults] == ["b"]
 
 
 @pytest.mark.parametrize("name", ["b.png", "c.txt"])
@@ -157,35 +142,10 @@ def test_a_pipe_is_a_fault_for_reading_it_would_never_end(tmp_path: Path, name: 
     assert "good" in [item.stem for item in find(tmp_path)[0]]
 
 
-@pytest.mark.parametrize("name", ["b.png", "c.txt"])
-def test_an_empty_folder_in_the_place_of_a_file_is_a_fault_and_one_with_files_is_none(
-    tmp_path: Path, name: str
-) -> None:
-    put(tmp_path, "good.png", "good.txt", "b.txt", "c.png")
-    (tmp_path / name / "sub").mkdir(parents=True)
-    (tmp_path / "c.txt").mkdir(exist_ok=True)
-    (tmp_path / "b.png").mkdir(exist_ok=True)
-    (tmp_path / "v1.0").mkdir()
-    (tmp_path / "a.TXT").mkdir()
-    lines = [each.line for each in find(tmp_path)[1]]
-    rest = "is a folder without any file, though it has a file's name; rename or remove it"
-    assert lines == [f"{tmp_path}/b.png: {rest}", f"{tmp_path}/c.txt: {rest}"]
-    (tmp_path / "b.txt").unlink()
-    put(tmp_path, "b.png/x.png", "b.png/x.txt", "b.png.png", "b.png.txt")
-    shutil.rmtree(tmp_path / "c.txt")
-    put(tmp_path, "c.txt")
-    assert stems(tmp_path) == ["b.png", "b.png/x", "c", "good"]
-
-
-@pytest.mark.parametrize("missing", ["error", "empty"])
-def test_a_caption_whose_ending_differs_in_case_is_named_with_both_ways_out(
-    tmp_path: Path, missing: str
-) -> None:
-    put(tmp_path, "good.png", "good.txt", "x.png", "x.TXT", "notes.Txt", "good.TXT")
-    assert fault(tmp_path, missing_caption=missing) == (
-        f"{tmp_path}/x.TXT: differs from caption_extension `.txt` in upper and lower case, so it "
-        "is not read; rename it to x.txt, or set caption_extension: .TXT"
-    )
+def test_a_folder_is_no_file_whatever_its_name(tmp_path: Path) -> None:
+    put(tmp_path, "good.png", "good.txt", "b.png/x.png", "b.png/x.txt", "b.txt/notes")
+    (tmp_path / "c.png").mkdir()
+    assert stems(tmp_path) == ["b.png/x", "good"]
 
 
 def test_a_linked_image_and_a_linked_folder_are_followed(tmp_path: Path) -> None:
@@ -198,13 +158,8 @@ def test_a_linked_image_and_a_linked_folder_are_followed(tmp_path: Path) -> None
 def test_links_in_a_circle_end_and_name_no_file_twice(tmp_path: Path) -> None:
     put(tmp_path, "sub/a.png", "sub/a.txt")
     (tmp_path / "sub/again").symlink_to(tmp_path / "sub")
+    (tmp_path / "all").symlink_to(tmp_path)
     assert stems(tmp_path) == ["sub/a"]
-
-
-def test_a_link_to_the_dataset_itself_names_no_file_twice(tmp_path: Path) -> None:
-    put(tmp_path, "a.png", "a.txt")
-    (tmp_path / "again").symlink_to(tmp_path)
-    assert stems(tmp_path) == ["a"]
 
 
 def test_a_folder_keeps_its_own_name_beside_a_link_to_it(tmp_path: Path) -> None:
@@ -224,7 +179,7 @@ def test_a_name_that_is_not_utf8_is_a_fault_in_readable_text(tmp_path: Path) -> 
     assert "caf" in line
 
 
-@pytest.mark.parametrize("character", ["\n", "\r", "\t", "\x1b", "\x07"])
+@pytest.mark.parametrize("character", ["\n", "\r", "\x1b"])
 def test_a_control_character_in_a_name_is_a_fault(tmp_path: Path, character: str) -> None:
     put(tmp_path, "good.png", "good.txt", f"bad{character}name.png")
     assert "has a control character in its name; rename it" in fault(tmp_path)

@@ -19,7 +19,7 @@ from latentmake.errors import SourceError
 from latentmake.files.safetensors import Tensor, read_head
 from latentmake.geometry.buckets import Size, wan_size
 from latentmake.layouts.musubi import latents_size
-from latentmake.sources.caption_files import read_caption
+from latentmake.sources.texts import read_caption
 from latentmake.training.external.musubi.deploy import linked_before, names_of
 from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
 

@@ -17,14 +17,10 @@ from math import ceil, floor
 from latentmake.config.datasets import Captions
 from latentmake.errors import SourceError
 
-_WILDCARD = re.compile(r"\{([^{}]+)\}")
+_WILDCARD = re.compile(r"\{([^{}]*)\}")
 _ATTEMPTS = 16  # draws of a variant that shall differ from those before it
 _MOST_BYTES = 1_000_000  # of a text; a tokenizer takes hundreds of bytes for each
 _PRIVATE = range(0xE000, 0xF900)  # Unicode's private use area, where the stand-ins of braces lie
-
-
-class CaptionError(ValueError):
-    """A caption that cannot be composed; says what is wrong with it."""
 
 
 class _Random:
@@ -109,7 +105,7 @@ def variants(
     wildcards all lines count, or with `first_line` the first, as in sd-scripts.
 
     Raises:
-        CaptionError: braces do not fit, or a wildcard holds nothing.
+        SourceError: braces do not fit, or a wildcard holds nothing; it names no place.
     """
     if settings.enable_wildcard:
         _check_braces(caption)
@@ -127,29 +123,16 @@ def variants(
     return found
 
 
-def _stand_ins(text: str) -> tuple[str, str]:
-    """Return two characters that a text does not hold, to stand for literal braces."""
-    free = (chr(code) for code in _PRIVATE if chr(code) not in text)
-    return next(free), next(free)
-
-
 def _check_braces(text: str) -> None:
     """Refuse a text whose braces are no wildcards."""
-    opening, closing = _stand_ins(text)
+    hint = "write {{ and }} for braces that are no wildcard, or correct it"
     for line in text.split("\n"):
-        rest = line.replace("{{", opening).replace("}}", closing)
-        depth = 0
-        for character in rest:
-            depth += {"{": 1, "}": -1}.get(character, 0)
-            if depth < 0:
-                raise CaptionError("has a } without a {")
-            if depth > 1:
-                raise CaptionError("has a wildcard within a wildcard")
-        if depth:
-            raise CaptionError("has a { without a }")
-        for inside in re.findall(r"\{([^{}]*)\}", rest):
-            if not any(each.strip() for each in inside.split("|")):
-                raise CaptionError("has a wildcard that holds nothing")
+        line = line.replace("{{", "x").replace("}}", "x")
+        if any(not inside.replace("|", "").strip() for inside in _WILDCARD.findall(line)):
+            raise SourceError("has a wildcard that holds nothing", hint=hint)
+        if {"{", "}"} & {*_WILDCARD.sub("", line)}:
+            what = "has a { or a } without the other, or a wildcard within a wildcard"
+            raise SourceError(what, hint=hint)
 
 
 def _variant(
@@ -199,7 +182,8 @@ def _combined(caption: str, tags: str, settings: Captions, draw: _Random) -> str
 
 def _without_wildcards(text: str, draw: _Random) -> str:
     text = draw.choice(text.split("\n"))
-    opening, closing = _stand_ins(text)
+    free = (chr(code) for code in _PRIVATE if chr(code) not in text)
+    opening, closing = next(free), next(free)  # stand for literal braces
     text = text.replace("{{", opening).replace("}}", closing)
     text = _WILDCARD.sub(lambda match: draw.choice(match[1].split("|")), text)
     return text.replace(opening, "{").replace(closing, "}")
