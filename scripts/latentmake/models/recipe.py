@@ -64,6 +64,28 @@ def make(
     return latents_recipe(dataset, model, vae, clip)
 
 
+def checked(
+    kind: str, dataset: Dataset | None, model: Model, place: str, file_digest: FileDigest
+) -> dict[str, object]:
+    """Return the recipe of a model, whose section in the configuration is at `place`.
+
+    Raises:
+        ModelError: files are missing, cannot be read, or are of another kind.
+    """
+    if model.spec.scripts is not None:
+        from latentmake.models.model_files import encoder_fault
+
+        if wrong := encoder_fault(model, kind):
+            raise ModelError(wrong[1], where=f"{place}.{wrong[0]}", hint="name the right file")
+    try:
+        return make(kind, dataset, model, file_digest)
+    except ModelError as error:
+        if error.where.startswith("models."):
+            raise
+        where, what = f"{place}.{'vae' if kind == 'latents' else 'text'}", error.what
+        raise ModelError(f"{error.where}: {what}", where=where, hint=error.hint) from None
+
+
 def latents_recipe(
     dataset: Dataset, model: Model, weights: str, clip: str | None = None
 ) -> dict[str, object]:

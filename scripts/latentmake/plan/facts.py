@@ -139,33 +139,19 @@ class Facts(Datasets):
         """Return the recipe of a kind; empty where the model is not here, and may be missing."""
         asked = (dataset if kind == "latents" else "", model, kind)
         if asked not in self._recipes:
+            settings, data = self.config.models[model], self.config.datasets.get(dataset)
+            read, place = self.memo.digest_of_file, f"models.{model}"
             try:
-                self._recipes[asked] = self._recipe(dataset, model, kind)
-            except (ModelError, TrainingError) as error:
-                if not self._encoders:
-                    return self._recipes.setdefault(asked, {})
-                if isinstance(error, TrainingError) or error.where.startswith("models."):
+                found = recipe.checked(kind, data, settings, place, read)
+                if program := self.config.encoding_program(settings):
+                    assert self._program_digest is not None
+                    found["program"] = self._program_digest(program, settings, kind, self.memo)
+            except (ModelError, TrainingError):
+                if self._encoders:
                     raise
-                where = f"models.{model}.{'vae' if kind == 'latents' else 'text'}"
-                what = f"{error.where}: {error.what}"
-                raise ModelError(what, where=where, hint=error.hint) from None
+                found = {}
+            self._recipes[asked] = found
         return self._recipes[asked]
-
-    def _recipe(self, dataset: str, model: str, kind: str) -> dict[str, object]:
-        settings = self.config.models[model]
-        if settings.spec.scripts is not None:
-            from latentmake.models.model_files import encoder_fault
-
-            if wrong := encoder_fault(settings, kind):
-                where = f"models.{model}.{wrong[0]}"
-                raise ModelError(wrong[1], where=where, hint="name the right file")
-        data = self.config.datasets.get(dataset)
-        found = recipe.make(kind, data, settings, self.memo.digest_of_file)
-        program = self.config.encoding_program(settings)
-        if program is not None:
-            assert self._program_digest is not None
-            found["program"] = self._program_digest(program, settings, kind, self.memo)
-        return found
 
     def recipe_digest(self, dataset: str, model: str, kind: str) -> str:
         """Return the digest of a recipe; `UNKNOWN` where the model is not here."""
