@@ -156,19 +156,18 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
         if wrong := _fault(dataset, root, stem, several, files):
             faults.append(wrong)
             continue
-        no_caption = dataset.class_tokens is not None and CAPTION not in [x.role for x in own]
         span = Span(stride=dataset.sample_stride) if dataset.sample_stride > 1 else None
-        tokens = [dataset.class_tokens or ""] if no_caption else None
-        found.append(Item(stem, files, tokens, span=span))
+        item = Item(stem, files, span=span)
+        if dataset.class_tokens is not None and all(each.role != CAPTION for each in own):
+            item = item._replace(texts=[dataset.class_tokens])
+        found.append(item)
     for stem, (path, other) in unread.items():
         described = [each.pop(stem, None) for each in texts.values()]
         if any(described):
             faults.append(Fault(path, stem, *unread_format(other)))
+    hint = f"add the {kind.split()[1]} it describes, or remove it"
     for role, one in ((CAPTION, "a caption"), (TAGS, "a file of tags")):
-        what, hint = (
-            f"is {one} without {kind}",
-            f"add the {kind.split()[1]} it describes, or remove it",
-        )
+        what = f"is {one} without {kind}"
         faults += [Fault(file.path, stem, what, hint) for stem, file in texts[role].items()]
     return sorted(found), sorted(faults)
 
