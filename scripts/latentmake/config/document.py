@@ -55,7 +55,10 @@ def check_file(path: Path) -> None:
     try:
         data = read_regular(path)
     except OSError as error:
-        what, hint = f"cannot be read: {error.strerror}", "correct the path after --configfile"
+        what, hint = (
+            f"cannot be read: {error.strerror}",
+            "name your configuration by --configfile FILE",
+        )
         if isinstance(error, FileNotFoundError):
             what = f"there is no such file in {Path.cwd()}"
             if path.suffix == "" and path.parent == Path():

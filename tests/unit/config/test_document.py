@@ -132,5 +132,5 @@ def test_a_file_that_cannot_be_read_is_named_with_what_to_do(
         Path("own.yaml").chmod(0)
         assert "Permission denied" in exits("--configfile", "own.yaml")
     check_command(["-n", "train_cats", "--config", "a=1", "-c", "1"])
-    with pytest.raises(SystemExit, match="correct the path after --configfile"):
+    with pytest.raises(SystemExit, match="name your configuration by --configfile FILE"):
         check_files(["config/config.yaml"])

@@ -132,7 +132,7 @@ def test_image_to_video_needs_a_picture_and_others_take_none() -> None:
         order_of({"model": "i2v"}, image="gone.png")
     image = order_of({"model": "i2v"}, image="data/a.png").image
     assert image is not None and image[0] == "data/a.png"
-    with pytest.raises(ConfigError, match=r"runs\.first\.generate\.image: .*text alone"):
+    with pytest.raises(ConfigError, match=r"runs\.first\.generate\.image: .*text only"):
         order_of(image="data/a.png")
 
 
