@@ -9,7 +9,7 @@ house = by_path.load("tests/bench/house.py")
 
 # Way of a build -> its figures when this was written. The mark goes when the bound is met.
 TODAY = {
-    "caption: plan and manifest": "441 functions in 72 files",
+    "caption: plan and manifest": "353 functions in 58 files",
 }
 
 
