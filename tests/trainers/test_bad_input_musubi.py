@@ -74,7 +74,7 @@ def test_weights_of_another_kind_are_named_before_a_script_runs(real: RealProjec
     with pytest.raises(SystemExit) as caught:
         real.plan()
     line = str(caught.value)
-    assert "models.tiny.vae: models/vae.safetensors: is a language model, not a VAE" in line
+    assert "models.tiny.vae: models/vae.safetensors holds a language model, not a VAE" in line
 
 
 def packets(path: Path) -> list[tuple[int, int]]:

@@ -93,7 +93,7 @@ def take_videos(project: Project) -> None:
 MISTAKES = [
     (forget_the_script, ["no zimage_cache_text_encoder_outputs.py", "update it"]),
     (forget_a_flag, ["too old for Z-Image", "does not know --vae", "update it"]),
-    (take_the_text_encoder_for_the_vae, ["models.tiny.vae", "is a language model, not a VAE"]),
+    (take_the_text_encoder_for_the_vae, ["models.tiny.vae", "holds a language model, not a VAE"]),
     (take_videos, ["runs.tiny.datasets", "Z-Image takes only images"]),
 ]
 

@@ -58,6 +58,6 @@ def test_a_training_encodes_what_is_stale_and_each_edit_encodes_what_it_shapes(
     with (project / "sd-scripts/library/train_util.py").open("a") as file:
         file.write("# an update\n")
     result = project.ask("status")
-    result.one_line("library/train_util.py", "12 texts of shapes")
+    result.one_line("recipe: sd-scripts's digest ", "12 texts of shapes")
     assert project.changed(before) == NOTHING
     assert {*STEMS} == {row["stem"] for row in project.manifest()}

@@ -28,6 +28,9 @@ from latentmake.config.fields import (
     worded,
 )
 
+PROGRAMS = {"musubi": "musubi-tuner", "sdscripts": "sd-scripts"}
+"""Kind of a trainer, or layout of a model -> the program of others that it stands for."""
+
 
 class ExternalProgram(Closed):
     """Installation of sd-scripts."""

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from latentmake.config.fields import PATTERNS, held_by
+from latentmake.config.machines import PROGRAMS
 from latentmake.config.trainers import Kind
 from latentmake.errors import ConfigError, nearest, shortened
 
@@ -74,7 +75,6 @@ def _walk(section: Section) -> Iterator[Section]:
 
 
 Location = tuple[int | str, ...]
-_PROGRAMS = {"musubi": "musubi-tuner", "sdscripts": "sd-scripts"}
 _UNBROKEN = re.compile(r"\S{200,}")  # a value that a rule repeats, and longer than most paths
 
 
@@ -162,8 +162,8 @@ def _hint(root: type[BaseModel], location: Location, values: Mapping[str, object
     hint = f"known here: {', '.join(here.keys)}"
     if kinds := [each.kind for each in known if key in each.keys and each is not here]:
         hint = f"`{key}` belongs to a trainer of kind {kinds[0]}; {hint}"
-    if here.kind in _PROGRAMS and "arguments" in here.keys:
-        program = _PROGRAMS[here.kind]
+    if here.kind in PROGRAMS and "arguments" in here.keys:
+        program = PROGRAMS[here.kind]
         return f"{hint}; further options of {program} go into `arguments: [--{key}, ...]`"
     guess = None if kinds else nearest(key, here.keys)
     return f"did you mean `{guess}`?" if guess else hint

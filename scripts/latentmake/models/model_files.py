@@ -103,7 +103,7 @@ def encoders(model: Model, kind: str) -> Iterator[ModelFile]:
 
 def _encoder(model: Model, file: File, place: Path) -> ModelFile:
     """Return the file or folder of an encoder, inspected; ours take any form."""
-    found, wan = ModelFile(file.key, str(place)), model.spec is WAN
+    found, wan = ModelFile(file.key, str(place)), model.spec.encodes
     kind = f"Wan {file.kind}" if wan and file.kind == "VAE" else file.kind
     form = "either" if wan else file.form
     if place.is_dir() and form == "file":
@@ -186,7 +186,7 @@ def _original(file: ModelFile, kind: str, *, demanded: bool) -> ModelFile:
 
 def _network(model: Model, key: str, place: str | None) -> ModelFile:
     """Return a network that is trained, inspected."""
-    scripts, wan = model.spec.scripts, model.spec is WAN
+    scripts, wan = model.spec.scripts, model.spec.encodes
     assert scripts is not None
     if place is None:
         return ModelFile(key, "", fault="is not set: there is no network to train")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from latentmake.config.datasets import Dataset
+from latentmake.config.machines import PROGRAMS
 from latentmake.config.models import Model
 from latentmake.config.weights import TextWeights
 from latentmake.models.files import script_of, tokenizer_folder
@@ -13,7 +14,6 @@ from latentmake.models.reasons import Difference, is_digest, short, text_of
 
 _ABSENT = "absent"
 _NAMES = {"format": "format version", "vae": "VAE", "clip": "CLIP image encoder"}
-_PROGRAMS = {"musubi": "musubi-tuner", "sdscripts": "sd-scripts"}
 
 
 def recipe_differences(
@@ -49,7 +49,7 @@ def recipe_words(recipe: Mapping[str, object]) -> str:
 
 def program_of(recipe: Mapping[str, object]) -> str:
     """Return the name of the program that encodes by a recipe; "" where it is Latentmake."""
-    return _PROGRAMS.get(str(recipe.get("layout")), "a program") if "program" in recipe else ""
+    return PROGRAMS.get(str(recipe.get("layout")), "a program") if "program" in recipe else ""
 
 
 def _values(recipe: Mapping[str, object]) -> Iterator[tuple[str, object]]:

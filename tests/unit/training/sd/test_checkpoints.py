@@ -13,7 +13,6 @@ from latentmake.config.root import parse
 from latentmake.index.memo import Memo
 from latentmake.plan.run_plan import Plan, RunPlan
 from latentmake.reports.plan_report import report
-from latentmake.request import Request
 from latentmake.training.loop import drawing
 from latentmake.training.loop.plan import finish_plan
 from latentmake.training.loop.result import RunFiles, sample_steps, wanted
@@ -166,8 +165,7 @@ def test_the_plan_says_from_which_step_a_training_goes_on(
     longer = planned(make_order(tmp_path, steps=4))
     assert longer.note == "training of tiny: goes on from step 2"
     facts: Any = SimpleNamespace(memo=Memo(None))
-    config: Any = SimpleNamespace(runs={"cats": None})
-    report(facts, Plan({"cats": longer}, []), Request(["train_cats"], config), [], dry=True)
+    report(facts, Plan({"cats": longer}, []), ["cats"], [], [], dry=True)
     assert longer.note in capfd.readouterr().err.splitlines()
     assert planned(make_order(tmp_path, steps=4, rank=2)).note == ""
     assert planned(make_order(tmp_path, steps=4), lock="e" * 64).note == ""

@@ -225,16 +225,14 @@ def test_sources_that_the_classes_import_count_and_no_others() -> None:
     assert all(after[kind] != before[kind] for kind in ("latents", "text"))
 
 
-def test_a_plan_names_the_source_that_changed() -> None:
+def test_a_plan_names_the_program_that_changed() -> None:
     values = make()
     encode(orders(values)["text"])
     (SCRIPTS / "library/train_util.py").write_text("import library.device\n")
     facts = strategies_world.facts(values)
     plan = make_plan(facts, ["tiny"])
     (line,) = recipe_changes(facts, plan.runs.values())
-    assert re.fullmatch(
-        r"recipe: sd-scripts's library/train_util.py \w{8}\.\. -> \w{8}\.\.: 6 texts of \w+", line
-    )
+    assert re.fullmatch(r"recipe: sd-scripts's digest \w{8}\.\. -> \w{8}\.\.: 6 texts of \w+", line)
 
 
 def test_weights_count_by_content_and_must_be_of_their_kind() -> None:
