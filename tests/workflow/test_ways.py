@@ -15,7 +15,7 @@ TODAY = {
 
 @pytest.fixture(scope="module")
 def ways() -> house.Figures:
-    return house.way_figures(house.ROOT)[0]
+    return house.way_figures(house.ROOT, bounded=True)[0]
 
 
 @pytest.mark.parametrize(
