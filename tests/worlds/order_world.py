@@ -79,6 +79,17 @@ def order(
     )
 
 
+def written_order(kind: str, **found: str | None) -> Order:
+    """Write an order whose targets are named as their items: stem -> what was found there."""
+    items = tuple(
+        work_of(stem, f"{stem}.png", None, (Target("64", stem, there),))
+        for stem, there in found.items()
+    )
+    made = Order(kind, "cats", "small", Dataset(path="."), MODEL, {"a": 1}, items)
+    made.write()
+    return made
+
+
 class Encoder:
     """Encodes an image to its mean colour, a caption to its bytes; keeps count of what it gets."""
 

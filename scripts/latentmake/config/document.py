@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,11 +85,11 @@ def _mistake(path: Path, line: int, what: str, hint: str) -> ConfigError:
 
 def _unique(path: Path, pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     """Return the values of a JSON object without repeated keys."""
-    keys = [key for key, _ in pairs]
-    if twice := [key for key in keys if keys.count(key) > 1]:
-        what = f"the key `{shortened(twice[0])}` occurs twice"
+    if len(found := dict(pairs)) < len(pairs):
+        (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        what = f"the key `{shortened(twice)}` occurs twice"
         raise ConfigError(what, where=path, hint="write it once")
-    return dict(pairs)
+    return found
 
 
 def _from_yaml(path: Path, text: str) -> object:

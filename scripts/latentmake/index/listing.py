@@ -7,9 +7,8 @@ from pathlib import Path
 
 from latentmake import digest
 from latentmake.errors import CacheError
-from latentmake.index.memo import TargetStat
+from latentmake.index.memo import Listing, TargetStat
 
-Listing = dict[str, TargetStat]  # path -> stat of every file
 _File = tuple[str, int, int, int]  # name, size, mtime_ns and inode
 
 

@@ -64,6 +64,10 @@ class TargetStat(NamedTuple):
     inode: int
 
 
+Listing = dict[str, TargetStat]
+"""Path -> stat of each file of a folder."""
+
+
 def source_stat(stat: os.stat_result) -> SourceStat:
     """Return the stat that identifies a source's content."""
     return SourceStat(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)

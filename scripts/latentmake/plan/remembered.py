@@ -17,8 +17,8 @@ from typing import Any
 import latentmake
 from latentmake import digest
 from latentmake.files.paths import is_remote
-from latentmake.index.listing import Folder, Listing
-from latentmake.index.memo import TargetStat
+from latentmake.index.listing import Folder
+from latentmake.index.memo import Listing, TargetStat
 from latentmake.layouts import kind_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import place_of

@@ -24,7 +24,7 @@ from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.files.cachefile import Header, read_header, target_key
 from latentmake.files.paths import is_remote, is_text
 from latentmake.geometry.buckets import Size
-from latentmake.index.memo import Memo, SourceStat, TargetStat
+from latentmake.index.memo import Listing, Memo, SourceStat, TargetStat
 from latentmake.layouts import Layout, kind_of
 from latentmake.plan.target import Part, Target, joined, targets_of, view_of
 from latentmake.sources.item import CAPTION, IMAGE, Item
@@ -402,7 +402,7 @@ class Judge:
         self,
         inputs: Mapping[str, Sequence[Item]],
         owned: Collection[str],
-        found: Mapping[str, TargetStat],
+        found: Listing,
     ) -> State:
         """Return the state of some parts.
 
@@ -426,7 +426,7 @@ class Judge:
         return State(parts, unreadable=self.contents.unreadable, judge=self)
 
     def _part(
-        self, part: str, items: Sequence[Item], found: Mapping[str, TargetStat], expected: set[str]
+        self, part: str, items: Sequence[Item], found: Listing, expected: set[str]
     ) -> PartState:
         """Return the state of the targets of some inputs, whose paths are added to `expected`."""
         state, lines = PartState(), dict[str, str]()
@@ -450,7 +450,7 @@ class Judge:
         """Yield some inputs, each with its targets of a part."""
         return targets_of(self.layout, self.settings, Part(*self._place, part), items)
 
-    def _prepare(self, part: str, items: Sequence[Item], found: Mapping[str, TargetStat]) -> None:
+    def _prepare(self, part: str, items: Sequence[Item], found: Listing) -> None:
         """Read objects on S3 many at a time, and look up the sizes of images at once."""
         if self.settings and self.settings.remote and self.recipes[part] != UNKNOWN:
             self.contents.fetch(
@@ -465,7 +465,7 @@ class Judge:
 
     def _orphans(
         self,
-        found: Mapping[str, TargetStat],
+        found: Listing,
         expected: Collection[str],
         requested: Collection[str],
         kept: Collection[str],
@@ -493,7 +493,7 @@ class Judge:
             yield part, path
 
 
-def _refuse_obstacles(paths: Iterable[str], found: Mapping[str, TargetStat]) -> None:
+def _refuse_obstacles(paths: Iterable[str], found: Listing) -> None:
     """Refuse a file, or a useless link, in the place of a missing cache file's folder."""
     for folder in {path.rpartition("/")[0] for path in paths}:
         for each in (Path(folder), *Path(folder).parents):

@@ -12,17 +12,14 @@ from pathlib import Path
 
 import pytest
 import world
-from item_world import work_of
 from latentmake.caches.encode import carry_out
-from latentmake.config.datasets import Dataset
-from latentmake.config.models import Model
 from latentmake.errors import StorageError
 from latentmake.plan import build, store
 from latentmake.plan.build import BUILDS, Build, announce, running
 from latentmake.plan.orders import Order
 from latentmake.plan.receipts import Receipt
-from latentmake.plan.target import Target
 from latentmake.session import Session
+from order_world import written_order
 
 LOCK = Path(".snakemake/locks/0.output.lock")
 WEEK = 8 * 24 * 3600
@@ -40,17 +37,6 @@ def project(folder: Path) -> None:
     LOCK.parent.mkdir(parents=True)
 
 
-def make_order(kind: str, **found: str | None) -> Order:
-    model = Model.model_validate({"vae": "vae", "text": ["text"]})
-    items = tuple(
-        work_of(stem, f"{stem}.png", None, (Target("64", stem, there),))
-        for stem, there in found.items()
-    )
-    order = Order(kind, "cats", "small", Dataset(path="."), model, {"a": 1}, items)
-    order.write()
-    return order
-
-
 # -- begin and end --------------------------------------------------------------------------------
 
 
@@ -64,7 +50,7 @@ def begun(*orders: Order) -> Build:
 def test_a_build_that_ends_well_and_alone_limits_the_store_and_forgets_old_orders() -> None:
     store.STORE.mkdir(parents=True)
     store.stored("replaced").write_bytes(bytes(10))
-    kept, old, new = (make_order(kind, a=None) for kind in ("latents", "text", "other"))
+    kept, old, new = (written_order(kind, a=None) for kind in ("latents", "text", "other"))
     for order in (kept, old, new):
         Receipt({}, {}, [], {}, 0.0).write(order.receipt)
     for path in (path for order in (kept, old) for path in (order.path, order.receipt)):
@@ -86,7 +72,7 @@ def test_a_command_that_deletes_files_of_builds_works_alone(
     planning = Build(cluster=True)
     with pytest.raises(StorageError, match="another build is running here; wait"), build.alone():
         pass
-    planning.begin([make_order("text", a=None)], [], ["text_r"])
+    planning.begin([written_order("text", a=None)], [], ["text_r"])
     line = rf"a build is running here \(text_r, process {os.getpid()}\); wait"
     with pytest.raises(StorageError, match=line), build.alone():
         pass
@@ -137,7 +123,7 @@ def test_a_build_keeps_what_it_replaces(
 
 
 def test_what_a_running_build_makes_is_made_by_no_other() -> None:
-    orders = [make_order("latents", a=None), make_order("text", b=None)]
+    orders = [written_order("latents", a=None), written_order("text", b=None)]
     assert announce([], [], ["check_r"]) is None and not BUILDS.exists()
     held = announce(orders, ["r"], ["train_r"])
     assert held is not None

@@ -6,18 +6,14 @@ import os
 from pathlib import Path
 
 import pytest
-from item_world import work_of
-from latentmake.config.datasets import Dataset
-from latentmake.config.models import Model
 from latentmake.config.root import parse
 from latentmake.index.memo import Memo
 from latentmake.plan.build import announce
 from latentmake.plan.estimates import Past, learn_job
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import Order
 from latentmake.plan.planner import make_plan
-from latentmake.plan.target import Target
 from latentmake.reports.status import running_builds, status_of
+from order_world import written_order
 
 CONFIG = {
     "datasets": {"cats": {"path": "data"}},
@@ -47,25 +43,13 @@ def test_status_names_the_bottleneck_of_past_jobs_once_a_model(
     ]
 
 
-def make_order(kind: str, **found: str | None) -> Order:
-    """Write an order whose targets are named as their items."""
-    model = Model.model_validate({"vae": "vae", "text": ["text"]})
-    items = tuple(
-        work_of(stem, f"{stem}.png", None, (Target("64", stem, there),))
-        for stem, there in found.items()
-    )
-    order = Order(kind, "cats", "small", Dataset(path="."), model, {"a": 1}, items)
-    order.write()
-    return order
-
-
 def test_targets_of_running_builds_count_once_they_are_no_longer_what_was_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("b").touch()
     os.utime("b", ns=(5, 5))
-    orders = [make_order("latents", a=None, b="key@5", c=None), make_order("text", d=None)]
+    orders = [written_order("latents", a=None, b="key@5", c=None), written_order("text", d=None)]
     held = announce(orders, ["r"], ["train_r"])
     assert held is not None
     (found,) = running_builds()
