@@ -162,7 +162,8 @@ class Session:
     def receipts(self, run: str, *kinds: str) -> list[str]:
         """Return the receipts of a run's batches of some kinds."""
         plan = self.plan.runs.get(run)
-        return [] if plan is None else plan.receipts(*kinds)
+        orders = [] if plan is None else plan.orders
+        return [str(order.receipt) for order in orders if order.kind in kinds]
 
     def named(self, job: EncodingJob) -> list[str]:
         """Return the targets of an encoding job that the command asks for by their names.

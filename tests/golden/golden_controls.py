@@ -57,7 +57,9 @@ def _planned(facts: Facts, dataset: str) -> dict[str, Any]:
     keys = keys_of(facts, dataset, "wan", PARTS, items, RECIPE)
     rows = members(facts, facts.config.runs["all"], {}, {})
     own = [row for row in rows if row.dataset == dataset]
-    order = ManifestOrder.read(ManifestOrder("all", "wan", {}, [], own, {}, [], 1).write())
+    place = Path("manifest.order.json")
+    ManifestOrder("all", "wan", {}, [], own, {}, [], 1).write(place)
+    order = ManifestOrder.read(place)
     return {
         "keys": [keys[part, item.stem] for item in items for part in PARTS],
         "manifest": [json.dumps(row_of(each, 1, layout)) for each in order.items],

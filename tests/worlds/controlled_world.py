@@ -91,9 +91,9 @@ def keys_of(
     """Return (part, stem) -> key of the targets of items, by one digest of all recipes."""
     judge = Judge(
         facts.memo,
-        facts.layout(model),
-        facts.config.datasets[dataset],
         (dataset, model),
+        facts.config.datasets[dataset],
+        facts.layout(model),
         dict.fromkeys(parts, recipe),
         facts.contents(dataset, items),
         {},

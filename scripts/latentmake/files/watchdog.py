@@ -35,12 +35,17 @@ _POLL_MILLISECONDS = 1000
 class Watchdog:
     """A watchdog over all processes that have its `environment`, until it is closed.
 
+    Attributes:
+        environment: the variable that what is watched has in its environment.
+
     Args:
         files: open files that it holds until those processes have ended: locks.
     """
 
     def __init__(self, files: Sequence[int] = ()) -> None:
         self._word = f"{os.getpid()}-{time.time_ns()}"
+        words = f"{os.environ.get(VARIABLE, '')} {self._word}"
+        self.environment = {VARIABLE: words.strip()}
         path = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")]
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, self._word, str(os.getpid())],
@@ -52,11 +57,6 @@ class Watchdog:
             pass_fds=tuple(files),
             start_new_session=True,
         )
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The variable that what is watched has in its environment."""
-        return {VARIABLE: f"{os.environ.get(VARIABLE, '')} {self._word}".strip()}
 
     def signal(self, number: int, *, group: int | None = None) -> None:
         """Send a signal to those that are watched, or to those of them in a process group."""

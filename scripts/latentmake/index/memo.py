@@ -13,7 +13,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from latentmake import digest
 from latentmake.files.cachefile import Picture
@@ -93,20 +93,18 @@ class Table(Generic[Stat]):
         """Remember a fact; `stat` is None if it is about no file, and its time counts."""
         if is_text(name):
             self.new[name] = stat or (None, time.time_ns(), None), value
-            self._memo.save_now_and_then()
+            # A plan may be killed, and must not lose what took long.
+            if time.monotonic() - self._memo.saved > _SECONDS:
+                self._memo.save()
 
     def forget(self, names: Iterable[str]) -> None:
         """Forget facts, because their files are gone."""
         self.new.update(dict.fromkeys(names))
 
-    def get(self, name: str, stat: Stat | None = None) -> str | None:
+    def get(self, name: str, stat: Stat | None = None) -> Any:
         """Return a value, if it is known and has this stat (or any, without `stat`)."""
         found = self.known([name]).get(name)
         return None if found is None or stat not in (None, found[0]) else found[1]
-
-    def blob(self, name: str) -> bytes | None:
-        """Return a value of bytes, if it is known."""
-        return cast("bytes | None", self.get(name))
 
     def below(self, folder: str, most: int = -1) -> dict[str, tuple[Stat, str]]:
         """Return path -> stat and value of the facts below a folder; "" stands for all."""
@@ -161,7 +159,7 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
 
     def __init__(self, path: Path | None) -> None:
         self.database = _connect(str(path or ":memory:"))
-        self._saved = time.monotonic()
+        self.saved = time.monotonic()
         self._tables: list[Table[Any]] = []
         self.sources = self._table(_SOURCE, SourceStat)  # path -> digest
         self.targets = self._table(_TARGET, TargetStat)  # path of a cache file -> key
@@ -182,14 +180,9 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
         self._tables.append(Table(self, kind, stat))
         return self._tables[-1]
 
-    def save_now_and_then(self) -> None:
-        """Save every few seconds: a plan may be killed, and must not lose what took long."""
-        if time.monotonic() - self._saved > _SECONDS:
-            self.save()
-
     def save(self) -> None:
         """Write the new facts; a memo that cannot be written stays as it is."""
-        self._saved = time.monotonic()
+        self.saved = time.monotonic()
         if not any(table.new for table in self._tables):
             return
         with contextlib.suppress(sqlite3.Error):
@@ -205,7 +198,8 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
     def digest_of_file(self, path: Path | digest.Section) -> str:
         """Return the digest of a file or of a part of one, reading it only if its stat is new."""
         name, stat = str(path), source_stat(path.stat())
-        if known := self.sources.get(name, stat):
+        known: str | None = self.sources.get(name, stat)
+        if known:
             return known
         content = digest.of_file(path)
         self.sources.learn(name, stat, content)

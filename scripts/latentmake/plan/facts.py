@@ -125,9 +125,9 @@ class Facts(Datasets):
         folder, cached = f"cache/{dataset}/{model}", self.memo.targets
         return Judge(
             self.memo,
-            self.layout(model),
-            self.config.datasets.get(dataset),
             (dataset, model),
+            self.config.datasets.get(dataset),
+            self.layout(model),
             {part: self.recipe_digest(dataset, model, kind_of(part)) for part in parts},
             self.contents(dataset, some and some[0]),
             cached.below(folder) if some is None else cached.known(some[1], folder),

@@ -30,7 +30,6 @@ from latentmake.plan.lock import (
     place_of,
     refuse_too_many,
 )
-from latentmake.plan.orders import run_order
 from latentmake.plan.receipts import GONE, check_listed, read_receipt
 from latentmake.sources.item import Item
 
@@ -76,15 +75,9 @@ class ManifestOrder:
     layout: str = "plain"
     validation: int = 0
 
-    @property
-    def path(self) -> Path:
-        """Path of its file."""
-        return run_order(self.run, "manifest", self.planned)
-
-    def write(self) -> Path:
-        """Write it and return its path."""
-        atomic.write(self.path, _ORDER.dump_json(self))
-        return self.path
+    def write(self, path: Path) -> None:
+        """Write it."""
+        atomic.write(path, _ORDER.dump_json(self))
 
     @classmethod
     def read(cls, path: Path) -> ManifestOrder:

@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,7 +56,7 @@ class Work(NamedTuple):
 _ITEMS: TypeAdapter[tuple[Work, ...]] = TypeAdapter(tuple[Work, ...])
 
 
-@dataclass(frozen=True)
+@dataclass
 class Order:
     """Order of one batch.
 
@@ -66,6 +66,10 @@ class Order:
         recipe: of the targets; empty where the model is not here.
         musubi_tuner: the installation whose scripts encode, if our encoders do not.
         sd_scripts: the same of sd-scripts.
+        paths: of all targets.
+        reuses: whether all targets seem to be at hand, so that nothing has to be encoded.
+        is_external: whether another program encodes.
+        work: kind and model: jobs with the same are about equally fast.
     """
 
     kind: str
@@ -77,6 +81,18 @@ class Order:
     items: tuple[Work, ...]
     musubi_tuner: MusubiTuner | None = None
     sd_scripts: ExternalProgram | None = None
+    paths: list[str] = field(init=False, compare=False)
+    reuses: bool = field(init=False, compare=False)
+    is_external: bool = field(init=False, compare=False)
+    work: str = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Find out what follows from the fields."""
+        targets = [target for item in self.items for target in item.targets]
+        self.paths = [target.path for target in targets]
+        self.reuses = all(target.at_hand for target in targets)
+        self.is_external = self.musubi_tuner is not None or self.sd_scripts is not None
+        self.work = f"{self.kind} {self.model}"
 
     @property
     def layout(self) -> Layout:
@@ -88,30 +104,10 @@ class Order:
         """Whether faulty items are skipped."""
         return self.dataset_settings.on_error == "skip"
 
-    @property
-    def work(self) -> str:
-        """Kind and model: jobs with the same are about equally fast."""
-        return f"{self.kind} {self.model}"
-
-    @cached_property
-    def reuses(self) -> bool:
-        """Whether all targets seem to be at hand, so that nothing has to be encoded."""
-        return all(target.at_hand for item in self.items for target in item.targets)
-
-    @property
-    def is_external(self) -> bool:
-        """Whether another program encodes."""
-        return self.musubi_tuner is not None or self.sd_scripts is not None
-
-    @property
-    def paths(self) -> list[str]:
-        """Paths of all targets."""
-        return [target.path for item in self.items for target in item.targets]
-
     @cached_property
     def name(self) -> str:
         """Digest of its content."""
-        return digest.of_bytes(self._head.encode())[:20]
+        return digest.of_bytes(self._texts[0])[:20]
 
     @property
     def path(self) -> Path:
@@ -129,15 +125,13 @@ class Order:
         return f"logs/{self.kind}/{self.dataset}/{self.name[:12]}.log"
 
     @cached_property
-    def _head(self) -> str:
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+    def _texts(self) -> tuple[bytes, bytes]:
+        """Its content: a head with the digest of its items, and these."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
         for name in _SECTIONS:
             values[name] = values[name] and values[name].model_dump()
-        return digest.canonical(values | {"items": digest.of_bytes(self._items.encode())})
-
-    @cached_property
-    def _items(self) -> str:
-        return _ITEMS.dump_json(self.items).decode()
+        items = _ITEMS.dump_json(self.items)
+        return digest.canonical(values | {"items": digest.of_bytes(items)}).encode(), items
 
     def write(self) -> None:
         """Write it, with an mtime later than that of anything found and of its receipt.
@@ -148,15 +142,15 @@ class Order:
         Raises:
             StorageError: the disk is full or cannot be written.
         """
-        items = self.path.with_suffix(".items.json")
+        path, (head, items) = self.path.with_suffix(".items.json"), self._texts
         with contextlib.suppress(OSError):
             new = self.path.stat().st_mtime > time.time() - KEPT_SECONDS / 2
-            whole = self.path.read_bytes() == self._head.encode() and items.exists()
+            whole = self.path.read_bytes() == head and path.exists()
             if new and whole and not self.receipt.exists():
                 return
         # The items lie beside the order: Snakemake digests its input, and need not digest those.
-        atomic.write(items, self._items.encode())
-        atomic.write(self.path, self._head.encode())
+        atomic.write(path, items)
+        atomic.write(self.path, head)
         found = (target.found for item in self.items for target in item.targets)
         newest = max((int(each.split("@")[1]) for each in found if each), default=0)
         moment = max(time.time_ns(), newest + 1_000_000)
@@ -193,21 +187,15 @@ class EncodingJob(NamedTuple):
     Attributes:
         rule: name of its rule.
         log: path of its log.
+        receipts: paths of the receipts of its orders.
+        reuses: whether all targets seem to be at hand, so that nothing has to be encoded.
     """
 
     rule: str
     log: str
     orders: tuple[Order, ...]
-
-    @property
-    def reuses(self) -> bool:
-        """Whether all targets seem to be at hand, so that nothing has to be encoded."""
-        return all(order.reuses for order in self.orders)
-
-    @property
-    def receipts(self) -> list[str]:
-        """Paths of the receipts of its orders."""
-        return [str(order.receipt) for order in self.orders]
+    receipts: list[str]
+    reuses: bool
 
 
 def job_of(orders: Sequence[Order]) -> EncodingJob:
@@ -216,6 +204,7 @@ def job_of(orders: Sequence[Order]) -> EncodingJob:
     one = {order.dataset for order in orders} == {orders[0].dataset}
     subject = orders[0].dataset if one else orders[0].model
     name = (names[0] if len(names) == 1 else digest.of_value(names))[:12]
-    verb = "reuse" if all(order.reuses for order in orders) else "encode"
-    log = f"logs/{kind}/{subject}/{name}.log"
-    return EncodingJob(f"{verb}_{kind}_{subject}_{name}", log, tuple(orders))
+    reuses = all(order.reuses for order in orders)
+    rule = f"{'reuse' if reuses else 'encode'}_{kind}_{subject}_{name}"
+    receipts = [str(order.receipt) for order in orders]
+    return EncodingJob(rule, f"logs/{kind}/{subject}/{name}.log", tuple(orders), receipts, reuses)

@@ -94,7 +94,7 @@ def make_plan(
         jobs = jobs_of(wanted, side_by_side)
     for plan in plans.values():
         plan_manifest(facts, plan, force=force, dry=dry)
-    return Plan(plans, jobs)
+    return Plan(plans, jobs, [order for job in jobs for order in job.orders])
 
 
 @contextlib.contextmanager

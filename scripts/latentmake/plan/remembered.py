@@ -91,20 +91,17 @@ class Remembered:
         ]
         self._base = digest.of_value([*base, self._settings.model_dump()])
         self._listings = self._scan.fingerprint, self.folder.fingerprint
-        self._head = self._row(self._head_name)
-        if self._head is not None and self._head["base"] != self._base:
-            self._head = None
-
-    def _row(self, name: str) -> Any:
-        """Return a row; None where there is none, or another plan has replaced the state since."""
-        data = self._rows.blob(name)
-        found = None if data is None else marshal.loads(data)  # noqa: S302 -- written by `keep`
-        is_current = name == self._head_name or (found and found["stamp"] == self._head["stamp"])
-        return found if is_current else None
+        data = self._rows.get(self._head_name)
+        found = data and marshal.loads(data)  # noqa: S302 -- written by `keep`
+        self._head = found if found and found["base"] == self._base else None
 
     @cached_property
     def _rest(self) -> Any:
-        return self._row(self._rest_name)
+        """The second row; None where another plan has replaced the state since."""
+        data = self._rows.get(self._rest_name)
+        found = data and marshal.loads(data)  # noqa: S302 -- written by `keep`
+        is_current = found and self._head and found["stamp"] == self._head["stamp"]
+        return found if is_current else None
 
     def state(self) -> State | None:
         """Return the state, where nothing changed."""
@@ -184,7 +181,8 @@ class Remembered:
         if self._head is None or not self._is_simple or self._rest is None:
             return None
         before: dict[str, str] = self._rest["places"]
-        files = _differing(self._rest["entries"], self._scan.entries)
+        entries, now_ = self._rest["entries"], self._scan.entries
+        files = set() if entries == now_ else {*entries} ^ {*now_}
         caches = self._changed_caches(dict(self._rest["folders"]))
         most = max(_ALWAYS, _MOST_CHANGED * len(before))
         if len(files) + len(caches) > most or any(size < 0 for _, size, *_ in files):
@@ -194,7 +192,7 @@ class Remembered:
             bases.setdefault(self._layout.base(stem), []).append(stem)
         touched = self._stems(path for path, *_ in files)
         for path in caches:
-            for base in self._layout.owners(self._below(path)):
+            for base in self._layout.owners("/".join(path.split("/")[4:])):
                 touched.update(bases.get(base, ()))
         entries = [*_of_stems(sorted(self._scan.entries), touched, itemgetter(0))]
         items = self._facts.items_among(*self._asked, entries)
@@ -240,12 +238,9 @@ class Remembered:
         return {
             f"{folder}/{name}"
             for folder in before.keys() | now.keys()
-            for name, *_ in _differing(before.get(folder, []), now.get(folder, []))
+            if before.get(folder) != now.get(folder)
+            for name, *_ in {*before.get(folder, ())} ^ {*now.get(folder, ())}
         }
-
-    def _below(self, path: str) -> str:
-        """Return the path of a cache file, or of a folder, below the folder of its part."""
-        return "/".join(path.split("/")[4:])
 
     def _stems(self, paths: Iterable[str]) -> set[str]:
         """Return the stems of the items that may own some files."""
@@ -264,7 +259,7 @@ class Remembered:
             below.setdefault(base.rpartition("/")[0], []).append(base)
         touched = {path.rpartition("/")[0] for path in changed}
         for place, entries in self.folder.folders:
-            folder = self._below(place)
+            folder = "/".join(place.split("/")[4:])  # below that of the part
             ordered, inner = sorted(entries) if folder in below else [], f"{folder}/" * bool(folder)
             for base in below.get(folder, ()):
                 name = base.removeprefix(inner)
@@ -286,10 +281,6 @@ class Remembered:
         lines = {stem: line for stem, line in both if line}
         state.lines = lambda: lines
         state.fresh = sum(line.count("\n") + 1 for line in lines.values())
-
-
-def _differing(some: Sequence[Any], others: Sequence[Any]) -> set[Any]:
-    return set() if some == others else {*some} ^ {*others}
 
 
 def _of_stems(names: Sequence[Any], stems: Iterable[str], key: Any = None) -> Iterator[Any]:

@@ -25,7 +25,7 @@ from latentmake.plan.lock import (
     refuse_too_many,
     run_folder,
 )
-from latentmake.plan.orders import EncodingJob, Order
+from latentmake.plan.orders import EncodingJob, Order, run_order
 from latentmake.plan.state import PartState
 from latentmake.plan.target import PROMPTS, Part, part_names, parts_of, targets_of
 from latentmake.sources.item import Fault
@@ -85,10 +85,6 @@ class RunPlan:
             return ""
         return f"training of {self.name}: {some(self.reasons)}"
 
-    def receipts(self, *kinds: str) -> list[str]:
-        """Return the receipts of its batches of some kinds."""
-        return [str(order.receipt) for order in self.orders if order.kind in kinds]
-
     @property
     def order_paths(self) -> dict[str, str]:
         """Kind of an order (`manifest`, `train`, `trainer`) -> path."""
@@ -116,15 +112,11 @@ class RunPlan:
 
 @dataclass
 class Plan:
-    """Plans of the runs asked for; `jobs` encode for them, none twice."""
+    """Plans of the runs asked for; `jobs` encode for them, none twice, and have all `orders`."""
 
     runs: dict[str, RunPlan]
-    jobs: list[EncodingJob]
-
-    @property
-    def orders(self) -> list[Order]:
-        """Orders of all jobs."""
-        return [order for job in self.jobs for order in job.orders]
+    jobs: list[EncodingJob] = field(default_factory=list)
+    orders: list[Order] = field(default_factory=list)
 
 
 def plan_manifest(facts: Facts, plan: RunPlan, *, force: bool = False, dry: bool = False) -> None:
@@ -172,9 +164,9 @@ def plan_manifest(facts: Facts, plan: RunPlan, *, force: bool = False, dry: bool
         layout=facts.layout(run.model).name,
         validation=validation,
     )
-    plan.manifest_order = order.path
+    plan.manifest_order = run_order(plan.name, "manifest", order.planned)
     if not facts.asks:
-        order.write()
+        order.write(plan.manifest_order)
 
 
 def _data_differences(

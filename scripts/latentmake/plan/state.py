@@ -114,6 +114,7 @@ class State:
         return next((each for each in every if each.path == path), None)
 
 
+@dataclass
 class Contents:
     """Digests of the inputs of a dataset's targets.
 
@@ -121,24 +122,17 @@ class Contents:
     digest of its file: from the memo, or from the header of a target made of it.
 
     Attributes:
-        unreadable: stem -> fault of an input that had to be read and cannot be.
-
-    Args:
-        memo: knows files; learns more.
         settings: the dataset's section of the configuration; None for prompts.
-        known: path -> stat and digest of files that the memo knows.
+        unreadable: stem -> fault of an input that had to be read and cannot be.
     """
 
-    def __init__(
-        self, memo: Memo, settings: Dataset | None, known: dict[str, tuple[SourceStat, str]]
-    ) -> None:
-        self.unreadable: dict[str, SourceError] = {}
-        self._memo = memo
-        self._upright = settings is not None and settings.exif_rotation
-        self._known = known
-        self._alike: dict[tuple[int, str, int], set[str]] = {}
-        self._lost: dict[str, SourceError] = {}
-        self._sizes: dict[str, Size] = {}
+    _memo: Memo
+    settings: Dataset | None
+    _known: dict[str, tuple[SourceStat, str]]
+    unreadable: dict[str, SourceError] = field(default_factory=dict)
+    _alike: dict[tuple[int, str, int], set[str]] = field(default_factory=dict)
+    _lost: dict[str, SourceError] = field(default_factory=dict)
+    _sizes: dict[str, Size] = field(default_factory=dict)
 
     # -- digests ------------------------------------------------------------------------------
 
@@ -219,7 +213,8 @@ class Contents:
 
     def prepare_sizes(self, contents: Iterable[str]) -> None:
         """Look up the sizes of some images at once, by their digests."""
-        self._sizes |= self._memo.pictures(contents, upright=self._upright)
+        upright = self.settings is not None and self.settings.exif_rotation
+        self._sizes |= self._memo.pictures(contents, upright=upright)
 
     def size(self, item: Item, content: str, header: Header | None = None) -> Size | None:
         """Return the size of an item's image or video, if it is known.
@@ -234,7 +229,8 @@ class Contents:
         found = self._sizes.get(content)
         if found is None and header is not None and header.source == content:
             picture = header.picture
-            if picture is not None and picture.upright == self._upright:
+            upright = self.settings is not None and self.settings.exif_rotation
+            if picture is not None and picture.upright == upright:
                 found = self._sizes[content] = Size(picture.width, picture.height)
         return found
 
@@ -275,32 +271,25 @@ class Contents:
         return []
 
 
+@dataclass
 class Judge:
     """Tells whether the targets of one dataset and model are fresh.
 
-    Args:
-        memo: knows files; learns more.
-        layout: of the targets.
-        settings: the dataset's section of the configuration; None for prompts.
+    Attributes:
         place: dataset and model.
+        settings: the dataset's section of the configuration; None for prompts.
+        layout: of the targets.
         recipes: part -> digest of its recipe, or `UNKNOWN`.
         contents: digests of inputs.
-        cached: path -> stat and key of cache files that the memo knows.
     """
 
-    def __init__(
-        self,
-        memo: Memo,
-        layout: Layout,
-        settings: Dataset | None,
-        place: tuple[str, str],
-        recipes: Mapping[str, str],
-        contents: Contents,
-        cached: Mapping[str, tuple[TargetStat, str]],
-    ) -> None:
-        self.recipes, self.contents = recipes, contents
-        self.layout, self.settings = layout, settings
-        self._memo, self._place, self._cached = memo, place, cached
+    _memo: Memo
+    place: tuple[str, str]
+    settings: Dataset | None
+    layout: Layout
+    recipes: Mapping[str, str]
+    contents: Contents
+    _cached: Mapping[str, tuple[TargetStat, str]]
 
     # -- one target ---------------------------------------------------------------------------
 
@@ -448,7 +437,7 @@ class Judge:
 
     def targets(self, part: str, items: Iterable[Item]) -> Iterator[tuple[Item, list[Target]]]:
         """Yield some inputs, each with its targets of a part."""
-        return targets_of(self.layout, self.settings, Part(*self._place, part), items)
+        return targets_of(self.layout, self.settings, Part(*self.place, part), items)
 
     def _prepare(self, part: str, items: Sequence[Item], found: Listing) -> None:
         """Read objects on S3 many at a time, and look up the sizes of images at once."""
@@ -476,7 +465,7 @@ class Judge:
         Of parts nobody requested, other runs may need the files of all `kept` bases; of requested
         ones only those of `faulty` items are not `expected`, and stay.
         """
-        prefix = f"cache/{'/'.join(self._place)}/"
+        prefix = f"cache/{'/'.join(self.place)}/"
         for path, stat in found.items():
             if path in expected or not is_text(path):  # no name of ours
                 continue

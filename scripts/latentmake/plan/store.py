@@ -85,7 +85,7 @@ def forget_made(orders: Iterable[Order]) -> None:
     They would keep the bytes of targets that the user deletes. Files with other names stay: of a
     project that was copied by hard links, all have one.
     """
-    shared = {(stat.st_dev, stat.st_ino): path for path, stat in _files() if stat.st_nlink > 1}
+    shared = {(stat.st_dev, stat.st_ino): path for path, stat, _ in _files() if stat.st_nlink > 1}
     for target in (path for order in orders for path in order.paths) if shared else ():
         with contextlib.suppress(OSError):
             stat = os.lstat(target)
@@ -95,7 +95,7 @@ def forget_made(orders: Iterable[Order]) -> None:
 
 def used() -> int:
     """Return the size of the store in bytes."""
-    return sum(_size(path, stat) for path, stat in _files())
+    return sum(size for _, _, size in _files())
 
 
 def limit(size: int) -> None:
@@ -104,27 +104,27 @@ def limit(size: int) -> None:
     Age is the change time, which giving a file another name sets, not the time of its content.
     """
     files = sorted(_files(), key=lambda file: file[1].st_ctime_ns)
-    excess = sum(_size(*file) for file in files) - size
-    for path, stat in files:
+    excess = sum(freed for _, _, freed in files) - size
+    for path, _, freed in files:
         if size and excess <= 0:
             break
         with contextlib.suppress(OSError):  # a folder that somebody put there
-            if _size(path, stat) or not size:
+            if freed or not size:
                 Path(path).unlink()
-                excess -= _size(path, stat)
+                excess -= freed
 
 
-def _files() -> Iterator[tuple[str, os.stat_result]]:
+def _files() -> Iterator[tuple[str, os.stat_result, int]]:
+    """Yield path and stat of each file, and the bytes that deleting it frees.
+
+    They are 0 if it has another name, or is half written.
+    """
     with contextlib.suppress(OSError), os.scandir(STORE) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
-                yield entry.path, entry.stat(follow_symlinks=False)
-
-
-def _size(path: str, stat: os.stat_result) -> int:
-    """Return the bytes that deleting a file frees; 0 if it has another name, or is half written."""
-    alone = stat.st_nlink == 1 and not path.endswith(atomic.TEMPORARY_SUFFIX)
-    return stat.st_size if alone else 0
+                stat = entry.stat(follow_symlinks=False)
+                alone = stat.st_nlink == 1 and not entry.name.endswith(atomic.TEMPORARY_SUFFIX)
+                yield entry.path, stat, stat.st_size if alone else 0
 
 
 # -- files at hand --------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def fitting_lines(facts: Facts, plan: Plan) -> Iterator[str]:
     parts = {part: state for run in plan.runs.values() for part, state in run.parts.items()}
     for part, state in parts.items():
         resolution = size_of(part.name)
-        if resolution is None:
+        if resolution is None or not state.stale:
             continue
         settings, layout = facts.config.datasets[part.dataset], facts.layout(part.model)
         if not layout.names_media and settings.exif_rotation and len(set(resolution)) > 1:

@@ -42,12 +42,15 @@ def report(
     lines += [f"training of {run.name}: {run.forecast}" for run in asked if run.forecast]
     lines += [line for run in asked for line in (run.reason, run.note) if line]
     runs = plan.runs.values()
-    if any(state.stale for run in runs for state in run.parts.values()):
+    stale = [each for run in runs for state in run.parts.values() for each in state.stale]
+    if any(each.target.size is not None for each in stale):
         from latentmake.reports.fitting import fitting_lines
+
+        lines = [*dict.fromkeys(fitting_lines(facts, plan)), *lines]
+    if any(each.reason == "changed recipe" for each in stale):
         from latentmake.reports.recipe_changes import recipe_changes
 
-        fitting = dict.fromkeys(fitting_lines(facts, plan))
-        lines = [*recipe_changes(facts, runs), *fitting, *lines]
+        lines = [*recipe_changes(facts, runs), *lines]
     lines += [f"{need.what}: {human(need.size)} in {need.folder}" for need in needs if need.size]
     if plan.runs:
         sys.stderr.write(plan_table(plan, lines) + "\n")

@@ -117,7 +117,7 @@ def test_what_is_learnt_or_forgotten_is_known_before_it_is_saved() -> None:
             [memo.sources.get(name) for name in names],
             memo.sources.get("data/1", SOURCE),
             memo.sources.get("data/1", SOURCE._replace(inode=9)),
-            memo.snapshots.blob("row"),
+            memo.snapshots.get("row"),
             memo.pictures(["digest"], upright=True),
             memo.media(["a.mp4"]),
             memo.rates.get("latents tiny"),

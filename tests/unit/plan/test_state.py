@@ -121,7 +121,7 @@ def judge_of(
 ) -> Judge:
     cached = memo.targets.below(f"cache/{'/'.join(place)}")
     contents = Contents(memo, settings, known or {})
-    return Judge(memo, layouts.of("plain"), settings, place, recipes, contents, cached)
+    return Judge(memo, place, settings, layouts.of("plain"), recipes, contents, cached)
 
 
 def reasons(found: State) -> dict[tuple[str, str], str]:

@@ -231,7 +231,7 @@ def differences(
     said = plain.latents_metadata(1.0, 0.0, size, (side, side))
     atomic.write(Path(target.path), cachefile.serialize({"x": torch.ones(1)}, said | stamp))
     contents = Contents(Memo(None), today, {})
-    judge = Judge(Memo(None), layout, today, ("cats", "tiny"), {target.part: ""}, contents, {})
+    judge = Judge(Memo(None), ("cats", "tiny"), today, layout, {target.part: ""}, contents, {})
     return [*map(str, _placing_differences(judge, Stale(item, target, "edited")))]
 
 
