@@ -188,8 +188,8 @@ def lose_folder(values: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lose_bucket, ["s3://no-such-bucket", "NoSuchBucket"]),
-        (lose_folder, ["/labs/shapes does not exist, or no object is in it"]),
+        (lose_bucket, ["s3://no-such-bucket", "bucket does not exist"]),
+        (lose_folder, ["/labs/shapes does not exist, or no file is in it"]),
     ],
 )
 def test_a_wrong_address_is_one_line(
