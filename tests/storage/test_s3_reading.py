@@ -79,17 +79,6 @@ def test_names_that_no_disk_can_have_are_faults(bucket: Bucket) -> None:
     assert all("no disk can have; rename it" in fault.line for fault in faults)
 
 
-def test_a_missing_folder_is_one_line(bucket: Bucket) -> None:
-    with pytest.raises(DatasetError, match=f"s3://{bucket.name}/pictures does not exist"):
-        listed(f"s3://{bucket.name}/pictures")
-
-
-def test_an_object_that_is_gone_is_the_fault_of_one_item(bucket: Bucket) -> None:
-    with pytest.raises(SourceError) as error:
-        remote.read(f"s3://{bucket.name}/p/a.png")
-    assert f"s3://{bucket.name}/p/a.png: is gone since it was listed" in str(error.value)
-
-
 @pytest.mark.parametrize(
     ("environment", "what"),
     [
