@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-pytest.importorskip("boto3")
+pytest.importorskip("s3fs")
 pytest.importorskip("moto.server")
 
 from s3_server import Bucket, Server

@@ -98,10 +98,10 @@ class Bucket:
         return self.client.get_object(Bucket=self.name, Key=key)["Body"].read()
 
     def requests(self) -> list[tuple[str, str]]:
-        """Return method and key of what was asked for since; the key of a listing is empty."""
+        """Return method and key of listings and fetches since; the key of a listing is empty."""
         found = []
         for method, path, _ in self.server.asked():
             bucket, _, key = path.removeprefix("/").partition("?")[0].partition("/")
-            if bucket == self.name:
+            if bucket == self.name and method != "HEAD":
                 found.append((method, key))
         return found

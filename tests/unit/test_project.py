@@ -50,7 +50,7 @@ def test_an_environment_has_the_imports_of_its_jobs(name: str, modules: list[str
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {re.split(r"[<>=]", each)[0] for each in project["dependencies"]}
     # Installed with accelerate, pydantic and torch.
-    along = {"filelock", "psutil", "pydantic-core", "pyyaml"}
+    along = {"filelock", "fsspec", "psutil", "pydantic-core", "pyyaml"}
     missing = {each.replace("-", "_") for each in named - along - pins(name).keys()}
     code = f"""import sys
 sys.path.insert(0, {str(PACKAGE.parent)!r})
@@ -69,7 +69,7 @@ def test_dependencies_are_those_imported_and_locked() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {re.split(r"[<>=]", each)[0] for each in project["dependencies"]}
     extras = project["optional-dependencies"]
-    optional = {*extras["s3"], *extras["adamw8bit"]}
+    optional = {*extras["parquet"], *extras["adamw8bit"]}
     modules = {
         "opencv-python-headless": "cv2",
         "pillow": "PIL",
@@ -131,7 +131,7 @@ def test_planning_imports_no_torch() -> None:
         "import sys; sys.path.insert(0, 'scripts'); import latentmake.session; "
         "import latentmake.models.tokenizers, latentmake.training.sd.plan; "
         "import latentmake.training.wan.plan; "
-        "slow = ('torch', 'numpy', 'PIL', 'transformers', 'av', 'boto3', 'botocore', "
+        "slow = ('torch', 'numpy', 'PIL', 'transformers', 'av', 'fsspec', 's3fs', "
         "'matplotlib', 'tensorboard'); "
         "sys.exit(any(name in sys.modules for name in slow))"
     )

@@ -15,7 +15,7 @@ from latentmake.files.media import check_image, probe_image
 from latentmake.geometry.buckets import Size
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
-from latentmake.sources.captions import decode_caption
+from latentmake.sources.captions import decode_text
 from latentmake.sources.item import BUCKET, Item
 
 FramesAt = Callable[[str, Sequence[int]], Iterator[tuple[int, NDArray[np.uint8]]]]
@@ -170,7 +170,7 @@ def caption_of(data: bytes, path: str | None, settings: Dataset) -> str:
     Raises:
         SourceError: it is not UTF-8, or empty where that is not allowed.
     """
-    caption = decode_caption(data, path or "")
+    caption = decode_text(data, path or "").strip()
     if not caption and path is not None and settings.empty_caption != "allow":
         raise SourceError(
             "is an empty caption",

@@ -36,7 +36,7 @@ from latentmake.plan import store
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target
 from latentmake.progress import Progress
-from latentmake.sources import s3
+from latentmake.sources import remote
 from latentmake.sources.item import Item
 
 Say = Callable[[str], None]
@@ -136,7 +136,7 @@ class Job:
 
     def _read_ahead(self, items: Sequence[Work], threads: int) -> Iterator[Reading]:
         if any(is_remote(each.item.source or "") for each in items):
-            threads = max(threads, s3.SIDE_BY_SIDE // 2)  # they mostly wait
+            threads = max(threads, remote.SIDE_BY_SIDE // 2)  # they mostly wait
         elif self.order.kind == "text" and not any(each.item.controls for each in items):
             # One takes less time than a thread to wake up, on a disk of this machine.
             yield from read_ahead(items, self.read, threads, at_once=16)

@@ -18,7 +18,7 @@ from latentmake.files.paths import is_remote
 from latentmake.index.memo import source_stat
 from latentmake.plan.orders import Work
 from latentmake.plan.target import Target
-from latentmake.sources import s3
+from latentmake.sources import remote
 from latentmake.sources.item import Item
 
 
@@ -80,14 +80,14 @@ def read_ahead(
 
 
 def read_source(path: str, sources: dict[str, list[Any]]) -> tuple[bytes, str]:
-    """Read a source on a disk or S3; return its bytes and their digest, note its stat in `sources`.
+    """Return the bytes of a source and their digest; note its stat in `sources`.
 
     Raises:
         OSError: it cannot be read.
         SourceError: it cannot be fetched.
     """
     if is_remote(path):
-        data, stat = s3.read(path)
+        data, stat = remote.read(path)
     else:
         with Path(path).open("rb") as file:
             stat = source_stat(os.fstat(file.fileno()))
@@ -104,13 +104,13 @@ def digest_source(path: str, sources: dict[str, list[Any]]) -> str:
 
     Raises:
         OSError: it cannot be read.
-        SourceError: it is on S3.
+        SourceError: it is at a URL.
     """
     if path in sources:
         return str(sources[path][-1])
     if is_remote(path):
         hint = "copy the videos to a disk"
-        raise SourceError("is a video on S3, which cannot be read", where=path, hint=hint)
+        raise SourceError("is a video at a URL, which cannot be read", where=path, hint=hint)
     with Path(path).open("rb") as file:
         stat = source_stat(os.fstat(file.fileno()))
         content = hashlib.file_digest(file, "sha256").hexdigest()

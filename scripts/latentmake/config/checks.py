@@ -111,7 +111,7 @@ def _faults_for_program(
 ) -> Iterator[Fault]:
     """Yield what a trainer's program cannot do with a dataset."""
     if settings.remote:
-        what = f"the dataset {dataset} lies on S3; {program} reads folders on disk only"
+        what = f"the dataset {dataset} lies at a URL; {program} reads folders on disk only"
         yield f"runs.{name}.datasets", what, "copy it to a folder, or mount the bucket"
     keys = ("caption_dropout_every_n_epochs", "token_warmup_step")
     if not chooses and settings.captions and (key := settings.captions.first_set(*keys)):

@@ -126,7 +126,7 @@ class Captions(Closed):
         return self
 
 
-_LISTS = (".jsonl", ".json", ".csv")
+_LISTS = (".jsonl", ".json", ".csv", ".parquet")
 
 BUCKET_STEPS = 16
 """Sides of buckets are multiples of this where a dataset says nothing, in pixels."""
@@ -143,12 +143,12 @@ _OF_IMAGES = Applies(
     when=lambda data: not data.video,
 )
 _ON_DISK = Applies(
-    "is not for a dataset on S3, whose captions are taken as they are",
-    when=lambda data: not data.path.startswith("s3://"),
+    "is not for a dataset at a URL, whose captions are taken as they are",
+    when=lambda data: "://" not in data.path,
 )
 _NO_REMOTE_LIST = Applies(
-    "is a list on S3, and lists are read from a disk: copy it",
-    when=lambda data: not (data.is_list and data.path.startswith("s3://")),
+    "is a list at a URL, and lists are read from a disk: copy it",
+    when=lambda data: not (data.is_list and "://" in data.path),
 )
 _OWN_ENDING = Applies(
     "is that of the captions", when=lambda data: data.tags_extension != data.caption_extension
@@ -211,9 +211,8 @@ class Dataset(Closed):
     path: DiskPath = Field(
         min_length=1, json_schema_extra=Shapes("machine", applies=[_NO_REMOTE_LIST])
     )
-    """Folder of the images or videos; `s3://bucket/folder` for [images on an S3
-    server](#images-on-s3); or a `.jsonl`, `.json` or `.csv` [list](#lists) that names files and
-    captions."""
+    """Folder of the images or videos; a [URL](#images-at-a-url) such as `s3://bucket/folder`; or a
+    `.jsonl`, `.json`, `.csv` or `.parquet` [list](#lists) that names files and captions."""
     flat: bool = Field(False, json_schema_extra=MANIFEST)
     """Ignore sub-folders, as musubi-tuner and sd-scripts do. In a list, drop folders from item
     names."""
@@ -371,8 +370,8 @@ class Dataset(Closed):
 
     @property
     def remote(self) -> bool:
-        """Whether any of it lies on an S3 server."""
-        return any((each or "").startswith("s3://") for each in (self.path, self.control_directory))
+        """Whether any of it lies at a URL."""
+        return any("://" in (each or "") for each in (self.path, self.control_directory))
 
     @property
     def is_list(self) -> bool:

@@ -46,7 +46,6 @@ PATTERNS = {
     COLOUR: "white, black, gray, or six digits such as '#8090ff' in quotes",
     UNET_PART: "unet, cross_attention, cross_attention_qk, cross_attention_out, attention, norms, "
     "conv_in, conv_out, time_embedding, mid_block, down_blocks, up_blocks, or up_blocks.1",
-    "^s3://": "an address on S3: s3://bucket/folder",
 }
 """Regular expressions of the configuration, in words."""
 
@@ -97,8 +96,7 @@ def expanded(path: str) -> str:
     """Return a path with `~`, `$NAME` and `${NAME}` replaced; `$$` stands for a dollar sign.
 
     Raises:
-        ValueError: such a variable is not set, no disk can have the path, or an address on S3 is
-            damaged.
+        ValueError: such a variable is not set, no disk can have the path, or a URL is damaged.
     """
 
     def value_of(match: re.Match[str]) -> str:
@@ -111,9 +109,9 @@ def expanded(path: str) -> str:
             )
         return os.environ[name]
 
-    found = str(_VARIABLE.sub(value_of, os.path.expanduser(path)))  # noqa: PTH111 -- s3:// stays
-    if found.lower().startswith("s3:") and not _ADDRESS.match(found):
-        raise ValueError("should be s3://bucket/folder")  # and no damaged one a local path
+    found = str(_VARIABLE.sub(value_of, os.path.expanduser(path)))  # noqa: PTH111 -- URLs stay
+    if ("://" in found or _SCHEME.match(found)) and not _URL.match(found):
+        raise ValueError("should be a URL such as s3://bucket/folder")  # and no local path
     name = max(found.encode("utf-8", "surrogatepass").split(b"/"), key=len)
     if "\0" in found or len(name) > 255 or len(found) > 4000:
         raise ValueError("is too long for a path, or holds a NUL character")
@@ -121,7 +119,8 @@ def expanded(path: str) -> str:
 
 
 _VARIABLE = re.compile(r"\$(\$|[A-Za-z_]\w*|\{[A-Za-z_]\w*\})")
-_ADDRESS = re.compile(r"s3://[A-Za-z0-9][^/]+(/(?!/)|$)")
+_SCHEME = re.compile(r"(?i)(s3|gs|hf):")
+_URL = re.compile(r"[a-z][a-z0-9+.-]+://[A-Za-z0-9][^/]+(/(?!/)|$)")
 DiskPath = Annotated[str, AfterValidator(expanded)]
 
 

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 System = Literal["linux", "windows", "wsl"]
 
-REMOTE = "s3://"
-"""Beginning of the path of an object on an S3 server."""
-
 _WINDOWS = re.compile(r"[A-Za-z]:([/\\]|$)|[/\\]{2}[^/\\]")
 _DRIVE = re.compile(r"[A-Za-z]:")
 _MOUNT = re.compile(r"[a-z]")
@@ -40,8 +37,8 @@ def is_text(path: str) -> bool:
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path names something on an S3 server."""
-    return path.startswith(REMOTE)
+    """Whether a path is a URL, such as `s3://bucket/folder`."""
+    return "://" in path
 
 
 def normalized(path: str) -> str:

@@ -98,8 +98,7 @@ class Facts(Datasets):
         settings = self.config.datasets.get(dataset)
         if settings is None:
             return Contents(self.memo, None, {})
-        control = self.control(dataset)
-        folders = [*self.scan(dataset).roots, *(control.roots if control else ())]
+        folders = [*self.scan(dataset).roots, *self.scan(dataset, "control_directory").roots]
         if items is not None:
             paths = {each.path for item in items for each in item.files}
             return Contents(self.memo, settings, self.memo.sources.known(paths, *folders))

@@ -76,7 +76,7 @@ class Remembered:
         self.folder = Folder(f"cache/{dataset}/{model}")
         self._facts, self._asked, self._parts = facts, (dataset, model), parts
         self._settings, self._layout = facts.config.datasets[dataset], facts.layout(model)
-        self._scan, control = facts.scan(dataset), facts.control(dataset)
+        self._scan = facts.scan(dataset)
         self._rows, name = facts.memo.snapshots, "\n".join((dataset, model, *parts))
         self._head_name, self._rest_name = f"{name}\n\nstate", f"{name}\n\nlists"
         recipes = {part: facts.recipe_digest(dataset, model, kind_of(part)) for part in parts}
@@ -87,7 +87,7 @@ class Remembered:
             model,
             self._layout.name,
             recipes,
-            control and control.fingerprint,
+            facts.scan(dataset, "control_directory").fingerprint or None,
         ]
         self._base = digest.of_value([*base, self._settings.model_dump()])
         self._listings = self._scan.fingerprint, self.folder.fingerprint

@@ -127,7 +127,7 @@ def plan_manifest(facts: Facts, plan: RunPlan, *, force: bool = False, dry: bool
     """
     run = facts.config.runs[plan.name]
     datasets = {name: facts.config.datasets[name] for name in run.datasets}
-    known = {name: facts.known_faults(name, run.model) for name in datasets}
+    known = {name: facts.faults.get((name, run.model)) for name in datasets}
     plan.faults = {name: faults for name, faults in known.items() if faults}
     if validation := run.validation.items if run.validation else 0:
         sources = [item.image for name in datasets for item in facts.items(name, run.model)[0]]

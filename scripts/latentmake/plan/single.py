@@ -54,7 +54,7 @@ def single(facts: Facts, path: str) -> tuple[Order, bool]:
             order = order_of(facts, dataset, model, kind_of(target.part), [work])
             order.write()
             return order, stale is not None
-    for fault in () if dataset == PROMPTS else facts.known_faults(dataset, model):
+    for fault in facts.faults.get((dataset, model), ()):
         if layout.base(fault.stem) in bases:
             raise SourceError(fault.what, where=fault.path, hint=fault.hint)
     paths = (target.path for _, target in named_targets(facts, dataset, model, place))

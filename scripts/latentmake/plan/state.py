@@ -131,7 +131,6 @@ class Contents:
     _known: dict[str, tuple[SourceStat, str]]
     unreadable: dict[str, SourceError] = field(default_factory=dict)
     _alike: dict[tuple[int, str, int], set[str]] = field(default_factory=dict)
-    _lost: dict[str, SourceError] = field(default_factory=dict)
     _sizes: dict[str, Size] = field(default_factory=dict)
 
     # -- digests ------------------------------------------------------------------------------
@@ -170,18 +169,15 @@ class Contents:
         return found if found in same else content
 
     def fetch(self, files: Iterable[tuple[str, SourceStat]]) -> None:
-        """Read the objects on S3 whose stats are new, many at a time."""
-        from latentmake.sources import s3
+        """Read the files at URLs whose stats are new, many at a time."""
+        from latentmake.sources import remote
 
-        remote = (each for each in files if is_remote(each[0]))
-        new = [each for each in remote if self._known.get(each[0], (None,))[0] != each[1]]
-        for (path, listed), read in zip(new, s3.digests(new), strict=True):
-            if isinstance(read, SourceError):
-                self._lost[path] = read
-                continue
-            content, stat = read
-            self._known[path] = (listed, content)
-            self._memo.sources.learn(path, stat, content)
+        stats = {path: stat for path, stat in files if is_remote(path)}
+        new = [path for path in stats if self._known.get(path, (None,))[0] != stats[path]]
+        for path, content in zip(new, remote.digests(new), strict=True):
+            if content is not None:  # `_file` says what is wrong
+                self._known[path] = (stats[path], content)
+                self._memo.sources.learn(path, stats[path], content)
 
     def _joined(self, item: Item, contents: list[str]) -> str:
         if item.source is None:
@@ -193,14 +189,13 @@ class Contents:
         known = self._known.get(path)
         if known is not None and known[0] == stat:
             return known[1]
-        if is_remote(path):
-            if path not in self._lost:
-                self.fetch([(path, stat)])
-            if path in self._lost:
-                raise self._lost[path]
-            return self._known[path][1]
         try:
-            content = digest.of_file(Path(path))
+            if is_remote(path):
+                from latentmake.sources import remote
+
+                content = digest.of_bytes(remote.read(path)[0])
+            else:
+                content = digest.of_file(Path(path))
         except OSError as error:
             what = f"cannot be read ({error.strerror})"
             hint = "check that the file exists and is readable"
@@ -440,7 +435,7 @@ class Judge:
         return targets_of(self.layout, self.settings, Part(*self.place, part), items)
 
     def _prepare(self, part: str, items: Sequence[Item], found: Listing) -> None:
-        """Read objects on S3 many at a time, and look up the sizes of images at once."""
+        """Read files at URLs many at a time, and look up the sizes of images at once."""
         if self.settings and self.settings.remote and self.recipes[part] != UNKNOWN:
             self.contents.fetch(
                 (file.path, file.stat)

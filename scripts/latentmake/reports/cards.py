@@ -231,7 +231,7 @@ class _Look(NamedTuple):
 
 
 def _look_at(item: Item, settings: Dataset) -> _Look:
-    """Return a small picture of an item; of a video one frame, of an object on S3 none."""
+    """Return a small picture of an item; of a video one frame, of one at a URL none."""
     from latentmake.reports.images import embedded
 
     if is_remote(item.image):

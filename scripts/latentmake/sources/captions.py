@@ -48,11 +48,6 @@ class _Random:
         return result
 
 
-def decode_caption(data: bytes, path: str) -> str:
-    """Return the text of a caption file without the space around it; see `decode_text`."""
-    return decode_text(data, path).strip()
-
-
 def decode_text(data: bytes, path: str) -> str:
     """Return the text of a file: UTF-8, without byte order mark, line ends as `newlines` has them.
 

@@ -34,14 +34,15 @@ class Datasets:
         config: of the project.
         memo: knows files; learns more.
         unreadable: dataset -> stem -> fault of an item whose source cannot be read.
+        faults: dataset and model -> faults of items; none where a remembered state spared them.
     """
 
     def __init__(self, config: Config, memo: Memo) -> None:
         self.config = config
         self.memo = memo
         self.unreadable: dict[str, dict[str, Fault]] = {}
-        self._scans: dict[str, Scan] = {}
-        self._controls: dict[str, Scan | None] = {}
+        self.faults: dict[tuple[str, str], list[Fault]] = {}
+        self._scans: dict[tuple[str, str], Scan] = {}
         self._found: dict[tuple[str, bool], tuple[list[Item], list[Fault]]] = {}
         self._items: dict[tuple[str, str], tuple[list[Item], list[Fault]]] = {}
         self._noted: set[str] = set()
@@ -50,26 +51,19 @@ class Datasets:
         """Return the layout of a model's caches."""
         return layouts.of(self.config.models[model].layout_name)
 
-    def scan(self, dataset: str) -> Scan:
-        """Return the listing of a dataset."""
-        if dataset not in self._scans:
+    def scan(self, dataset: str, key: str = "path") -> Scan:
+        """Return the listing of a dataset, or of its `control_directory`: empty without one."""
+        if (asked := (dataset, key)) not in self._scans:
             settings = self.config.datasets[dataset]
-            if settings.is_list:
+            if getattr(settings, key) is None:
+                self._scans[asked] = Scan("", [], "")
+            elif key == "path" and settings.is_list:
                 from latentmake.sources import lists
 
-                self._scans[dataset] = lists.scan(dataset, settings)
+                self._scans[asked] = lists.scan(dataset, settings)
             else:
-                self._scans[dataset] = folders.scan(dataset, settings)
-        return self._scans[dataset]
-
-    def control(self, dataset: str) -> Scan | None:
-        """Return the listing of a dataset's control images; None where it has none."""
-        settings = self.config.datasets[dataset]
-        if settings.control_directory is None:
-            return None
-        if dataset not in self._controls:
-            self._controls[dataset] = folders.scan(dataset, settings, "control_directory")
-        return self._controls[dataset]
+                self._scans[asked] = folders.scan(dataset, settings, key)
+        return self._scans[asked]
 
     def note_unused(self, dataset: str) -> None:
         """Write a line about the files of a dataset's folder that nothing uses, once.
@@ -130,7 +124,8 @@ class Datasets:
             if unreadable := self.unreadable.get(dataset):
                 found = [item for item in found if item.stem not in unreadable]
                 faults = [*faults, *unreadable.values()]
-            self._items[asked] = found, sorted(faults)
+            self.faults[asked] = sorted(faults)
+            self._items[asked] = found, self.faults[asked]
         return self._items[asked]
 
     def items_among(
@@ -191,7 +186,8 @@ class Datasets:
         from latentmake.sources.probe import measured
 
         settings, section = self.config.datasets[dataset], self.config.models[model]
-        control = self.control(dataset)
+        beside = self.scan(dataset, "control_directory")
+        control = beside if beside.root else None
         return measured(self.layout(model), settings, scan, found, control, self.memo, section)
 
     def image_sizes(self, dataset: str, stats: dict[str, SourceStat]) -> dict[str, Size | None]:
@@ -204,10 +200,6 @@ class Datasets:
             for path, media in found.items()
         }
 
-    def known_faults(self, dataset: str, model: str) -> list[Fault]:
-        """Return the faults of a dataset's items; none where a remembered state spared them."""
-        return self._items.get((dataset, model), ([], []))[1]
-
     def add_faults(self, dataset: str, unreadable: Mapping[str, SourceError]) -> None:
         """Count the items whose sources cannot be read as faulty from now on."""
         self.unreadable.setdefault(dataset, {}).update(
@@ -215,6 +207,7 @@ class Datasets:
             for stem, error in unreadable.items()
         )
         self._items = {asked: made for asked, made in self._items.items() if asked[0] != dataset}
+        self.faults = {asked: made for asked, made in self.faults.items() if asked[0] != dataset}
 
     def inputs(self, model: str, part: str, items: Iterable[Item]) -> list[Item]:
         """Return the inputs of the targets of a part, of some items."""

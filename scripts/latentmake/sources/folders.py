@@ -51,9 +51,9 @@ def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
     """
     root, where = normalized(getattr(dataset, key)), f"datasets.{name}.{key}"
     if is_remote(root):
-        from latentmake.sources import s3
+        from latentmake.sources import remote
 
-        entries = [x for x in s3.listing(root, where) if not (dataset.flat and "/" in x[0])]
+        entries = [x for x in remote.listing(root, where) if not (dataset.flat and "/" in x[0])]
     elif Path(root).is_dir():
         try:
             entries = _entries(root, flat=dataset.flat)

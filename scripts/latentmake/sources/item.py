@@ -164,7 +164,7 @@ class Fault(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """The files of a dataset with their stats: of a folder on a disk or on S3, or of a list.
+    """The files of a dataset with their stats: of a folder on a disk or at a URL, or of a list.
 
     Attributes:
         root: the folder, or that of the list.

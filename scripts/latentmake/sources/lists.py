@@ -1,4 +1,4 @@
-"""Datasets that are lists: a JSONL, JSON or CSV file whose rows name videos or images.
+"""Datasets that are lists: a JSONL, JSON, CSV or Parquet file whose rows name videos or images.
 
 {"video": "films/a.mp4", "prompt": "a street", "first_frame": 120, "frames": 81}
 {"video": "films/a.mp4", "prompt": "the same street by night", "start": 60.0, "end": 75.5}
@@ -147,7 +147,7 @@ class _List:
             row = row_of(value)
             try:
                 _encoded(value).encode()
-            except (ValueError, RecursionError) as error:
+            except (ValueError, TypeError, RecursionError) as error:  # bytes, in Parquet
                 raise ValueError(f"is not JSON ({error})") from None
             item = self._item(row, place)
         except ValueError as error:

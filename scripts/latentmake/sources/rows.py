@@ -3,6 +3,7 @@
     .json    {name: {"caption": ..., "tags": ...}, ...}, or a list of objects with names
     .jsonl   an object a line: image_path or file_name, caption or text, tags
     .csv     a table with the columns file_name (or image_path), text (or caption), tags
+    .parquet the same, read by pyarrow
 
 Sources: sd-scripts' FineTuningDataset (library/train_util.py); the `imagefolder` of Hugging Face's
 datasets.
@@ -33,7 +34,7 @@ NAMES = (
 CAPTIONS = ("prompt", "caption", "text")
 """Columns that may hold the caption; likewise."""
 
-_KINDS = (".json", ".jsonl", ".csv")
+_KINDS = (".json", ".jsonl", ".csv", ".parquet")
 _LONGEST_FIELD = 1 << 24  # characters of a field of a CSV file
 
 
@@ -145,8 +146,8 @@ def refusing(file: str, where: str) -> Iterator[None]:
 def records(path: Path) -> Iterator[tuple[int, str | None, object]]:
     """Yield the objects of a file: number, key in a JSON object, and value.
 
-    The number, from 1, is that of the line, of the object in a JSON file, or of the row below a CSV
-    file's head. In the place of the object of a damaged line stands a ValueError.
+    The number, from 1, is that of the line, of the object in a JSON file, or of the row in a table.
+    In the place of the object of a damaged line stands a ValueError.
 
     Raises:
         ValueError: it is no such file; says what is wrong with it.
@@ -158,6 +159,8 @@ def records(path: Path) -> Iterator[tuple[int, str | None, object]]:
         csv.field_size_limit(_LONGEST_FIELD)
         with path.open(encoding="utf-8-sig", newline="") as lines:
             yield from ((number, None, row) for number, row in enumerate(_table(lines), 1))
+    elif kind == ".parquet":
+        yield from ((number, None, row) for number, row in enumerate(_parquet(path), 1))
     elif kind == ".jsonl":
         with path.open("rb") as raw:
             for number, line in enumerate(raw, 1):
@@ -166,6 +169,21 @@ def records(path: Path) -> Iterator[tuple[int, str | None, object]]:
     else:
         pairs = _pairs(path.read_bytes().decode("utf-8-sig"))
         yield from ((number, *pair) for number, pair in enumerate(pairs, 1))
+
+
+def _parquet(path: Path) -> Iterator[dict[str, object]]:
+    try:
+        from pyarrow import ArrowInvalid
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        what, hint = f"{path} needs the Python package pyarrow", "install it: pip install pyarrow"
+        raise DatasetError(what, where="datasets", hint=hint) from None
+    try:
+        with ParquetFile(path) as table:
+            for batch in table.iter_batches():
+                yield from batch.to_pylist()
+    except ArrowInvalid as error:
+        raise ValueError(f"is no Parquet file ({' '.join(str(error).split())})") from None
 
 
 def _line(line: bytes) -> object:

@@ -16,7 +16,7 @@ from latentmake.errors import SourceError
 from latentmake.files.paths import is_remote
 from latentmake.index.memo import Memo
 from latentmake.progress import Progress
-from latentmake.sources import s3
+from latentmake.sources import remote
 from latentmake.sources.captions import clean, decode_text, newlines, variants
 from latentmake.sources.item import CAPTION, TAGS, Fault, File, Item
 from latentmake.sources.rows import Row
@@ -50,13 +50,13 @@ class Texts(NamedTuple):
 
 
 def read_caption(path: str) -> str:
-    """Return the caption in a file on disk or on S3; a SourceError says why there is none."""
+    """Return the caption in a file on disk or at a URL; a SourceError says why there is none."""
     return _read(path).strip()
 
 
 def _read(path: str) -> str:
     try:
-        data = s3.read(path)[0] if is_remote(path) else Path(path).read_bytes()
+        data = remote.read(path)[0] if is_remote(path) else Path(path).read_bytes()
     except OSError as error:
         what = f"cannot be read ({error.strerror})"
         raise SourceError(what, where=path, hint="check the file's permissions") from None

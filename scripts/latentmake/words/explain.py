@@ -261,7 +261,7 @@ def _of_name(facts: Facts, path: str) -> Explanation:
         return found
     if found.header is None:
         return found
-    for fault in () if dataset == PROMPTS else facts.known_faults(dataset, model):
+    for fault in facts.faults.get((dataset, model), ()):
         if layout.base(fault.stem) in bases:
             found.reason = f"its item is faulty: {fault.line}"
             return found

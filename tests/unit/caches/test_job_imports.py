@@ -27,7 +27,7 @@ runpy.run_path(f"{folder}/encode.py", {"snakemake": job})
 print(json.dumps(sorted(sys.modules)))
 """
 UNUSED = {
-    *("accelerate", "av", "bitsandbytes", "boto3", "botocore", "cv2", "jinja2", "matplotlib"),
+    *("accelerate", "av", "bitsandbytes", "cv2", "fsspec", "jinja2", "matplotlib"),
     *("pandas", "peft", "scipy", "sklearn", "sympy", "tensorboard", "torch._dynamo"),
     *("torch.distributed.tensor", "torchvision", "trio"),
 }

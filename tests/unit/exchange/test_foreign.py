@@ -494,7 +494,7 @@ def test_precision_that_caches_lost_is_told() -> None:
 
 
 IMPOSSIBLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "S3": ({"path": "s3://bucket/cats"}, {}, "lies on S3"),
+    "URL": ({"path": "s3://bucket/cats"}, {}, "lies at a URL"),
     "hub": (
         {},
         {"text": [{"hub": "somebody/something", "revision": "1" * 40}]},

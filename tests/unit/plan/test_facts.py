@@ -185,4 +185,4 @@ def test_what_one_encoder_cannot_take_is_faulty_for_that_one_alone(
     facts = Facts(parse(values), Memo(None), encoders=False)
     faulty = {model: len(facts.items("cats", model)[1]) for model in models}
     assert faulty == {"ours": 0, "theirs": 1}
-    assert [len(facts.known_faults("cats", model)) for model in ("ours", "theirs")] == [0, 1]
+    assert [len(facts.faults["cats", model]) for model in ("ours", "theirs")] == [0, 1]

@@ -13,7 +13,7 @@ from latentmake.config.datasets import Captions
 from latentmake.errors import SourceError
 from latentmake.sources.captions import (
     clean,
-    decode_caption,
+    decode_text,
     newlines,
     variants,
 )
@@ -40,8 +40,8 @@ def test_a_caption_is_what_stands_between_mark_and_spaces_whatever_its_lines(
 ) -> None:
     text = text.lstrip("\ufeff")
     data = f"{before}{text}{after}".encode("utf-8-sig" if mark else "utf-8")
-    assert decode_caption(data, "a.txt") == newlines(text).strip()
-    assert clean(decode_caption(data, "a.txt")) == clean(f"{before}{text}{after}")
+    assert decode_text(data, "a.txt").strip() == newlines(text).strip()
+    assert clean(decode_text(data, "a.txt")) == clean(f"{before}{text}{after}")
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,11 @@ def test_a_caption_is_what_stands_between_mark_and_spaces_whatever_its_lines(
 )
 def test_bytes_that_are_no_caption_are_named_in_one_line(data: bytes, fault: str) -> None:
     with pytest.raises(SourceError, match=rf"^a\.txt: {re.escape(fault)}.*; .* UTF-8$"):
-        decode_caption(data, "a.txt")
+        decode_text(data, "a.txt")
 
 
 def test_a_caption_may_be_as_long_as_its_limit() -> None:
-    assert decode_caption(b"\xef\xbb\xbf" + b"a" * 1_000_000, "a.txt") == "a" * 1_000_000
+    assert decode_text(b"\xef\xbb\xbf" + b"a" * 1_000_000, "a.txt") == "a" * 1_000_000
 
 
 # -- wildcards ------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def plan_adopt(facts: Facts, plan: RunPlan, run: Run) -> AiTraining:
             )
         if facts.config.datasets[dataset].remote:
             raise ConfigError(
-                f"the dataset {dataset} lies on S3, and caches are adopted from folders on disk",
+                f"the dataset {dataset} lies at a URL, and caches are adopted from folders on disk",
                 where=f"run {plan.name}",
                 hint="copy it to a folder, or let its caches be encoded",
             )
@@ -84,7 +84,7 @@ def plan_export(facts: Facts, plan: RunPlan, run: Run) -> ExportOrder:
     for dataset in run.datasets:
         if facts.config.datasets[dataset].remote and export.folder is None:
             raise ConfigError(
-                f"the dataset {dataset} lies on S3, where nothing is written",
+                f"the dataset {dataset} lies at a URL, where nothing is written",
                 where="export.folder",
                 hint="name a folder on this disk",
             )
