@@ -75,9 +75,8 @@ class Timing(NamedTuple):
 
         The last one is left out: containers do not agree about it.
         """
-        steps = [step for step, _ in self.runs[:-1]]
-        if self.runs[-1][1] > 1:
-            steps.append(self.runs[-1][0])
+        *others, (last, number) = self.runs
+        steps = [*(step for step, _ in others), *[last] * (number > 1)]
         if not steps:
             return False
         return (max(steps) - min(steps)) * self.base > max(_ROUNDING, min(steps) * self.base / 100)

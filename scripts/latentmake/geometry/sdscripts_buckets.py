@@ -15,6 +15,7 @@ from latentmake.config.architectures import ARCHITECTURES, ArchitectureName
 from latentmake.config.datasets import Bucketing, Dataset
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Placement, Size, refuse_narrow
+from latentmake.geometry.buckets import place as covering
 
 
 @lru_cache(maxsize=256)
@@ -66,23 +67,14 @@ def place(image: Size, resolution: Size, buckets: Bucketing | None) -> Placement
         ValueError: it is so small or narrow that nothing would be left of it.
     """
     if buckets is None:
-        return _covering(image, resolution)
+        return covering(image, resolution)
     if buckets.bucket_no_upscale:
         return _shrunk(image, resolution, buckets.bucket_reso_steps)
     sizes = bucket_sizes(resolution, buckets)
     if image in sizes:
-        return _covering(image, image)
+        return covering(image, image)
     aspect = image.width / image.height
-    return _covering(image, min(sizes, key=lambda size: abs(size.width / size.height - aspect)))
-
-
-def _covering(image: Size, target: Size) -> Placement:
-    if image.width / image.height > target.width / target.height:
-        scale = target.height / image.height
-    else:
-        scale = target.width / image.width
-    resized = Size(int(image.width * scale + 0.5), int(image.height * scale + 0.5))
-    return _cut(resized, target)
+    return covering(image, min(sizes, key=lambda size: abs(size.width / size.height - aspect)))
 
 
 def _shrunk(image: Size, resolution: Size, step: int) -> Placement:

@@ -117,8 +117,11 @@ class Layout(ABC):
         return [*resolutions, *(texts if self.text_ending else ())]
 
     def folder(self, dataset: str, model: str, part: str) -> str:
-        """Return the folder of a part's cache files."""
-        return f"cache/{dataset}/{model}/{part}"
+        """Return the folder of a part's cache files.
+
+        The first text of a resolution lies beside its latents, where musubi-tuner looks for it.
+        """
+        return f"cache/{dataset}/{model}/{part.removeprefix('text@')}"
 
     def named(
         self,

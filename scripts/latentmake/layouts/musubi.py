@@ -62,13 +62,6 @@ class Musubi(Layout):
         names = list(resolutions)
         return [*names, *(f"{text}@{name}" for text in texts for name in names)]
 
-    def folder(self, dataset: str, model: str, part: str) -> str:
-        """Return the folder of a resolution, for its latents and its text.
-
-        Further texts have folders of their own: musubi-tuner reads that one as it is.
-        """
-        return super().folder(dataset, model, part.removeprefix("text@"))
-
     def base(self, stem: str) -> str:
         """Return an item's name without its sub-folders: cache files lie flat."""
         return stem.rpartition("/")[2]
