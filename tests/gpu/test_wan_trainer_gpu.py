@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from dit_world import forms, image_dit, inputs, tiny_dit
-from latentmake.models.wan_dit import check_targets, read_dit
 from latentmake.training.lora import lora_tensors
+from latentmake.training.wan.dit import check_targets, read_dit
 from latentmake.training.wan.estimate import training_memory
 from latentmake.training.wan.lora_files import read_lora, write_lora
 from latentmake.training.wan.lora_names import lora_names

@@ -17,10 +17,10 @@ from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import parse
+from latentmake.data import folders, remote
 from latentmake.errors import ConfigError, DatasetError, SourceError, StorageError
 from latentmake.index.memo import SourceStat
 from latentmake.plan.orders import Order
-from latentmake.sources import folders, remote
 from s3_server import Bucket
 
 

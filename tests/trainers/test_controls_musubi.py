@@ -13,10 +13,10 @@ import pytest
 from conftest import sources
 from controlled_world import configured, draw
 from latentmake.config.root import Config
+from latentmake.data.item import Item
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.sources.item import Item
 
 pytestmark = pytest.mark.real_trainer
 

@@ -22,6 +22,7 @@ import video_world
 import world
 from conftest import sources
 from latentmake.config.root import parse
+from latentmake.data.texts import read_caption
 from latentmake.exchange.adoption import adopt
 from latentmake.exchange.datasets_toml.importing import Imported, imported
 from latentmake.exchange.trainer_caches import TrainerCaches
@@ -31,7 +32,6 @@ from latentmake.layouts import kind_of, size_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.plan.run_plan import RunPlan
-from latentmake.sources.texts import read_caption
 
 pytestmark = pytest.mark.real_trainer
 

@@ -24,7 +24,7 @@ LAYERS = (
     ("geometry",),
     ("files",),
     ("layouts", "index"),
-    ("sources", "models"),
+    ("data", "models"),
     ("plan",),
     ("caches",),
     ("training",),
@@ -55,7 +55,6 @@ STILL_TO_DO = {
 KNOWN = {
     "models": {
         "functions have a median of 13 lines",
-        "models.checks: imports 13 modules",
     },
 }
 """Laws that a rebuilt folder breaks still: it breaks no other, and this list only gets shorter."""

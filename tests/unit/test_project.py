@@ -129,7 +129,7 @@ def test_modules_say_why_they_exist() -> None:
 def test_planning_imports_no_torch() -> None:
     code = (
         "import sys; sys.path.insert(0, 'scripts'); import latentmake.session; "
-        "import latentmake.models.tokenizers, latentmake.training.sd.plan; "
+        "import latentmake.caches.tokenizers, latentmake.training.sd.plan; "
         "import latentmake.training.wan.plan; "
         "slow = ('torch', 'numpy', 'PIL', 'transformers', 'av', 'fsspec', 's3fs', "
         "'matplotlib', 'tensorboard'); "

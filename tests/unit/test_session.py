@@ -16,10 +16,10 @@ from latentmake import digest
 from latentmake.config.root import parse
 from latentmake.errors import ConfigError, UserError
 from latentmake.index.memo import Memo
-from latentmake.models.checks import read_schedule
 from latentmake.plan.facts import Facts
 from latentmake.reports.images import Pictures
 from latentmake.session import Session
+from latentmake.training.sd.unet import read_schedule
 from latentmake.training.wan.generation import _image
 
 Values = dict[str, Any]

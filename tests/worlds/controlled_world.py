@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from latentmake.config.root import Config, parse
+from latentmake.data.item import Fault, Item
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.state import Judge
 from latentmake.plan.target import part_names
-from latentmake.sources.item import Fault, Item
 from PIL import Image
 
 RECIPE = "1" * 64

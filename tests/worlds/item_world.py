@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from latentmake.data.item import BUCKET, CAPTION, CONTROL, IMAGE, LAYER, File, Item
 from latentmake.index.memo import SourceStat
 from latentmake.plan.orders import Work
 from latentmake.plan.target import Target
-from latentmake.sources.item import BUCKET, CAPTION, CONTROL, IMAGE, LAYER, File, Item
 
 NO_STAT = SourceStat(0, 0, 0, 0)
 

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Generic, NamedTuple, TypeVar
 
 from latentmake.caches.inputs import Maker, Sample
+from latentmake.data.item import Item
 from latentmake.errors import SourceError
-from latentmake.sources.item import Item
 
 Group = TypeVar("Group")
 Read = TypeVar("Read")

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentmake.config.datasets import Dataset
+from latentmake.data.captions import decode_text
+from latentmake.data.item import BUCKET, Item
 from latentmake.errors import SourceError
 from latentmake.files.media import check_image, probe_image
 from latentmake.geometry.buckets import Size
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
-from latentmake.sources.captions import decode_text
-from latentmake.sources.item import BUCKET, Item
 
 FramesAt = Callable[[str, Sequence[int]], Iterator[tuple[int, NDArray[np.uint8]]]]
 """Yields (index, [H, W, 3]) of frames of a file by ascending indices."""

@@ -27,6 +27,8 @@ from latentmake.caches.refusals import fault_of, skipped_before, too_large, wron
 from latentmake.caches.shortages import Again, Shortages, encode_in_parts
 from latentmake.caches.stages import Stages
 from latentmake.caches.turns import Turns
+from latentmake.data import remote
+from latentmake.data.item import Item
 from latentmake.errors import DeviceError, SourceError, is_surely_memory
 from latentmake.files import atomic, cachefile
 from latentmake.files.frames import Workers
@@ -36,8 +38,6 @@ from latentmake.plan import store
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target
 from latentmake.progress import Progress
-from latentmake.sources import remote
-from latentmake.sources.item import Item
 
 Say = Callable[[str], None]
 ExternalEncoder = Callable[["Job", Sequence[Work], int, Progress], None]

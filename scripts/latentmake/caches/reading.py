@@ -13,13 +13,13 @@ from typing import Any
 
 from latentmake import digest
 from latentmake.caches.inputs import Sample
+from latentmake.data import remote
+from latentmake.data.item import Item
 from latentmake.errors import SourceError
 from latentmake.files.paths import is_remote
 from latentmake.index.memo import source_stat
 from latentmake.plan.orders import Work
 from latentmake.plan.target import Target
-from latentmake.sources import remote
-from latentmake.sources.item import Item
 
 
 @dataclass

@@ -19,6 +19,7 @@ from latentmake import digest
 from latentmake.caches.identify import identified
 from latentmake.caches.inputs import SourceBytes
 from latentmake.caches.reading import Reading
+from latentmake.data.item import Item
 from latentmake.errors import CacheError, SourceError
 from latentmake.exchange.record import Record
 from latentmake.files import atomic, cachefile
@@ -30,7 +31,6 @@ from latentmake.plan.receipts import Receipt
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.target import PROMPTS, Target
 from latentmake.progress import Progress
-from latentmake.sources.item import Item
 
 STATES = ("adopted", "fresh already", "without a foreign file", "unfit", "out of date")
 ADOPTED, FRESH, WITHOUT, UNFIT, OUTDATED = STATES

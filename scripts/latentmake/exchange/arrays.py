@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from latentmake.caches.inputs import SourceBytes
 from latentmake.config.models import Model
+from latentmake.data.item import Item
 from latentmake.errors import CacheError, SourceError
 from latentmake.files import npz
 from latentmake.geometry.buckets import Size
@@ -21,7 +22,6 @@ from latentmake.layouts.sdscripts import array_name
 from latentmake.models.shapes import latents_shape, text_width
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
-from latentmake.sources.item import Item
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from latentmake import digest
 from latentmake.caches.inputs import SourceBytes, caption_of
 from latentmake.config.rows import Scripts
+from latentmake.data.item import Item
 from latentmake.errors import CacheError, SourceError
 from latentmake.exchange.adoption import OutdatedError
 from latentmake.files.cachefile import CAPTION, head_of
@@ -19,7 +20,6 @@ from latentmake.layouts.layout import SIZED
 from latentmake.layouts.musubi import frames_and_sides
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
-from latentmake.sources.item import Item
 
 _CONTROL = "latents_control"
 _DTYPE = re.compile(r"_(float32|float16|bfloat16)$")

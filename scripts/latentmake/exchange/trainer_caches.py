@@ -11,12 +11,12 @@ from pathlib import Path
 from latentmake.caches.inputs import SourceBytes
 from latentmake.config.root import Config
 from latentmake.config.runs import Run
+from latentmake.data.item import Item
 from latentmake.errors import CacheError, ConfigError
 from latentmake.exchange import arrays, tensors
 from latentmake.exchange.adoption import File
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
-from latentmake.sources.item import Item
 
 
 class TrainerCaches:

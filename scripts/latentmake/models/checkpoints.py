@@ -271,19 +271,6 @@ def _unet_config(shapes: Shapes) -> dict[str, Any]:
     return found
 
 
-def untrainable(unet: Weights) -> str | None:
-    """Return why the trainer `sd` cannot train a checkpoint's UNet; None where it can, or may."""
-    found = config_of(unet) if part_of(unet) == "unet" else {}
-    if found.get("addition_embed_type") is None:
-        return None
-    return f"{unet.path} is a checkpoint of SDXL, which the trainer sd does not train"
-
-
-def predicts_unknown(unet: Weights) -> bool:
-    """Whether a checkpoint's UNet may predict noise or velocity, which nothing in it says."""
-    return part_of(unet) == "unet" and kind_of(shapes_in(Path(unet.path or ""))) == "sd2"
-
-
 # -- the tokenizer --------------------------------------------------------------------------------
 
 

@@ -36,9 +36,6 @@ stale. plain and sdscripts 2: pictures lie contiguous before an AutoencoderKL. p
 Lanczos instead of Pillow's. plain 4: large JPEGs decoded to a fraction, and all convolutions by
 oneDNN on a CPU."""
 
-NEW = "new"
-"""In place of a projection's path: it begins with random weights."""
-
 FileDigest = Callable[[Path | digest.Section], str]
 _DTYPES = ("dtype", "vae_dtype", "text_dtype")  # one of which counts for each kind
 
@@ -298,37 +295,3 @@ def projection_digest(
         beside = [file for file in files[0].parent.iterdir() if file.suffix in (".py", ".json")]
         files += sorted([*beside, *Path(path).glob("*.py")])
     return files_digest(files, file_digest)
-
-
-def training_digest(
-    unet: Weights,
-    scheduler: str,
-    file_digest: FileDigest = digest.of_file,
-    *,
-    text_projection: str | None = None,
-) -> str:
-    """Return the digest of a training's start: the network and its noise schedule.
-
-    Args:
-        unet: the network.
-        scheduler: folder of the noise schedule; "" for that of the network's hub repository.
-        file_digest: the planner passes its memo's.
-        text_projection: None, `new`, or a path.
-
-    Raises:
-        ModelError: files are missing or cannot be read.
-    """
-    network = weights_digest(unet, file_digest)
-    schedule = Path(scheduler) / "scheduler_config.json"
-    if not scheduler:
-        schedule_digest = digest.of_value(["hub", unet.hub, unet.revision, "scheduler"])
-    elif schedule.is_file():
-        schedule_digest = files_digest([schedule], file_digest)
-    else:
-        hint = "name the folder of a diffusers scheduler as the model's `scheduler`"
-        raise ModelError("this noise schedule does not exist", where=schedule, hint=hint)
-    parts = [network, schedule_digest]
-    if text_projection is not None:
-        new = text_projection == NEW
-        parts.append(NEW if new else projection_digest(text_projection, file_digest))
-    return digest.of_value(parts)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from latentmake.config.datasets import Dataset
+from latentmake.data.item import Item
 from latentmake.layouts import kind_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import EncodingJob, Order, Work, job_of
 from latentmake.plan.state import State
 from latentmake.plan.target import Target
-from latentmake.sources.item import Item
 
 _Group = tuple[Item, list[Target], list[str | None]]
 """An item with its stale targets, and the digest of its inputs where that is known."""

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from latentmake import digest
 from latentmake.config.root import Config
+from latentmake.data.datasets import Datasets
+from latentmake.data.item import Item
 from latentmake.errors import ModelError, TrainingError
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of
@@ -15,8 +17,6 @@ from latentmake.models import files, recipe
 from latentmake.plan.lock import read_lock
 from latentmake.plan.state import UNKNOWN, Contents, Judge
 from latentmake.plan.target import PROMPTS, prompt_items, prompts_of, text_parts
-from latentmake.sources.datasets import Datasets
-from latentmake.sources.item import Item
 
 
 class Facts(Datasets):

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from latentmake import digest
+from latentmake.data.item import Item
 from latentmake.errors import ConfigError
 from latentmake.layouts import Layout
-from latentmake.sources.item import Item
 
 CAPTIONS = "captions"
 """Part of the texts of items, where a trainer encodes them itself."""

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter
 
 from latentmake import digest, layouts
+from latentmake.data.item import Item
 from latentmake.errors import CacheError, DatasetError
 from latentmake.files import atomic, cachefile
 from latentmake.layouts import Layout, kind_of
@@ -31,7 +32,6 @@ from latentmake.plan.lock import (
     refuse_too_many,
 )
 from latentmake.plan.receipts import GONE, check_listed, read_receipt
-from latentmake.sources.item import Item
 
 _CONTENT = 4  # in a receipt, behind the stat of a source
 

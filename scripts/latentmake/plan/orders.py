@@ -23,10 +23,10 @@ from latentmake import digest, layouts
 from latentmake.config.datasets import Dataset
 from latentmake.config.machines import ExternalProgram, MusubiTuner
 from latentmake.config.models import Model
+from latentmake.data.item import Item
 from latentmake.files import atomic
 from latentmake.layouts import Layout
 from latentmake.plan.target import Target
-from latentmake.sources.item import Item
 
 FOLDER = Path(".latentmake/orders")
 RUNS = Path(".latentmake/runs")

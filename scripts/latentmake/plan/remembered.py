@@ -16,6 +16,7 @@ from typing import Any
 
 import latentmake
 from latentmake import digest
+from latentmake.data.item import Item
 from latentmake.files.paths import is_remote
 from latentmake.index.listing import Folder
 from latentmake.index.memo import Listing, TargetStat
@@ -24,7 +25,6 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.lock import place_of
 from latentmake.plan.state import PartState, State
 from latentmake.plan.target import PROMPTS, prompt_items
-from latentmake.sources.item import Item
 
 _MOST_CHANGED = 0.1  # share of the items above which all are judged
 _ALWAYS = 64  # items that are few, however few there are

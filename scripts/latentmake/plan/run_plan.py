@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from latentmake import digest
 from latentmake.config.runs import Run
+from latentmake.data.item import Fault
 from latentmake.files.disk import Need
 from latentmake.layouts import kind_of
 from latentmake.models.reasons import Difference, some, value_differences
@@ -28,7 +29,6 @@ from latentmake.plan.lock import (
 from latentmake.plan.orders import EncodingJob, Order, run_order
 from latentmake.plan.state import PartState
 from latentmake.plan.target import PROMPTS, Part, part_names, parts_of, targets_of
-from latentmake.sources.item import Fault
 
 if TYPE_CHECKING:
     from latentmake.plan.manifest import Member

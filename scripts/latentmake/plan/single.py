@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from latentmake.config.runs import Run
+from latentmake.data.item import Item
 from latentmake.errors import ConfigError, SourceError, nearest, refuse_unknown
 from latentmake.index.memo import target_stat
 from latentmake.layouts import kind_of, text_of
@@ -19,7 +20,6 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.state import State
 from latentmake.plan.target import PROMPTS, Part, Target, targets_of, text_parts
-from latentmake.sources.item import Item
 
 _SIZE = re.compile(r"[0-9]+(x[0-9]+)?")
 

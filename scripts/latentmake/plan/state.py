@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from latentmake import digest
 from latentmake.config.datasets import Dataset
+from latentmake.data.item import CAPTION, IMAGE, Item
 from latentmake.errors import CacheError, SourceError
 from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.files.cachefile import Header, read_header, target_key
@@ -27,7 +28,6 @@ from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Listing, Memo, SourceStat, TargetStat
 from latentmake.layouts import Layout, kind_of
 from latentmake.plan.target import Part, Target, joined, targets_of, view_of
-from latentmake.sources.item import CAPTION, IMAGE, Item
 
 REASONS = ("reusable", "new", "edited", "changed recipe", "damaged")
 UNKNOWN = ""
@@ -170,7 +170,7 @@ class Contents:
 
     def fetch(self, files: Iterable[tuple[str, SourceStat]]) -> None:
         """Read the files at URLs whose stats are new, many at a time."""
-        from latentmake.sources import remote
+        from latentmake.data import remote
 
         stats = {path: stat for path, stat in files if is_remote(path)}
         new = [path for path in stats if self._known.get(path, (None,))[0] != stats[path]]
@@ -191,7 +191,7 @@ class Contents:
             return known[1]
         try:
             if is_remote(path):
-                from latentmake.sources import remote
+                from latentmake.data import remote
 
                 content = digest.of_bytes(remote.read(path)[0])
             else:

@@ -14,11 +14,11 @@ from latentmake import digest, layouts
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import Config
 from latentmake.config.runs import Run
+from latentmake.data.item import BUCKET, Item
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import AnyClip
 from latentmake.layouts import Layout, beside, kind_of, size_of
-from latentmake.sources.item import BUCKET, Item
 
 PROMPTS = "_prompts"
 """Dataset of the prompts of samples and of generated clips, each an item named by its digest."""

@@ -12,8 +12,11 @@ from pathlib import Path
 from statistics import median_low
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from latentmake.caches.tokenizers import load
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
+from latentmake.data.item import Item
+from latentmake.data.texts import read_caption
 from latentmake.errors import SourceError, UserError
 from latentmake.files.cores import usable_cores
 from latentmake.files.media import NPZ, VIDEO_EXTENSIONS
@@ -21,12 +24,9 @@ from latentmake.files.paths import is_remote
 from latentmake.geometry.buckets import Placement, Size
 from latentmake.geometry.clips import Span
 from latentmake.layouts import Layout, size_of
-from latentmake.models.tokenizers import load
 from latentmake.plan.facts import Facts
 from latentmake.progress import Progress
 from latentmake.reports.kept_tokens import Cut, Limit, cut, limits
-from latentmake.sources.item import Item
-from latentmake.sources.texts import read_caption
 
 if TYPE_CHECKING:
     from PIL import Image

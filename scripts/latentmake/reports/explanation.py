@@ -12,7 +12,7 @@ from pathlib import Path
 from latentmake.files.cachefile import Header
 from latentmake.files.verified import Checked
 from latentmake.models.reasons import Difference, short
-from latentmake.models.recipe_differences import program_of, recipe_words
+from latentmake.reports.recipe_changes import program_of, recipe_words
 
 
 @dataclass

@@ -3,19 +3,122 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 
+from latentmake.config.datasets import Dataset
+from latentmake.config.machines import PROGRAMS
+from latentmake.config.models import Model
+from latentmake.config.weights import TextWeights
 from latentmake.errors import CacheError, SourceError
 from latentmake.files.cachefile import read_header, read_recipe, target_key
 from latentmake.layouts import kind_of
-from latentmake.models.reasons import Difference, some, text_of
-from latentmake.models.recipe_differences import recipe_differences
+from latentmake.models.files import script_of, tokenizer_folder
+from latentmake.models.reasons import Difference, is_digest, short, some, text_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import Judge, Stale
 from latentmake.plan.target import Part, view_of
+
+_ABSENT = "absent"
+_NAMES = {"format": "format version", "vae": "VAE", "clip": "CLIP image encoder"}
+
+
+def recipe_differences(
+    old: Mapping[str, object], new: Mapping[str, object], model: Model | None = None
+) -> list[Difference]:
+    """Return what differs between two recipes of one kind.
+
+    Args:
+        old: recipe in the header of a file.
+        new: recipe of today.
+        model: whose recipe `new` is; the digests of its weights are followed by their path.
+    """
+    before, now = dict(_values(old)), dict(_values(new))
+    found = []
+    for key in dict.fromkeys((*now, *before)):
+        was, value = (text_of(each.get(key, _default(key))) for each in (before, now))
+        if was == value:
+            continue
+        name, place = _name(key, new), ""
+        if is_digest(was) or is_digest(value):
+            name += "'s digest"
+            place = "" if model is None or value == _ABSENT else _place(model, key, new)
+        found.append(Difference(name, short(was), short(value) + place))
+    return found
+
+
+def recipe_words(recipe: Mapping[str, object]) -> str:
+    """Return a recipe as a line."""
+    texts = {key: text_of(value) for key, value in _values(recipe) if key != "kind"}
+    named = (f"{_name(key, recipe)} {short(x)}" for key, x in texts.items() if x != "none")
+    return ", ".join(named)
+
+
+def program_of(recipe: Mapping[str, object]) -> str:
+    """Return the name of the program that encodes by a recipe; "" where it is Latentmake."""
+    return PROGRAMS.get(str(recipe.get("layout")), "a program") if "program" in recipe else ""
+
+
+def _values(recipe: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Yield key and value of all parts of a recipe: `vae`, `text.1`, `text.1 tokenizer`, `dtype`.
+
+    Weights bear the names of `Model.weights` where there are encoders of ours or of sd-scripts,
+    else those of the flags of musubi-tuner's scripts.
+    """
+    for key, value in recipe.items():
+        if key == "weights":
+            yield from value.items() if isinstance(value, dict) else [("vae", value)]
+        elif key == "options" and isinstance(value, dict):
+            yield from value.items()
+        elif key == "encoders" and isinstance(value, list):
+            for number, encoder in enumerate(value):
+                name = f"text.{number}" if number else "text"
+                for part, each in encoder.items() if isinstance(encoder, dict) else ():
+                    yield name if part == "weights" else f"{name} {part}", each
+        else:
+            yield key, value
+
+
+def _place(model: Model, key: str, recipe: Mapping[str, object]) -> str:
+    """Return the path of weights that a part of a recipe stands for, in brackets; "" if unknown."""
+    name, _, part = key.partition(" ")
+    if name.startswith("--") and model.spec.scripts is not None:
+        files = script_of(model, str(recipe.get("kind"))).files
+        name = next((file.key for file in files if file.flag == name), "")
+    if name.partition(".")[0] not in ("vae", "clip", "image_encoder", "dit", "text"):
+        return ""
+    weights = model.weights(name)
+    place = weights and (weights.path or weights.hub)
+    if isinstance(weights, TextWeights) and part == "projection":
+        place = weights.projection
+    elif isinstance(weights, TextWeights) and part == "tokenizer":
+        place = (weights.tokenizer or weights).hub or str(tokenizer_folder(weights))
+    return f" ({place})" if place else ""
+
+
+def _name(key: str, recipe: Mapping[str, object]) -> str:
+    """Return the name of a part of a recipe for messages."""
+    encoder, _, part = key.partition(" ")
+    if re.fullmatch(r"text(\.\d+)?", encoder):
+        number = encoder.partition(".")[2]
+        whose = f"text encoder {int(number) + 1}" if number else "text encoder"
+        return f"{whose}'s {part}" if part else whose
+    if key == "program":
+        return program_of(recipe) or "the encoding program"
+    return _NAMES.get(key, key)
+
+
+def _default(key: str) -> object:
+    """Return the value of a key that recipes name only where it is another."""
+    for section in (Dataset, Model):
+        field = section.model_fields.get(key)
+        if field is not None and key != "dtype" and not field.is_required():
+            return field.get_default(call_default_factory=True)
+    return _ABSENT
+
 
 PLACED = "size and crop"
 """Name of the difference between two placements of an image."""

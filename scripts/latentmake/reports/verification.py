@@ -18,20 +18,20 @@ from pydantic import Field
 
 from latentmake import digest
 from latentmake.config.runs import Run
+from latentmake.data.item import Item
 from latentmake.errors import CacheError, shortened, storage_error
 from latentmake.files import verified
 from latentmake.files.cachefile import Header, read_header, read_recipe
 from latentmake.files.intact import read_intact
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of
-from latentmake.models.recipe_differences import recipe_differences
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
 from latentmake.plan.state import Judge
 from latentmake.plan.target import PROMPTS, Target, parts_of, prompt_items, prompts_of
 from latentmake.progress import Progress
-from latentmake.sources.item import Item
+from latentmake.reports.recipe_changes import recipe_differences
 from latentmake.training.json_file import JsonFile
 
 DAMAGED, UNEXPECTED, MISSING = "damaged", "not what the plan expects", "missing"

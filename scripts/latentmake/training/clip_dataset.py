@@ -11,13 +11,13 @@ from torch.utils.data import Dataset as TorchDataset
 from latentmake.caches.clip_frames import Wanted, clip_array
 from latentmake.config.architectures import WAN
 from latentmake.config.root import Config, parse
+from latentmake.data.clips import listed_clips
+from latentmake.data.datasets import Datasets
 from latentmake.errors import ConfigError, DatasetError
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import SourceFps
 from latentmake.index.memo import Memo
 from latentmake.layouts.musubi import Musubi
-from latentmake.sources.clips import listed_clips
-from latentmake.sources.datasets import Datasets
 
 _NAME = "source"
 _SIDE = 16  # of a Wan network's patches, in pixels

@@ -13,6 +13,8 @@ from typing import Annotated
 import typer
 
 from latentmake import backends
+from latentmake.data.item import Item
+from latentmake.data.texts import read_caption
 from latentmake.errors import CacheError, ConfigError, SourceError, UserError, nearest
 from latentmake.exchange.clip_files.order import CLIPS, LIST, plan_clips
 from latentmake.files.cachefile import read_header, read_metadata, read_recipe
@@ -41,8 +43,6 @@ from latentmake.reports.explanation import (
 )
 from latentmake.reports.generated import plan_generated, refuse_clips
 from latentmake.reports.recipe_changes import differences
-from latentmake.sources.item import Item
-from latentmake.sources.texts import read_caption
 from latentmake.words.project import ConfigFiles, Directory, Json, Project, opened
 
 _MADE = {

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from latentmake.data.item import IMAGE_EXTENSIONS
 from latentmake.errors import DatasetError, SourceError
 from latentmake.files.media import VIDEO_EXTENSIONS, opened_video, probe_image, probe_video
 from latentmake.reports.plan_table import counted
-from latentmake.sources.item import IMAGE_EXTENSIONS
 
 _CAPTIONS = (".txt", ".caption")
 _LISTS = ("metadata.jsonl", "metadata.csv")

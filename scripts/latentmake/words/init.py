@@ -17,8 +17,8 @@ from latentmake.config.root import parse
 from latentmake.errors import DatasetError, ModelError, StorageError, UserError
 from latentmake.files import atomic
 from latentmake.models import recipe
-from latentmake.models.checks import schedule_of
 from latentmake.models.files import resolved
+from latentmake.training.sd.unet import schedule_of, training_digest
 from latentmake.words.found_folders import Found, found_in, slug
 from latentmake.words.found_model import Model, found_model
 from latentmake.words.hub_files import PIPELINE, downloads
@@ -244,8 +244,6 @@ def _faults(text: str) -> Iterator[str]:
             recipe.make("latents", dataset, model, lambda _: "")
         recipe.make("text", None, model, lambda _: "")
         if model.unet is not None:
-            recipe.training_digest(
-                model.unet, schedule_of(model.unet, model.scheduler), lambda _: ""
-            )
+            training_digest(model.unet, schedule_of(model.unet, model.scheduler), lambda _: "")
     except UserError as error:
         yield str(error)

@@ -16,12 +16,12 @@ from latentmake import layouts
 from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded
 from latentmake.config.datasets import Dataset
+from latentmake.data import lists
+from latentmake.data.probe import measured
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target
-from latentmake.sources import lists
-from latentmake.sources.probe import measured
 from numpy.typing import NDArray
 from order_world import silent
 from safetensors.torch import load_file

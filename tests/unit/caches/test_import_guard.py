@@ -20,7 +20,7 @@ from latentmake.config.models import Model
 from latentmake.caches.encoders import load
 from latentmake.caches.inputs import Sample
 from latentmake.plan.orders import Order
-from latentmake.sources.item import Item
+from latentmake.data.item import Item
 
 place, alone = sys.argv[1:]
 model = Model(vae=place, text=[place])

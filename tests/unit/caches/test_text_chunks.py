@@ -10,11 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from item_world import work_of
+from latentmake.caches import tokenizers
 from latentmake.caches.encode import carry_out
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.errors import ModelError
-from latentmake.models import recipe, tokenizers
+from latentmake.models import recipe
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
 from latentmake.reports import kept_tokens

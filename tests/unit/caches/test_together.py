@@ -17,8 +17,8 @@ from latentmake.caches.encoders import clip_text, text, umt5
 from latentmake.caches.encoders.together import TOLERANCE, BitEqual, groups, hiding, padded
 from latentmake.caches.encoders.vae import encode_images
 from latentmake.caches.encoders.wan_vae import WanVae
+from latentmake.caches.tokenizers import TokenCache
 from latentmake.config.weights import TextWeights
-from latentmake.models.tokenizers import TokenCache
 from text_world import letters, make_texts, model_of
 from transformers import ByT5Tokenizer
 from wan_world import tiny_wan_vae, write_umt5

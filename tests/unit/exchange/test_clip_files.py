@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from latentmake.data.clips import ListedClip
+from latentmake.data.item import IMAGE, File, Item
 from latentmake.errors import SourceError, StorageError
 from latentmake.exchange.clip_files.cut import cut
 from latentmake.exchange.clip_files.order import ClipFile, ClipsOrder, npz_bytes
@@ -15,8 +17,6 @@ from latentmake.files.media import probe_video
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Span
 from latentmake.index.memo import source_stat
-from latentmake.sources.clips import ListedClip
-from latentmake.sources.item import IMAGE, File, Item
 from video_world import write_video
 
 SIZE = Size(48, 32)

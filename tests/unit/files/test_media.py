@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from latentmake.caches.pixels.plain import decode
 from latentmake.config.datasets import Dataset
+from latentmake.data.item import IMAGE_EXTENSIONS
 from latentmake.errors import SourceError
 from latentmake.files import media
 from latentmake.files.media import (
@@ -24,7 +25,6 @@ from latentmake.files.media import (
     probe_video,
 )
 from latentmake.geometry.clips import Media, Timing
-from latentmake.sources.item import IMAGE_EXTENSIONS
 from PIL import EpsImagePlugin, Image
 from video_world import KINDS, rewrap, turn, write_kind, write_timed, write_video
 

@@ -307,7 +307,7 @@ def test_no_sdxl_is_trained_by_sd_and_no_prediction_is_guessed(place: Path) -> N
 
 
 def test_open_clip_pads_with_the_token_0(place: Path) -> None:
-    from latentmake.models.tokenizers import load
+    from latentmake.caches.tokenizers import load
 
     checkpoint_world.write(Path("xl"), Path("models/xl.safetensors"), Path("clip"), "sdxl")
     for part, pads in (("text_encoder", False), ("text_encoder_2", True)):

@@ -14,11 +14,11 @@ import pytest
 import world
 from latentmake import digest
 from latentmake.config.root import parse
+from latentmake.data import probe
 from latentmake.index.memo import MEMO, Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.session import Session
-from latentmake.sources import probe
 from video_world import write_video
 
 Values = dict[str, Any]

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from item_world import NO_STAT, inputs_of
+from latentmake.data.item import CAPTION, CONTROL, IMAGE, LAYER, File, Item
 from latentmake.errors import CacheError, DatasetError
 from latentmake.files import atomic, cachefile
 from latentmake.geometry.clips import Span
@@ -20,7 +21,6 @@ from latentmake.plan import manifest
 from latentmake.plan.lock import Lock, keys_digest, lock_digest, read_lock
 from latentmake.plan.manifest import ManifestOrder, Member
 from latentmake.plan.receipts import Receipt
-from latentmake.sources.item import CAPTION, CONTROL, IMAGE, LAYER, File, Item
 from order_world import silent
 from safetensors.torch import save_file
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from latentmake.config.root import parse
+from latentmake.data.item import Item
 from latentmake.errors import ConfigError, UserError
 from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.files.workspace import OWNER
@@ -17,7 +18,6 @@ from latentmake.plan.planner import _refuse_other_items, make_plan
 from latentmake.plan.single import single
 from latentmake.plan.state import PartState, Stale
 from latentmake.plan.target import PROMPTS, Target, prompt_path
-from latentmake.sources.item import Item
 from PIL import Image
 
 CONFIG: dict[str, Any] = {

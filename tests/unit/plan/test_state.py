@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from item_world import inputs_of
 from latentmake import digest, layouts
 from latentmake.config.datasets import Dataset
+from latentmake.data.item import Item
 from latentmake.errors import CacheError
 from latentmake.files import atomic, cachefile
 from latentmake.geometry.buckets import Size
@@ -26,7 +27,6 @@ from latentmake.index.memo import Memo, SourceStat, source_stat
 from latentmake.layouts import plain, size_of
 from latentmake.plan.lock import keys_digest
 from latentmake.plan.state import UNKNOWN, Contents, Judge, State
-from latentmake.sources.item import Item
 from safetensors.torch import save_file
 
 RECIPES: dict[str, dict[str, object]] = {

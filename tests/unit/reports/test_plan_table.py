@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from latentmake.data.item import Fault
 from latentmake.plan.run_plan import Plan, RunPlan
 from latentmake.reports.plan_table import plan_table
-from latentmake.sources.item import Fault
 
 
 def test_faults_of_a_list_stand_in_the_order_of_its_lines() -> None:

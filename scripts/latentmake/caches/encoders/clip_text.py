@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from latentmake.caches import tokenizers
 from latentmake.caches.encoders.text_model import Kind, load_text_model
 from latentmake.caches.encoders.together import Results
 from latentmake.caches.encoders.transfer import download, upload
+from latentmake.caches.tokenizers import TokenCache
 from latentmake.config.models import Model
 from latentmake.config.spec import ClipOutput
 from latentmake.errors import ModelError
-from latentmake.models import tokenizers
-from latentmake.models.tokenizers import TokenCache
 
 CLIP_LENGTH = tokenizers.CHUNK + 2
 """Tokens of a chunk, with BOS and EOS."""

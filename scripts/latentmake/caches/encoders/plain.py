@@ -13,9 +13,9 @@ from latentmake.caches.encoders.device import DTYPES, compute_dtype
 from latentmake.caches.encoders.recorded import Recorded, by_onednn, pictures_at_once
 from latentmake.caches.encoders.transfer import download, stacked
 from latentmake.caches.inputs import Sample
+from latentmake.caches.tokenizers import CutCaptions
 from latentmake.config.models import Model
 from latentmake.layouts import plain
-from latentmake.models.tokenizers import CutCaptions
 from latentmake.plan.orders import Order
 
 if TYPE_CHECKING:

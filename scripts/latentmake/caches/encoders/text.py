@@ -10,16 +10,16 @@ import torch
 from transformers import PreTrainedModel
 
 from latentmake import layouts
+from latentmake.caches import tokenizers
 from latentmake.caches.encoders.clip_text import CLIP_LENGTH, ClipTextEncoder, load_clip_text
 from latentmake.caches.encoders.text_model import load_text_model
 from latentmake.caches.encoders.together import BitEqual, Results, groups, hiding, padded
 from latentmake.caches.encoders.transfer import download, upload
+from latentmake.caches.tokenizers import TokenCache
 from latentmake.config.models import Model
 from latentmake.config.weights import TextWeights
 from latentmake.layouts.plain import encoder_name
-from latentmake.models import tokenizers
 from latentmake.models.shapes import T5_LENGTH
-from latentmake.models.tokenizers import TokenCache
 
 
 class TextEncoders:

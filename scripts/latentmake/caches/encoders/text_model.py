@@ -16,6 +16,7 @@ from transformers import (
     UMT5EncoderModel,
 )
 
+from latentmake.caches import tokenizers
 from latentmake.caches.encoders.checkpoint import text_state
 from latentmake.caches.encoders.local_state import (
     State,
@@ -29,7 +30,6 @@ from latentmake.caches.encoders.local_state import (
 from latentmake.caches.encoders.projection import text_projection
 from latentmake.config.weights import TextWeights
 from latentmake.errors import ModelError
-from latentmake.models import tokenizers
 from latentmake.models.files import config_file, network_config, weights_files
 
 Kind = Literal["CLIP", "CLIP with its projection", "T5"]

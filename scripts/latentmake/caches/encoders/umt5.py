@@ -19,9 +19,9 @@ from transformers import PreTrainedTokenizerBase, UMT5Config, UMT5EncoderModel
 from latentmake.caches.encoders.local_state import Kind, State, load_network, place
 from latentmake.caches.encoders.together import BitEqual, groups, hiding, padded
 from latentmake.caches.encoders.transfer import Wait, download, upload
+from latentmake.caches.tokenizers import TokenCache
+from latentmake.caches.tokenizers import load as load_tokenizer
 from latentmake.config.weights import TextWeights
-from latentmake.models.tokenizers import TokenCache
-from latentmake.models.tokenizers import load as load_tokenizer
 
 _LENGTH = 512  # tokens that Wan's DiT attends to
 _LARGEST_FP8 = torch.finfo(torch.float8_e4m3fn).max

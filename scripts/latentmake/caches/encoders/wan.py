@@ -13,8 +13,8 @@ from latentmake.caches.encoders.device import DTYPES, compute_dtype
 from latentmake.caches.encoders.transfer import download, stacked
 from latentmake.caches.encoders.wan_vae import WanVae, load_wan_vae
 from latentmake.caches.inputs import Sample
+from latentmake.caches.tokenizers import CutCaptions
 from latentmake.layouts import musubi
-from latentmake.models.tokenizers import CutCaptions
 from latentmake.plan.orders import Order
 
 

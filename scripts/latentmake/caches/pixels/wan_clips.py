@@ -12,12 +12,12 @@ import numpy as np
 from latentmake.caches.inputs import Clips, FramesAt, Sample, stored_size
 from latentmake.caches.pixels.cutting import Array, Cut, Cutter
 from latentmake.caches.pixels.wan import fit, refuse_misfit, target_size
+from latentmake.data.item import Item
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size, wan_size
 from latentmake.geometry.clips import Clip, Span, kept_indices
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
-from latentmake.sources.item import Item
 
 Key = TypeVar("Key", bound=Hashable)
 _Bucket = tuple[Size, Size]  # resolution, and size of the controlled clip

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from latentmake.caches.inputs import SourceBytes, caption_of
 from latentmake.caches.pixels import plain as pixels
+from latentmake.data.item import Item
 from latentmake.errors import CacheError
 from latentmake.exchange.adoption import File, OtherSizeError, OutdatedError, header_of
 from latentmake.exchange.ai_training.naming import from_bytes
@@ -21,7 +22,6 @@ from latentmake.layouts import plain
 from latentmake.models.shapes import Latents
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
-from latentmake.sources.item import Item
 
 if TYPE_CHECKING:
     import torch

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from latentmake.config.models import Model
 from latentmake.config.runs import Run
 from latentmake.config.weights import Adopt
+from latentmake.data.item import IMAGE_EXTENSIONS
 from latentmake.errors import ConfigError
 from latentmake.exchange.ai_training.orders import ExportOrder, Text
 from latentmake.geometry.buckets import Size
@@ -15,7 +16,6 @@ from latentmake.models.shapes import Latents, attended_width, latents_shape, tex
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
 from latentmake.plan.run_plan import RunPlan
-from latentmake.sources.item import IMAGE_EXTENSIONS
 
 if TYPE_CHECKING:
     from latentmake.exchange.ai_training.adopt import AiTraining

@@ -10,13 +10,13 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from latentmake.config.runs import Run
+from latentmake.data.clips import ListedClip, listed_clips
 from latentmake.errors import ConfigError
 from latentmake.files.disk import Need
 from latentmake.geometry.buckets import Size, wan_size
 from latentmake.geometry.clips import WAN_FPS, SourceFps
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan
-from latentmake.sources.clips import ListedClip, listed_clips
 
 CLIPS = Path("clips")
 LIST = "train.jsonl"

@@ -8,7 +8,7 @@ from math import floor
 
 import torch
 
-from latentmake.sources.captions import warming
+from latentmake.data.captions import warming
 from latentmake.training.loop.batch_order import BatchOrder, generator
 from latentmake.training.loop.data.caches import Caches
 from latentmake.training.loop.order import TextSchedule

@@ -36,7 +36,6 @@ from latentmake.config.weights import Weights
 from latentmake.errors import CacheError, ModelError, TrainingError, first_line
 from latentmake.files import atomic, cachefile
 from latentmake.files.safetensors import read_head
-from latentmake.models.checks import read_schedule
 from latentmake.models.files import network_config
 from latentmake.training.command import exit_status
 from latentmake.training.loop.result import COPIED, LORA_WEIGHTS, Record, RunFiles, wanted
@@ -44,6 +43,7 @@ from latentmake.training.lora import ADAPTER, lora_bytes, lora_tensors
 from latentmake.training.order import Wanted, caption_in, read_order, rows_of
 from latentmake.training.sd.files import KOHYA_WEIGHTS
 from latentmake.training.sd.order import SdOrder
+from latentmake.training.sd.unet import read_schedule
 
 _PREFIX = "unet"  # in diffusers' pipelines
 _OLD = {".lora.down.": ".lora_A.", ".lora.up.": ".lora_B."}

@@ -20,12 +20,12 @@ from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError, first_line
 from latentmake.files import atomic
 from latentmake.models import checkpoints
-from latentmake.models.checks import check_kind, check_names, parameters_of
+from latentmake.models.checks import check_kind
 from latentmake.models.files import config_file, network_config, weights_files
-from latentmake.models.recipe import NEW
 from latentmake.training.loop.result import LORA_WEIGHTS
 from latentmake.training.sd.files import PROJECTION_FOLDER, UNET_FOLDER, UNET_WEIGHTS
 from latentmake.training.sd.lora_files import read_lora, unreadable, write_lora
+from latentmake.training.sd.unet import NEW, check_names, parameters_of
 
 UNet: TypeAlias = Any  # a UNet2DConditionModel: diffusers and peft have no types
 _UNet: UNet = UNet2DConditionModel

@@ -19,9 +19,9 @@ from diffusers.training_utils import compute_snr
 
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
-from latentmake.models.checks import read_schedule
 from latentmake.training.loop.data.batch import Batch, copied
 from latentmake.training.loop.objective import Objective as LoopObjective
+from latentmake.training.sd.unet import read_schedule
 
 NoiseSchedule: TypeAlias = Any  # one of diffusers' schedulers, which have no types
 _Diffusion: NoiseSchedule = DDPMScheduler

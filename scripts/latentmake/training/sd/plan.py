@@ -8,10 +8,8 @@ from pathlib import Path
 from latentmake.config.root import Config
 from latentmake.config.runs import Run
 from latentmake.config.trainers import SdTrainer
-from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError
-from latentmake.models import checkpoints, recipe
-from latentmake.models.checks import check_names, parameter_names, read_schedule, schedule_of
+from latentmake.models import checkpoints
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
 from latentmake.plan.run_plan import RunPlan
@@ -19,6 +17,13 @@ from latentmake.plan.target import prompt_path
 from latentmake.training.loop.order import Prompt
 from latentmake.training.loop.plan import finish_plan, resumed, text_schedules
 from latentmake.training.sd.order import SdOrder
+from latentmake.training.sd.unet import (
+    check_names,
+    parameter_names,
+    read_schedule,
+    schedule_of,
+    training_digest,
+)
 
 _CAPTIONS = 4  # drawn where a run names no prompts
 
@@ -38,24 +43,22 @@ def _check_network(config: Config, name: str, trainer: SdTrainer) -> None:
     key, where = config.runs[name].model, f"runs.{name}.trainer"
     model = config.models[key]
     assert model.unet is not None
-    if checkpoints.part_of(model.unet) and (fault := checkpoints.untrainable(model.unet)):
-        hint = "use kind: sdscripts, or name a checkpoint of Stable Diffusion 1.x or 2.x"
-        raise ModelError(fault, where=f"models.{key}.checkpoint", hint=hint)
+    scheduler = schedule_of(model.unet, model.scheduler)
+    if checkpoints.part_of(model.unet) == "unet":
+        path = Path(model.unet.path or "")
+        if "addition_embed_type" in checkpoints.config_of(model.unet):
+            what = f"{path} is a checkpoint of SDXL, which the trainer sd does not train"
+            hint = "use kind: sdscripts, or name a checkpoint of Stable Diffusion 1.x or 2.x"
+            raise ModelError(what, where=f"models.{key}.checkpoint", hint=hint)
+        is_sd2 = checkpoints.kind_of(checkpoints.shapes_in(path)) == "sd2"
+        if is_sd2 and scheduler == str(checkpoints.SCHEDULE) and trainer.prediction_type is None:
+            what = f"this key is missing: {path} does not say what Stable Diffusion 2.x predicts"
+            hint = "use v_prediction for 2.1 of 768 pixels, epsilon for the base models of 512"
+            raise TrainingError(what, where=f"{where}.prediction_type", hint=f"{hint} pixels")
     if (names := parameter_names(model.unet)) is not None:
         check_names(trainer, names, where)
-    scheduler = schedule_of(model.unet, model.scheduler)
-    if scheduler == str(checkpoints.SCHEDULE) and trainer.prediction_type is None:
-        _check_prediction(model.unet, f"{where}.prediction_type")
     if scheduler and (Path(scheduler) / "scheduler_config.json").is_file():
         read_schedule(scheduler, trainer.prediction_type)
-
-
-def _check_prediction(unet: Weights, where: str) -> None:
-    """Refuse to guess between noise and velocity where a checkpoint does not say which it is."""
-    if checkpoints.predicts_unknown(unet):
-        what = f"this key is missing: {unet.path} does not say what Stable Diffusion 2.x predicts"
-        hint = "use v_prediction for 2.1 of 768 pixels, epsilon for the base models of 512 pixels"
-        raise TrainingError(what, where=where, hint=hint)
 
 
 def _order(facts: Facts, name: str, run: Run, trainer: SdTrainer) -> SdOrder:
@@ -64,7 +67,7 @@ def _order(facts: Facts, name: str, run: Run, trainer: SdTrainer) -> SdOrder:
     scheduler = schedule_of(model.unet, model.scheduler)
     try:
         read, projection = facts.memo.digest_of_file, model.text_projection
-        weights = recipe.training_digest(model.unet, scheduler, read, text_projection=projection)
+        weights = training_digest(model.unet, scheduler, read, text_projection=projection)
     except ModelError as error:
         raise ModelError(
             f"{error.where}: {error.what}", where=f"models.{run.model}.unet", hint=error.hint

@@ -25,9 +25,9 @@ class Wan(LoopBackend):
 
     def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
         """Check the networks, and what the trainer's settings need."""
-        from latentmake.models.wan_dit import trained_networks
         from latentmake.training.image_checks import image_findings
         from latentmake.training.order import rows_of
+        from latentmake.training.wan.dit import trained_networks
 
         yield from map(model_finding, trained_networks(order))
         if current:  # the caches have musubi-tuner's pixels

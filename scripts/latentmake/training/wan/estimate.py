@@ -15,9 +15,9 @@ from latentmake.config.runs import Run
 from latentmake.config.trainers import WanTrainer
 from latentmake.files.disk import Need, human
 from latentmake.geometry.buckets import Size
-from latentmake.models.wan_dit import Dit, check_targets, read_dit
 from latentmake.plan.lock import run_folder
 from latentmake.progress import duration
+from latentmake.training.wan.dit import Dit, check_targets, read_dit
 
 _CONTEXT = 500_000_000  # bytes that CUDA itself takes
 _TEXT = 512  # tokens of a text, padded

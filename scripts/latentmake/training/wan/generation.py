@@ -14,7 +14,6 @@ from latentmake.errors import ConfigError, ModelError
 from latentmake.files import atomic
 from latentmake.models.reasons import Difference
 from latentmake.models.recipe import FileDigest, make, weights_digest
-from latentmake.models.wan_dit import dit_digest
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
 from latentmake.plan.orders import run_order
@@ -31,6 +30,7 @@ from latentmake.training.generation import (
     clip_reasons,
 )
 from latentmake.training.order import read_order
+from latentmake.training.wan.dit import dit_digest
 from latentmake.training.wan.lora_names import lora_names
 from latentmake.training.wan.plan import boundary_of
 

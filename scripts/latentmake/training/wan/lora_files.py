@@ -28,8 +28,8 @@ from safetensors.torch import load_file
 from latentmake.errors import LatentmakeError, TrainingError, first_line
 from latentmake.files import atomic, cachefile
 from latentmake.files.safetensors import read_head
-from latentmake.models.wan_dit import original_layer
 from latentmake.training.lora import ADAPTER, lora_bytes, lora_tensors
+from latentmake.training.wan.dit import original_layer
 from latentmake.training.wan.lora_names import lora_names
 from latentmake.training.wan.network import Transformer, add_lora
 

@@ -13,13 +13,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from latentmake.caches.encoders.local_state import fill, local_state, refusing
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
-from latentmake.models.wan_dit import (
-    HINT,
-    IGNORED,
-    check_targets,
-    read_dit,
-    to_diffusers,
-)
+from latentmake.training.wan.dit import HINT, IGNORED, check_targets, read_dit, to_diffusers
 
 Transformer: TypeAlias = Any  # a WanTransformer3DModel: diffusers and peft have no types
 _Transformer: Transformer = WanTransformer3DModel

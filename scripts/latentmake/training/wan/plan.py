@@ -8,13 +8,13 @@ from latentmake.config.models import Model
 from latentmake.config.runs import Run
 from latentmake.config.trainers import WanTrainer
 from latentmake.errors import ModelError
-from latentmake.models.wan_dit import check_networks, dit_digest
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.target import prompt_path
 from latentmake.training.loop.order import Prompt
 from latentmake.training.loop.plan import finish_plan, resumed, text_schedules
+from latentmake.training.wan.dit import check_networks, dit_digest
 from latentmake.training.wan.estimate import estimate_training
 from latentmake.training.wan.order import WanOrder
 

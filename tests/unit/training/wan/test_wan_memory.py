@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from latentmake.models.wan_dit import check_targets
+from latentmake.training.wan.dit import check_targets
 from latentmake.training.wan.estimate import lora_numbers, training_memory
 from memory_world import Sizes, count_step
 

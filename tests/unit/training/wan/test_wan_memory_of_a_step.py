@@ -10,7 +10,7 @@ import torch
 import wan_trainer_world
 from accelerate.state import AcceleratorState
 from dit_world import tiny_dit
-from latentmake.models.wan_dit import check_targets, read_dit
+from latentmake.training.wan.dit import check_targets, read_dit
 from latentmake.training.wan.estimate import training_memory
 from memory_world import Living
 from wan_trainer_world import make_order, make_training

@@ -15,11 +15,11 @@ from functools import cached_property
 from pathlib import Path
 
 from latentmake.config.fields import resolution_name
+from latentmake.data.texts import read_caption
 from latentmake.errors import SourceError
 from latentmake.files.safetensors import Tensor, read_head
 from latentmake.geometry.buckets import Size, wan_size
 from latentmake.layouts.musubi import latents_size
-from latentmake.sources.texts import read_caption
 from latentmake.training.external.musubi.deploy import linked_before, names_of
 from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
 

@@ -15,13 +15,13 @@ from latentmake import layouts
 from latentmake.config.fields import resolution_name
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.weights import Weights
+from latentmake.data.item import IMAGE_EXTENSIONS
 from latentmake.errors import CacheError, ConfigError, SourceError, TrainingError
 from latentmake.files.media import VIDEO_EXTENSIONS
 from latentmake.files.paths import System
 from latentmake.index.memo import Memo
 from latentmake.models.files import script_of
 from latentmake.models.model_files import ModelFile, model_files
-from latentmake.sources.item import IMAGE_EXTENSIONS
 from latentmake.training.backend import Say
 from latentmake.training.checks import Finding, model_finding
 from latentmake.training.external.arguments import located

@@ -22,11 +22,11 @@ from typing import Any, Self
 import tomli_w
 
 from latentmake.caches.reading import Reading
+from latentmake.data.item import BUCKET, IMAGE, Item
 from latentmake.files import atomic
 from latentmake.geometry.buckets import Size
 from latentmake.plan.orders import KEPT_SECONDS, Order
 from latentmake.plan.target import Target
-from latentmake.sources.item import BUCKET, IMAGE, Item
 from latentmake.training.external.musubi.dataset_toml import shapes
 
 _FOLDER = Path(".latentmake/musubi")

@@ -23,6 +23,7 @@ from latentmake.caches.job import Job
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.config.rows import Call, Encoder, Network
+from latentmake.data.item import Item
 from latentmake.errors import (
     DeviceError,
     ModelError,
@@ -37,7 +38,6 @@ from latentmake.models.recipe import encoder_of, options_of
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target
 from latentmake.progress import Progress
-from latentmake.sources.item import Item
 from latentmake.training import process
 from latentmake.training.external.sdscripts.installation import find
 

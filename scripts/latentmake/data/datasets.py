@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 from latentmake import layouts
 from latentmake.config.root import Config
+from latentmake.data import folders
+from latentmake.data.item import IMAGE_EXTENSIONS, Fault, Item, Scan
 from latentmake.errors import DatasetError, SourceError, shortened
 from latentmake.files.media import VIDEO_EXTENSIONS
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout
-from latentmake.sources import folders
-from latentmake.sources.item import IMAGE_EXTENSIONS, Fault, Item, Scan
 
 if TYPE_CHECKING:
-    from latentmake.sources.probe import Measured
+    from latentmake.data.probe import Measured
 
 # Caches that trainers, and `export_{run}`, write beside images.
 _CACHES = (".npz", ".safetensors", ".img_sdvae", ".img_sdxl", ".txt_t5cache", ".txt_clipl")
@@ -58,7 +58,7 @@ class Datasets:
             if getattr(settings, key) is None:
                 self._scans[asked] = Scan("", [], "")
             elif key == "path" and settings.is_list:
-                from latentmake.sources import lists
+                from latentmake.data import lists
 
                 self._scans[asked] = lists.scan(dataset, settings)
             else:
@@ -157,7 +157,7 @@ class Datasets:
         else:
             found, faults = scan.items, [*scan.faults]
         if settings.composed:
-            from latentmake.sources import rows, texts
+            from latentmake.data import rows, texts
 
             if settings.metadata_file is not None:
                 listed = rows.metadata_of(dataset, settings.metadata_file, scan.root)
@@ -175,7 +175,7 @@ class Datasets:
             faults += made.faults
             found = [x._replace(texts=made.found[x.stem]) for x in found if x.stem in made.found]
         elif layout.first_line:
-            from latentmake.sources import texts
+            from latentmake.data import texts
 
             found, more = texts.first_lines(settings, scan.roots, found, self.memo)
             faults += more
@@ -183,7 +183,7 @@ class Datasets:
 
     def _measured(self, dataset: str, model: str, scan: Scan, found: Sequence[Item]) -> Measured:
         """Return items with sizes and clips, as far as a layout's names contain these."""
-        from latentmake.sources.probe import measured
+        from latentmake.data.probe import measured
 
         settings, section = self.config.datasets[dataset], self.config.models[model]
         beside = self.scan(dataset, "control_directory")
@@ -192,7 +192,7 @@ class Datasets:
 
     def image_sizes(self, dataset: str, stats: dict[str, SourceStat]) -> dict[str, Size | None]:
         """Return width and height of a dataset's images as stored; None of an unreadable one."""
-        from latentmake.sources.probe import probed
+        from latentmake.data.probe import probed
 
         found = probed(self.scan(dataset).roots, stats, self.memo, video=False)
         return {

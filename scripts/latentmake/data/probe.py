@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
+from latentmake.data.clips import refuse_beyond, refuse_parts, used_part
+from latentmake.data.controls import controls_of, sizes_of
+from latentmake.data.item import LAYER, Fault, File, Item, Scan
 from latentmake.errors import SourceError
 from latentmake.files.frames import probe_videos
 from latentmake.files.media import probe_image
@@ -20,9 +23,6 @@ from latentmake.geometry.clips import Media, Timing
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout
 from latentmake.progress import Progress
-from latentmake.sources.clips import refuse_beyond, refuse_parts, used_part
-from latentmake.sources.controls import controls_of, sizes_of
-from latentmake.sources.item import LAYER, Fault, File, Item, Scan
 
 _LOOKS_LONG = 1000  # images whose measuring is worth a progress bar
 _LONG_VIDEOS = 20  # the same of videos

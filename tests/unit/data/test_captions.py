@@ -10,13 +10,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from latentmake.config.datasets import Captions
+from latentmake.data.captions import clean, decode_text, newlines, variants
 from latentmake.errors import SourceError
-from latentmake.sources.captions import (
-    clean,
-    decode_text,
-    newlines,
-    variants,
-)
 
 # What no step divides at: no separators, no braces, no line ends, no space around.
 WORD = st.text(st.characters(exclude_characters=",{}|\r\n", exclude_categories=["Cs"]), min_size=1)

@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake import layouts
 from latentmake.config.datasets import Dataset
+from latentmake.data import lists
+from latentmake.data import probe as probing
+from latentmake.data.item import Fault, Item
+from latentmake.data.probe import Measured, measured
+from latentmake.data.rows import CAPTIONS, NAMES
+from latentmake.data.texts import texts_of
 from latentmake.errors import DatasetError
 from latentmake.geometry.clips import Clip, Span, kept_indices
 from latentmake.index.memo import Memo
-from latentmake.sources import lists
-from latentmake.sources import probe as probing
-from latentmake.sources.item import Fault, Item
-from latentmake.sources.probe import Measured, measured
-from latentmake.sources.rows import CAPTIONS, NAMES
-from latentmake.sources.texts import texts_of
 
 
 def write(path: Path, *rows: Any) -> Path:

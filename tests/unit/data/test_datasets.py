@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from config_world import smallest
 from latentmake.config.root import parse
+from latentmake.data.datasets import Datasets
 from latentmake.index.memo import Memo
-from latentmake.sources.datasets import Datasets
 
 Captured = pytest.CaptureFixture[str]
 

@@ -12,22 +12,14 @@ from posixpath import splitext
 from latentmake.config.checks import control_counts
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
+from latentmake.data.item import CONTROL, IMAGE_EXTENSIONS, NO_FILE, File, Item, Scan, missing_file
+from latentmake.data.lists import columns_of
 from latentmake.errors import SourceError
 from latentmake.files.media import VIDEO_EXTENSIONS
 from latentmake.geometry.buckets import Size, control_size, has_own_sizes, refuse_odd
 from latentmake.geometry.clips import Media
 from latentmake.index.memo import SourceStat
 from latentmake.layouts import Layout
-from latentmake.sources.item import (
-    CONTROL,
-    IMAGE_EXTENSIONS,
-    NO_FILE,
-    File,
-    Item,
-    Scan,
-    missing_file,
-)
-from latentmake.sources.lists import columns_of
 
 ControlsOf = Callable[[Item], Sequence[File]]
 """Returns the controls of an item; a SourceError says that they are missing or too many."""

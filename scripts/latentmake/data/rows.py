@@ -20,10 +20,10 @@ from posixpath import normpath
 from stat import S_ISREG
 from typing import Any, NamedTuple
 
+from latentmake.data.captions import text_fault
 from latentmake.errors import DatasetError, shortened
 from latentmake.files.paths import is_text
 from latentmake.index.memo import SourceStat, source_stat
-from latentmake.sources.captions import text_fault
 
 NAMES = (
     *("video", "video_path", "image", "image_path", "file_name", "path", "image_path_0"),

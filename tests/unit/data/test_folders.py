@@ -11,10 +11,10 @@ from file_clock import await_another_time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake.config.datasets import Dataset
+from latentmake.data.folders import items, scan
+from latentmake.data.item import CAPTION, IMAGE, IMAGE_EXTENSIONS, Fault, File, Item, Scan
 from latentmake.errors import DatasetError
 from latentmake.index.memo import source_stat
-from latentmake.sources.folders import items, scan
-from latentmake.sources.item import CAPTION, IMAGE, IMAGE_EXTENSIONS, Fault, File, Item, Scan
 
 
 def put(root: Path, *names: str) -> None:

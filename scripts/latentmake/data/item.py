@@ -16,7 +16,7 @@ from latentmake.index.memo import SourceStat
 from latentmake.layouts import DROPPED, kind_of, text_of
 
 if TYPE_CHECKING:
-    from latentmake.sources.rows import Row
+    from latentmake.data.rows import Row
 
 IMAGE_EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif"}

@@ -12,9 +12,9 @@ from fsspec.registry import known_implementations
 from latentmake import digest
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import parse
+from latentmake.data import folders, remote
 from latentmake.errors import ConfigError, DatasetError, SourceError, StorageError
 from latentmake.index.memo import SourceStat
-from latentmake.sources import folders, remote
 
 NUMBERS = count()
 

@@ -14,12 +14,7 @@ from stat import S_ISDIR, S_ISREG
 
 from latentmake import digest
 from latentmake.config.datasets import Dataset
-from latentmake.errors import DatasetError, SourceError
-from latentmake.files.media import UNREAD_FORMATS, VIDEO_EXTENSIONS, unread_format
-from latentmake.files.paths import is_remote, normalized
-from latentmake.geometry.clips import Span
-from latentmake.index.memo import SourceStat
-from latentmake.sources.item import (
+from latentmake.data.item import (
     CAPTION,
     IMAGE,
     IMAGE_EXTENSIONS,
@@ -33,6 +28,11 @@ from latentmake.sources.item import (
     missing_file,
     unusable_name,
 )
+from latentmake.errors import DatasetError, SourceError
+from latentmake.files.media import UNREAD_FORMATS, VIDEO_EXTENSIONS, unread_format
+from latentmake.files.paths import is_remote, normalized
+from latentmake.geometry.clips import Span
+from latentmake.index.memo import SourceStat
 
 # Previews of latents, which ai-training's scripts write beside images (--writepreview).
 _PREVIEWS = (".img_sdvae.webp", ".img_sdxl.webp")
@@ -51,7 +51,7 @@ def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
     """
     root, where = normalized(getattr(dataset, key)), f"datasets.{name}.{key}"
     if is_remote(root):
-        from latentmake.sources import remote
+        from latentmake.data import remote
 
         entries = [x for x in remote.listing(root, where) if not (dataset.flat and "/" in x[0])]
     elif Path(root).is_dir():
@@ -67,7 +67,7 @@ def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
         raise DatasetError(what, where=where, hint="correct the path or create it")
     listed: object = entries
     if key == "path" and dataset.metadata_file is not None:
-        from latentmake.sources.rows import file_stat
+        from latentmake.data.rows import file_stat
 
         listed = entries, tuple(file_stat(dataset.metadata_file, f"datasets.{name}.metadata_file"))
     return Scan(root, entries, digest.of_entries(listed), (root,))
@@ -198,7 +198,7 @@ def _layers(
 
     They are those without a caption whose names continue that of an image with a caption.
     """
-    from latentmake.sources.controls import Names, in_order
+    from latentmake.data.controls import Names, in_order
 
     own = (files[0].path for stem, files in images.items() if stem in captions)
     names = Names(path.removeprefix(f"{root}/") for path in own)

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from latentmake.config.datasets import Dataset
+from latentmake.data.item import Item
+from latentmake.data.texts import read_caption
 from latentmake.errors import SourceError
 from latentmake.files.media import NPZ
 from latentmake.geometry.clips import (
@@ -22,8 +24,6 @@ from latentmake.geometry.clips import (
     kept_indices,
 )
 from latentmake.layouts import Layout
-from latentmake.sources.item import Item
-from latentmake.sources.texts import read_caption
 
 _GRACE = 0.1  # seconds by which a row may end after its video
 

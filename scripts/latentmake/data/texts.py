@@ -12,14 +12,14 @@ from pathlib import Path, PurePath
 from typing import Literal, NamedTuple
 
 from latentmake.config.datasets import Captions, Dataset
+from latentmake.data import remote
+from latentmake.data.captions import clean, decode_text, newlines, variants
+from latentmake.data.item import CAPTION, TAGS, Fault, File, Item
+from latentmake.data.rows import Row
 from latentmake.errors import SourceError
 from latentmake.files.paths import is_remote
 from latentmake.index.memo import Memo
 from latentmake.progress import Progress
-from latentmake.sources import remote
-from latentmake.sources.captions import clean, decode_text, newlines, variants
-from latentmake.sources.item import CAPTION, TAGS, Fault, File, Item
-from latentmake.sources.rows import Row
 
 _Lines = Literal["all", "first", "drawn"]
 """Lines of a caption that count: all; the first, as in sd-scripts; each, of which one is drawn."""

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from latentmake.config.datasets import Captions, Dataset
+from latentmake.data import folders
+from latentmake.data.item import CAPTION, IMAGE, File, Item
+from latentmake.data.rows import metadata_of
+from latentmake.data.texts import Texts, texts_of
 from latentmake.index.memo import Memo, SourceStat
-from latentmake.sources import folders
-from latentmake.sources.item import CAPTION, IMAGE, File, Item
-from latentmake.sources.rows import metadata_of
-from latentmake.sources.texts import Texts, texts_of
 
 FILES = {
     "a.png": b"", "a.caption": b"a cat\r\nsecond\n", "a.txt": b"x, y\n",

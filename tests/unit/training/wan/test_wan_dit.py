@@ -22,8 +22,8 @@ from dit_world import (
 from latentmake.config.models import Model
 from latentmake.errors import ModelError, TrainingError
 from latentmake.models.model_files import networks
-from latentmake.models.wan_dit import check_networks, dit_digest, read_dit, trained_networks
 from latentmake.training.checks import model_finding
+from latentmake.training.wan.dit import check_networks, dit_digest, read_dit, trained_networks
 
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0"]
 IMAGE = {"task": "i2v-14B", "clip": "clip.pth"}
@@ -158,7 +158,7 @@ def test_nothing_of_this_imports_torch(tmp_path: Path) -> None:
     code = f"""
 import sys
 from latentmake.config.models import Model
-from latentmake.models.wan_dit import check_networks, dit_digest
+from latentmake.training.wan.dit import check_networks, dit_digest
 model = Model.model_validate({{"task": "t2v-1.3B", "vae": "v", "text": "t", "dit": {str(path)!r}}})
 check_networks(model, "wan", ["to_q"], "x")
 dit_digest(model)

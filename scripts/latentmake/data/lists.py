@@ -23,12 +23,8 @@ from pydantic import Field, ValidationError, model_validator
 from latentmake import digest
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Closed, Number, Real
-from latentmake.errors import DatasetError, shortened
-from latentmake.files.media import NPZ, UNREAD_FORMATS, VIDEO_EXTENSIONS, unread_format
-from latentmake.geometry.clips import Span
-from latentmake.index.memo import SourceStat, source_stat
-from latentmake.sources.captions import newlines
-from latentmake.sources.item import (
+from latentmake.data.captions import newlines
+from latentmake.data.item import (
     CAPTION,
     IMAGE,
     IMAGE_EXTENSIONS,
@@ -42,15 +38,11 @@ from latentmake.sources.item import (
     missing_file,
     unusable_name,
 )
-from latentmake.sources.rows import (
-    Row,
-    absolute_names,
-    file_stat,
-    name_of,
-    records,
-    refusing,
-    row_of,
-)
+from latentmake.data.rows import Row, absolute_names, file_stat, name_of, records, refusing, row_of
+from latentmake.errors import DatasetError, shortened
+from latentmake.files.media import NPZ, UNREAD_FORMATS, VIDEO_EXTENSIONS, unread_format
+from latentmake.geometry.clips import Span
+from latentmake.index.memo import SourceStat, source_stat
 
 _MOST = 2**31 - 1  # frames, or seconds
 _HINT = "correct the row, or take it out"

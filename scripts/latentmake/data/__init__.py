@@ -1,0 +1,1 @@
+"""Data: from datasets to items."""

@@ -1,1 +1,0 @@
-"""Sources: from datasets to items."""

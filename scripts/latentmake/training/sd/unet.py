@@ -1,0 +1,176 @@
+"""A UNet on a disk: its parameters, its noise schedule, and the digest of a training's start."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from latentmake import digest
+from latentmake.config.trainers import SdTrainer
+from latentmake.config.weights import Weights
+from latentmake.errors import ModelError, TrainingError
+from latentmake.files.safetensors import read_head
+from latentmake.models import checkpoints
+from latentmake.models.files import weights_files
+from latentmake.models.recipe import FileDigest, files_digest, projection_digest, weights_digest
+from latentmake.regular import read_regular
+
+NEW = "new"
+"""In place of a projection's path: it begins with random weights."""
+_SCHEDULE = "scheduler_config.json"
+# diffusers' names: attn1 attends to the picture itself, attn2 to the text.
+_PARTS = {
+    "unet": r"",
+    "norms": r"norm",
+    "attention": r"(^|\.)attn[12]\.",
+    "cross_attention": r"(^|\.)attn2\.",
+    "cross_attention_qk": r"(^|\.)attn2\.to_[qk]\.",
+    "cross_attention_out": r"(^|\.)attn2\.to_out\.",
+}
+
+
+def parameter_names(unet: Weights) -> list[str] | None:
+    """Return the names of a UNet's parameters, from the headers of its files.
+
+    Returns:
+        None where headers do not tell: on the hub, in torch's format, or under original names.
+    """
+    names: list[str] = []
+    with suppress(ModelError, OSError, ValueError):  # its loader says so
+        files = weights_files(unet) if unet.path is not None else []
+        files = [file for file in files if file.suffix != ".json"]
+        names = [name for file in files for name in read_head(file).entries]
+    return names if any(name.startswith("down_blocks.") for name in names) else None
+
+
+def parameters_of(part: str, names: Iterable[str]) -> set[str]:
+    """Return the names of parameters that belong to a named part of a UNet."""
+    pattern = re.compile(_PARTS.get(part, rf"^{re.escape(part)}\."))
+    return {name for name in names if pattern.search(name)}
+
+
+def check_names(trainer: SdTrainer, parameters: Collection[str], where: str) -> None:
+    """Refuse names of layers and parts that a UNet does not have.
+
+    peft's rule for `target_modules`: a layer's name, or its end after a dot.
+
+    Args:
+        trainer: the settings.
+        parameters: names of the UNet's parameters.
+        where: the trainer's key in the configuration.
+
+    Raises:
+        TrainingError: one of `target_modules`, `parts` or `reinitialize` fits nothing.
+    """
+    if trainer.adapter == "lora":
+        layers = {"." + name.rpartition(".")[0] for name in parameters}
+        for target in trainer.target_modules:
+            if not any(name.endswith("." + target) for name in layers):
+                what = f"no layer of the UNet is named `{target}`"
+                hint = "the usual ones are to_q, to_k, to_v, to_out.0"
+                raise TrainingError(what, where=f"{where}.target_modules", hint=hint)
+    for key in ("parts", "reinitialize"):
+        for part in getattr(trainer, key):
+            if not parameters_of(part, parameters):
+                hint = "see how many blocks its config.json has; the first is 0"
+                raise TrainingError(f"this UNet has no `{part}`", where=f"{where}.{key}", hint=hint)
+
+
+def schedule_of(unet: Weights, scheduler: str | None) -> str:
+    """Return the folder of a model's noise schedule, by default the one beside the UNet.
+
+    A checkpoint without such a folder has Stable Diffusion's.
+
+    Args:
+        unet: the model's.
+        scheduler: as configured.
+
+    Returns:
+        "" for that of the UNet's repository on the hub.
+    """
+    if scheduler is not None or unet.path is None:
+        return scheduler or ""
+    beside = Path(unet.path).with_name("scheduler")
+    lacks = checkpoints.part_of(unet) and not beside.is_dir()
+    return str(checkpoints.SCHEDULE if lacks else beside)
+
+
+def read_schedule(
+    scheduler: str | Path, prediction: str | None, unet: Weights | None = None
+) -> dict[str, Any]:
+    """Read the configuration of a noise schedule, and check that it can be trained with.
+
+    Args:
+        scheduler: as `schedule_of` returns it.
+        prediction: of the network; None for the schedule's own.
+        unet: the network, for a schedule on the hub: it is fetched where it is not there yet.
+
+    Raises:
+        ModelError: it is missing or damaged, or the network predicts something else.
+    """
+    place = Path(scheduler)
+    file: Path | str = place / _SCHEDULE if place.is_dir() else place
+    try:
+        if not scheduler and unet is not None:
+            from diffusers import DDPMScheduler  # never while planning
+
+            hub: Any = DDPMScheduler
+            file = f"{unet.hub}@{unet.revision}/scheduler"
+            config = dict(hub.load_config(unet.hub, subfolder="scheduler", revision=unet.revision))
+        else:
+            config = dict(json.loads(read_regular(file)))
+    except (OSError, ValueError, TypeError, RecursionError):
+        what = "this noise schedule is missing or damaged"
+        hint = "set the model's `scheduler` to the folder of a diffusers scheduler"
+        raise ModelError(what, where=file, hint=hint) from None
+    flows = str(config.get("_class_name", "")).startswith("FlowMatch")
+    predicted = prediction or config.get("prediction_type", "epsilon")
+    fault = ""
+    if flows and prediction in ("epsilon", "v_prediction"):
+        fault = f"this noise schedule is one of flow matching, and `prediction_type: {prediction}`"
+        fault += " one of diffusion"
+        hint = "leave out the trainer's `prediction_type`, or set the model's `scheduler` to one "
+        hint += "of diffusion"
+    elif not flows and predicted not in ("epsilon", "v_prediction", "flow_matching"):
+        fault = f"a network that predicts `{predicted}` cannot be trained"
+        hint = "set the trainer's `prediction_type` to epsilon, v_prediction or flow_matching"
+    if fault:
+        raise ModelError(fault, where=file, hint=hint)
+    return config
+
+
+def training_digest(
+    unet: Weights,
+    scheduler: str,
+    file_digest: FileDigest = digest.of_file,
+    *,
+    text_projection: str | None = None,
+) -> str:
+    """Return the digest of a training's start: the network and its noise schedule.
+
+    Args:
+        unet: the network.
+        scheduler: folder of the noise schedule; "" for that of the network's hub repository.
+        file_digest: the planner passes its memo's.
+        text_projection: None, `new`, or a path.
+
+    Raises:
+        ModelError: files are missing or cannot be read.
+    """
+    parts = [weights_digest(unet, file_digest)]
+    schedule = Path(scheduler) / _SCHEDULE
+    if not scheduler:
+        parts.append(digest.of_value(["hub", unet.hub, unet.revision, "scheduler"]))
+    elif schedule.is_file():
+        parts.append(files_digest([schedule], file_digest))
+    else:
+        hint = "name the folder of a diffusers scheduler as the model's `scheduler`"
+        raise ModelError("this noise schedule does not exist", where=schedule, hint=hint)
+    if text_projection is not None:
+        new = text_projection == NEW
+        parts.append(NEW if new else projection_digest(text_projection, file_digest))
+    return digest.of_value(parts)
