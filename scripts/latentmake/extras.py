@@ -5,7 +5,7 @@ Clips that a trained network draws, evaluations, exports, datasets cut into clip
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from latentmake import backends
 from latentmake.files.disk import Need
@@ -22,11 +22,11 @@ def followed(facts: Facts, request: Request) -> Iterator[str]:
         ConfigError: it cannot be done.
     """
     for name in request.runs:
-        if clips := request.asks("generate", name):
+        if clips := "generate" in request.words[name]:
             from latentmake.reports.generated import refuse_clips
 
             refuse_clips(facts.config, name)
-        if evaluated := request.asks("evaluate", name):
+        if evaluated := "evaluate" in request.words[name]:
             from latentmake.reports.evaluation import refuse_evaluation
 
             refuse_evaluation(facts.config, name)
@@ -35,9 +35,11 @@ def followed(facts: Facts, request: Request) -> Iterator[str]:
 
 
 def plan_extras(
-    facts: Facts, plan: Plan, request: Request, orders: Mapping[str, dict[str, str]], *, force: bool
+    facts: Facts, plan: Plan, request: Request, orders: dict[str, dict[str, str]], *, force: bool
 ) -> Iterator[Need]:
-    """Write the orders of what is asked of planned runs; yield the room that it needs.
+    """Write the orders of what is asked of runs; yield the room that it needs.
+
+    A publication without caches needs no planned run.
 
     Args:
         facts: of the runs.
@@ -46,14 +48,25 @@ def plan_extras(
         orders: run -> kind of an order -> its path; gets the new ones.
         force: whether also what is there already has an order.
     """
+    for name in (name for name, words in request.words.items() if "publish" in words):
+        backend = backends.of_run(facts.config, name)
+        if backend is None or not backend.publishes:
+            continue
+        backend.check_publication(facts, name)
+        if not facts.config.publish.caches:
+            from latentmake.training.external.publication import write_items
+
+            published = backend.order_publication(facts, name, write_items(facts, name))
+            orders.setdefault(name, {})["publish"] = str(published)
     for name, run in plan.runs.items():
-        if request.asks("export", name):
+        words = request.words[name]
+        if "export" in words:
             orders[name]["export"] = _export(facts, run)
-        if request.asks("clips", name):
+        if "clips" in words:
             orders[name]["clips"], need = _clips(facts, run)
             yield need
         for word in ("generate", "evaluate"):
-            if request.asks(word, name) and (order := _following(facts, run, word, force=force)):
+            if word in words and (order := _following(facts, run, word, force=force)):
                 orders[name][word] = order
 
 
@@ -80,20 +93,3 @@ def _following(facts: Facts, run: RunPlan, word: str, *, force: bool) -> str:
     plan = plan_generated if word == "generate" else plan_evaluated
     order, reasons = plan(facts, run, backend)
     return str(order) if reasons or force else ""
-
-
-def plan_publications(facts: Facts, request: Request, orders: dict[str, dict[str, str]]) -> None:
-    """Refuse publications that a trainer would refuse; write orders of those without caches.
-
-    Arguments are as of `plan_extras`; their runs need not be planned.
-    """
-    for name in filter(lambda name: request.asks("publish", name), facts.config.runs):
-        backend = backends.of_run(facts.config, name)
-        if backend is None or not backend.publishes:
-            continue
-        backend.check_publication(facts, name)
-        if not facts.config.publish.caches:
-            from latentmake.training.external.publication import write_items
-
-            order = backend.order_publication(facts, name, write_items(facts, name))
-            orders.setdefault(name, {})["publish"] = str(order)

@@ -38,6 +38,8 @@ _WORDS = {
 }
 """Word of a target `{word}_{run}` -> its needs: the run's caches of a kind, training, or items."""
 
+_EXTRAS = {"generate", "evaluate", "publish", "export", "clips"}
+
 _FILES = {"trained.json": "train", "generated.json": "generate"}
 """File of a run -> the word of the target that makes it; the other files are of `caches`."""
 
@@ -55,6 +57,10 @@ class Request:
         targets: of the command line; empty stands for everything.
         files: cache files that it asks for by their names.
         runs: the runs to plan: all of them where a target does not tell.
+        words: run -> the words of its targets, or of the files that these make.
+        kinds: run -> the kinds of caches that a build makes for it.
+        trained: the runs whose training is asked for: their own targets, what follows it, or all.
+        extras: whether anything is asked for besides caches and trainings.
         encodes: whether it may need the encoders of its runs on this machine.
 
     Raises:
@@ -65,41 +71,27 @@ class Request:
         self.targets = targets = [_PAGE.sub(r"\1", target) for target in targets]
         self.files = {target for target in targets if target.startswith("cache/")}
         everything = not targets or "all" in targets
-        self._words = {name: set[str]() for name in config.runs}
-        self._needs = {name: set(_TRAINING if everything else ()) for name in config.runs}
+        self.words = {name: set[str]() for name in config.runs}
+        asked = {name: set(_TRAINING if everything else ()) for name in config.runs}
         self.runs = [*config.runs] if everything else []
         for target in {*targets} - self.files:
             word, name = _parts(target, config.runs)
             if name:
-                self._words[name].add(word)
+                self.words[name].add(word)
                 if word != "publish" or config.publish.caches:
-                    self._needs[name] |= _WORDS[word]
+                    asked[name] |= _WORDS[word]
             elif "/" in target or target.startswith("encode_"):
                 self.runs = [*config.runs]
-        needs = {name: found for name, found in self._needs.items() if found}
-        self.encodes = bool(self.files or self.runs or CACHES & set[str]().union(*needs.values()))
-        self.runs = self.runs or [*needs]
-
-    def asks(self, word: str, run: str) -> bool:
-        """Whether a target `{word}_{run}`, or the file that it makes, is asked for."""
-        return word in self._words[run]
-
-    def trains(self, run: str) -> bool:
-        """Whether the training of a run is asked for: its own target, what follows it, or all."""
-        return "training" in self._needs[run]
-
-    def trained(self, plan: Plan) -> list[str]:
-        """Return the runs of a plan whose training is asked for."""
-        return [run for run in plan.runs if self.trains(run)]
-
-    def kinds(self, run: str) -> frozenset[str]:
-        """Return the kinds of caches that a build makes for a run."""
-        return CACHES & self._needs[run]
+        self.kinds = {name: CACHES & needs for name, needs in asked.items()}
+        self.encodes = bool(self.files or self.runs or any(self.kinds.values()))
+        self.runs = self.runs or [name for name, needs in asked.items() if needs]
+        self.trained = [name for name in self.runs if "training" in asked[name]]
+        self.extras = any(_EXTRAS & words for words in self.words.values())
 
     def orders(self, plan: Plan) -> list[Order]:
         """Return the orders of a plan that a build carries out, none twice."""
         every = [(name, order) for name, run in plan.runs.items() for order in run.orders]
-        kept = (x for run, x in every if x.kind in self.kinds(run) or self.files & {*x.paths})
+        kept = (x for run, x in every if x.kind in self.kinds[run] or self.files & {*x.paths})
         return [*{order.name: order for order in kept}.values()]
 
     def check(self, rules: Collection[str], is_made: Callable[[str], bool]) -> None:
@@ -115,7 +107,7 @@ class Request:
                 raise ConfigError(what, where=target, hint=f"write `{spelled}`")
             known = target in rules or target in self.files or Path(target).exists()
             if not known and not is_made(target):
-                raise _unknown(target, rules, self._words)
+                raise _unknown(target, rules, self.words)
 
 
 def _parts(target: str, runs: Collection[str]) -> tuple[str, str]:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latentmake import backends, extras
+from latentmake import backends
 from latentmake.config.root import Config, parse
 from latentmake.entry import exit_on_mistake
 from latentmake.errors import LatentmakeError
+from latentmake.files.disk import Need
 from latentmake.files.workspace import check_folder, check_run_folder, claim
 from latentmake.plan.orders import EncodingJob, Order
 from latentmake.plan.planner import make_plan, many_objects
@@ -82,11 +83,9 @@ class Session:
             )
             self.config, self.memo = self._facts.config, self._facts.memo
             finally_.callback(self._facts.memo.save)
-            orders = self._plan_runs(force=force, dry=dry, side_by_side=side_by_side)
-            extras.plan_publications(self._facts, self._request, orders)
-            needs = extras.plan_extras(self._facts, self.plan, self._request, orders, force=force)
-            trained, made = self._request.trained(self.plan), self._request.orders(self.plan)
-            report(self._facts, self.plan, trained, made, [*needs], dry=dry)
+            orders, needs = self._plan_runs(force=force, dry=dry, side_by_side=side_by_side)
+            made = self._request.orders(self.plan)
+            report(self._facts, self.plan, self._request.trained, made, needs, dry=dry)
             self._file = PlanFile(
                 jobs={job.rule: [each.name for each in job.orders] for job in self.plan.jobs},
                 singles={path: order.name for path, (order, _) in self._singles.items()},
@@ -97,10 +96,18 @@ class Session:
 
     def _plan_runs(
         self, *, force: bool, dry: bool, side_by_side: int | None
-    ) -> dict[str, dict[str, str]]:
-        """Plan the runs that targets need; return run -> kind of an order -> its path."""
+    ) -> tuple[dict[str, dict[str, str]], list[Need]]:
+        """Plan what targets need.
+
+        Returns:
+            Run -> kind of an order -> its path; and the room that extras need.
+        """
         request, facts = self._request, self._facts
-        following = [*extras.followed(facts, request)]
+        following: list[str] = []
+        if request.extras:
+            from latentmake import extras
+
+            following = [*extras.followed(facts, request)]
         with many_objects():
             self.plan = make_plan(
                 facts,
@@ -111,10 +118,10 @@ class Session:
                 dry=dry,
             )
             for name, plan in self.plan.runs.items():
-                trains = request.trains(name)
-                if trains or request.asks("publish", name):
+                trains = name in request.trained
+                if trains or "publish" in request.words[name]:
                     backends.plan_training(facts, plan, train=trains)
-                listed = plan.manifest_order and request.kinds(name)
+                listed = plan.manifest_order and request.kinds[name]
                 if listed or (plan.training_order and trains):
                     check_run_folder(Path("runs", name))
         # All orders lie there before Snakemake looks: it remembers what a folder holds.
@@ -122,7 +129,10 @@ class Session:
             from latentmake.plan.single import single
 
             self._singles[path] = single(facts, path)
-        return {name: plan.order_paths for name, plan in self.plan.runs.items()}
+        orders = {name: plan.order_paths for name, plan in self.plan.runs.items()}
+        if not request.extras:
+            return orders, []
+        return orders, [*extras.plan_extras(facts, self.plan, request, orders, force=force)]
 
     # -- the build ----------------------------------------------------------------------------
 
@@ -138,10 +148,10 @@ class Session:
             return
         orders = self._request.orders(self.plan)
         orders += [order for order, stale in self._singles.values() if stale]
-        built = [run for name, run in self.plan.runs.items() if self._request.kinds(name)]
+        built = [run for name, run in self.plan.runs.items() if self._request.kinds[name]]
         claim({part.dataset for run in built for part in run.parts})
         with exit_on_mistake():
-            self._build.begin(orders, self._request.trained(self.plan), self._request.targets)
+            self._build.begin(orders, self._request.trained, self._request.targets)
 
     def end(self, *, succeeded: bool) -> None:
         """Clean up, before Snakemake unlocks."""

@@ -11,8 +11,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from functools import cached_property
+from dataclasses import InitVar, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,6 +65,10 @@ class Order:
         recipe: of the targets; empty where the model is not here.
         musubi_tuner: the installation whose scripts encode, if our encoders do not.
         sd_scripts: the same of sd-scripts.
+        file: the one that it was read from.
+        name: digest of its content.
+        path: of its file.
+        receipt: path of the receipt of its job.
         paths: of all targets.
         reuses: whether all targets seem to be at hand, so that nothing has to be encoded.
         is_external: whether another program encodes.
@@ -81,18 +84,33 @@ class Order:
     items: tuple[Work, ...]
     musubi_tuner: MusubiTuner | None = None
     sd_scripts: ExternalProgram | None = None
+    file: InitVar[Path | None] = None
+    name: str = field(init=False, compare=False)
+    path: Path = field(init=False, compare=False)
+    receipt: Path = field(init=False, compare=False)
     paths: list[str] = field(init=False, compare=False)
     reuses: bool = field(init=False, compare=False)
     is_external: bool = field(init=False, compare=False)
     work: str = field(init=False, compare=False)
+    _texts: tuple[bytes, bytes] = field(init=False, compare=False, repr=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, file: Path | None) -> None:
         """Find out what follows from the fields."""
         targets = [target for item in self.items for target in item.targets]
         self.paths = [target.path for target in targets]
         self.reuses = all(target.at_hand for target in targets)
         self.is_external = self.musubi_tuner is not None or self.sd_scripts is not None
         self.work = f"{self.kind} {self.model}"
+        if file is None:  # its content is a head with the digest of its items, and these
+            values = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+            for name in _SECTIONS:
+                values[name] = values[name] and values[name].model_dump()
+            items = _ITEMS.dump_json(self.items)
+            head = digest.canonical(values | {"items": digest.of_bytes(items)}).encode()
+            self._texts = head, items
+        self.name = file.stem if file else digest.of_bytes(head)[:20]
+        self.path = FOLDER / f"{self.name}.json"
+        self.receipt = FOLDER / f"{self.name}.receipt.json"
 
     @property
     def layout(self) -> Layout:
@@ -104,34 +122,10 @@ class Order:
         """Whether faulty items are skipped."""
         return self.dataset_settings.on_error == "skip"
 
-    @cached_property
-    def name(self) -> str:
-        """Digest of its content."""
-        return digest.of_bytes(self._texts[0])[:20]
-
-    @property
-    def path(self) -> Path:
-        """Path of its file."""
-        return FOLDER / f"{self.name}.json"
-
-    @property
-    def receipt(self) -> Path:
-        """Path of the job's receipt."""
-        return FOLDER / f"{self.name}.receipt.json"
-
     @property
     def log(self) -> str:
         """Path of the log of a job that carries out nothing else."""
         return f"logs/{self.kind}/{self.dataset}/{self.name[:12]}.log"
-
-    @cached_property
-    def _texts(self) -> tuple[bytes, bytes]:
-        """Its content: a head with the digest of its items, and these."""
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
-        for name in _SECTIONS:
-            values[name] = values[name] and values[name].model_dump()
-        items = _ITEMS.dump_json(self.items)
-        return digest.canonical(values | {"items": digest.of_bytes(items)}).encode(), items
 
     def write(self) -> None:
         """Write it, with an mtime later than that of anything found and of its receipt.
@@ -164,9 +158,7 @@ class Order:
             if values.get(name):
                 values[name] = section.model_validate(values[name])
         items = _ITEMS.validate_json(path.with_suffix(".items.json").read_bytes())
-        order = cls(**values | {"items": items})
-        order.__dict__["name"] = path.stem  # as it was when it was planned: nothing is serialised
-        return order
+        return cls(**values | {"items": items, "file": path})
 
 
 def run_order(run: str, kind: str, planned: int) -> Path:
