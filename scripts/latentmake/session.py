@@ -15,7 +15,6 @@ from latentmake import backends
 from latentmake.config.root import Config, parse
 from latentmake.entry import exit_on_mistake
 from latentmake.errors import LatentmakeError
-from latentmake.files.disk import Need
 from latentmake.files.workspace import check_folder, check_run_folder, claim
 from latentmake.plan.orders import EncodingJob, Order
 from latentmake.plan.planner import make_plan, many_objects
@@ -83,9 +82,9 @@ class Session:
             )
             self.config, self.memo = self._facts.config, self._facts.memo
             finally_.callback(self._facts.memo.save)
-            orders, needs = self._plan_runs(force=force, dry=dry, side_by_side=side_by_side)
+            orders = self._plan_runs(force=force, dry=dry, side_by_side=side_by_side)
             made = self._request.orders(self.plan)
-            report(self._facts, self.plan, self._request.trained, made, needs, dry=dry)
+            report(self._facts, self.plan, self._request.trained, made, dry=dry)
             self._file = PlanFile(
                 jobs={job.rule: [each.name for each in job.orders] for job in self.plan.jobs},
                 singles={path: order.name for path, (order, _) in self._singles.items()},
@@ -96,12 +95,8 @@ class Session:
 
     def _plan_runs(
         self, *, force: bool, dry: bool, side_by_side: int | None
-    ) -> tuple[dict[str, dict[str, str]], list[Need]]:
-        """Plan what targets need.
-
-        Returns:
-            Run -> kind of an order -> its path; and the room that extras need.
-        """
+    ) -> dict[str, dict[str, str]]:
+        """Plan what targets need; return run -> kind of an order -> its path."""
         request, facts = self._request, self._facts
         following: list[str] = []
         if request.extras:
@@ -130,9 +125,9 @@ class Session:
 
             self._singles[path] = single(facts, path)
         orders = {name: plan.order_paths for name, plan in self.plan.runs.items()}
-        if not request.extras:
-            return orders, []
-        return orders, [*extras.plan_extras(facts, self.plan, request, orders, force=force)]
+        if request.extras:
+            self.plan.needs += extras.plan_extras(facts, self.plan, request, orders, force=force)
+        return orders
 
     # -- the build ----------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from latentmake import digest
 from latentmake.caches.inputs import SourceBytes
 from latentmake.caches.pixels.plain import upright_size
 from latentmake.caches.reading import Reading, digest_source, read_others, read_source
@@ -30,16 +29,17 @@ def identified(
         SourceError: it is damaged.
     """
     item, data, alone = reading.item, b"", order.kind == "latents" and order.dataset_settings.video
+    contents: list[str] = []
     if item.source is None:
         data = (item.text or "").encode()
-        content = digest.of_bytes(data)
     elif alone:
-        content = digest_source(item.source, reading.sources)
+        contents = [digest_source(item.source, reading.sources)]
     else:
         data, content = read_source(item.source, reading.sources)
+        contents = [content]
     controls, of_controls = read_others(item.controls, reading.sources, digests_alone=alone)
     layers, of_layers = read_others(item.layers, reading.sources, digests_alone=alone)
-    reading.content = joined(content, of_controls, of_layers)
+    reading.content = joined(item, [*contents, *of_controls, *of_layers])
     source = SourceBytes(item, data, reading.content, controls, layers)
     return _keys(order, recipe, reading, data), source
 

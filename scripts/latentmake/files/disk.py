@@ -33,11 +33,6 @@ def human(size: float) -> str:
     return f"{size / 1e3:.1f} kB"
 
 
-def device_of(folder: str | os.PathLike[str]) -> int:
-    """Return the number of the file system on which a folder lies, or will lie."""
-    return _existing(folder).stat().st_dev
-
-
 def free(folder: str | os.PathLike[str]) -> int:
     """Return the bytes that the user may still write where a folder lies, or will lie."""
     return shutil.disk_usage(_existing(folder)).free
@@ -48,7 +43,7 @@ def shortages(needs: Iterable[Need]) -> Iterator[StorageError]:
     disks: dict[int, list[Need]] = {}
     for need in needs:
         if need.size:
-            disks.setdefault(device_of(need.folder), []).append(need)
+            disks.setdefault(_existing(need.folder).stat().st_dev, []).append(need)
     for together in disks.values():
         there, total = free(together[0].folder), sum(need.size for need in together)
         if total > there:

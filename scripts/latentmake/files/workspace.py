@@ -10,7 +10,6 @@ from pathlib import Path
 
 from latentmake.errors import ConfigError, StorageError, storage_error
 from latentmake.files import atomic
-from latentmake.files.disk import device_of
 
 OWNER = ".latentmake-owner"
 """Note of the project that owns a cache folder which lies outside of it."""
@@ -93,7 +92,9 @@ def other_owner(dataset: str) -> Path | None:
     nothing.
     """
     folder = Path("cache", dataset)
-    noted = _noted(folder)
+    noted = None
+    with contextlib.suppress(OSError):
+        noted = Path(os.fsdecode((folder / OWNER).read_bytes()))
     place = noted or Path(os.path.realpath(folder))
     project = place.parent.parent
     try:
@@ -113,12 +114,8 @@ def claim(datasets: Iterable[str]) -> None:
         folder = Path("cache", dataset)
         mine = Path.cwd() / folder
         with contextlib.suppress(OSError, StorageError):  # it cannot be written
-            outside = os.path.realpath(folder) != str(mine) or device_of(folder) != device_of(".")
-            if outside and _noted(folder) != mine and other_owner(dataset) is None:
+            there = folder if folder.exists() else folder.parent
+            is_mount = there.stat().st_dev != Path().stat().st_dev
+            outside = is_mount or os.path.realpath(folder) != str(mine)
+            if outside and other_owner(dataset) is None:
                 atomic.write(folder / OWNER, os.fsencode(mine))
-
-
-def _noted(folder: Path) -> Path | None:
-    with contextlib.suppress(OSError):
-        return Path(os.fsdecode((folder / OWNER).read_bytes()))
-    return None

@@ -30,9 +30,22 @@ class Folder:
         self._places = [f"{os.path.realpath(path).rstrip('/')}/"]
         pending = [path]
         while pending:
-            folder = pending.pop()
+            folder, files = pending.pop(), list[_File]()
             try:
-                self.folders.append((folder, self._files(folder, pending)))
+                # Plain tuples and little else: this loop is the cost of a plan with nothing to do.
+                with os.scandir(folder) as found:
+                    for entry in found:
+                        if not entry.is_file(follow_symlinks=False):
+                            self.has_links |= entry.is_symlink()
+                            if entry.is_dir(follow_symlinks=False) or self._leads_out(entry):
+                                pending.append(entry.path)
+                                continue
+                        try:
+                            stat = entry.stat(follow_symlinks=False)
+                        except FileNotFoundError:
+                            continue  # a running job has renamed or removed it since
+                        files.append((entry.name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
+                self.folders.append((folder, files))
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
@@ -40,24 +53,6 @@ class Folder:
                 raise CacheError(what, where=folder, hint="check its permissions") from None
         digests = [(folder, digest.of_entries(files)) for folder, files in self.folders]
         self.fingerprint = digest.of_entries(sorted(digests))
-
-    def _files(self, folder: str, pending: list[str]) -> list[_File]:
-        """Return the files of one folder; its sub-folders become pending."""
-        files: list[_File] = []
-        # Plain tuples and little else: this loop is the cost of a plan with nothing to do.
-        with os.scandir(folder) as found:
-            for entry in found:
-                if not entry.is_file(follow_symlinks=False):
-                    self.has_links |= entry.is_symlink()
-                    if entry.is_dir(follow_symlinks=False) or self._leads_out(entry):
-                        pending.append(entry.path)
-                        continue
-                try:
-                    stat = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue  # a running job has renamed or removed it since
-                files.append((entry.name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
-        return files
 
     def _leads_out(self, link: os.DirEntry[str]) -> bool:
         """Whether an entry is a link to a folder that is not listed yet; notes that folder."""

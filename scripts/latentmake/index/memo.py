@@ -160,25 +160,21 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
     def __init__(self, path: Path | None) -> None:
         self.database = _connect(str(path or ":memory:"))
         self.saved = time.monotonic()
-        self._tables: list[Table[Any]] = []
-        self.sources = self._table(_SOURCE, SourceStat)  # path -> digest
-        self.targets = self._table(_TARGET, TargetStat)  # path of a cache file -> key
-        self.texts = self._table(_TEXT, SourceStat)  # path of a file of text -> its content
-        self.receipts = self._table(_RECEIPT, TargetStat)  # names of those that were read
-        self.snapshots = self._table(_SNAPSHOT, TargetStat)  # see `plan.remembered`
-        self.verdicts = self._table(_VERDICT, TargetStat)  # question -> answer
-        self._media = self._table(_MEDIA, SourceStat)
-        self._pictures = self._table(_PICTURE, TargetStat)  # turned as EXIF says, digest -> size
-        self.rates = self._table(_RATE, TargetStat)  # past jobs; see `plan.estimates`
+        self.sources: Table[SourceStat] = Table(self, _SOURCE, SourceStat)  # path -> digest
+        self.targets: Table[TargetStat] = Table(self, _TARGET, TargetStat)  # cache file -> key
+        self.texts: Table[SourceStat] = Table(self, _TEXT, SourceStat)  # path -> text of a file
+        self.receipts: Table[TargetStat] = Table(self, _RECEIPT, TargetStat)  # names of read ones
+        self.snapshots: Table[TargetStat] = Table(self, _SNAPSHOT, TargetStat)  # `plan.remembered`
+        self.verdicts: Table[TargetStat] = Table(self, _VERDICT, TargetStat)  # question -> answer
+        self._media: Table[SourceStat] = Table(self, _MEDIA, SourceStat)
+        self._pictures: Table[TargetStat] = Table(self, _PICTURE, TargetStat)  # digest -> size
+        self.rates: Table[TargetStat] = Table(self, _RATE, TargetStat)  # `plan.estimates`
+        self._tables = [each for each in vars(self).values() if isinstance(each, Table)]
         self.is_new = not self.sources.any()
 
     def __exit__(self, *error: object) -> None:
         self.save()
         self.database.close()
-
-    def _table(self, kind: int, stat: type[Stat]) -> Table[Stat]:
-        self._tables.append(Table(self, kind, stat))
-        return self._tables[-1]
 
     def save(self) -> None:
         """Write the new facts; a memo that cannot be written stays as it is."""

@@ -50,23 +50,21 @@ class Build:
         self._machine = _CLUSTER if cluster else socket.gethostname()
         self._held: BinaryIO | None = None
         with contextlib.suppress(OSError):  # a file system without locks: `--unlock` is the user's
-            self._held = _LOCK.open("ab")
-            self._enter(self._held)
-
-    def _enter(self, held: BinaryIO) -> None:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with _JOBS.open("ab") as jobs:
-                fcntl.flock(jobs, fcntl.LOCK_EX)  # a moment: its watchdog ends them
-            _unlock(self._machine)
-        try:
-            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            sys.stderr.write("note: waiting for another command that works in this folder\n")
-            fcntl.flock(held, fcntl.LOCK_SH)
-        if any(_SNAKEMAKE.glob("*.machine")) or not any(_SNAKEMAKE.glob("*.lock")):
-            _SNAKEMAKE.mkdir(parents=True, exist_ok=True)
-            (_SNAKEMAKE / f"{self._machine}.machine").touch()  # Snakemake removes it with its locks
+            self._held = held = _LOCK.open("ab")
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with _JOBS.open("ab") as jobs:
+                    fcntl.flock(jobs, fcntl.LOCK_EX)  # a moment: its watchdog ends them
+                _unlock(self._machine)
+            try:
+                fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                sys.stderr.write("note: waiting for another command that works in this folder\n")
+                fcntl.flock(held, fcntl.LOCK_SH)
+            if any(_SNAKEMAKE.glob("*.machine")) or not any(_SNAKEMAKE.glob("*.lock")):
+                _SNAKEMAKE.mkdir(parents=True, exist_ok=True)
+                # Snakemake removes it with its locks.
+                (_SNAKEMAKE / f"{self._machine}.machine").touch()
 
     def begin(self, orders: Sequence[Order], runs: Sequence[str], targets: Sequence[str]) -> None:
         """Tell others of the build and its trainings, and keep what its jobs will replace.

@@ -10,9 +10,8 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from latentmake import digest
 from latentmake.data.item import Item
@@ -69,11 +68,6 @@ class Lock:
             **{f"num_repeats of {name}": number for name, number in self.repeats.items()},
             "validation.items": len(self.held_out),
         }
-
-    def values(self) -> dict[str, Any]:
-        """Return its values; without those of validation where nothing is held out."""
-        without = set() if self.held_out else {"held_out", "trained"}
-        return {key: value for key, value in asdict(self).items() if key not in without}
 
 
 def read_lock(run: str) -> Lock:

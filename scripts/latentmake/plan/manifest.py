@@ -173,7 +173,9 @@ def write_manifest(
         trained=lock_digest(training, order.repeats) if held else "",
     )
     atomic.write(folder / "manifest.jsonl", listed)
-    text = json.dumps(lock.values(), indent=1, sort_keys=True, ensure_ascii=False)
+    # Without validation, its values are left out: a lock of former releases has none.
+    values = {x: y for x, y in vars(lock).items() if held or x not in ("held_out", "trained")}
+    text = json.dumps(values, indent=1, sort_keys=True, ensure_ascii=False)
     atomic.write(folder / "dataset.lock", f"{text}\n".encode())
     return lock
 

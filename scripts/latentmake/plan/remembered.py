@@ -178,28 +178,16 @@ class Remembered:
 
         None where all items must be judged.
         """
-        if self._head is None or not self._is_simple or self._rest is None:
+        if (touched := self._touched()) is None:
             return None
+        stems, caches, bases, most = touched
         before: dict[str, str] = self._rest["places"]
-        entries, now_ = self._rest["entries"], self._scan.entries
-        files = set() if entries == now_ else {*entries} ^ {*now_}
-        caches = self._changed_caches(dict(self._rest["folders"]))
-        most = max(_ALWAYS, _MOST_CHANGED * len(before))
-        if len(files) + len(caches) > most or any(size < 0 for _, size, *_ in files):
-            return None
-        bases: dict[str, list[str]] = {}
-        for stem in before:
-            bases.setdefault(self._layout.base(stem), []).append(stem)
-        touched = self._stems(path for path, *_ in files)
-        for path in caches:
-            for base in self._layout.owners("/".join(path.split("/")[4:])):
-                touched.update(bases.get(base, ()))
-        entries = [*_of_stems(sorted(self._scan.entries), touched, itemgetter(0))]
+        entries = [*_of_stems(sorted(self._scan.entries), stems, itemgetter(0))]
         items = self._facts.items_among(*self._asked, entries)
         if items is None:
             return None
         now = {item.stem: item for item in items}
-        gone, new = {*_of_stems(sorted(before), touched)} - now.keys(), now.keys() - before.keys()
+        gone, new = {*_of_stems(sorted(before), stems)} - now.keys(), now.keys() - before.keys()
         affected = {self._layout.base(stem) for stem in (*now, *gone)}
         others = {stem for base in affected for stem in bases.get(base, ())} - now.keys() - gone
         odd = self._layout.names_media or any(size < 0 for _, size, *_ in self._scan.entries)
@@ -215,41 +203,58 @@ class Remembered:
         state = self.judged(items, {*places}, found, [each for each in caches if each not in found])
         if state.unreadable:
             return None
-        for part in self._parts:
-            self._complete(part, state.parts[part], places, now)
+        for part in self._parts:  # what is remembered of the other items comes to it
+            each = state.parts[part]
+            judged, known = each.lines(), self.lines(part)
+            both = ((stem, (judged if stem in now else known).get(stem)) for stem in places)
+            lines = {stem: line for stem, line in both if line}
+            each.lines = partial(dict, lines)
+            each.fresh = sum(line.count("\n") + 1 for line in lines.values())
         state.images = digest.of_lines(places.values())
         return state, places
 
-    @property
-    def _is_simple(self) -> bool:
-        """Whether an item depends only on files whose names begin with its stem."""
-        return not (
-            self._scan.items is not None
-            or is_remote(self._scan.root)
-            or self._settings.control_directory is not None
-            or self._settings.metadata_file is not None
-            or self._settings.multiple_target
+    def _touched(self) -> tuple[set[str], set[str], dict[str, list[str]], float] | None:
+        """Return the stems that changed files may belong to, and the changed cache files.
+
+        Also base (`Layout.base`) -> stems of the items before, and how many items may change. None
+        where all must be judged: an item may depend on files that do not bear its stem, or too many
+        files changed.
+        """
+        settings, scan = self._settings, self._scan
+        if (
+            self._head is None
+            or scan.items is not None
+            or is_remote(scan.root)
+            or settings.control_directory is not None
+            or settings.metadata_file is not None
+            or settings.multiple_target
             or self.folder.has_links
-        )
-
-    def _changed_caches(self, before: Mapping[str, Any]) -> set[str]:
-        """Return the paths of the files in the cache that changed."""
-        now = dict(self.folder.folders)
-        return {
+            or self._rest is None
+        ):
+            return None
+        stems, bases, before = set[str](), dict[str, list[str]](), self._rest["places"]
+        files = set() if self._rest["entries"] == scan.entries else {*self._rest["entries"]}
+        files = files and files ^ {*scan.entries}
+        old, now = dict(self._rest["folders"]), dict(self.folder.folders)
+        caches = {
             f"{folder}/{name}"
-            for folder in before.keys() | now.keys()
-            if before.get(folder) != now.get(folder)
-            for name, *_ in {*before.get(folder, ())} ^ {*now.get(folder, ())}
+            for folder in old.keys() | now.keys()
+            if old.get(folder) != now.get(folder)
+            for name, *_ in {*old.get(folder, ())} ^ {*now.get(folder, ())}
         }
-
-    def _stems(self, paths: Iterable[str]) -> set[str]:
-        """Return the stems of the items that may own some files."""
-        settings, found = self._settings, set[str]()
+        most = max(_ALWAYS, _MOST_CHANGED * len(before))
+        if len(files) + len(caches) > most or any(size < 0 for _, size, *_ in files):
+            return None
         endings = [x.lower() for x in (settings.caption_extension, settings.tags_extension) if x]
-        for path in paths:
-            found.add(path.rpartition(".")[0] or path)
-            found.update(path[: -len(each)] for each in endings if path.lower().endswith(each))
-        return found
+        for path, *_ in files:
+            stems.add(path.rpartition(".")[0] or path)
+            stems.update(path[: -len(each)] for each in endings if path.lower().endswith(each))
+        for stem in before:
+            bases.setdefault(self._layout.base(stem), []).append(stem)
+        for path in caches:
+            for base in self._layout.owners("/".join(path.split("/")[4:])):
+                stems.update(bases.get(base, ()))
+        return stems, caches, bases, most
 
     def _listing(self, bases: set[str], changed: Collection[str]) -> Listing:
         """Return the files in the cache that may belong to some bases, and those that changed."""
@@ -271,16 +276,6 @@ class Remembered:
                 if f"{place}/{file}" in changed:
                     found[f"{place}/{file}"] = TargetStat(*stat)
         return found
-
-    def _complete(
-        self, part: str, state: PartState, places: Iterable[str], now: Collection[str]
-    ) -> None:
-        """Add to the state of some items what is remembered of the others."""
-        judged, known = state.lines(), self.lines(part)
-        both = ((stem, (judged if stem in now else known).get(stem)) for stem in places)
-        lines = {stem: line for stem, line in both if line}
-        state.lines = lambda: lines
-        state.fresh = sum(line.count("\n") + 1 for line in lines.values())
 
 
 def _of_stems(names: Sequence[Any], stems: Iterable[str], key: Any = None) -> Iterator[Any]:

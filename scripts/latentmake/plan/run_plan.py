@@ -112,11 +112,15 @@ class RunPlan:
 
 @dataclass
 class Plan:
-    """Plans of the runs asked for; `jobs` encode for them, none twice, and have all `orders`."""
+    """Plans of the runs asked for; `jobs` encode for them, none twice, and have all `orders`.
+
+    `needs` is the room for what is made besides caches and trainings.
+    """
 
     runs: dict[str, RunPlan]
     jobs: list[EncodingJob] = field(default_factory=list)
     orders: list[Order] = field(default_factory=list)
+    needs: list[Need] = field(default_factory=list)
 
 
 def plan_manifest(facts: Facts, plan: RunPlan, *, force: bool = False, dry: bool = False) -> None:

@@ -138,7 +138,7 @@ class Contents:
     def of(self, item: Item) -> str | None:
         """Return the digest of an item's inputs; None where they cannot be read."""
         try:
-            return self._joined(item, [self._file(path, stat) for _, path, stat in item.read])
+            return joined(item, [self._file(path, stat) for _, path, stat in item.read])
         except SourceError as error:
             self.unreadable[item.stem] = error
             return None
@@ -165,7 +165,7 @@ class Contents:
         except (OSError, UnicodeDecodeError, SourceError):
             return content
         forms = product((b"", BOM_UTF8), (text, text.replace(b"\n", b"\r\n")))
-        same = (self._joined(item, [digest.of_bytes(b"".join(x)), *others]) for x in forms)
+        same = (joined(item, [digest.of_bytes(b"".join(x)), *others]) for x in forms)
         return found if found in same else content
 
     def fetch(self, files: Iterable[tuple[str, SourceStat]]) -> None:
@@ -178,12 +178,6 @@ class Contents:
             if content is not None:  # `_file` says what is wrong
                 self._known[path] = (stats[path], content)
                 self._memo.sources.learn(path, stats[path], content)
-
-    def _joined(self, item: Item, contents: list[str]) -> str:
-        if item.source is None:
-            contents = [digest.of_bytes((item.text or "").encode()), *contents]
-        last = 1 + len(item.controls)
-        return joined(contents[0], contents[1:last], contents[last:])
 
     def _file(self, path: str, stat: SourceStat) -> str:
         known = self._known.get(path)
@@ -244,7 +238,7 @@ class Contents:
     def presumed(self, item: Item) -> list[str]:
         """Return the digests that inputs may have, for a search that their job verifies."""
         found = [self._presumed(path, stat) for _, path, stat in item.read]
-        return [self._joined(item, [*each]) for each in islice(product(*found), _MOST_PRESUMED)]
+        return [joined(item, [*each]) for each in islice(product(*found), _MOST_PRESUMED)]
 
     def _presumed(self, path: str, stat: SourceStat) -> list[str]:
         """Return the digests that a file may have.
@@ -415,7 +409,16 @@ class Judge:
         """Return the state of the targets of some inputs, whose paths are added to `expected`."""
         state, lines = PartState(), dict[str, str]()
         identity = self.layout.identity
-        self._prepare(part, items, found)
+        if self.settings and self.settings.remote and self.recipes[part] != UNKNOWN:
+            self.contents.fetch(  # many at a time
+                (file.path, file.stat)
+                for item, several in self.targets(part, items)
+                if any(each.path in found for each in several)
+                for file in item.files[:1]
+                if file.role in (IMAGE, CAPTION)
+            )
+        if kind_of(part) == "latents" and found:
+            self.contents.prepare_sizes(filter(None, map(self.contents.known, items)))
         for item, targets in self.targets(part, items):
             for target in targets:
                 expected.add(target.path)
@@ -433,19 +436,6 @@ class Judge:
     def targets(self, part: str, items: Iterable[Item]) -> Iterator[tuple[Item, list[Target]]]:
         """Yield some inputs, each with its targets of a part."""
         return targets_of(self.layout, self.settings, Part(*self.place, part), items)
-
-    def _prepare(self, part: str, items: Sequence[Item], found: Listing) -> None:
-        """Read files at URLs many at a time, and look up the sizes of images at once."""
-        if self.settings and self.settings.remote and self.recipes[part] != UNKNOWN:
-            self.contents.fetch(
-                (file.path, file.stat)
-                for item, several in self.targets(part, items)
-                if any(each.path in found for each in several)
-                for file in item.files[:1]
-                if file.role in (IMAGE, CAPTION)
-            )
-        if kind_of(part) == "latents" and found:
-            self.contents.prepare_sizes(filter(None, map(self.contents.known, items)))
 
     def _orphans(
         self,

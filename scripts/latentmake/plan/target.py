@@ -166,8 +166,12 @@ def placing_of(
     return digest.canonical(placing)
 
 
-def joined(content: str, controls: Sequence[str], layers: Sequence[str] = ()) -> str:
-    """Return the digest of inputs, from those of the file or text, of controls and layers."""
-    if not controls and not layers:
-        return content
-    return digest.of_lines([content, *controls, *(["layers", *layers] if layers else [])])
+def joined(item: Item, contents: Sequence[str]) -> str:
+    """Return the digest of inputs, from those of the files that they read (`Item.read`)."""
+    if item.source is None:
+        contents = [digest.of_bytes((item.text or "").encode()), *contents]
+    if len(contents) == 1:
+        return contents[0]
+    layers = contents[1 + len(item.controls) :]
+    others = contents[: len(contents) - len(layers)]
+    return digest.of_lines([*others, *(["layers", *layers] if layers else [])])

@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from latentmake.files.disk import Need, human, shortages
+from latentmake.files.disk import human, shortages
 from latentmake.plan import estimates
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order
@@ -20,7 +20,6 @@ def report(
     plan: Plan,
     trained: Collection[str],
     orders: Iterable[Order],
-    needs: Collection[Need],
     *,
     dry: bool,
 ) -> None:
@@ -31,7 +30,6 @@ def report(
         plan: the plan.
         trained: runs whose training is asked for.
         orders: those that a build carries out.
-        needs: room that is needed besides that of caches.
         dry: whether nothing is built, so that a disk without room is no more than a warning.
 
     Raises:
@@ -51,11 +49,15 @@ def report(
         from latentmake.reports.recipe_changes import recipe_changes
 
         lines = [*recipe_changes(facts, runs), *lines]
-    lines += [f"{need.what}: {human(need.size)} in {need.folder}" for need in needs if need.size]
+    lines += [
+        f"{need.what}: {human(need.size)} in {need.folder}" for need in plan.needs if need.size
+    ]
     if plan.runs:
         sys.stderr.write(plan_table(plan, lines) + "\n")
     caches = estimates.needs(facts.memo, orders)
-    for shortage in shortages([*caches, *needs, *(need for run in asked for need in run.needs)]):
+    for shortage in shortages(
+        [*caches, *plan.needs, *(need for run in asked for need in run.needs)]
+    ):
         if not dry:
             raise shortage
         sys.stderr.write(f"warning: {shortage}\n")

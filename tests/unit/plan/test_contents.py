@@ -208,7 +208,7 @@ def test_a_trainer_that_encodes_captions_itself_trains_on_those_of_its_lock() ->
         images={"cats": ""},
         manifest=digest.of_bytes(b""),
     )
-    (folder / "dataset.lock").write_text(json.dumps(made.values()))
+    (folder / "dataset.lock").write_text(json.dumps(vars(made)))
     assert plan().manifest_order is None
     Path("data/two.txt").write_text("A cat sits.\nIt sleeps.\n")
     assert plan().manifest_order is None  # not a line that it reads
