@@ -50,15 +50,16 @@ class Names:
         return min(found, key=self._ranks.__getitem__, default=None)
 
 
-def in_order(stem: str, files: Iterable[File], what: str) -> list[File] | SourceError:
+def in_order(stem: str, files: Iterable[File], what: str) -> list[File]:
     """Return the files of an item in the order of their numbers, one without a number first.
-
-    A name that ends in no number, or two in the same, are an error.
 
     Args:
         stem: the item's name.
-        files: those whose names continue it.
-        what: each is, for messages: `control` or `layer`.
+        files: the files whose names continue it.
+        what: `control` or `layer`, for messages.
+
+    Raises:
+        SourceError: a name ends in no number, or two end in the same; it names no place.
     """
     numbered: dict[int, File] = {}
     name = stem.rpartition("/")[2]
@@ -67,11 +68,11 @@ def in_order(stem: str, files: Iterable[File], what: str) -> list[File] | Source
         digits = own.rpartition("_")[2]
         if own != name and not (digits.isascii() and digits.isdecimal()):
             fault = f"has a {what} {file.path}, whose name does not end in a number"
-            return SourceError(fault, hint=f"name it {name}_0 or likewise, or move it away")
+            raise SourceError(fault, hint=f"name it {name}_0 or likewise, or move it away")
         first = numbered.setdefault(-1 if own == name else int(digits), file)
         if first is not file:
             fault = f"has two {what}s of the same number, {first.path} and {file.path}"
-            return SourceError(fault, hint="rename or remove one of them")
+            raise SourceError(fault, hint="rename or remove one of them")
     return [numbered[number] for number in sorted(numbered)]
 
 
@@ -106,7 +107,9 @@ def controls_of(
     if most == 0:
         return lambda item: ()
     stats = {} if scan.items is None else {path: SourceStat(*stat) for path, *stat in scan.entries}
-    names = _image_names(scan, items)
+    prefix = f"{scan.root}/"
+    layers = {path.removeprefix(prefix) for item in items for path in item.layers}
+    names = Names(_files(scan, IMAGE_EXTENSIONS).keys() - layers)  # of faulty items too
     for path, file in beside.items():
         if (owner := names.owner(path, "._")) is not None:
             there.setdefault(owner, []).append(file)
@@ -116,10 +119,7 @@ def controls_of(
         found = _listed(item, scan, stats)
         if not found and control is not None:
             found, place = _named(there, item, scan, control, "_0.png"), control.root
-            ordered = in_order(_beside(item, scan), found, "control")
-            if isinstance(ordered, SourceError):
-                raise SourceError(ordered.what, where=item.image, hint=ordered.hint)
-            found = ordered
+            found = in_order(_beside(item, scan), found, "control")
         if len(found) < least or (most is not None and len(found) > most):
             count = f"{least} or more" if most is None else f"{least} to {most}"
             count = f"{least}" if least == most else count
@@ -128,7 +128,7 @@ def controls_of(
                 f"has {len(found)} control image{one} in {place}, and {model.title} takes {count}"
             )
             hint = "add or remove control images, or remove the item"
-            raise SourceError(what, where=item.image, hint=hint)
+            raise SourceError(what, hint=hint)
         return found
 
     return find
@@ -160,7 +160,7 @@ def sizes_of(
             refuse_odd(control_size(sizes[-1], settings, step), step, vae=vae)
         except SourceError as error:
             what = f"has a control {path}, which {error.what}"
-            raise SourceError(what, where=item.image, hint=error.hint) from None
+            raise SourceError(what, hint=error.hint) from None
     return tuple(sizes)
 
 
@@ -185,15 +185,8 @@ def _named(
     name = _beside(item, scan)
     if name not in there:
         hint = f"put {control.root}/{name}{ending} there, or remove the item"
-        raise SourceError(f"has no control in {control.root}", where=item.image, hint=hint)
+        raise SourceError(f"has no control in {control.root}", hint=hint)
     return there[name]
-
-
-def _image_names(scan: Scan, items: Iterable[Item]) -> Names:
-    """Return the names of all images but layers, those of faulty items too."""
-    prefix = f"{scan.root}/"
-    layers = {path.removeprefix(prefix) for item in items for path in item.layers}
-    return Names({path.removeprefix(prefix) for path in _files(scan, IMAGE_EXTENSIONS)} - layers)
 
 
 def _listed(item: Item, scan: Scan, stats: dict[str, SourceStat]) -> Sequence[File]:
@@ -204,5 +197,5 @@ def _listed(item: Item, scan: Scan, stats: dict[str, SourceStat]) -> Sequence[Fi
             if stats[path] == NO_FILE:
                 raise ValueError(f"has a control {path}, which {missing_file(path)}")
     except ValueError as error:
-        raise SourceError(str(error), where=item.where, hint="correct the row") from None
+        raise SourceError(str(error), hint="correct the row") from None
     return [File(CONTROL, path, stats[path]) for path in paths]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
@@ -148,11 +149,11 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
     layers = _layers(images, texts[CAPTION], root) if dataset.multiple_target else {}
     for stem, several in images.items():
         own = [file for each in texts.values() if (file := each.pop(stem, None))]
-        further = layers.get(stem, ())
-        if isinstance(further, SourceError):
-            faults.append(Fault(several[0].path, stem, further.what, further.hint))
+        try:
+            files = (several[0], *own, *(layers[stem]() if stem in layers else ()))
+        except SourceError as error:
+            faults.append(Fault(several[0].path, stem, error.what, error.hint))
             continue
-        files = (several[0], *own, *further)
         if wrong := _fault(dataset, root, stem, several, files):
             faults.append(wrong)
             continue
@@ -193,10 +194,10 @@ def _fault(
 
 def _layers(
     images: dict[str, list[File]], captions: Collection[str], root: str
-) -> dict[str, list[File] | SourceError]:
-    """Take the layers out of the images of a dataset, and return them by their items, in order.
+) -> dict[str, Callable[[], list[File]]]:
+    """Take the layers out of a dataset's images; return what puts those of an item in order.
 
-    They are those without a caption whose names continue that of an image with a caption.
+    A layer has no caption, and its name continues that of an image with a caption.
     """
     from latentmake.data.controls import Names, in_order
 
@@ -207,7 +208,7 @@ def _layers(
         if (owner := names.owner(stem, "_")) is not None:
             files = (each._replace(role=LAYER) for each in images.pop(stem))
             layers.setdefault(owner, []).extend(files)
-    return {stem: in_order(stem, files, "layer") for stem, files in layers.items()}
+    return {stem: partial(in_order, stem, files, "layer") for stem, files in layers.items()}
 
 
 def _no_images(dataset: Dataset, scanned: Scan) -> str:
