@@ -22,6 +22,7 @@ from latentmake.data.item import (
     LAYER,
     NO_FILE,
     TAGS,
+    Entry,
     Fault,
     File,
     Item,
@@ -37,9 +38,6 @@ from latentmake.index.memo import SourceStat
 
 # Previews of latents, which ai-training's scripts write beside images (--writepreview).
 _PREVIEWS = (".img_sdvae.webp", ".img_sdxl.webp")
-
-_Entry = tuple[str, int, int, int, int]
-"""Path below the root and the four values of a stat."""
 
 
 def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
@@ -74,8 +72,8 @@ def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
     return Scan(root, entries, digest.of_entries(listed), (root,))
 
 
-def _entries(root: str, *, flat: bool) -> list[_Entry]:
-    entries: list[_Entry] = []
+def _entries(root: str, *, flat: bool) -> list[Entry]:
+    entries: list[Entry] = []
     seen: set[tuple[int, int]] = set()  # links may lead in circles
     pending, links = [("", root)], list[tuple[str, str]]()
     while pending or links:
