@@ -12,6 +12,7 @@ from posixpath import splitext
 from latentmake.config.checks import control_counts
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
+from latentmake.data.folders import Names, in_order
 from latentmake.data.item import CONTROL, IMAGE_EXTENSIONS, NO_FILE, File, Item, Scan, missing_file
 from latentmake.data.lists import columns_of
 from latentmake.errors import SourceError
@@ -23,57 +24,6 @@ from latentmake.layouts import Layout
 
 ControlsOf = Callable[[Item], Sequence[File]]
 """Returns the controls of an item; a SourceError says that they are missing or too many."""
-
-
-class Names:
-    """Names of items, among which that of a file is looked up.
-
-    Where several fit, that of the item with the longest file name counts: `cat_2.png` belongs to
-    `cat_2`, and to `cat` only where there is no such item.
-
-    Args:
-        paths: of the items' images, below the dataset's folder.
-    """
-
-    def __init__(self, paths: Iterable[str]) -> None:
-        self._ranks: dict[str, tuple[int, str]] = {}
-        for path in paths:
-            rank = (-len(path.rpartition("/")[2]), path)
-            stem = splitext(path)[0]
-            self._ranks[stem] = min(rank, self._ranks.get(stem, rank))
-
-    def owner(self, path: str, ends: str) -> str | None:
-        """Return the item whose name a path continues, behind it one of the characters `ends`."""
-        folder, slash, name = path.rpartition("/")
-        ended = (f"{folder}{slash}{name[:at]}" for at, each in enumerate(name) if each in ends)
-        found = [stem for stem in ended if stem in self._ranks]
-        return min(found, key=self._ranks.__getitem__, default=None)
-
-
-def in_order(stem: str, files: Iterable[File], what: str) -> list[File]:
-    """Return the files of an item in the order of their numbers, one without a number first.
-
-    Args:
-        stem: the item's name.
-        files: the files whose names continue it.
-        what: `control` or `layer`, for messages.
-
-    Raises:
-        SourceError: a name ends in no number, or two end in the same; it names no place.
-    """
-    numbered: dict[int, File] = {}
-    name = stem.rpartition("/")[2]
-    for file in sorted(files):
-        own = splitext(file.path.rpartition("/")[2])[0]
-        digits = own.rpartition("_")[2]
-        if own != name and not (digits.isascii() and digits.isdecimal()):
-            fault = f"has a {what} {file.path}, whose name does not end in a number"
-            raise SourceError(fault, hint=f"name it {name}_0 or likewise, or move it away")
-        first = numbered.setdefault(-1 if own == name else int(digits), file)
-        if first is not file:
-            fault = f"has two {what}s of the same number, {first.path} and {file.path}"
-            raise SourceError(fault, hint="rename or remove one of them")
-    return [numbered[number] for number in sorted(numbered)]
 
 
 def controls_of(

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Collection
-from functools import partial
+from collections.abc import Collection, Iterable
 from pathlib import Path
+from posixpath import splitext
 from stat import S_ISDIR, S_ISREG
 
 from latentmake import digest
@@ -148,7 +148,8 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
     for stem, several in images.items():
         own = [file for each in texts.values() if (file := each.pop(stem, None))]
         try:
-            files = (several[0], *own, *(layers[stem]() if stem in layers else ()))
+            further = in_order(stem, layers[stem], "layer") if stem in layers else ()
+            files = (several[0], *own, *further)
         except SourceError as error:
             faults.append(Fault(several[0].path, stem, error.what, error.hint))
             continue
@@ -171,6 +172,16 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
     return sorted(found), sorted(faults)
 
 
+def _no_images(dataset: Dataset, scanned: Scan) -> str:
+    endings = {f".{path.rpartition('.')[2].lower()}" for path, *_ in scanned.entries}
+    if not dataset.video and endings & VIDEO_EXTENSIONS:
+        return "it holds videos: set target_frames, for a model that takes them"
+    if not dataset.video and (found := endings & UNREAD_FORMATS.keys()):
+        return f"convert its {UNREAD_FORMATS[min(found)]} images to PNG or JPEG"
+    extensions = VIDEO_EXTENSIONS if dataset.video else IMAGE_EXTENSIONS
+    return f"put {'video' if dataset.video else 'image'}s there ({', '.join(sorted(extensions))})"
+
+
 def _fault(
     dataset: Dataset, root: str, stem: str, images: list[File], files: tuple[File, ...]
 ) -> Fault | None:
@@ -190,15 +201,67 @@ def _fault(
     return None
 
 
+# -- files whose names continue that of an item: controls and layers ------------------------------
+
+
+class Names:
+    """Names of items, among which that of a file is looked up.
+
+    Where several fit, that of the item with the longest file name counts: `cat_2.png` belongs to
+    `cat_2`, and to `cat` only where there is no such item.
+
+    Args:
+        paths: of the items' images, below the dataset's folder.
+    """
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._ranks: dict[str, tuple[int, str]] = {}
+        for path in paths:
+            rank = (-len(path.rpartition("/")[2]), path)
+            stem = splitext(path)[0]
+            self._ranks[stem] = min(rank, self._ranks.get(stem, rank))
+
+    def owner(self, path: str, ends: str) -> str | None:
+        """Return the item whose name a path continues, behind it one of the characters `ends`."""
+        folder, slash, name = path.rpartition("/")
+        ended = (f"{folder}{slash}{name[:at]}" for at, each in enumerate(name) if each in ends)
+        found = [stem for stem in ended if stem in self._ranks]
+        return min(found, key=self._ranks.__getitem__, default=None)
+
+
+def in_order(stem: str, files: Iterable[File], what: str) -> list[File]:
+    """Return the files of an item in the order of their numbers, one without a number first.
+
+    Args:
+        stem: the item's name.
+        files: the files whose names continue it.
+        what: `control` or `layer`, for messages.
+
+    Raises:
+        SourceError: a name ends in no number, or two end in the same; it names no place.
+    """
+    numbered: dict[int, File] = {}
+    name = stem.rpartition("/")[2]
+    for file in sorted(files):
+        own = splitext(file.path.rpartition("/")[2])[0]
+        digits = own.rpartition("_")[2]
+        if own != name and not (digits.isascii() and digits.isdecimal()):
+            fault = f"has a {what} {file.path}, whose name does not end in a number"
+            raise SourceError(fault, hint=f"name it {name}_0 or likewise, or move it away")
+        first = numbered.setdefault(-1 if own == name else int(digits), file)
+        if first is not file:
+            fault = f"has two {what}s of the same number, {first.path} and {file.path}"
+            raise SourceError(fault, hint="rename or remove one of them")
+    return [numbered[number] for number in sorted(numbered)]
+
+
 def _layers(
     images: dict[str, list[File]], captions: Collection[str], root: str
-) -> dict[str, Callable[[], list[File]]]:
-    """Take the layers out of a dataset's images; return what puts those of an item in order.
+) -> dict[str, list[File]]:
+    """Take the layers out of a dataset's images, and return them by their items.
 
     A layer has no caption, and its name continues that of an image with a caption.
     """
-    from latentmake.data.controls import Names, in_order
-
     own = (files[0].path for stem, files in images.items() if stem in captions)
     names = Names(path.removeprefix(f"{root}/") for path in own)
     layers: dict[str, list[File]] = {}
@@ -206,14 +269,4 @@ def _layers(
         if (owner := names.owner(stem, "_")) is not None:
             files = (each._replace(role=LAYER) for each in images.pop(stem))
             layers.setdefault(owner, []).extend(files)
-    return {stem: partial(in_order, stem, files, "layer") for stem, files in layers.items()}
-
-
-def _no_images(dataset: Dataset, scanned: Scan) -> str:
-    endings = {f".{path.rpartition('.')[2].lower()}" for path, *_ in scanned.entries}
-    if not dataset.video and endings & VIDEO_EXTENSIONS:
-        return "it holds videos: set target_frames, for a model that takes them"
-    if not dataset.video and (found := endings & UNREAD_FORMATS.keys()):
-        return f"convert its {UNREAD_FORMATS[min(found)]} images to PNG or JPEG"
-    extensions = VIDEO_EXTENSIONS if dataset.video else IMAGE_EXTENSIONS
-    return f"put {'video' if dataset.video else 'image'}s there ({', '.join(sorted(extensions))})"
+    return layers
