@@ -42,7 +42,7 @@ def used_part(
         if media.width * media.height > most:  # a small file can hold many pixels
             what = f"has frames of {media.width} x {media.height} pixels, more than {most} in all"
             hint = "scale them down, or raise max_image_pixels of the dataset"
-            raise SourceError(f"{what} (a decompression bomb?)", where=item.image, hint=hint)
+            raise SourceError(f"{what} (a decompression bomb?)", hint=hint)
         media = media._replace(timing=f"1/16:1x{media.frames}")
     span = _span(item, settings, media, rate)
     timing = media.timing if settings.source_fps == "auto" else ""
@@ -61,24 +61,24 @@ def refuse_parts(item: Item) -> None:
     """
     if item.image.lower().endswith(NPZ):
         what = "is no video, and musubi-tuner's own scripts read videos alone"
-        raise SourceError(what, where=item.image, hint="name a video")
+        raise SourceError(what, hint="name a video")
     if item.window is not None or item.span not in (None, Span()):
         what = "is used in part, and musubi-tuner's own scripts read videos from their first frame"
         hint = "take `frames`, `start` and the like out of its row, or cut the video"
-        raise SourceError(what, where=item.image, hint=hint)
+        raise SourceError(what, hint=hint)
 
 
 def _span(item: Item, settings: Dataset, media: Media, rate: float) -> Span | None:
     if (settings.source_fps == "auto" or item.window is not None) and not media.timing:
         what = "has frames without timestamps"
         hint = "give frames in place of seconds, and source_fps as a number"
-        raise SourceError(what, where=item.image, hint=hint)
+        raise SourceError(what, hint=hint)
     span = item.span or Span()
     if item.window is not None:
         span = _of_seconds(item, settings, media, span, rate)
     if span.first >= media.frames:
         what = f"has {media.frames} frames, and its row begins at frame {span.first}"
-        raise SourceError(what, where=item.image, hint="correct the row")
+        raise SourceError(what, hint="correct the row")
     return None if span == Span() else span
 
 
@@ -89,7 +89,7 @@ def _of_seconds(item: Item, settings: Dataset, media: Media, span: Span, rate: f
     seconds = float(timing.seconds)
     if start >= seconds or (end or 0) > seconds + _GRACE:
         what = f"is {seconds:.2f} s long, and its row names {start:g} to {end or 'the end'}"
-        raise SourceError(what, where=item.image, hint="correct the row")
+        raise SourceError(what, hint="correct the row")
     first = timing.index_at(start)
     if end is None:
         return span._replace(first=first)
@@ -107,7 +107,7 @@ def refuse_beyond(item: Item, settings: Dataset, media: Media, span: Span | None
     if settings.source_fps is None:
         what = f"names frames up to {span.first + (span.frames - 1) * span.stride}"
     what += f", but the video has {media.frames}"
-    raise SourceError(what, where=item.image, hint="correct the row, or take it out")
+    raise SourceError(what, hint="correct the row, or take it out")
 
 
 class ListedClip(NamedTuple):

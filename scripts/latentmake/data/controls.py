@@ -12,6 +12,7 @@ from posixpath import splitext
 from latentmake.config.checks import control_counts
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
+from latentmake.data.folders import Names, in_order
 from latentmake.data.item import CONTROL, IMAGE_EXTENSIONS, NO_FILE, File, Item, Scan, missing_file
 from latentmake.data.lists import columns_of
 from latentmake.errors import SourceError
@@ -23,56 +24,6 @@ from latentmake.layouts import Layout
 
 ControlsOf = Callable[[Item], Sequence[File]]
 """Returns the controls of an item; a SourceError says that they are missing or too many."""
-
-
-class Names:
-    """Names of items, among which that of a file is looked up.
-
-    Where several fit, that of the item with the longest file name counts: `cat_2.png` belongs to
-    `cat_2`, and to `cat` only where there is no such item.
-
-    Args:
-        paths: of the items' images, below the dataset's folder.
-    """
-
-    def __init__(self, paths: Iterable[str]) -> None:
-        self._ranks: dict[str, tuple[int, str]] = {}
-        for path in paths:
-            rank = (-len(path.rpartition("/")[2]), path)
-            stem = splitext(path)[0]
-            self._ranks[stem] = min(rank, self._ranks.get(stem, rank))
-
-    def owner(self, path: str, ends: str) -> str | None:
-        """Return the item whose name a path continues, behind it one of the characters `ends`."""
-        folder, slash, name = path.rpartition("/")
-        ended = (f"{folder}{slash}{name[:at]}" for at, each in enumerate(name) if each in ends)
-        found = [stem for stem in ended if stem in self._ranks]
-        return min(found, key=self._ranks.__getitem__, default=None)
-
-
-def in_order(stem: str, files: Iterable[File], what: str) -> list[File] | SourceError:
-    """Return the files of an item in the order of their numbers, one without a number first.
-
-    A name that ends in no number, or two in the same, are an error.
-
-    Args:
-        stem: the item's name.
-        files: those whose names continue it.
-        what: each is, for messages: `control` or `layer`.
-    """
-    numbered: dict[int, File] = {}
-    name = stem.rpartition("/")[2]
-    for file in sorted(files):
-        own = splitext(file.path.rpartition("/")[2])[0]
-        digits = own.rpartition("_")[2]
-        if own != name and not (digits.isascii() and digits.isdecimal()):
-            fault = f"has a {what} {file.path}, whose name does not end in a number"
-            return SourceError(fault, hint=f"name it {name}_0 or likewise, or move it away")
-        first = numbered.setdefault(-1 if own == name else int(digits), file)
-        if first is not file:
-            fault = f"has two {what}s of the same number, {first.path} and {file.path}"
-            return SourceError(fault, hint="rename or remove one of them")
-    return [numbered[number] for number in sorted(numbered)]
 
 
 def controls_of(
@@ -106,7 +57,9 @@ def controls_of(
     if most == 0:
         return lambda item: ()
     stats = {} if scan.items is None else {path: SourceStat(*stat) for path, *stat in scan.entries}
-    names = _image_names(scan, items)
+    prefix = f"{scan.root}/"
+    layers = {path.removeprefix(prefix) for item in items for path in item.layers}
+    names = Names(_files(scan, IMAGE_EXTENSIONS).keys() - layers)  # of faulty items too
     for path, file in beside.items():
         if (owner := names.owner(path, "._")) is not None:
             there.setdefault(owner, []).append(file)
@@ -116,10 +69,7 @@ def controls_of(
         found = _listed(item, scan, stats)
         if not found and control is not None:
             found, place = _named(there, item, scan, control, "_0.png"), control.root
-            ordered = in_order(_beside(item, scan), found, "control")
-            if isinstance(ordered, SourceError):
-                raise SourceError(ordered.what, where=item.image, hint=ordered.hint)
-            found = ordered
+            found = in_order(_beside(item, scan), found, "control")
         if len(found) < least or (most is not None and len(found) > most):
             count = f"{least} or more" if most is None else f"{least} to {most}"
             count = f"{least}" if least == most else count
@@ -128,7 +78,7 @@ def controls_of(
                 f"has {len(found)} control image{one} in {place}, and {model.title} takes {count}"
             )
             hint = "add or remove control images, or remove the item"
-            raise SourceError(what, where=item.image, hint=hint)
+            raise SourceError(what, hint=hint)
         return found
 
     return find
@@ -160,7 +110,7 @@ def sizes_of(
             refuse_odd(control_size(sizes[-1], settings, step), step, vae=vae)
         except SourceError as error:
             what = f"has a control {path}, which {error.what}"
-            raise SourceError(what, where=item.image, hint=error.hint) from None
+            raise SourceError(what, hint=error.hint) from None
     return tuple(sizes)
 
 
@@ -185,15 +135,8 @@ def _named(
     name = _beside(item, scan)
     if name not in there:
         hint = f"put {control.root}/{name}{ending} there, or remove the item"
-        raise SourceError(f"has no control in {control.root}", where=item.image, hint=hint)
+        raise SourceError(f"has no control in {control.root}", hint=hint)
     return there[name]
-
-
-def _image_names(scan: Scan, items: Iterable[Item]) -> Names:
-    """Return the names of all images but layers, those of faulty items too."""
-    prefix = f"{scan.root}/"
-    layers = {path.removeprefix(prefix) for item in items for path in item.layers}
-    return Names({path.removeprefix(prefix) for path in _files(scan, IMAGE_EXTENSIONS)} - layers)
 
 
 def _listed(item: Item, scan: Scan, stats: dict[str, SourceStat]) -> Sequence[File]:
@@ -204,5 +147,5 @@ def _listed(item: Item, scan: Scan, stats: dict[str, SourceStat]) -> Sequence[Fi
             if stats[path] == NO_FILE:
                 raise ValueError(f"has a control {path}, which {missing_file(path)}")
     except ValueError as error:
-        raise SourceError(str(error), where=item.where, hint="correct the row") from None
+        raise SourceError(str(error), hint="correct the row") from None
     return [File(CONTROL, path, stats[path]) for path in paths]

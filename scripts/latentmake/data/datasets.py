@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from latentmake import layouts
 from latentmake.config.root import Config
 from latentmake.data import folders
-from latentmake.data.item import IMAGE_EXTENSIONS, Fault, Item, Scan
+from latentmake.data.item import IMAGE_EXTENSIONS, Entry, Fault, Item, Scan
 from latentmake.errors import DatasetError, SourceError, shortened
 from latentmake.files.media import VIDEO_EXTENSIONS
 from latentmake.geometry.buckets import Size
@@ -128,9 +128,7 @@ class Datasets:
             self._items[asked] = found, self.faults[asked]
         return self._items[asked]
 
-    def items_among(
-        self, dataset: str, model: str, entries: list[tuple[str, int, int, int, int]]
-    ) -> list[Item] | None:
+    def items_among(self, dataset: str, model: str, entries: list[Entry]) -> list[Item] | None:
         """Return the items of some entries of a dataset's listing, of all files of these items.
 
         None where anything is wrong with one of them, or worth a note.

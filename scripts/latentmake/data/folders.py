@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
+from posixpath import splitext
 from stat import S_ISDIR, S_ISREG
 
 from latentmake import digest
@@ -21,6 +22,7 @@ from latentmake.data.item import (
     LAYER,
     NO_FILE,
     TAGS,
+    Entry,
     Fault,
     File,
     Item,
@@ -36,9 +38,6 @@ from latentmake.index.memo import SourceStat
 
 # Previews of latents, which ai-training's scripts write beside images (--writepreview).
 _PREVIEWS = (".img_sdvae.webp", ".img_sdxl.webp")
-
-_Entry = tuple[str, int, int, int, int]
-"""Path below the root and the four values of a stat."""
 
 
 def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
@@ -73,8 +72,8 @@ def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
     return Scan(root, entries, digest.of_entries(listed), (root,))
 
 
-def _entries(root: str, *, flat: bool) -> list[_Entry]:
-    entries: list[_Entry] = []
+def _entries(root: str, *, flat: bool) -> list[Entry]:
+    entries: list[Entry] = []
     seen: set[tuple[int, int]] = set()  # links may lead in circles
     pending, links = [("", root)], list[tuple[str, str]]()
     while pending or links:
@@ -148,11 +147,12 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
     layers = _layers(images, texts[CAPTION], root) if dataset.multiple_target else {}
     for stem, several in images.items():
         own = [file for each in texts.values() if (file := each.pop(stem, None))]
-        further = layers.get(stem, ())
-        if isinstance(further, SourceError):
-            faults.append(Fault(several[0].path, stem, further.what, further.hint))
+        try:
+            further = in_order(stem, layers[stem], "layer") if stem in layers else ()
+            files = (several[0], *own, *further)
+        except SourceError as error:
+            faults.append(Fault(several[0].path, stem, error.what, error.hint))
             continue
-        files = (several[0], *own, *further)
         if wrong := _fault(dataset, root, stem, several, files):
             faults.append(wrong)
             continue
@@ -170,6 +170,16 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
         what = f"is {one} without {kind}"
         faults += [Fault(file.path, stem, what, hint) for stem, file in texts[role].items()]
     return sorted(found), sorted(faults)
+
+
+def _no_images(dataset: Dataset, scanned: Scan) -> str:
+    endings = {f".{path.rpartition('.')[2].lower()}" for path, *_ in scanned.entries}
+    if not dataset.video and endings & VIDEO_EXTENSIONS:
+        return "it holds videos: set target_frames, for a model that takes them"
+    if not dataset.video and (found := endings & UNREAD_FORMATS.keys()):
+        return f"convert its {UNREAD_FORMATS[min(found)]} images to PNG or JPEG"
+    extensions = VIDEO_EXTENSIONS if dataset.video else IMAGE_EXTENSIONS
+    return f"put {'video' if dataset.video else 'image'}s there ({', '.join(sorted(extensions))})"
 
 
 def _fault(
@@ -191,15 +201,67 @@ def _fault(
     return None
 
 
+# -- files whose names continue that of an item: controls and layers ------------------------------
+
+
+class Names:
+    """Names of items, among which that of a file is looked up.
+
+    Where several fit, that of the item with the longest file name counts: `cat_2.png` belongs to
+    `cat_2`, and to `cat` only where there is no such item.
+
+    Args:
+        paths: of the items' images, below the dataset's folder.
+    """
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._ranks: dict[str, tuple[int, str]] = {}
+        for path in paths:
+            rank = (-len(path.rpartition("/")[2]), path)
+            stem = splitext(path)[0]
+            self._ranks[stem] = min(rank, self._ranks.get(stem, rank))
+
+    def owner(self, path: str, ends: str) -> str | None:
+        """Return the item whose name a path continues, behind it one of the characters `ends`."""
+        folder, slash, name = path.rpartition("/")
+        ended = (f"{folder}{slash}{name[:at]}" for at, each in enumerate(name) if each in ends)
+        found = [stem for stem in ended if stem in self._ranks]
+        return min(found, key=self._ranks.__getitem__, default=None)
+
+
+def in_order(stem: str, files: Iterable[File], what: str) -> list[File]:
+    """Return the files of an item in the order of their numbers, one without a number first.
+
+    Args:
+        stem: the item's name.
+        files: the files whose names continue it.
+        what: `control` or `layer`, for messages.
+
+    Raises:
+        SourceError: a name ends in no number, or two end in the same; it names no place.
+    """
+    numbered: dict[int, File] = {}
+    name = stem.rpartition("/")[2]
+    for file in sorted(files):
+        own = splitext(file.path.rpartition("/")[2])[0]
+        digits = own.rpartition("_")[2]
+        if own != name and not (digits.isascii() and digits.isdecimal()):
+            fault = f"has a {what} {file.path}, whose name does not end in a number"
+            raise SourceError(fault, hint=f"name it {name}_0 or likewise, or move it away")
+        first = numbered.setdefault(-1 if own == name else int(digits), file)
+        if first is not file:
+            fault = f"has two {what}s of the same number, {first.path} and {file.path}"
+            raise SourceError(fault, hint="rename or remove one of them")
+    return [numbered[number] for number in sorted(numbered)]
+
+
 def _layers(
     images: dict[str, list[File]], captions: Collection[str], root: str
-) -> dict[str, list[File] | SourceError]:
-    """Take the layers out of the images of a dataset, and return them by their items, in order.
+) -> dict[str, list[File]]:
+    """Take the layers out of a dataset's images, and return them by their items.
 
-    They are those without a caption whose names continue that of an image with a caption.
+    A layer has no caption, and its name continues that of an image with a caption.
     """
-    from latentmake.data.controls import Names, in_order
-
     own = (files[0].path for stem, files in images.items() if stem in captions)
     names = Names(path.removeprefix(f"{root}/") for path in own)
     layers: dict[str, list[File]] = {}
@@ -207,14 +269,4 @@ def _layers(
         if (owner := names.owner(stem, "_")) is not None:
             files = (each._replace(role=LAYER) for each in images.pop(stem))
             layers.setdefault(owner, []).extend(files)
-    return {stem: in_order(stem, files, "layer") for stem, files in layers.items()}
-
-
-def _no_images(dataset: Dataset, scanned: Scan) -> str:
-    endings = {f".{path.rpartition('.')[2].lower()}" for path, *_ in scanned.entries}
-    if not dataset.video and endings & VIDEO_EXTENSIONS:
-        return "it holds videos: set target_frames, for a model that takes them"
-    if not dataset.video and (found := endings & UNREAD_FORMATS.keys()):
-        return f"convert its {UNREAD_FORMATS[min(found)]} images to PNG or JPEG"
-    extensions = VIDEO_EXTENSIONS if dataset.video else IMAGE_EXTENSIONS
-    return f"put {'video' if dataset.video else 'image'}s there ({', '.join(sorted(extensions))})"
+    return layers

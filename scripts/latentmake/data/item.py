@@ -26,6 +26,9 @@ IMAGE, CAPTION, TAGS, CONTROL, LAYER = "image", "caption", "tags", "control", "l
 BUCKET = "bucket"
 """Role of the image in whose bucket the controls of a text are put; its content does not count."""
 
+Entry = tuple[str, int, int, int, int]
+"""A file of a listing: path below the root, then size, mtime_ns, ctime_ns and inode."""
+
 NO_FILE = SourceStat(-1, 0, 0, 0)
 """Stat of what is no file: missing, a folder, a pipe, or not to be read; see `missing_file`."""
 
@@ -168,9 +171,8 @@ class Scan(NamedTuple):
 
     Attributes:
         root: the folder, or that of the list.
-        entries: path below the root, then the stat's size, mtime_ns, ctime_ns and inode, which are
-            those of `NO_FILE` for what is no file. In no particular order. Of a list, all files
-            that it names, by their paths as they are opened.
+        entries: its files in no particular order, with `NO_FILE` for what is no file. Of a list,
+            all files that it names, by their paths as they are opened.
         fingerprint: digest of all that.
         roots: folders below which all its files lie, the root first.
         items: of a list; None of a folder, whose items are made by `folders.items`.
@@ -179,7 +181,7 @@ class Scan(NamedTuple):
     """
 
     root: str
-    entries: list[tuple[str, int, int, int, int]]
+    entries: list[Entry]
     fingerprint: str
     roots: tuple[str, ...] = ()
     items: list[Item] | None = None

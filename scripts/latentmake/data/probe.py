@@ -93,7 +93,7 @@ def measured(
                 what = f"has {frames}, too few for any clip of target_frames"
                 if settings.short_videos == "error":
                     hint = "use shorter clips, or remove it"
-                    raise SourceError(what, where=item.image, hint=hint)
+                    raise SourceError(what, hint=hint)
                 made.short.append(f"{item.where} {what}: it is left out")
                 continue
             files = controls(item)
@@ -115,20 +115,19 @@ def measured(
 
 def _notes(settings: Dataset, found: Mapping[str, Media | SourceError]) -> Iterator[str]:
     """Yield lines about videos that keys would treat otherwise."""
-    known = {path: media for path, media in found.items() if isinstance(media, Media)}
+    known = [(path, media) for path, media in found.items() if isinstance(media, Media)]
+    variable, turned = list[str](), list[str]()
     if settings.source_fps != "auto":
-        timed = {path: Timing.parse(media.timing) for path, media in known.items() if media.timing}
-        variable = [path for path, timing in timed.items() if timing.is_variable]
-        yield from _note(variable, "a variable frame rate", "source_fps: auto")
+        variable = [x for x, each in known if each.timing and Timing.parse(each.timing).is_variable]
     if not settings.display_rotation:
-        turned = [path for path, media in known.items() if media.rotation]
-        yield from _note(turned, "a rotation for display", "display_rotation: true")
-
-
-def _note(paths: Sequence[str], what: str, key: str) -> Iterator[str]:
-    if paths:
-        more = f" and {len(paths) - 1} more have" if len(paths) > 1 else " has"
-        yield f"{paths[0]}{more} {what}, which does not count; set `{key}`"
+        turned = [path for path, media in known if media.rotation]
+    for paths, what in (
+        (variable, "a variable frame rate, which does not count; set `source_fps: auto`"),
+        (turned, "a rotation for display, which does not count; set `display_rotation: true`"),
+    ):
+        if paths:
+            more = f" and {len(paths) - 1} more have" if len(paths) > 1 else " has"
+            yield f"{paths[0]}{more} {what}"
 
 
 # -- files ----------------------------------------------------------------------------------------
@@ -175,10 +174,10 @@ def _check_name(layout: Layout, item: Item, owners: dict[str, Item], texts: int)
     for each in names:
         if (other := owners.setdefault(each, item)).stem != item.stem:
             what = f"shares the name {each} in the cache with {other.image}"
-            raise SourceError(what, where=item.image, hint="rename one of them")
+            raise SourceError(what, hint="rename one of them")
     if len((name + layout.longest_ending + names[-1][len(base) :]).encode()) > 255:
         what = "has a name too long for its cache file"
-        raise SourceError(what, where=item.image, hint="rename it")
+        raise SourceError(what, hint="rename it")
 
 
 def _set_uneven_aside(made: Measured) -> None:

@@ -15,11 +15,9 @@ from datetime import datetime
 from typing import Any
 
 from latentmake import digest
+from latentmake.data.item import Entry
 from latentmake.errors import DatasetError, SourceError, StorageError, UserError
 from latentmake.index.memo import SourceStat
-
-Entry = tuple[str, int, int, int, int]
-"""Path below the root, then size, mtime_ns, ctime_ns and inode."""
 
 SIDE_BY_SIDE = 16
 """Files read at once: nearly all of their time is waiting."""

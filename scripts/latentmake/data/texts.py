@@ -105,16 +105,13 @@ def first_lines(
             try:
                 text = item.texts[0] if item.texts else read(item.file(CAPTION))
             except SourceError:
-                found.append(item)  # its job names it
-                continue
+                text = ""  # its job names it
             first = _lines(text, "first")
-            if first == text.strip():
-                found.append(item)
-            elif first or settings.empty_caption == "allow":
-                found.append(item._replace(texts=[first]))
-            else:
+            if not first and text.strip() and settings.empty_caption == "error":
                 place = item.place or _place(settings, item)
                 faults.append(Fault(place, item.stem, *_EMPTY_FIRST_LINE))
+                continue
+            found.append(item if first == text.strip() else item._replace(texts=[first]))
     return found, faults
 
 
