@@ -69,39 +69,37 @@ def resolved(config: Config) -> Config:
     Raises:
         ConfigError: one place for several text encoders is no pipeline.
     """
-    models = {name: _resolved(name, model) for name, model in config.models.items()}
-    return config.model_copy(update={"models": models})
-
-
-def _resolved(name: str, model: Model) -> Model:
-    found: dict[str, Any] = {}
-    for key, names in PARTS.items():
-        value = getattr(model, key)
-        if isinstance(value, Weights) and value.is_set:
-            found[key] = _placed(model, value, names)
-        elif isinstance(value, str):
-            found[key] = folder_in(value, names)
-    encoders, places = model.spec.text_encoders, model.text
-    pipeline = len(places) == 1 < len(encoders) and (
-        places[0].hub is not None or Path(places[0].local, "text_encoder_2").is_dir()
-    )
-    found["text"] = texts = []
-    for number, place in enumerate(places * len(encoders) if pipeline else places):
-        # Without an architecture, a pipeline that is named again stands for its next encoder.
-        at = number if encoders else [x.local for x in places[:number]].count(place.local)
-        folder = f"text_encoder_{at + 1}" if at else "text_encoder"
-        if pipeline and place.hub is not None:
-            place = place.model_copy(update={"subfolder": folder})
-        texts.append(_placed(model, place, (folder,)))
-    if len(texts) < len(encoders):
-        what = f"{texts[0].local} is no pipeline's folder, and {model.architecture} has"
-        raise ConfigError(
-            f"{what} {len(encoders)} text encoders: {', '.join(encoders)}",
-            where=f"models.{name}.text",
-            hint="name each of them in a list",
+    models = {}
+    for name, model in config.models.items():
+        found: dict[str, Any] = {}
+        for key, names in PARTS.items():
+            value = getattr(model, key)
+            if isinstance(value, Weights) and value.is_set:
+                found[key] = _placed(model, value, names)
+            elif isinstance(value, str):
+                found[key] = folder_in(value, names)
+        encoders, places = model.spec.text_encoders, model.text
+        pipeline = len(places) == 1 < len(encoders) and (
+            places[0].hub is not None or Path(places[0].local, "text_encoder_2").is_dir()
         )
-    changes = {key: value for key, value in found.items() if value != getattr(model, key)}
-    return model.model_copy(update=changes) if changes else model
+        found["text"] = texts = []
+        for number, place in enumerate(places * len(encoders) if pipeline else places):
+            # Without an architecture, a pipeline named again stands for its next encoder.
+            at = number if encoders else [x.local for x in places[:number]].count(place.local)
+            folder = f"text_encoder_{at + 1}" if at else "text_encoder"
+            if pipeline and place.hub is not None:
+                place = place.model_copy(update={"subfolder": folder})
+            texts.append(_placed(model, place, (folder,)))
+        if len(texts) < len(encoders):
+            what = f"{texts[0].local} is no pipeline's folder, and {model.architecture} has"
+            raise ConfigError(
+                f"{what} {len(encoders)} text encoders: {', '.join(encoders)}",
+                where=f"models.{name}.text",
+                hint="name each of them in a list",
+            )
+        changes = {key: value for key, value in found.items() if value != getattr(model, key)}
+        models[name] = model.model_copy(update=changes) if changes else model
+    return config.model_copy(update={"models": models})
 
 
 def folder_in(path: str, names: tuple[str, ...]) -> str:
