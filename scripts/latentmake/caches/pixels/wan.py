@@ -83,7 +83,8 @@ def target_size(order: Order, image: Size, resolution: Size) -> Size:
     """Return the size that an image or a frame is brought to."""
     dataset = order.dataset_settings
     bucket, no_upscale = dataset.fit == "bucket", dataset.bucket_no_upscale
-    return wan_size(image, resolution, bucket=bucket, no_upscale=no_upscale)
+    step = order.layout.step
+    return wan_size(image, resolution, bucket=bucket, no_upscale=no_upscale, step=step)
 
 
 def open_image(data: bytes, path: str, max_pixels: int) -> Image.Image:

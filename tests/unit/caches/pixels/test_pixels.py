@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 import struct
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ from hypothesis import strategies as st
 from latentmake.caches.pixels import sdscripts, wan
 from latentmake.caches.pixels.plain import decode, fit, upright_size
 from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size, target_size
 from numpy.typing import NDArray
+from order_world import order
 from PIL import Image, ImageOps, PngImagePlugin
 
 SETTINGS = Dataset(path="data")
@@ -331,3 +334,9 @@ def test_a_text_chunk_that_unpacks_to_a_bomb_is_one_bad_file_or_ignored() -> Non
 def test_a_hair_of_a_picture_is_refused_before_it_fills_the_memory() -> None:
     with pytest.raises(SourceError, match=r"hair\.png: is too narrow \(1 x 20000\)"):
         fit(np.array(Image.new("RGB", (1, 20_000))), (512, 512), SETTINGS, "hair.png")
+
+
+def test_a_picture_is_measured_by_the_bucket_that_its_cache_is_named_after() -> None:
+    model = Model(layout="musubi", architecture="hidream_o1", task="t2i")
+    asked = replace(order("latents", {}, fit="bucket"), model_settings=model)
+    assert wan.target_size(asked, Size(100, 220), Size(256, 256)) == (160, 384)
