@@ -233,8 +233,8 @@ class Remembered:
         ):
             return None
         stems, bases, before = set[str](), dict[str, list[str]](), self._rest["places"]
-        files = set() if self._rest["entries"] == scan.entries else {*self._rest["entries"]}
-        files = files and files ^ {*scan.entries}
+        entries = self._rest["entries"]
+        files = set() if entries == scan.entries else {*entries} ^ {*scan.entries}
         old, now = dict(self._rest["folders"]), dict(self.folder.folders)
         caches = {
             f"{folder}/{name}"
