@@ -83,7 +83,6 @@ class Layout(ABC):
         numbered_controls: whether an item has several control images, by numbers in their names;
             else the one of its own name.
         controlled_text: whether text depends on control images.
-        step: multiple of which the sides of buckets are, where they are musubi-tuner's.
         rate: frames a second that `source_fps` converts videos to.
         pads_t5: whether T5's captions are padded, and the padding is visible to it.
         first_line: whether its trainer reads only the first line of a caption.
@@ -100,7 +99,6 @@ class Layout(ABC):
     lists_sources: ClassVar[bool] = True
     adopts: ClassVar[bool] = False
     npz: ClassVar[bool] = False
-    step: int = 16
     rate: float = WAN_FPS
     pads_t5: ClassVar[bool] = False
     first_line: ClassVar[bool] = False

@@ -203,13 +203,14 @@ class Remembered:
         state = self.judged(items, {*places}, found, [each for each in caches if each not in found])
         if state.unreadable:
             return None
+        lines: dict[str, dict[str, str]] = {}
         for part in self._parts:  # what is remembered of the other items comes to it
             each = state.parts[part]
             judged, known = each.lines(), self.lines(part)
             both = ((stem, (judged if stem in now else known).get(stem)) for stem in places)
-            lines = {stem: line for stem, line in both if line}
-            each.lines = partial(dict, lines)
-            each.fresh = sum(line.count("\n") + 1 for line in lines.values())
+            lines[part] = {stem: line for stem, line in both if line}
+            each.lines = partial(lines.__getitem__, part)
+            each.fresh = sum(line.count("\n") + 1 for line in lines[part].values())
         state.images = digest.of_lines(places.values())
         return state, places
 

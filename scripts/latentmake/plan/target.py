@@ -172,6 +172,6 @@ def joined(item: Item, contents: Sequence[str]) -> str:
         contents = [digest.of_bytes((item.text or "").encode()), *contents]
     if len(contents) == 1:
         return contents[0]
-    layers = contents[1 + len(item.controls) :]
-    others = contents[: len(contents) - len(layers)]
-    return digest.of_lines([*others, *(["layers", *layers] if layers else [])])
+    last = 1 + len(item.controls)
+    layers = ["layers", *contents[last:]] if contents[last:] else []
+    return digest.of_lines([*contents[:last], *layers])

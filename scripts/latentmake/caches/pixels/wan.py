@@ -17,7 +17,7 @@ from latentmake.caches.pixels import sdscripts
 from latentmake.caches.pixels.arrays import Array, array_of
 from latentmake.errors import SourceError
 from latentmake.files.media import check_image, load, opened_image
-from latentmake.geometry.buckets import Size, place, refuse_narrow, wan_size
+from latentmake.geometry.buckets import Size, place, refuse_narrow
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
 
@@ -70,7 +70,7 @@ def check(order: Order, source: SourceBytes, missing: Iterable[Target]) -> None:
 def refuse_misfit(order: Order, size: Size, missing: Iterable[Target], path: str) -> None:
     """Refuse an image or a video that is too narrow for one of its targets."""
     for target in missing:
-        placement = place(size, target_size(order, size, target.size or size))
+        placement = order.layout.placement(target.size or size, size, order.dataset_settings)
         refuse_narrow(size, placement, order.dataset_settings.max_image_pixels, path)
 
 
@@ -81,10 +81,7 @@ def _fitted(image: Image.Image, sizes: Sequence[Size], path: str, limit: int) ->
 
 def target_size(order: Order, image: Size, resolution: Size) -> Size:
     """Return the size that an image or a frame is brought to."""
-    dataset = order.dataset_settings
-    bucket, no_upscale = dataset.fit == "bucket", dataset.bucket_no_upscale
-    step = order.layout.step
-    return wan_size(image, resolution, bucket=bucket, no_upscale=no_upscale, step=step)
+    return order.layout.placement(resolution, image, order.dataset_settings).target
 
 
 def open_image(data: bytes, path: str, max_pixels: int) -> Image.Image:
