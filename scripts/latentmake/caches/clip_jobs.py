@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from latentmake.caches.batches import Batches
 from latentmake.caches.clip_queue import Broken, ClipQueue, Made
 from latentmake.caches.inputs import Clips, FramesAt, Maker, clip_maker
+from latentmake.caches.pipeline import Pipeline
 from latentmake.caches.reading import Reading, refuse_changed
 from latentmake.errors import SourceError
 from latentmake.files.frames import Workers
@@ -19,7 +19,7 @@ from latentmake.plan.orders import Order, Work
 def make_clips(
     order: Order,
     items: Sequence[Work],
-    batches: Batches,
+    pipeline: Pipeline,
     threads: int,
     *,
     read_item: Callable[[Work, dict[str, list[Any]] | None], Reading],
@@ -33,7 +33,7 @@ def make_clips(
     Args:
         order: of the job.
         items: of it.
-        batches: encode them.
+        pipeline: encodes them.
         threads: number of threads, each of which reads one file at a time.
         read_item: reads an item; told the stat and digest of files read just now.
         count: told of each reading.
@@ -70,9 +70,9 @@ def make_clips(
     ):
         for event in clips.events():
             if event is None:
-                batches.flush()
+                pipeline.flush()
             elif isinstance(event, Made):
-                _add(event, batches, begun)
+                _add(event, pipeline, begun)
             elif isinstance(event, Broken):
                 for item in event.items:
                     reading, left = begun[item.stem]
@@ -93,7 +93,7 @@ def maker_of(order: Order, readings: Sequence[Reading], frames_at: FramesAt) -> 
     return clip_maker(order, wanted, frames_at, check)
 
 
-def _add(made: Made, batches: Batches, begun: dict[str, tuple[Reading, set[str]]]) -> None:
+def _add(made: Made, pipeline: Pipeline, begun: dict[str, tuple[Reading, set[str]]]) -> None:
     left, release = len(made.samples), made.release
 
     def released() -> None:
@@ -104,5 +104,4 @@ def _add(made: Made, batches: Batches, begun: dict[str, tuple[Reading, set[str]]
 
     while made.samples:  # no name is given to a sample: it would keep it in memory
         begun[made.samples[0].item.stem][1].discard(made.samples[0].key)
-        batches.add(made.samples.pop(0), released)
-        batches.encode_full()
+        pipeline.add(made.samples.pop(0), released)

@@ -71,6 +71,13 @@ class Sample(NamedTuple):
         return self.tokens if isinstance(self.content, str) else self.content.shape
 
     @property
+    def cost(self) -> int:
+        """Pixels of a picture or of a clip's frame, or tokens: memory grows with their number."""
+        if isinstance(self.content, str):
+            return max(self.tokens, default=1)
+        return int(self.content.shape[-3]) * int(self.content.shape[-2])
+
+    @property
     def size(self) -> tuple[int, ...]:
         """Frames and pixels, which tell what memory it takes; `tokens` of a caption."""
         if isinstance(self.content, str):
