@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from latentmake import digest
-from latentmake.caches.clip_jobs import make_clips
+from latentmake.caches.clips import check_clips, make_clips
 from latentmake.caches.encoders import Encoder, Loaded
 from latentmake.caches.identify import identified
-from latentmake.caches.inputs import Sample, check_clips, samples_of
+from latentmake.caches.inputs import Sample, samples_of
 from latentmake.caches.pipeline import Pipeline
 from latentmake.caches.reading import Reading, read_ahead, unreadable
 from latentmake.caches.refusals import fault_of, skipped_before, too_large, wrong_values
@@ -29,8 +29,8 @@ from latentmake.data import remote
 from latentmake.data.item import Item
 from latentmake.errors import DeviceError, SourceError, is_surely_memory
 from latentmake.files import atomic, cachefile
-from latentmake.files.frames import Workers
 from latentmake.files.paths import is_remote
+from latentmake.files.readers import Readers
 from latentmake.index.memo import target_stat
 from latentmake.plan import store
 from latentmake.plan.orders import Order, Work
@@ -140,15 +140,15 @@ class Job:
             # One takes less time than a thread to wake up, on a disk of this machine.
             yield from read_ahead(items, self.read, threads, at_once=16)
             return
-        with Workers() as workers:
-            yield from read_ahead(items, lambda work: self._checked(work, workers), threads)
+        with Readers() as readers:
+            yield from read_ahead(items, lambda work: self._checked(work, readers), threads)
 
-    def _checked(self, work: Work, workers: Workers) -> Reading:
+    def _checked(self, work: Work, readers: Readers) -> Reading:
         """Read an item; open its video, if it has one."""
         reading = self.read(work)
         if self.cuts_clips and reading.missing:
             try:
-                check_clips(self.order, work.item, reading.missing, workers.frames_at)
+                check_clips(self.order, work.item, reading.missing, readers)
             except SourceError as error:
                 reading.fault = str(error)
                 reading.keys, reading.missing = {}, {}

@@ -17,8 +17,8 @@ from latentmake.data.clips import refuse_beyond, refuse_parts, used_part
 from latentmake.data.controls import controls_of, sizes_of
 from latentmake.data.item import LAYER, Fault, File, Item, Scan
 from latentmake.errors import SourceError
-from latentmake.files.frames import probe_videos
 from latentmake.files.media import probe_image
+from latentmake.files.readers import probe_videos
 from latentmake.geometry.clips import Media, Timing
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from latentmake.config.datasets import Dataset
 from latentmake.errors import SourceError
+
+if TYPE_CHECKING:
+    from latentmake.config.datasets import Dataset
 
 
 class Size(NamedTuple):
