@@ -20,9 +20,8 @@ from latentmake import digest
 from latentmake.config.runs import Run
 from latentmake.data.item import Item
 from latentmake.errors import CacheError, shortened, storage_error
-from latentmake.files import verified
-from latentmake.files.cachefile import Header, read_header, read_recipe
-from latentmake.files.intact import read_intact
+from latentmake.files.cachefile import Header, read_recipe
+from latentmake.files.verify import verify as verify_file
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of
 from latentmake.plan import store
@@ -188,18 +187,14 @@ def _read(recipes: _Recipes, wanted: Expected) -> _Read:
     """Read a cache file, and compare it with what it should be made of."""
     path = wanted.path
     try:
-        size = read_intact(path, wanted.key, values=True) if wanted.key else None
-        if size is not None:
-            return _Read(size, has_checksum=True)
         size = Path(path).stat().st_size
-        checked = verified.verify(path, may_be_zero=kind_of(wanted.part) == "text")
+        checked = verify_file(path, may_be_zero=kind_of(wanted.part) == "text")
         if checked.is_foreign:
             reason = f"{checked.damage}; the next build replaces it"
             return _Read(size, False, Finding(path, UNEXPECTED, reason, is_ours=False))
-        if checked.damage is not None:
-            return _Read(size, False, Finding(path, DAMAGED, checked.damage))
-        finding = _compared(wanted, read_header(path), recipes)
-        return _Read(size, checked.has_checksum, finding)
+        if checked.damage is not None or checked.header is None:
+            return _Read(size, False, Finding(path, DAMAGED, checked.damage or ""))
+        return _Read(size, checked.has_checksum, _compared(wanted, checked.header, recipes))
     except FileNotFoundError:
         if not os.path.lexists(path):
             return _Read(0, False, Finding(path, MISSING))
@@ -207,8 +202,6 @@ def _read(recipes: _Recipes, wanted: Expected) -> _Read:
     except OSError as error:
         reason = f"cannot be read ({error.strerror})"
         return _Read(0, False, Finding(path, DAMAGED, reason, is_ours=False))
-    except CacheError as error:  # replaced meanwhile
-        return _Read(0, False, Finding(path, DAMAGED, error.what, is_ours=False))
 
 
 def _compared(wanted: Expected, found: Header, recipes: _Recipes) -> Finding | None:
