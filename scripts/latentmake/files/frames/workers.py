@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import latentmake
 from latentmake.errors import SourceError
-from latentmake.files.cores import usable_cores
+from latentmake.files.disk import usable_cores
 from latentmake.files.frames.ended import EndedError, HungError
 from latentmake.files.frames.protocol import ALIVE, DONE, FAULT, FRAME, HEAD
 from latentmake.geometry.clips import Media
