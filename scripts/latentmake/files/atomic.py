@@ -12,10 +12,9 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from latentmake import digest
 from latentmake.errors import storage_error
 
 TEMPORARY_SUFFIX = ".latentmake-partial"
@@ -24,32 +23,19 @@ _own = threading.local()
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, one_writer: bool = False) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary name whose file takes a path's place at the end of the `with`.
 
-    The path's folder is made where it is missing. With `one_writer` the temporary name is the same
-    each time, so that the next call removes what a killed one left.
+    The path's folder is made where it is missing.
     """
-    # Short, whatever the name's length; process and thread tell writers of one name apart.
-    unique = digest.of_bytes(path.name.encode())[:16]
-    if not one_writer:
-        unique = f"{unique}.{os.getpid()}.{threading.get_ident()}"
-    temporary = path.with_name(f".{unique}{TEMPORARY_SUFFIX}")
+    temporary = path.with_name(_new_name())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Left by a killed `link` it is another name of a finished file, which would be overwritten.
-        temporary.unlink(missing_ok=True)
         yield temporary
         temporary.replace(path)
         temporary.unlink(missing_ok=True)  # rename does nothing between two names of one file
     except BaseException as error:  # Ctrl-C too
-        with contextlib.suppress(OSError):  # on a read-only disk even that is refused
-            temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            if error.filename in (None, os.fspath(temporary)):
-                error.filename = os.fspath(path)
-            raise storage_error(error, path) or error from None
-        raise
+        raise _failed(error, os.fspath(temporary), os.fspath(path)) from None
 
 
 @contextlib.contextmanager
@@ -74,52 +60,48 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
 def write(path: str | Path, *pieces: bytes | memoryview) -> os.stat_result:
     """Write a file, whose bytes come in pieces; return its stat.
 
-    Its temporary name is unique over writers and machines. As few system calls as possible: there
-    are hundreds of thousands of cache files.
+    Few system calls: there are hundreds of thousands of cache files.
     """
     place = os.fspath(path)
     folder = os.path.dirname(place)  # noqa: PTH120 -- a Path takes as long as the system's calls
-    temporary = f"{folder}/" * bool(folder) + f".{_new_name()}{TEMPORARY_SUFFIX}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    temporary = os.path.join(folder, _new_name())  # noqa: PTH118
     try:
         try:
-            file = os.open(temporary, flags, 0o666)
+            file = open(temporary, "xb")  # noqa: PTH123, SIM115
         except FileNotFoundError:
             os.makedirs(folder, exist_ok=True)  # noqa: PTH103
-            file = os.open(temporary, flags, 0o666)
-        try:
-            _write_all(file, pieces)
-            stat = os.fstat(file)
-        finally:
-            os.close(file)
+            file = open(temporary, "xb")  # noqa: PTH123, SIM115
+        with file:
+            file.writelines(pieces)
+            file.flush()
+            stat = os.fstat(file.fileno())
         os.rename(temporary, place)  # noqa: PTH104
     except BaseException as error:  # Ctrl-C too
-        with contextlib.suppress(OSError):  # on a read-only disk even that is refused
-            os.unlink(temporary)  # noqa: PTH108
-        if isinstance(error, OSError):
-            error.filename = place
-            error.filename2 = None
-            raise storage_error(error, Path(place)) or error from None
-        raise
+        raise _failed(error, temporary, place) from None
     return stat
 
 
 def _new_name() -> str:
-    """Return a name that no writer has or had: another build may remove it as a leftover."""
+    """Return a name that no writer on any machine has or had, short whatever the file's name.
+
+    Another build may remove it as a leftover. A leftover under the same name could be another name
+    of a finished file, which would be overwritten.
+    """
     if getattr(_own, "process", None) != os.getpid():  # a new thread, or a copy of its process
         _own.process, _own.name, _own.count = os.getpid(), uuid.uuid4().hex, 0
     _own.count += 1
-    return f"{_own.name}.{_own.count}"
+    return f".{_own.name}.{_own.count}{TEMPORARY_SUFFIX}"
 
 
-def _write_all(file: int, pieces: Sequence[bytes | memoryview]) -> None:
-    left = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
-    while left:
-        written = os.writev(file, left)
-        while left and written >= len(left[0]):
-            written -= len(left.pop(0))
-        if written:
-            left[0] = left[0][written:]
+def _failed(error: BaseException, temporary: str, place: str) -> BaseException:
+    """Remove a temporary file, and return the error to raise in the place of another."""
+    with contextlib.suppress(OSError):  # on a read-only disk even that is refused
+        os.unlink(temporary)  # noqa: PTH108
+    if not isinstance(error, OSError):
+        return error
+    if error.filename in (None, temporary):
+        error.filename, error.filename2 = place, None
+    return storage_error(error, place) or error
 
 
 def link(existing: Path, path: Path) -> None:

@@ -10,11 +10,13 @@ import json
 import os
 import struct
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from latentmake import digest
 from latentmake.errors import CacheError
+from latentmake.files import npz
 from latentmake.files.safetensors import read_head
+from latentmake.files.tensor_bytes import CHECKSUM, PLACEHOLDERS, filled, sealed
 from latentmake.regular import open_regular
 
 if TYPE_CHECKING:
@@ -22,15 +24,13 @@ if TYPE_CHECKING:
 
 ADOPTED = "latentmake.adopted"
 CAPTION = "latentmake.caption"
-CHECKSUM = "latentmake.checksum"
 KEY = "latentmake.key"
 ORIGINAL_HEIGHT = "original_height"
 ORIGINAL_WIDTH = "original_width"
 RECIPE = "latentmake.recipe"
 SOURCE = "latentmake.source"
 VIEW = "latentmake.view"
-BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I64": 8}
-"""Bytes of a number of each dtype, as safetensors names them."""
+FOREIGN = "was not made by latentmake"
 
 
 class Picture(NamedTuple):
@@ -79,11 +79,9 @@ def stamp(
 
     Who writes the file puts the checksums in their places.
     """
-    from latentmake.files import checksums
-
     text = recipe if isinstance(recipe, str) else digest.canonical(recipe)
     viewed = {VIEW: view} if view else {}
-    return {KEY: key, SOURCE: source, RECIPE: text, **viewed, **checksums.PLACEHOLDERS}
+    return {KEY: key, SOURCE: source, RECIPE: text, **viewed, **PLACEHOLDERS}
 
 
 def serialize(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
@@ -111,51 +109,28 @@ def head_of(entries: Mapping[str, object], metadata: Mapping[str, str], body: me
         metadata: of the file.
         body: the tensors' bytes.
     """
-    from latentmake.files import checksums
-
-    header = {"__metadata__": checksums.filled(metadata, [body]), **entries}
+    header = {"__metadata__": filled(metadata, [body]), **entries}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8, as safetensors has it
-    return struct.pack("<Q", len(text)) + checksums.sealed(text)
+    return struct.pack("<Q", len(text)) + sealed(text)
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
     """Read the header of a cache file, and check that the file is complete; tensors are not read.
 
-    Its name tells an npz file; so do its first bytes, since the store names files by key alone. A
-    file that is cut short, damaged, or not one of ours is a CacheError.
+    A file that is cut short, damaged, or not one of ours is a CacheError.
     """
-    if os.fspath(path).endswith(".npz"):
-        return _read_npz(path)
     try:
-        head = read_head(path)
+        return header_of(*_read(path))
     except ValueError as error:
-        if _begins_an_npz(path):
-            return _read_npz(path)
         raise CacheError(str(error), where=path) from None
-    metadata = head.metadata
-    recipe, key, source = (metadata.get(name) for name in (RECIPE, KEY, SOURCE))
-    if not (isinstance(recipe, str) and isinstance(key, str) and isinstance(source, str)):
-        raise CacheError("was not made by latentmake", where=path)
-    try:
-        content, picture = digest.of_bytes(recipe.encode()), _picture(metadata, recipe)
-    except (ValueError, AttributeError, RecursionError):
-        raise CacheError("has a damaged header", where=path) from None
-    if not is_as_written(head.data, metadata):
-        raise CacheError("was rewritten by another program", where=path)
-    adopted, checksum, view = (str(metadata.get(x, "")) for x in (ADOPTED, CHECKSUM, VIEW))
-    return Header(key, source, content, adopted, checksum, picture, view)
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     """Return the metadata in the header of a cache file; empty where none can be read."""
-    from latentmake.files import npz
-
     try:
-        is_npz = os.fspath(path).endswith(".npz") or _begins_an_npz(path)
-        found = json.loads(npz.read_comment(path)) if is_npz else read_head(path).metadata
-        return {name: str(value) for name, value in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return {name: str(value) for name, value in _read(path)[0].items()}
+    except (OSError, ValueError):
         return {}
 
 
@@ -168,53 +143,52 @@ def read_recipe(path: str | os.PathLike[str]) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-def _picture(metadata: Mapping[str, str], recipe: str) -> Picture | None:
-    width, height = (metadata.get(name) for name in (ORIGINAL_WIDTH, ORIGINAL_HEIGHT))
-    if width is None or height is None:
-        return None
-    # A recipe names the keys that differ from their defaults.
-    upright = bool(json.loads(recipe).get("exif_rotation", True))
-    return Picture(int(str(width)), int(str(height)), upright)
+def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes]:
+    """Return the metadata of a cache file, and the bytes of a safetensors header.
+
+    Its name tells an npz file; so do its first bytes, since the store names files by key alone.
+    """
+    if not os.fspath(path).endswith(".npz"):
+        try:
+            head = read_head(path)
+            return head.metadata, head.data
+        except ValueError:
+            # As the length of a safetensors header, these bytes would be beyond the format's limit.
+            with open_regular(path)[0] as file:
+                if file.read(len(npz.MAGIC)) != npz.MAGIC:
+                    raise
+    return npz.read_metadata(path), b""
 
 
-def _begins_an_npz(path: str | os.PathLike[str]) -> bool:
-    # As the length of a safetensors header, these bytes would be beyond the format's limit.
-    from latentmake.files import npz
-
-    try:
-        file, _ = open_regular(path)
-    except ValueError:
-        return False
-    with file:
-        return file.read(len(npz.MAGIC)) == npz.MAGIC
-
-
-def _read_npz(path: str | os.PathLike[str]) -> Header:
-    from latentmake.files import npz
-
-    try:
-        comment = npz.read_comment(path)
-    except ValueError as error:
-        raise CacheError(str(error), where=path) from None
-    try:
-        metadata = json.loads(comment)
-        key, source, recipe = (metadata[name] for name in (KEY, SOURCE, RECIPE))
-        if not (isinstance(key, str) and isinstance(source, str)):
-            raise TypeError("a key is text")
-        content = digest.of_bytes(recipe.encode())
-        adopted, checksum, view = (str(metadata.get(x, "")) for x in (ADOPTED, CHECKSUM, VIEW))
-        return Header(key, source, content, adopted, checksum, None, view)
-    except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
-        raise CacheError("was not made by latentmake", where=path) from None
-
-
-def is_as_written(head: bytes, metadata: Mapping[str, object]) -> bool:
-    """Whether a header is as `serialize` writes one, and of the caption that it was made from.
+def header_of(metadata: Mapping[str, Any], head: bytes) -> Header:
+    """Return the origin of a file, by its metadata and the bytes of a safetensors header.
 
     musubi-tuner, encoding a text again, puts its own tensors into the file and leaves all metadata
     that it does not know, our key among them.
+
+    Raises:
+        ValueError: it is damaged, or not one of ours.
     """
-    if not head.startswith(b'{"__metadata__":{', 8) or list(metadata) != sorted(metadata):
-        return False
-    caption = metadata.get(CAPTION)
-    return caption is None or caption == digest.of_bytes(str(metadata.get("caption1")).encode())
+    if KEY not in metadata:
+        raise ValueError(FOREIGN)
+    key, source, recipe = metadata[KEY], metadata.get(SOURCE), metadata.get(RECIPE)
+    if not (isinstance(key, str) and isinstance(source, str) and isinstance(recipe, str)):
+        raise ValueError("has a damaged header")
+    try:
+        content, picture = digest.of_bytes(recipe.encode()), None
+        if ORIGINAL_WIDTH in metadata and ORIGINAL_HEIGHT in metadata:
+            # A recipe names the keys that differ from their defaults.
+            upright = bool(json.loads(recipe).get("exif_rotation", True))
+            width, height = (int(str(metadata[x])) for x in (ORIGINAL_WIDTH, ORIGINAL_HEIGHT))
+            picture = Picture(width, height, upright)
+        same = CAPTION not in metadata or metadata[CAPTION] == digest.of_bytes(
+            str(metadata.get("caption1")).encode()
+        )
+    except (ValueError, AttributeError, RecursionError):
+        raise ValueError("has a damaged header") from None
+    if head and not (
+        same and head.startswith(b'{"__metadata__":{', 8) and list(metadata) == sorted(metadata)
+    ):
+        raise ValueError("was rewritten by another program")
+    adopted, view = str(metadata.get(ADOPTED, "")), str(metadata.get(VIEW, ""))
+    return Header(key, source, content, adopted, str(metadata.get(CHECKSUM, "")), picture, view)

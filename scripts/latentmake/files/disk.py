@@ -1,4 +1,4 @@
-"""Room on disks: what is to be written, against what is free, before anything is written."""
+"""Limits of this machine: room on its disks for what is to be written, and cores."""
 
 from __future__ import annotations
 
@@ -67,3 +67,13 @@ def _existing(folder: str | os.PathLike[str]) -> Path:
     while not path.is_dir():
         path = path.parent
     return path
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use; a cluster's job gets only some.
+
+    macOS does not tell; there it is the number of all cores.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

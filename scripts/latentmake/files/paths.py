@@ -10,17 +10,12 @@ import ntpath
 import os
 import posixpath
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from latentmake.config.machines import PathMap
+from collections.abc import Iterable, Mapping
+from typing import Literal
 
 System = Literal["linux", "windows", "wsl"]
 
 _WINDOWS = re.compile(r"[A-Za-z]:([/\\]|$)|[/\\]{2}[^/\\]")
-_DRIVE = re.compile(r"[A-Za-z]:")
-_MOUNT = re.compile(r"[a-z]")
 
 
 def is_windows(path: str) -> bool:
@@ -56,59 +51,50 @@ def backslashed(path: str) -> str:
     return path.replace("/", "\\")
 
 
-def translate(path: str, to: System, maps: Sequence[PathMap]) -> str | None:
+def translate(path: str, to: System, maps: Iterable[Mapping[str, str | None]]) -> str | None:
     """Return an absolute path as another system names it, with forward slashes.
 
     Of all names that the path begins with, component by component, the longest decides; a map wins
     over `/mnt/x`, earlier maps over later ones. Upper and lower case differ, but not in names of
     Windows.
 
+    Args:
+        path: of any system.
+        to: the system.
+        maps: each system -> its name of one folder, if it has one.
+
     Returns:
         None where `to` has no name for the path. Linux and WSL know every path that is not one of
         Windows by its own name.
     """
     parts = _parts(path)
-    found: list[tuple[int, list[str]]] = []
-    for names in maps:
-        if (target := getattr(names, to)) is not None:
-            for name in (names.linux, names.windows, names.wsl):
-                prefix = _parts(name) if name is not None else []
-                if prefix and _begins(parts, prefix):
-                    found.append((len(prefix), _parts(target) + parts[len(prefix) :]))
-    if found := [*found, *_drive(parts, to)]:
-        return _joined(max(found, key=lambda each: each[0])[1])
-    return _joined(parts) if _of_windows(parts) == (to == "windows") else None
+    crosses = (parts[0] == "/") == (to == "windows")
+    if crosses and (drive := re.match(r"([A-Z]):/|//mnt/([a-z])(/|$)", "/".join(parts))):
+        letter = drive[1] or drive[2]
+        mount = f"/mnt/{letter.lower()}"
+        maps = [*maps, {"windows": f"{letter}:", "linux": mount, "wsl": mount}]
+    found = [
+        (len(prefix), [*_parts(target), *parts[len(prefix) :]])
+        for names in maps
+        if (target := names.get(to))
+        for prefix in map(_parts, filter(None, names.values()))
+        if _folded(parts)[: len(prefix)] == _folded(prefix)
+    ]
+    if crosses and not found:
+        return None
+    root, *rest = max(found, key=lambda each: each[0], default=(0, parts))[1]
+    return root + "/".join(rest)
 
 
 def _parts(path: str) -> list[str]:
-    """Split an absolute path: `/a/b` is `"" a b`, `x:/a` is `X: a`, `//s/a` is `"" "" s a`."""
+    """Split an absolute path: `/a/b` is `/ a b`, `x:/a` is `X:/ a`, `//s/a` is `// s a`."""
     if not is_windows(path):
-        return posixpath.normpath("/" + path.lstrip("/")).rstrip("/").split("/")
-    parts = ntpath.normpath(path).replace("\\", "/").rstrip("/").split("/")
-    return [parts[0].upper(), *parts[1:]]
+        return ["/", *filter(None, posixpath.normpath(path).split("/"))]
+    path = ntpath.normpath(path).replace("\\", "/")
+    root = "//" if path.startswith("//") else f"{path[0].upper()}:/"
+    return [root, *filter(None, path[2:].split("/"))]
 
 
-def _of_windows(parts: list[str]) -> bool:
-    return _DRIVE.fullmatch(parts[0]) is not None or parts[:2] == ["", ""]
-
-
-def _joined(parts: list[str]) -> str:
-    # A root keeps its slash: `X:` alone would be the folder that one happens to stand in.
-    return parts[0] + "/" if len(parts) == 1 else "/".join(parts)
-
-
-def _begins(parts: list[str], prefix: list[str]) -> bool:
-    start = parts[: len(prefix)]
-    if _of_windows(parts) and _of_windows(prefix):
-        return [part.casefold() for part in start] == [part.casefold() for part in prefix]
-    return start == prefix and _of_windows(parts) == _of_windows(prefix)
-
-
-def _drive(parts: list[str], to: System) -> list[tuple[int, list[str]]]:
-    """Apply WSL's rule for drives: number of components taken, and the path; empty where none."""
-    if to == "windows":
-        if len(parts) > 2 and parts[:2] == ["", "mnt"] and _MOUNT.fullmatch(parts[2]):
-            return [(3, [f"{parts[2].upper()}:", *parts[3:]])]
-    elif _DRIVE.fullmatch(parts[0]):
-        return [(1, ["", "mnt", parts[0][0].lower(), *parts[1:]])]
-    return []
+def _folded(parts: list[str]) -> list[str]:
+    """Return parts as they are compared: Windows does not tell upper from lower case."""
+    return parts if parts[0] == "/" else [part.casefold() for part in parts]

@@ -18,7 +18,7 @@ from latentmake.config.models import Model
 from latentmake.data.item import Item
 from latentmake.data.texts import read_caption
 from latentmake.errors import SourceError, UserError
-from latentmake.files.cores import usable_cores
+from latentmake.files.disk import usable_cores
 from latentmake.files.media import NPZ, VIDEO_EXTENSIONS
 from latentmake.files.paths import is_remote
 from latentmake.files.readers import Readers

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from latentmake.files.cachefile import Header
-from latentmake.files.verified import Checked
+from latentmake.files.verify import Checked
 from latentmake.models.reasons import Difference, short
 from latentmake.reports.recipe_changes import program_of, recipe_words
 
@@ -49,7 +49,9 @@ class Explanation:
 
 def explanation_values(each: Explanation) -> dict[str, object]:
     """Return an explanation as plain values."""
-    header, checked = (part and part._asdict() for part in (each.header, each.checked))
+    header = each.header and each.header._asdict()
+    said = ("damage", "has_checksum", "is_foreign")
+    checked = each.checked and {name: getattr(each.checked, name) for name in said}
     differences = [difference._asdict() for difference in each.differences]
     return {**vars(each), "header": header, "checked": checked, "differences": differences}
 

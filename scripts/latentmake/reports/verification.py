@@ -20,9 +20,8 @@ from latentmake import digest
 from latentmake.config.runs import Run
 from latentmake.data.item import Item
 from latentmake.errors import CacheError, shortened, storage_error
-from latentmake.files import verified
-from latentmake.files.cachefile import Header, read_header, read_recipe
-from latentmake.files.intact import read_intact
+from latentmake.files.cachefile import Header, read_recipe
+from latentmake.files.verify import verify as verify_file
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of
 from latentmake.plan import store
@@ -78,14 +77,6 @@ class Verified:
     findings: list[Finding] = field(default_factory=list)
 
 
-class _Read(NamedTuple):
-    """A file that was read: its size, whether it has a checksum, what is wrong with it."""
-
-    size: int
-    has_checksum: bool
-    finding: Finding | None = None
-
-
 def verify(facts: Facts, runs: Sequence[str], *, threads: int, repair: bool = False) -> Verified:
     """Read the cache files of runs and their trained weights; `repair` deletes what is wrong.
 
@@ -100,15 +91,15 @@ def verify(facts: Facts, runs: Sequence[str], *, threads: int, repair: bool = Fa
         ThreadPoolExecutor(threads) as pool,
         Progress(total=len(expected), unit="files", desc="verifying") as progress,
     ):
-        for read in pool.map(partial(_read, recipes), expected.values()):
+        for size, has_checksum, finding in pool.map(partial(_read, recipes), expected.values()):
             progress.update()
-            if read.finding and read.finding.verdict == MISSING:
-                found.missing.append(read.finding.path)
+            if finding and finding.verdict == MISSING:
+                found.missing.append(finding.path)
                 continue
             found.files += 1
-            found.size += read.size
-            found.unsummed += not (read.has_checksum or read.finding)
-            found.findings += [read.finding] if read.finding else []
+            found.size += size
+            found.unsummed += not (has_checksum or finding)
+            found.findings += [finding] if finding else []
     found.seconds = time.monotonic() - began
     found.findings.sort()
     if repair:
@@ -184,31 +175,29 @@ def _recipes(facts: Facts, run: Run) -> Iterable[Mapping[str, object]]:
 # -- one file -------------------------------------------------------------------------------------
 
 
-def _read(recipes: _Recipes, wanted: Expected) -> _Read:
-    """Read a cache file, and compare it with what it should be made of."""
+def _read(recipes: _Recipes, wanted: Expected) -> tuple[int, bool, Finding | None]:
+    """Read a cache file, and compare it with what it should be made of.
+
+    Returns:
+        Its size, whether it has a checksum, what is wrong with it.
+    """
     path = wanted.path
     try:
-        size = read_intact(path, wanted.key, values=True) if wanted.key else None
-        if size is not None:
-            return _Read(size, has_checksum=True)
         size = Path(path).stat().st_size
-        checked = verified.verify(path, may_be_zero=kind_of(wanted.part) == "text")
-        if checked.is_foreign:
-            reason = f"{checked.damage}; the next build replaces it"
-            return _Read(size, False, Finding(path, UNEXPECTED, reason, is_ours=False))
-        if checked.damage is not None:
-            return _Read(size, False, Finding(path, DAMAGED, checked.damage))
-        finding = _compared(wanted, read_header(path), recipes)
-        return _Read(size, checked.has_checksum, finding)
+        checked = verify_file(path, may_be_zero=kind_of(wanted.part) == "text")
     except FileNotFoundError:
         if not os.path.lexists(path):
-            return _Read(0, False, Finding(path, MISSING))
-        return _Read(0, False, Finding(path, DAMAGED, "is a link that leads nowhere"))
+            return 0, False, Finding(path, MISSING)
+        return 0, False, Finding(path, DAMAGED, "is a link that leads nowhere")
     except OSError as error:
         reason = f"cannot be read ({error.strerror})"
-        return _Read(0, False, Finding(path, DAMAGED, reason, is_ours=False))
-    except CacheError as error:  # replaced meanwhile
-        return _Read(0, False, Finding(path, DAMAGED, error.what, is_ours=False))
+        return 0, False, Finding(path, DAMAGED, reason, is_ours=False)
+    if checked.is_foreign:
+        reason = f"{checked.damage}; the next build replaces it"
+        return size, False, Finding(path, UNEXPECTED, reason, is_ours=False)
+    if checked.damage is not None or checked.header is None:
+        return size, False, Finding(path, DAMAGED, checked.damage or "")
+    return size, checked.has_checksum, _compared(wanted, checked.header, recipes)
 
 
 def _compared(wanted: Expected, found: Header, recipes: _Recipes) -> Finding | None:

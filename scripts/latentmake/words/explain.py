@@ -19,7 +19,7 @@ from latentmake.errors import CacheError, ConfigError, SourceError, UserError, n
 from latentmake.exchange.clip_files.order import CLIPS, LIST, plan_clips
 from latentmake.files.cachefile import read_header, read_metadata, read_recipe
 from latentmake.files.paths import is_remote
-from latentmake.files.verified import verify
+from latentmake.files.verify import verify
 from latentmake.layouts import kind_of
 from latentmake.models.reasons import Difference, short
 from latentmake.plan.facts import Facts

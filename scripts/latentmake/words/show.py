@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from latentmake.errors import SourceError
 from latentmake.files import cachefile, npz
-from latentmake.files.intact import DTYPES
 from latentmake.files.safetensors import read_head
 from latentmake.index.memo import MEMO, Memo, SourceStat, source_stat
 from latentmake.plan.manifest import ManifestOrder
@@ -52,10 +51,7 @@ def _content(file: Path, folder: Path) -> object:
         if file.name.endswith(".manifest.json"):
             return ManifestOrder.read(path)
         if begin.startswith(npz.MAGIC):
-            arrays = {
-                name: _tensor(DTYPES.get(dtype, dtype), shape)
-                for name, dtype, shape in npz.arrays_of(path)
-            }
+            arrays = {name: _tensor(dtype, shape) for name, dtype, shape in npz.arrays_of(path)}
             return _header(arrays, cachefile.read_metadata(path))
         if begin.startswith(b"{", 8):
             head = read_head(path)

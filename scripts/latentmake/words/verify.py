@@ -11,8 +11,7 @@ from typing import Annotated
 
 import typer
 
-from latentmake.files.cores import usable_cores
-from latentmake.files.disk import human
+from latentmake.files.disk import human, usable_cores
 from latentmake.plan.build import alone
 from latentmake.reports import verification
 from latentmake.reports.verification import Finding, Verified

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from latentmake.errors import StorageError, storage_error
+from latentmake.files import atomic
 
 CODE = """
 import resource, signal, sys
@@ -40,3 +45,110 @@ def test_a_write_that_stops_halfway_leaves_what_was_there(
     assert (place.read_bytes() if place.exists() else None) == old
     left = {path.name for path in place.parent.iterdir()} - {"a"}
     assert len(left) == (end == "killed") and all(".latentmake-partial" in x for x in left)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "sub" / "file"
+
+
+def everything_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_the_umask_says_who_may_read(path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        atomic.write(path, b"whole")
+        atomic.link(path, path.with_name("second"))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+    assert stat.S_IMODE(path.with_name("second").stat().st_mode) == mode
+
+
+def test_replacing_a_file_leaves_its_second_name_alone(path: Path) -> None:
+    atomic.write(path, b"old")
+    second = path.with_name("second")
+    os.link(path, second)
+    atomic.write(path, b"new")
+    assert (path.read_bytes(), second.read_bytes()) == (b"new", b"old")
+    assert everything_in(path.parent) == [path.name, second.name]
+
+
+def test_the_longest_name_a_file_may_have_can_be_written_and_linked(tmp_path: Path) -> None:
+    longest = tmp_path / ("n" * 255)
+    atomic.write(longest, b"whole")
+    atomic.link(longest, tmp_path / ("m" * 255))
+    assert everything_in(tmp_path) == ["m" * 255, "n" * 255]
+
+
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [
+        (errno.ENOSPC, "cache/x: no space left on the disk; free some space, then"),
+        (errno.EDQUOT, "cache/x: your disk quota is used up; free some space, then"),
+        (errno.EFBIG, "cache/x: the file would be larger than this system allows; raise the limit"),
+        (errno.EROFS, "cache/x: the file system is read-only; mount it for writing, then"),
+        (errno.EACCES, "cache/x: no permission to write; give your user the right to write"),
+        (errno.EPERM, "cache/x: the system does not permit this change; remove the write"),
+    ],
+)
+def test_a_fault_of_the_disk_says_that_finished_work_is_kept(fault: int, line: str) -> None:
+    error = storage_error(OSError(fault, os.strerror(fault)), "cache/x")
+    assert isinstance(error, StorageError)
+    assert str(error).startswith(line)
+    assert str(error).endswith("finished files are kept")
+    assert storage_error(OSError(errno.EIO, "other"), "cache/x") is None
+
+
+def test_a_folder_in_the_place_of_the_file_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "name").mkdir()
+    with pytest.raises(StorageError, match=r"name: a folder lies where a file belongs; move it"):
+        atomic.write(tmp_path / "name", b"whole")
+    assert everything_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("place", ["file/name", "file/sub/name"])
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(StorageError, match=rf"{place}: a file lies where a folder belongs; move"):
+        atomic.write(tmp_path / place, b"whole")
+    assert everything_in(tmp_path) == ["file"]
+
+
+def test_a_link_shares_the_file_and_replaces_what_bore_the_name(path: Path) -> None:
+    atomic.write(path, b"whole")
+    second = path.parent / "deeper" / "second"
+    atomic.write(second, b"old")
+    atomic.link(path, second)
+    assert second.read_bytes() == b"whole"
+    assert second.samefile(path)
+    assert everything_in(path.parent) == ["deeper/second", path.name]
+
+
+def test_linking_two_names_of_one_file_changes_nothing(path: Path) -> None:
+    atomic.write(path, b"whole")
+    second = path.with_name("second")
+    for _ in range(2):
+        atomic.link(path, second)
+    atomic.link(path, path)
+    assert second.samefile(path)
+    assert everything_in(path.parent) == [path.name, "second"]
+
+
+def test_where_links_fail_a_copy_is_made(path: Path) -> None:
+    memory = Path("/dev/shm")  # another file system than the temporary folder, as a rule
+    if not memory.is_dir() or memory.stat().st_dev == path.parent.parent.stat().st_dev:
+        pytest.skip("there is no second file system to try it on")
+    source = memory / f"latentmake-test-{os.getpid()}"
+    source.write_bytes(b"whole")
+    try:
+        atomic.write(path, b"old")
+        atomic.link(source, path)
+        assert not path.samefile(source)
+    finally:
+        source.unlink()
+    assert path.read_bytes() == b"whole"
+    assert everything_in(path.parent) == [path.name]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import stat
 import struct
 import zipfile
 from itertools import permutations
@@ -176,16 +175,6 @@ def test_a_larger_archive_than_32_bits_can_say_is_read(path: Path) -> None:
     with np.load(path) as found:
         assert np.array_equal(found["latents"], ARRAYS["latents"])
     assert cachefile.read_header(path) == HEADER
-    atomic.write(path, WHOLE[:end] + record + b"x" + locator + short)
-    with pytest.raises(CacheError):
-        cachefile.read_header(path)
-
-
-def test_the_umask_says_who_may_read(path: Path) -> None:
-    atomic.write(path, WHOLE)
-    before = os.umask(0)
-    os.umask(before)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~before
 
 
 def test_the_recipe_is_told_by_either_kind_of_file_and_by_no_other(path: Path) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from latentmake.config.machines import PathMap
 from latentmake.files.paths import absolute, backslashed, is_windows, translate
 
 MAPS = [
-    PathMap(linux="/data", windows="E:\\Daten", wsl="/mnt/e/Daten"),
-    PathMap(linux="/data/models", windows="\\\\nas\\models"),
-    PathMap(wsl="/home/u", windows="\\\\wsl.localhost\\Ubuntu\\home\\u\\"),
-    PathMap(linux="/srv/drive", wsl="/mnt/f"),
+    {"linux": "/data", "windows": "E:\\Daten", "wsl": "/mnt/e/Daten"},
+    {"linux": "/data/models", "windows": "\\\\nas\\models"},
+    {"wsl": "/home/u", "windows": "\\\\wsl.localhost\\Ubuntu\\home\\u\\"},
+    {"linux": "/srv/drive", "wsl": "/mnt/f"},
 ]
 
 
@@ -49,15 +48,15 @@ def test_names_of_each_system(
 
 
 def test_a_root_can_be_mapped_and_drives_still_win() -> None:
-    maps = [PathMap(linux="/", windows="//wsl.localhost/Ubuntu/")]
+    maps = [{"linux": "/", "windows": "//wsl.localhost/Ubuntu/"}]
     assert translate("/home/u", "windows", maps) == "//wsl.localhost/Ubuntu/home/u"
     assert translate("/mnt/d/u", "windows", maps) == "D:/u"
     assert translate("//WSL.localhost/ubuntu/home/u", "linux", maps) == "/home/u"
-    assert translate("X:/a", "linux", [PathMap(linux="/mnt/x", windows="X:")]) == "/mnt/x/a"
+    assert translate("X:/a", "linux", [{"linux": "/mnt/x", "windows": "X:"}]) == "/mnt/x/a"
 
 
 def test_a_map_wins_over_a_drive_of_the_same_length_and_the_first_over_the_second() -> None:
-    maps = [PathMap(linux="/mnt/d", windows="Z:"), PathMap(linux="/mnt/d", windows="Y:")]
+    maps = [{"linux": "/mnt/d", "windows": "Z:"}, {"linux": "/mnt/d", "windows": "Y:"}]
     assert translate("/mnt/d/x", "windows", maps) == "Z:/x"
 
 
@@ -90,13 +89,13 @@ def test_maps_there_and_back(
     prefixes: dict[str, list[str]], data: st.DataObject, rest: list[str], root: str
 ) -> None:
     maps = [
-        PathMap(linux="/".join(["", first, *more]), windows=f"{root}/{number}")
+        {"linux": "/".join(["", first, *more]), "windows": f"{root}/{number}"}
         for number, (first, more) in enumerate(prefixes.items())
     ]
     chosen = data.draw(st.sampled_from(maps))
-    path = "/".join([str(chosen.linux), *rest])
+    path = "/".join([str(chosen["linux"]), *rest])
     windows = translate(path, "windows", maps)
-    assert windows == "/".join([str(chosen.windows), *rest])
+    assert windows == "/".join([str(chosen["windows"]), *rest])
     assert translate(windows, "linux", maps) == path
     shouted = backslashed(windows.replace(root, root.swapcase(), 1))
     assert translate(shouted, "linux", maps) == path

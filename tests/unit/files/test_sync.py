@@ -118,23 +118,6 @@ def test_what_is_replaced_or_removed_is_told_before(tmp_path: Path) -> None:
     assert bring({"a": source, "b": b"z"}) == {"a": "one", "b": "x", "c": "y"}
 
 
-@pytest.mark.parametrize("one_writer", [True, False])
-def test_nothing_is_written_through_a_link_that_a_killed_call_left(
-    tmp_path: Path, one_writer: bool
-) -> None:
-    finished, other, path = tmp_path / "finished", tmp_path / "other", tmp_path / "folder" / "name"
-    finished.write_bytes(b"whole")
-    other.write_bytes(b"another")
-    killed = atomic.replacing(path, one_writer=one_writer)  # never goes on
-    os.link(finished, killed.__enter__())
-    if one_writer:
-        sync(path.parent, {path.name: other})
-    else:
-        atomic.write(path, b"another")
-    assert finished.read_bytes() == b"whole"
-    assert path.read_bytes() == b"another"
-
-
 def test_a_file_that_cannot_be_copied_is_named_by_its_own_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -182,12 +182,12 @@ def file_differences(order: ClipsOrder, file: ClipFile) -> list[Difference]:
 
 def _differences(path: Path, key: str, origin: Mapping[str, object]) -> list[Difference]:
     try:
-        found = json.loads(npz.read_comment(path))
+        found = npz.read_metadata(path)
         if found[KEY] == key:
             return []
     except FileNotFoundError:
         return [Difference("it has not been cut yet")]
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError):
         return [Difference("it is damaged, or no file of latentmake")]
     known = value_differences({name: found.get(name) for name in origin}, origin)
     return known or [Difference("key of video, size and frame rate", short(found[KEY]), short(key))]
@@ -241,6 +241,6 @@ def _finish(folder: Path, rows: Sequence[Mapping[str, Any]]) -> int:
 
 def _is_ours(path: Path) -> bool:
     try:
-        return KEY in json.loads(npz.read_comment(path))
-    except (OSError, ValueError, TypeError):
+        return KEY in npz.read_metadata(path)
+    except (OSError, ValueError):
         return False

@@ -66,6 +66,7 @@ class Publication(ABC, Generic[Order]):
         self.order = order
         self.published = published or posixpath.join(absolute(order.publish.path), order.run)
         self.blocks = _blocks(order)
+        self._maps = [vars(names) for names in order.publish.path_maps]
         self._unnamed: dict[System, set[str]] = defaultdict(set)
 
     # -- what each trainer answers ------------------------------------------------------------
@@ -115,7 +116,7 @@ class Publication(ABC, Generic[Order]):
         path = absolute(path)
         if is_windows(path):
             path = translate(path, "windows", []) or path
-        name = translate(path, system, self.order.publish.path_maps)
+        name = translate(path, system, self._maps)
         if name is None:
             self._unnamed[system].add(absolute(folder) if folder else posixpath.dirname(path))
             return path
@@ -259,7 +260,7 @@ class Publication(ABC, Generic[Order]):
         publish, local = self.order.publish, [self.published]
         if is_windows(self.published):
             systems: tuple[System, ...] = ("wsl", "linux")
-            named = (translate(self.published, each, publish.path_maps) for each in systems)
+            named = (translate(self.published, each, self._maps) for each in systems)
             local = [name for name in named if name is not None]
             if not local:
                 raise ConfigError(
@@ -294,7 +295,7 @@ class Publication(ABC, Generic[Order]):
 
     def _tell_about_names(self, files: Iterable[str], say: Say) -> None:
         """Say which names Windows would not take, where the folder is one that Windows sees."""
-        if translate(self.published, "windows", self.order.publish.path_maps) is None:
+        if translate(self.published, "windows", self._maps) is None:
             return
         run, seen = self.order.run, set[str]()
         for name in files:

@@ -14,7 +14,7 @@ import torch
 
 from latentmake.errors import CacheError
 from latentmake.files.safetensors import read_head
-from latentmake.files.verified import corruption_of
+from latentmake.files.verify import corruption_of
 
 HINT = "delete it and run the build's command again, which encodes it anew"
 
