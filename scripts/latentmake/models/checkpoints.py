@@ -2,7 +2,8 @@
 
 Its tensors have the names of the original releases (LDM), as Civitai's files do. The configuration
 of each part is read off the shapes in the header; what no shape says is that of the published
-models of Stable Diffusion 1.x, 2.x and XL.
+models of Stable Diffusion 1.x, 2.x and XL. A file that is damaged, lacks a part or has other shapes
+is a ModelError.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Any
 from latentmake import digest
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
-from latentmake.files.safetensors import Tensor, read_head
+from latentmake.files.safetensors import Tensor
+from latentmake.models.kinds import tensors_of
 
 SCHEDULE = Path(__file__).with_name("stable_diffusion")
 """Folder of Stable Diffusion's noise schedule, which no checkpoint holds."""
@@ -55,55 +57,45 @@ def part_of(weights: Weights) -> str | None:
     return weights.subfolder if single else None
 
 
-def shapes_in(path: Path) -> Shapes:
-    """Return name -> shape of a file's tensors.
-
-    Raises:
-        ModelError: it is no complete .safetensors file.
-    """
-    return {name: each.shape for name, each in _tensors(path)[1].items()}
-
-
-def _tensors(path: Path) -> tuple[int, Mapping[str, Tensor]]:
-    """Return the length of a file's header, and its tensors; raises ModelError."""
+def tensors_in(path: Path) -> Mapping[str, Tensor]:
+    """Return the tensors of a checkpoint by name."""
     if path.suffix != ".safetensors":
         hint = "convert it to safetensors, or name the folder of its pipeline"
         raise ModelError("is not a .safetensors file", where=path, hint=hint)
+    stat = path.stat()
     try:
-        stat = path.stat()
         return _read(path, stat.st_size, stat.st_mtime_ns)
-    except (OSError, ValueError) as error:
-        what = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)
-        raise ModelError(what, where=path, hint="copy the checkpoint again") from None
+    except ValueError as error:
+        raise ModelError(str(error), where=path, hint="copy the checkpoint again") from None
 
 
 @lru_cache(8)
-def _read(path: Path, _size: int, _time: int) -> tuple[int, Mapping[str, Tensor]]:
-    head = read_head(path)
-    return len(head.data), head.tensors
+def _read(path: Path, _size: int, _time: int) -> Mapping[str, Tensor]:
+    return tensors_of(path)
+
+
+def _own(weights: Weights) -> tuple[str | None, str, dict[str, Tensor]]:
+    """Return the kind of a checkpoint, and prefix and tensors of a part; raises ModelError."""
+    path, part = Path(weights.path or ""), weights.subfolder or ""
+    tensors = tensors_in(path)
+    if (prefix := prefix_of(part, tensors)) is None:
+        what = f"holds no {_WORDS.get(part, _SECOND)} in the names of a complete checkpoint"
+        hint = f"name it as `{'text' if part.startswith('text') else part}` beside `checkpoint`"
+        raise ModelError(what, where=path, hint=hint)
+    own = {name: each for name, each in tensors.items() if name.startswith(prefix)}
+    return kind_of(tensors), prefix, own
 
 
 def section_of(weights: Weights) -> digest.Section | None:
-    """Return the tensors of a part of a complete checkpoint, for their digest.
-
-    Returns:
-        None where weights are no such part.
-
-    Raises:
-        ModelError: the file is damaged, or does not hold the part.
-    """
+    """Return a part of a complete checkpoint, for its digest; None for any other weights."""
     if (part := part_of(weights)) is None:
         return None
-    path = Path(weights.path or "")
-    start, tensors = _tensors(path)
-    if (prefix := prefix_of(part, tensors)) is None:
-        what = f"holds no {_WORDS.get(part, _SECOND)}"
-        raise ModelError(what, where=path, hint="name another checkpoint")
-    own = sorted(x for x in tensors.items() if x[0].startswith(prefix))
-    # The kind decides what no shape says, see `config_of`.
-    described = [kind_of(tensors), [[name, each.dtype, [*each.shape]] for name, each in own]]
+    path, (kind, _, tensors) = Path(weights.path or ""), _own(weights)
+    start = path.stat().st_size - max(each.end for each in tensors_in(path).values())
+    own = sorted(tensors.items())
     ranges = tuple((start + each.start, start + each.end) for _, each in own)
-    return digest.Section(path, part, described, ranges)
+    shapes = [[name, each.dtype, [*each.shape]] for name, each in own]
+    return digest.Section(path, part, [kind, shapes], ranges)  # the kind counts in `config_of`
 
 
 def kind_of(names: Collection[str]) -> str | None:
@@ -119,50 +111,28 @@ def prefix_of(part: str, names: Collection[str]) -> str | None:
 
 
 def check(weights: Weights, architecture: str | None, where: str) -> None:
-    """Refuse a checkpoint without the part that is needed of it, or of another architecture.
-
-    Args:
-        weights: a part of a complete checkpoint; others pass.
-        architecture: of the model.
-        where: key in the configuration.
-
-    Raises:
-        ModelError: the mistake.
-    """
-    if (part := part_of(weights)) is None:
-        return
-    path = Path(weights.path or "")
-    shapes = shapes_in(path)
-    kind, word = kind_of(shapes), _WORDS.get(part, _SECOND)
-    own = kind == architecture if architecture else kind != "sdxl"
-    if kind is not None and not own:
-        hint = f"set `architecture: {kind}`"
-        raise ModelError(f"{path} is a checkpoint of {_TITLES[kind]}", where=where, hint=hint)
-    if prefix_of(part, shapes) is None:
-        key = "text" if part.startswith("text") else part
-        what = f"{path} holds no {word} in the names of a complete checkpoint"
-        raise ModelError(what, where=where, hint=f"name it as `{key}` beside `checkpoint`")
+    """Refuse a checkpoint of another architecture, or without the part that weights name."""
+    kind = kind_of(tensors_in(Path(weights.path or "")))
+    if kind not in (None, architecture) and (architecture or kind == "sdxl"):
+        what = f"{weights.path} is a checkpoint of {_TITLES[kind]}"
+        raise ModelError(what, where=where, hint=f"set `architecture: {kind}`")
     config_of(weights)
 
 
 def config_of(weights: Weights) -> dict[str, Any]:
-    """Return the configuration of a part of a checkpoint, as a folder's config.json has it.
-
-    Raises:
-        ModelError: the file cannot be read, or its shapes are those of no such network.
-    """
-    path, part = Path(weights.path or ""), part_of(weights) or ""
-    shapes = shapes_in(path)
-    prefix, kind = prefix_of(part, shapes) or " ", kind_of(shapes)
-    own = {x.removeprefix(prefix): shapes[x] for x in shapes if x.startswith(prefix)}
+    """Return the configuration of a part of a checkpoint, as a folder's config.json has it."""
+    kind, prefix, tensors = _own(weights)
+    own = {name.removeprefix(prefix): each.shape for name, each in tensors.items()}
+    part = weights.subfolder or ""
     try:
         if part == "vae":
             known = {"scaling_factor": 0.13025, "force_upcast": True} if kind == "sdxl" else {}
             return vae_config(own) | known
         return _unet_config(own) if part == "unet" else _text_config(own, part, prefix)
     except (LookupError, ValueError, TypeError):
-        what = f"its {_WORDS.get(part, part)} has shapes of no Stable Diffusion"
-        raise ModelError(what, where=path, hint="name another checkpoint") from None
+        what = f"its {_WORDS.get(part, _SECOND)} has shapes of no Stable Diffusion"
+        hint = "name another checkpoint"
+        raise ModelError(what, where=weights.path or "", hint=hint) from None
 
 
 def vae_config(shapes: Shapes) -> dict[str, Any]:
@@ -293,7 +263,4 @@ def tokenizer_of(weights: Weights) -> Path:
 
 def pads_with_zero(weights: Weights) -> bool:
     """Whether captions are padded by the token 0, as OpenCLIP's are, not by the end of text."""
-    part = part_of(weights)
-    if part is None or not part.startswith("text"):
-        return False
-    return (prefix_of(part, shapes_in(Path(weights.path or ""))) or "").endswith("model.")
+    return part_of(weights) is not None and _own(weights)[1].endswith(".model.")

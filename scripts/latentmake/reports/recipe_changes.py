@@ -16,8 +16,8 @@ from latentmake.errors import CacheError, SourceError
 from latentmake.files.cachefile import read_header, read_recipe, target_key
 from latentmake.layouts import kind_of
 from latentmake.models.files import script_of, tokenizer_folder
-from latentmake.models.reasons import Difference, is_digest, short, some, text_of
 from latentmake.plan.facts import Facts
+from latentmake.plan.reasons import Difference, is_digest, short, some, text_of
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import Judge, Stale
 from latentmake.plan.target import Part, view_of

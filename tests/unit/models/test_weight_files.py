@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from latentmake.config.weights import TextWeights, Weights
 from latentmake.errors import ModelError
-from latentmake.models import files, shapes
+from latentmake.models import files
 from test_recipe import network, put
 
 
@@ -151,20 +151,20 @@ def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("blocks", "factor"), [(1, 1), (2, 2), (3, 4), (4, 8)])
 def test_the_factor_is_what_the_blocks_make_it(tmp_path: Path, blocks: int, factor: int) -> None:
     network(tmp_path, config=json.dumps({"block_out_channels": [8] * blocks}))
-    assert shapes.vae_factor(Weights(path=str(tmp_path))) == factor
+    assert files.vae_factor(Weights(path=str(tmp_path))) == factor
 
 
 def test_where_no_configuration_says_the_factor_is_unknown(tmp_path: Path) -> None:
     put(tmp_path, vae__safetensors="w")
-    assert shapes.vae_factor(Weights(path=str(tmp_path / "vae.safetensors"))) is None
-    assert shapes.vae_factor(Weights(hub="someone/vae", revision="a" * 40)) is None
+    assert files.vae_factor(Weights(path=str(tmp_path / "vae.safetensors"))) is None
+    assert files.vae_factor(Weights(hub="someone/vae", revision="a" * 40)) is None
 
 
 @pytest.mark.parametrize("config", ["", "{}", "[]", '{"block_out_channels": 5}'])
 def test_the_configuration_of_something_else_is_refused(tmp_path: Path, config: str) -> None:
     network(tmp_path, config=config)
     with pytest.raises(ModelError, match=r"is not the configuration of|cannot be read"):
-        shapes.vae_factor(Weights(path=str(tmp_path)))
+        files.vae_factor(Weights(path=str(tmp_path)))
 
 
 def test_a_path_that_looks_like_a_hub_id_is_told_how_one_is_written(

@@ -27,7 +27,7 @@ from latentmake.files.cachefile import KEY
 from latentmake.files.disk import refuse
 from latentmake.geometry.clips import WAN_FPS, SourceFps
 from latentmake.index.memo import source_stat
-from latentmake.models.reasons import Difference, short, value_differences
+from latentmake.plan.reasons import Difference, short, value_differences
 from latentmake.plan.receipts import Receipt
 from latentmake.progress import Progress
 
