@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from latentmake import digest
+from latentmake.config import hub
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
 from latentmake.files.safetensors import Tensor
@@ -23,16 +24,20 @@ from latentmake.models.kinds import tensors_of
 SCHEDULE = Path(__file__).with_name("stable_diffusion")
 """Folder of Stable Diffusion's noise schedule, which no checkpoint holds."""
 
-VAE, UNET = "first_stage_model.", "model.diffusion_model."
 _FIRST, _OPEN, _XL = "cond_stage_model.transformer.", "cond_stage_model.model.", "conditioner."
-TEXT = {
+# Folder of a part in a pipeline -> prefixes of its tensors; a file has one of them.
+_PREFIXES = {
+    "vae": ("first_stage_model.",),
+    "unet": ("model.diffusion_model.",),
     "text_encoder": (_FIRST, _OPEN, f"{_XL}embedders.0.transformer."),
     "text_encoder_2": (f"{_XL}embedders.1.model.",),
 }
-"""Folder of a text encoder in a pipeline -> prefixes of its tensors; a file has one of them."""
-
-_SECOND = "second text encoder"
-_WORDS = {"vae": "VAE", "unet": "UNet", "text_encoder": "text encoder"}
+_WORDS = {
+    "vae": "VAE",
+    "unet": "UNet",
+    "text_encoder": "text encoder",
+    "text_encoder_2": "second text encoder",
+}
 _KINDS = {"sd1": _FIRST, "sd2": _OPEN, "sdxl": _XL}
 _TITLES = {"sd1": "Stable Diffusion 1.x", "sd2": "Stable Diffusion 2.x", "sdxl": "SDXL"}
 _UNUSED_BLOCK = "transformer.resblocks.23."  # of SD 2.x's OpenCLIP, as diffusers leaves it out
@@ -48,11 +53,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def part_of(weights: Weights) -> str | None:
-    """Return the part of a complete checkpoint that weights name: `vae`, `text_encoder_2`, `unet`.
-
-    Returns:
-        None where they lie in a folder or file of their own, or on the hub.
-    """
+    """Return the part of a complete checkpoint that weights name, such as `unet`; else None."""
     single = weights.path is not None and weights.subfolder and Path(weights.path).is_file()
     return weights.subfolder if single else None
 
@@ -79,7 +80,7 @@ def _own(weights: Weights) -> tuple[str | None, str, dict[str, Tensor]]:
     path, part = Path(weights.path or ""), weights.subfolder or ""
     tensors = tensors_in(path)
     if (prefix := prefix_of(part, tensors)) is None:
-        what = f"holds no {_WORDS.get(part, _SECOND)} in the names of a complete checkpoint"
+        what = f"holds no {_WORDS.get(part, part)} in the names of a complete checkpoint"
         hint = f"name it as `{'text' if part.startswith('text') else part}` beside `checkpoint`"
         raise ModelError(what, where=path, hint=hint)
     own = {name: each for name, each in tensors.items() if name.startswith(prefix)}
@@ -106,7 +107,7 @@ def kind_of(names: Collection[str]) -> str | None:
 
 def prefix_of(part: str, names: Collection[str]) -> str | None:
     """Return the prefix of a part's tensors in a checkpoint; None where it holds no such part."""
-    prefixes = {"vae": (VAE,), "unet": (UNET,), **TEXT}.get(part, ())
+    prefixes = _PREFIXES.get(part, ())
     return next((each for each in prefixes if any(x.startswith(each) for x in names)), None)
 
 
@@ -130,7 +131,7 @@ def config_of(weights: Weights) -> dict[str, Any]:
             return vae_config(own) | known
         return _unet_config(own) if part == "unet" else _text_config(own, part, prefix)
     except (LookupError, ValueError, TypeError):
-        what = f"its {_WORDS.get(part, _SECOND)} has shapes of no Stable Diffusion"
+        what = f"its {_WORDS.get(part, part)} has shapes of no Stable Diffusion"
         hint = "name another checkpoint"
         raise ModelError(what, where=weights.path or "", hint=hint) from None
 
@@ -170,7 +171,7 @@ def vae_config(shapes: Shapes) -> dict[str, Any]:
 
 def _text_config(shapes: Shapes, part: str, prefix: str) -> dict[str, Any]:
     """Return the configuration of a CLIP in transformers' names, or of an OpenCLIP in its own."""
-    open_clip = prefix.endswith("model.")
+    open_clip, second = prefix.endswith("model."), part == "text_encoder_2"
     bare = {name.removeprefix("text_model."): shape for name, shape in shapes.items()}
     token, place, block, inner = (
         ("token_embedding.weight", "positional_embedding", "transformer.resblocks", "mlp.c_fc")
@@ -185,8 +186,6 @@ def _text_config(shapes: Shapes, part: str, prefix: str) -> dict[str, Any]:
     unused = _UNUSED_BLOCK if prefix == _OPEN else " "
     numbers = [re.match(rf"{re.escape(block)}\.(\d+)\.", x) for x in bare if unused not in x]
     words, width = bare[token]
-    projection = bare.get("text_projection", (width,))[0] if part == "text_encoder_2" else width
-    second = part == "text_encoder_2"
     return {
         "architectures": ["CLIPTextModelWithProjection" if second else "CLIPTextModel"],
         "model_type": "clip_text_model",
@@ -197,7 +196,7 @@ def _text_config(shapes: Shapes, part: str, prefix: str) -> dict[str, Any]:
         "num_attention_heads": max(width // _HEAD, 1),
         "max_position_embeddings": bare[place][0],
         "hidden_act": "gelu" if open_clip else "quick_gelu",
-        "projection_dim": projection,
+        "projection_dim": bare.get("text_projection", (width,))[0] if second else width,
         "bos_token_id": 0,
         "eos_token_id": 2,  # the pooled vector is that of the highest id, CLIP's end of text
         "pad_token_id": 1,
@@ -250,8 +249,6 @@ def tokenizer_of(weights: Weights) -> Path:
     It is `tokenizer` beside the file, as in the repositories of Stable Diffusion, else CLIP's in
     the local hub cache. All of Stable Diffusion's text encoders share CLIP's vocabulary.
     """
-    from latentmake.config import hub
-
     beside = Path(weights.path or "").with_name("tokenizer")
     if beside.is_dir():
         return beside

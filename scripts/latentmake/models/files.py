@@ -297,39 +297,26 @@ def _refuse_odd(config: Mapping[str, Any]) -> None:
 # -- tokenizers -----------------------------------------------------------------------------------
 
 
-def tokenizer_folder(weights: TextWeights) -> Path:
-    """Return the folder of a local text encoder's tokenizer.
-
-    Where the configuration names none: `tokenizer_2` for `text_encoder_2` and so on, as diffusers
-    pipelines have it, else the folder of the weights.
-    """
-    if weights.tokenizer is not None and weights.tokenizer.path is not None:
-        return Path(weights.tokenizer.path)
-    if checkpoints.part_of(weights):
-        return checkpoints.tokenizer_of(weights)
-    path = Path(weights.path or "")
-    folder = path.parent if path.suffix in _ORIGINAL_SUFFIXES else path
-    if folder.name.startswith("text_encoder"):
-        sibling = folder.with_name(folder.name.replace("text_encoder", "tokenizer", 1))
-        if sibling.is_dir() or not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-            return sibling
-    return folder
-
-
 def tokenizer_files(weights: TextWeights, *, umt5: bool = False) -> list[Path]:
-    """Return the files of a local tokenizer that affect its output.
+    """Return the files of a local text encoder's tokenizer that affect its output.
 
-    Args:
-        weights: of the text encoder.
-        umt5: whether it is umT5, whose single files come without a tokenizer.
+    Where `tokenizer` names no folder, it is `tokenizer_2` for `text_encoder_2` and so on, as in
+    diffusers pipelines, else the folder of the weights. Single files of umT5 come without one.
     """
-    folder = tokenizer_folder(weights)
+    path, named = Path(weights.path or ""), weights.tokenizer
+    folder = path.parent if path.suffix in _ORIGINAL_SUFFIXES else path
+    hint = "name its folder as `tokenizer` beside the text encoder's `path`"
+    if checkpoints.part_of(weights):
+        folder, hint = checkpoints.tokenizer_of(weights), checkpoints.TOKENIZER_HINT
+    elif folder.name.startswith("text_encoder"):
+        sibling = folder.with_name(folder.name.replace("text_encoder", "tokenizer", 1))
+        own = any((folder / name).is_file() for name in _TOKENIZER_FILES)
+        folder = sibling if sibling.is_dir() or not own else folder
+    if named is not None and named.path is not None:
+        folder = Path(named.path)
     files = [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
     if not files:
-        refuse_missing(Path(weights.path or ""))
-        hint = "name its folder as `tokenizer` beside the text encoder's `path`"
-        if checkpoints.part_of(weights):
-            hint = checkpoints.TOKENIZER_HINT
+        refuse_missing(path)
         hint = _UMT5_TOKENIZER if umt5 else hint
         raise ModelError("there is no tokenizer here", where=folder, hint=hint)
     return files

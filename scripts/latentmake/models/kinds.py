@@ -68,13 +68,6 @@ _KINDS = (
 )
 # Kind -> the family of networks that a key of a model asks for, where it is another.
 _FAMILIES = {"Wan DiT": "DiT", "Wan VAE": "VAE", "VAE of Wan 2.2's 5B model": "VAE"}
-# Kind -> parts of names that its weights have in a library alone, and the library.
-_CONVERTED = {
-    "Wan DiT": (r"\.attn1\.to_|condition_embedder\.", "diffusers"),
-    "Wan VAE": (r"(encoder|decoder)\.conv_in\.|encoder\.down_blocks\.", "diffusers"),
-    "T5": (r"encoder\.block\.0\.|\.SelfAttention\.", "transformers"),
-    "image encoder": (r"vision_model\.|embeddings\.class_embedding", "transformers"),
-}
 # Prefixes in the files of ComfyUI, and of trainers that wrap the network.
 _WRAPPED = re.compile(r"^(model\.diffusion_model\.)?(diffusion_model\.)?(module\.)?", re.MULTILINE)
 # First layers of a VAE's halves, whose shapes tell one from another.
@@ -101,15 +94,6 @@ def kinds_of(names: Iterable[str]) -> dict[str, str]:
 def one(kind: str) -> str:
     """Return a kind with its article: `a VAE`, `an image encoder`."""
     return f"{'an' if kind[:1] == 'i' else 'a'} {kind or 'network'}"
-
-
-def library_of(kind: str, names: Iterable[str]) -> str | None:
-    """Return the library that weights of Wan are named for; None for Wan's original names.
-
-    musubi-tuner knows the original names only.
-    """
-    marks, library = _CONVERTED.get(kind, ("$^", None))
-    return library if re.search(marks, "\n".join(names)) else None
 
 
 def vae_of(tensors: Mapping[str, Tensor]) -> Vae | None:

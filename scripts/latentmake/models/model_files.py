@@ -5,6 +5,7 @@ Headers tell a file, see `models.kinds`: no tensor is read. Names that are not k
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +18,6 @@ from latentmake.models.files import script_of, scripted_files
 from latentmake.models.kinds import (
     SUFFIXES,
     kinds_of,
-    library_of,
     one,
     tensors_of,
     vae_of,
@@ -33,6 +33,13 @@ _ORIGINALS = {
     "vae": "the original Wan2.1_VAE.pth",
     "text": "the original models_t5_umt5-xxl-enc-bf16.pth",
     "clip": "the original models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth",
+}
+# Kind -> parts of names that its weights have in a library alone, and the library.
+_CONVERTED = {
+    "Wan DiT": (r"\.attn1\.to_|condition_embedder\.", "diffusers"),
+    "Wan VAE": (r"(encoder|decoder)\.conv_in\.|encoder\.down_blocks\.", "diffusers"),
+    "T5": (r"encoder\.block\.0\.|\.SelfAttention\.", "transformers"),
+    "image encoder": (r"vision_model\.|embeddings\.class_embedding", "transformers"),
 }
 _FOREIGN_VAES = frozenset({Vae(2, 4), Vae(3, 48, 12)})  # SDXL's, and that of Wan 2.2's 5B model
 
@@ -136,10 +143,10 @@ def _words(vae: Vae) -> str:
 
 def in_original_names(file: ModelFile, kind: str, *, demanded: bool) -> ModelFile:
     """Return a file of Wan, with a fault or doubt if musubi-tuner does not know its names."""
-    library, hint = library_of(kind, file.tensors), _ORIGINALS[file.key]
-    if library is None:
+    marks, library = _CONVERTED.get(kind, ("$^", ""))
+    if not re.search(marks, "\n".join(file.tensors)):
         return file
-    names = f"is in {library}' names"
+    names, hint = f"is in {library}' names", _ORIGINALS[file.key]
     if demanded:
         return file._replace(fault=f"{names}, which musubi-tuner cannot read: name {hint}")
     doubt = f"{names}: its caches are made here, and musubi-tuner's caching scripts would need"

@@ -111,8 +111,7 @@ def test_the_tokenizer_of_a_pipeline_lies_beside_its_encoder(
     network(tmp_path / encoder)
     put(tmp_path / tokenizer, tokenizer_config__json="{}")
     place = TextWeights(path=str(tmp_path / encoder))
-    assert files.tokenizer_folder(place) == tmp_path / tokenizer
-    assert [path.name for path in files.tokenizer_files(place)] == ["tokenizer_config.json"]
+    assert files.tokenizer_files(place) == [tmp_path / tokenizer / "tokenizer_config.json"]
 
 
 def test_an_encoder_that_holds_its_tokenizer_uses_it(tmp_path: Path) -> None:
@@ -120,14 +119,14 @@ def test_an_encoder_that_holds_its_tokenizer_uses_it(tmp_path: Path) -> None:
         network(tmp_path / name)
         put(tmp_path / name, tokenizer__json="{}")
         place = TextWeights(path=str(tmp_path / name))
-        assert files.tokenizer_folder(place) == tmp_path / name
+        assert files.tokenizer_files(place) == [tmp_path / name / "tokenizer.json"]
 
 
 def test_a_single_file_finds_the_tokenizer_of_its_folder(tmp_path: Path) -> None:
     put(tmp_path / "text_encoder", model__safetensors="w")
     put(tmp_path / "tokenizer", vocab__json="{}")
     place = TextWeights(path=str(tmp_path / "text_encoder" / "model.safetensors"))
-    assert files.tokenizer_folder(place) == tmp_path / "tokenizer"
+    assert files.tokenizer_files(place) == [tmp_path / "tokenizer" / "vocab.json"]
 
 
 def test_a_named_tokenizer_wins(tmp_path: Path) -> None:
@@ -135,7 +134,7 @@ def test_a_named_tokenizer_wins(tmp_path: Path) -> None:
     put(tmp_path / "tokenizer", tokenizer__json="{}")
     put(tmp_path / "named", tokenizer__json="{}")
     place = TextWeights(path=str(tmp_path / "text_encoder"), tokenizer=str(tmp_path / "named"))
-    assert files.tokenizer_folder(place) == tmp_path / "named"
+    assert files.tokenizer_files(place) == [tmp_path / "named" / "tokenizer.json"]
 
 
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
