@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from latentmake.errors import SourceError, storage_error
-from latentmake.files.cores import usable_cores
+from latentmake.files.disk import usable_cores
 from latentmake.files.video import probe
 from latentmake.geometry.clips import Media
 

@@ -141,7 +141,7 @@ class Facts(Datasets):
             settings, data = self.config.models[model], self.config.datasets.get(dataset)
             read, place = self.memo.digest_of_file, f"models.{model}"
             try:
-                found = recipe.checked(kind, data, settings, place, read)
+                found = recipe.make(kind, data, settings, read, place)
                 if program := self.config.encoding_program(settings):
                     assert self._program_digest is not None
                     found["program"] = self._program_digest(program, settings, kind, self.memo)

@@ -21,8 +21,8 @@ from latentmake.files.cachefile import read_header, read_metadata, read_recipe
 from latentmake.files.paths import is_remote
 from latentmake.files.verify import verify
 from latentmake.layouts import kind_of
-from latentmake.models.reasons import Difference, short
 from latentmake.plan.facts import Facts
+from latentmake.plan.reasons import Difference, short
 from latentmake.plan.run_plan import RunPlan, stale_targets
 from latentmake.plan.single import judge_one, named_targets
 from latentmake.plan.store import mark_reusable

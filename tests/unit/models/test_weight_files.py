@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from latentmake.config.weights import TextWeights, Weights
 from latentmake.errors import ModelError
-from latentmake.models import files, shapes
+from latentmake.models import files
 from test_recipe import network, put
 
 
@@ -111,8 +111,7 @@ def test_the_tokenizer_of_a_pipeline_lies_beside_its_encoder(
     network(tmp_path / encoder)
     put(tmp_path / tokenizer, tokenizer_config__json="{}")
     place = TextWeights(path=str(tmp_path / encoder))
-    assert files.tokenizer_folder(place) == tmp_path / tokenizer
-    assert [path.name for path in files.tokenizer_files(place)] == ["tokenizer_config.json"]
+    assert files.tokenizer_files(place) == [tmp_path / tokenizer / "tokenizer_config.json"]
 
 
 def test_an_encoder_that_holds_its_tokenizer_uses_it(tmp_path: Path) -> None:
@@ -120,14 +119,14 @@ def test_an_encoder_that_holds_its_tokenizer_uses_it(tmp_path: Path) -> None:
         network(tmp_path / name)
         put(tmp_path / name, tokenizer__json="{}")
         place = TextWeights(path=str(tmp_path / name))
-        assert files.tokenizer_folder(place) == tmp_path / name
+        assert files.tokenizer_files(place) == [tmp_path / name / "tokenizer.json"]
 
 
 def test_a_single_file_finds_the_tokenizer_of_its_folder(tmp_path: Path) -> None:
     put(tmp_path / "text_encoder", model__safetensors="w")
     put(tmp_path / "tokenizer", vocab__json="{}")
     place = TextWeights(path=str(tmp_path / "text_encoder" / "model.safetensors"))
-    assert files.tokenizer_folder(place) == tmp_path / "tokenizer"
+    assert files.tokenizer_files(place) == [tmp_path / "tokenizer" / "vocab.json"]
 
 
 def test_a_named_tokenizer_wins(tmp_path: Path) -> None:
@@ -135,7 +134,7 @@ def test_a_named_tokenizer_wins(tmp_path: Path) -> None:
     put(tmp_path / "tokenizer", tokenizer__json="{}")
     put(tmp_path / "named", tokenizer__json="{}")
     place = TextWeights(path=str(tmp_path / "text_encoder"), tokenizer=str(tmp_path / "named"))
-    assert files.tokenizer_folder(place) == tmp_path / "named"
+    assert files.tokenizer_files(place) == [tmp_path / "named" / "tokenizer.json"]
 
 
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
@@ -151,20 +150,20 @@ def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("blocks", "factor"), [(1, 1), (2, 2), (3, 4), (4, 8)])
 def test_the_factor_is_what_the_blocks_make_it(tmp_path: Path, blocks: int, factor: int) -> None:
     network(tmp_path, config=json.dumps({"block_out_channels": [8] * blocks}))
-    assert shapes.vae_factor(Weights(path=str(tmp_path))) == factor
+    assert files.vae_factor(Weights(path=str(tmp_path))) == factor
 
 
 def test_where_no_configuration_says_the_factor_is_unknown(tmp_path: Path) -> None:
     put(tmp_path, vae__safetensors="w")
-    assert shapes.vae_factor(Weights(path=str(tmp_path / "vae.safetensors"))) is None
-    assert shapes.vae_factor(Weights(hub="someone/vae", revision="a" * 40)) is None
+    assert files.vae_factor(Weights(path=str(tmp_path / "vae.safetensors"))) is None
+    assert files.vae_factor(Weights(hub="someone/vae", revision="a" * 40)) is None
 
 
 @pytest.mark.parametrize("config", ["", "{}", "[]", '{"block_out_channels": 5}'])
 def test_the_configuration_of_something_else_is_refused(tmp_path: Path, config: str) -> None:
     network(tmp_path, config=config)
     with pytest.raises(ModelError, match=r"is not the configuration of|cannot be read"):
-        shapes.vae_factor(Weights(path=str(tmp_path)))
+        files.vae_factor(Weights(path=str(tmp_path)))
 
 
 def test_a_path_that_looks_like_a_hub_id_is_told_how_one_is_written(

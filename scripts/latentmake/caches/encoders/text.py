@@ -18,7 +18,7 @@ from latentmake.caches.tokenizers import TokenCache
 from latentmake.config.models import Model
 from latentmake.config.weights import TextWeights
 from latentmake.layouts.plain import encoder_name
-from latentmake.models.shapes import T5_LENGTH
+from latentmake.models.files import T5_LENGTH
 
 
 class TextEncoders:

@@ -30,7 +30,7 @@ from latentmake.files.disk import refuse
 from latentmake.files.readers import Readers
 from latentmake.geometry.clips import WAN_FPS, SourceFps
 from latentmake.index.memo import source_stat
-from latentmake.models.reasons import Difference, short, value_differences
+from latentmake.plan.reasons import Difference, short, value_differences
 from latentmake.plan.receipts import Receipt
 from latentmake.progress import Progress
 
