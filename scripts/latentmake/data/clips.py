@@ -99,15 +99,13 @@ def _of_seconds(item: Item, settings: Dataset, media: Media, span: Span, rate: f
     return span._replace(first=first, frames=len(kept))
 
 
-def refuse_beyond(item: Item, settings: Dataset, media: Media, span: Span | None) -> None:
+def refuse_beyond(media: Media, span: Span | None) -> None:
     """Refuse a row that is one clip with frames behind the end of its video."""
-    if span is None or not span.single or span.frames is None:
-        return
-    what = f"names {span.frames} frames from frame {span.first} on"
-    if settings.source_fps is None:
-        what = f"names frames up to {span.first + (span.frames - 1) * span.stride}"
-    what += f", but the video has {media.frames}"
-    raise SourceError(what, hint="correct the row, or take it out")
+    if span is not None and span.single:
+        what = f"names {span.frames} frames from frame {span.first} on"
+        what += f" (every {span.stride})" if span.stride > 1 else ""
+        what += f", but the video has {media.frames}"
+        raise SourceError(what, hint="correct the row, or take it out")
 
 
 class ListedClip(NamedTuple):

@@ -27,7 +27,6 @@ from latentmake.data.item import (
     File,
     Item,
     Scan,
-    missing_file,
     unusable_name,
 )
 from latentmake.errors import DatasetError, SourceError
@@ -38,6 +37,7 @@ from latentmake.index.memo import SourceStat
 
 # Previews of latents, which ai-training's scripts write beside images (--writepreview).
 _PREVIEWS = (".img_sdvae.webp", ".img_sdxl.webp")
+_VIDEOS = tuple(VIDEO_EXTENSIONS)
 
 
 def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
@@ -113,12 +113,12 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
     Raises:
         DatasetError: there is no image at all.
     """
-    root, kind = scanned.root, "a video" if dataset.video else "an image"
+    root, kind = scanned.root, "video" if dataset.video else "image"
     extensions = VIDEO_EXTENSIONS if dataset.video else IMAGE_EXTENSIONS
     images: dict[str, list[File]] = {}
     texts: dict[str, dict[str, File]] = {CAPTION: {}, TAGS: {}}
-    unread: dict[str, tuple[str, str]] = {}  # path and format by stem
-    faults: list[Fault] = []
+    unread: dict[str, tuple[str, str | None]] = {}  # path and format by stem
+    faults: set[Fault] = set()
     # One ending may end in another: `.tags.txt` in `.txt`.
     pairs = ((dataset.caption_extension, CAPTION), (dataset.tags_extension, TAGS))
     endings = sorted(((x, role) for x, role in pairs if x), key=lambda x: -len(x[0]))
@@ -132,73 +132,41 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
             if not dataset.video and extension in UNREAD_FORMATS:
                 unread[stem] = path, UNREAD_FORMATS[extension]
         elif fault := unusable_name(below):
-            shown = below.encode("utf-8", "backslashreplace").decode()
-            shown = shown.replace("\n", "\\n").replace("\r", "\\r")
-            faults.append(Fault(f"{root}/{shown}", shown, fault, "rename it"))
+            shown = repr(below)[1:-1]
+            faults.add(Fault(f"{root}/{shown}", shown, fault, "rename it"))
         elif ending:
             texts[role][below.removesuffix(ending)] = File(role, path, stat)
         else:
             images.setdefault(stem, []).append(File(IMAGE, path, stat))
     if not images and not faults:
-        where, hint = f"datasets.{name}.path", _no_images(dataset, scanned)
-        what = f"the dataset folder {root} holds no {kind.split()[1]}"
-        raise DatasetError(what, where=where, hint=hint)
+        hint = f"put {kind}s there ({', '.join(sorted(extensions))})"
+        if not dataset.video and any(x[0].lower().endswith(_VIDEOS) for x in scanned.entries):
+            hint = "it holds videos: set target_frames, for a model that takes them"
+        elif unread:
+            hint = f"convert its {min(unread.values())[1]} images to PNG or JPEG"
+        what = f"the dataset folder {root} holds no {kind}"
+        raise DatasetError(what, where=f"datasets.{name}.path", hint=hint)
     found: list[Item] = []
     layers = _layers(images, texts[CAPTION], root) if dataset.multiple_target else {}
+    span = Span(stride=dataset.sample_stride) if dataset.sample_stride > 1 else None
     for stem, several in images.items():
         own = [file for each in texts.values() if (file := each.pop(stem, None))]
         try:
+            if len(several) > 1:
+                others = ", ".join(each.path[len(root) + 1 :] for each in several[1:])
+                what = f"has the same name as {others}, so their caches would overwrite each other"
+                raise SourceError(what, hint="rename or remove one of them")
             further = in_order(stem, layers[stem], "layer") if stem in layers else ()
-            files = (several[0], *own, *further)
+            found.append(Item(stem, (several[0], *own, *further), span=span))
         except SourceError as error:
-            faults.append(Fault(several[0].path, stem, error.what, error.hint))
-            continue
-        if wrong := _fault(dataset, root, stem, several, files):
-            faults.append(wrong)
-            continue
-        span = Span(stride=dataset.sample_stride) if dataset.sample_stride > 1 else None
-        item = Item(stem, files, span=span)
-        if dataset.class_tokens is not None and all(each.role != CAPTION for each in own):
-            item = item._replace(texts=[dataset.class_tokens])
-        found.append(item)
-    for stem, (path, other) in unread.items():
-        described = [each.pop(stem, None) for each in texts.values()]
-        if any(described):
-            faults.append(Fault(path, stem, *unread_format(other)))
-    hint = f"add the {kind.split()[1]} it describes, or remove it"
-    for role, one in ((CAPTION, "a caption"), (TAGS, "a file of tags")):
-        what = f"is {one} without {kind}"
-        faults += [Fault(file.path, stem, what, hint) for stem, file in texts[role].items()]
+            faults.add(Fault(several[0].path, stem, error.what, error.hint))
+    hint = f"add the {kind} it describes, or remove it"
+    for role, noun in ((CAPTION, "caption"), (TAGS, "file of tags")):
+        what = f"is a {noun} without {'a video' if dataset.video else 'an image'}"
+        for stem, file in texts[role].items():
+            path, other = unread.get(stem, (file.path, None))
+            faults.add(Fault(path, stem, *(unread_format(other) if other else (what, hint))))
     return sorted(found), sorted(faults)
-
-
-def _no_images(dataset: Dataset, scanned: Scan) -> str:
-    endings = {f".{path.rpartition('.')[2].lower()}" for path, *_ in scanned.entries}
-    if not dataset.video and endings & VIDEO_EXTENSIONS:
-        return "it holds videos: set target_frames, for a model that takes them"
-    if not dataset.video and (found := endings & UNREAD_FORMATS.keys()):
-        return f"convert its {UNREAD_FORMATS[min(found)]} images to PNG or JPEG"
-    extensions = VIDEO_EXTENSIONS if dataset.video else IMAGE_EXTENSIONS
-    return f"put {'video' if dataset.video else 'image'}s there ({', '.join(sorted(extensions))})"
-
-
-def _fault(
-    dataset: Dataset, root: str, stem: str, images: list[File], files: tuple[File, ...]
-) -> Fault | None:
-    """Return what is wrong with an item, by the images of its name and by its files."""
-    where, ending = files[0].path, dataset.caption_extension
-    if len(images) > 1:
-        others = ", ".join(each.path[len(root) + 1 :] for each in images[1:])
-        what = f"has the same name as {others}, so their cache files would overwrite each other"
-        return Fault(where, stem, what, "rename or remove one of them")
-    for each in files:
-        if each.stat == NO_FILE:
-            return Fault(each.path, stem, missing_file(each.path), "repair or remove it")
-    demanded = dataset.missing_caption == "error" and dataset.class_tokens is None
-    if demanded and not dataset.composed and all(each.role != CAPTION for each in files):
-        hint = f"write {root}/{stem}{ending}, or set `class_tokens` to a caption for all of them"
-        return Fault(where, stem, "has no caption file", hint)
-    return None
 
 
 # -- files whose names continue that of an item: controls and layers ------------------------------

@@ -23,7 +23,6 @@ from pydantic import Field, ValidationError, model_validator
 from latentmake import digest
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Closed, Number, Real
-from latentmake.data.captions import newlines
 from latentmake.data.item import (
     CAPTION,
     IMAGE,
@@ -35,7 +34,6 @@ from latentmake.data.item import (
     File,
     Item,
     Scan,
-    missing_file,
     unusable_name,
 )
 from latentmake.data.rows import Row, absolute_names, file_stat, name_of, records, refusing, row_of
@@ -46,6 +44,7 @@ from latentmake.index.memo import SourceStat, source_stat
 
 _MOST = 2**31 - 1  # frames, or seconds
 _HINT = "correct the row, or take it out"
+_VIDEOS = VIDEO_EXTENSIONS | {NPZ}
 _encoded = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
 
 
@@ -130,11 +129,9 @@ class _List:
             self.stats[path] = NO_FILE
         return self.stats[path]
 
-    def add(self, number: int, key: str | None, value: object) -> None:
+    def add(self, number: int, value: object) -> None:
         """Add the item of a row, or the fault that it has."""
         place, stem = f"{self._dataset.path}, line {number}", f"(line {number})"
-        if key is not None and isinstance(value, Mapping):  # sd-scripts' form
-            value = {"path": key, **value}
         try:
             row = row_of(value)
             try:
@@ -142,50 +139,51 @@ class _List:
             except (ValueError, TypeError, RecursionError) as error:  # bytes, in Parquet
                 raise ValueError(f"is not JSON ({error})") from None
             item = self._item(row, place)
+            if (first := self.items.setdefault(item.stem, item)) is not item:
+                line = (first.place or "").rpartition(", ")[2]
+                what = f"is the same clip as {line} ({item.image})"
+                if first.image != item.image:
+                    what = f"shares its name {item.stem} with {first.image}, {line}"
+                raise ValueError(what)
         except ValueError as error:
             self.faults.append(Fault(place, stem, str(error), _HINT))
-            return
-        if wrong := self._wrong(item, row):
-            self.faults.append(Fault(place, item.stem, *wrong))
-        elif (first := self.items.setdefault(item.stem, item)) is not item:
-            line = (first.place or "").rpartition(", ")[2]
-            what = f"is the same clip as {line} ({item.image})"
-            hint = "take one of them out, or give them different frames"
-            if first.image != item.image:
-                what = f"shares its name {item.stem} with {first.image}"
-                hint = "rename one of the files"
-            self.faults.append(Fault(place, stem, what, hint))
-        elif row.caption is not None or row.tags is not None:
-            self.rows[item.stem] = row
+        else:
+            if row.caption is not None or (row.tags is not None and self._dataset.composed):
+                self.rows[item.stem] = row
 
     def _item(self, row: Row, place: str) -> Item:
-        dataset, columns = self._dataset, row.others
-        part = _part_of(columns) if dataset.video else _Part()
+        """Return the item of a row; a ValueError says what is wrong with it."""
+        dataset, columns, span, window = self._dataset, row.others, None, None
         path = self._path(row.name)
-        files = self._files(row, path)
-        stem = splitext(path)[0].removeprefix(f"{self.root}/").removeprefix("./").lstrip("/")
+        beside, ending = splitext(path)
+        if (ending := ending.lower()) not in (_VIDEOS if dataset.video else IMAGE_EXTENSIONS):
+            what = f"is no {'video' if dataset.video else 'image'}"
+            if not dataset.video and ending in _VIDEOS:
+                what += ": set target_frames for videos, for a model that takes them"
+            elif not dataset.video and ending in UNREAD_FORMATS:
+                what = ": ".join(unread_format(UNREAD_FORMATS[ending]))
+            raise ValueError(f"{path} {what}")
+        stem = beside.removeprefix(f"{self.root}/").removeprefix("./").lstrip("/")
         stem = basename(stem) if dataset.flat else stem
-        texts = span = window = None
         if dataset.video:  # caches of clips lie flat
+            part = _part_of(columns)
             stem = stem.replace("/", "_") + part.suffix
             stride = part.stride or dataset.sample_stride
             span = Span(part.first_frame or 0, part.frames, stride, part.frames is not None)
-        if part.start is not None or part.end is not None:
-            window = part.start or 0, part.end
-        if row.caption is not None and not dataset.composed:
-            texts = [newlines(row.caption).strip()]
-        elif dataset.class_tokens is not None and all(each.role != CAPTION for each in files):
-            texts = [dataset.class_tokens]
-        span = None if span == Span() else span
-        return Item(stem, files, texts, None, span, columns or None, place=place, window=window)
+            span = None if span == Span() else span
+            if part.start is not None or part.end is not None:
+                window = part.start or 0, part.end
+        if fault := unusable_name(f"{stem}."):
+            raise ValueError(f"{path} {fault}")
+        files = self._files(row, path, beside)
+        return Item(stem, files, None, None, span, columns or None, place=place, window=window)
 
-    def _files(self, row: Row, path: str) -> tuple[File, ...]:
+    def _files(self, row: Row, path: str, beside: str) -> tuple[File, ...]:
         """Return the files of a row, and learn the stats of its controls.
 
         What is wrong with the controls is said with a model that has some.
         """
-        dataset, beside = self._dataset, splitext(path)[0]
-        names = [(IMAGE, path)]
+        dataset, names = self._dataset, [(IMAGE, path)]
         for role, ending, text in (
             (CAPTION, dataset.caption_extension, row.caption),
             (TAGS, dataset.tags_extension, row.tags),
@@ -209,34 +207,6 @@ class _List:
         below = name_of(os.path.abspath(here), self._roots)  # noqa: PTH100 -- links stay
         return f"./{here}" if below.startswith("/") else f"{self.root}/{below}"
 
-    def _wrong(self, item: Item, row: Row) -> tuple[str, str] | None:
-        """Return what is wrong with an item, and the hint."""
-        dataset, path = self._dataset, item.image
-        beside, ending = splitext(path)
-        if fault := unusable_name(f"{item.stem}."):
-            return f"{path} {fault}", "rename the file"
-        for each in item.files:
-            if each.stat == NO_FILE:
-                return f"{each.path} {missing_file(each.path)}", _HINT
-        extensions = VIDEO_EXTENSIONS | {NPZ} if dataset.video else IMAGE_EXTENSIONS
-        if (ending := ending.lower()) not in extensions:
-            hint = f"name one of {', '.join(sorted(extensions))}"
-            if not dataset.video and ending in VIDEO_EXTENSIONS | {NPZ}:
-                hint = "set target_frames for videos, for a model that takes them"
-            if not dataset.video and ending in UNREAD_FORMATS:
-                what, hint = unread_format(UNREAD_FORMATS[ending])
-                return f"{path} {what}", hint
-            return f"{path} is no {'video' if dataset.video else 'image'}", hint
-        if dataset.composed:
-            return None
-        if item.caption is None and item.texts is None and dataset.missing_caption == "error":
-            file = f"{beside}{dataset.caption_extension}"
-            hint = f"give it a `prompt`, write {file}, or set class_tokens, a caption for all such"
-            return f"{path} has no caption", hint
-        if item.texts == [""] and dataset.empty_caption == "error":
-            return f"{path} has an empty caption", "describe it, or set empty_caption: allow"
-        return None
-
 
 def scan(name: str, dataset: Dataset) -> Scan:
     """Read a list, and the stats of the files that its rows name and of the captions beside them.
@@ -250,16 +220,13 @@ def scan(name: str, dataset: Dataset) -> Scan:
         for record in records(Path(dataset.path)):
             made.add(*record)
     if not made.items and not made.faults:
-        raise DatasetError(
-            f"the list {dataset.path} has no row",
-            where=where,
-            hint='write an object a line, such as {"video": "a.mp4", "prompt": "a cat"}',
-        )
+        what = f"the list {dataset.path} has no row"
+        hint = 'write an object a line, such as {"video": "a.mp4", "prompt": "a cat"}'
+        raise DatasetError(what, where=where, hint=hint)
     root, entries = made.root, [(path, *stat) for path, stat in made.stats.items()]
     outside = {path.rpartition("/")[0] for path in made.stats if not path.startswith(f"{root}/")}
     roots, items = (root, *sorted(outside)), sorted(made.items.values())
-    faults = sorted(made.faults)
-    return Scan(root, entries, digest.of_entries(entries), roots, items, faults, made.rows)
+    return Scan(root, entries, digest.of_entries(entries), roots, items, made.faults, made.rows)
 
 
 # -- columns of paths -----------------------------------------------------------------------------

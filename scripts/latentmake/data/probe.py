@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
@@ -26,31 +25,6 @@ from latentmake.progress import Progress
 
 _LOOKS_LONG = 1000  # images whose measuring is worth a progress bar
 _LONG_VIDEOS = 20  # the same of videos
-_NAMED = 10  # videos that are left out, each with a line
-
-
-@dataclass
-class Measured:
-    """Items with their sizes, lengths and controls.
-
-    Attributes:
-        found: the items.
-        faults: of the others.
-        short: a line for each video that gives no clip, and is left out.
-        notes: further lines about them.
-    """
-
-    found: list[Item] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
-    short: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def lines(self) -> Iterator[str]:
-        """Yield the lines to tell the user."""
-        yield from self.short[:_NAMED]
-        if len(self.short) > _NAMED:
-            yield f"{len(self.short) - _NAMED} more videos are left out likewise"
-        yield from self.notes
 
 
 def measured(
@@ -61,14 +35,17 @@ def measured(
     control: Scan | None,
     memo: Memo,
     model: Model | None = None,
-) -> Measured:
+) -> tuple[list[Item], list[Fault], list[str]]:
     """Complete items by size, length, span and controls.
 
     `scan` is the listing of the dataset, `control` that of its folder of control images, if any.
     The memo knows sizes and learns new ones. `model` says how many controls an item has, where the
     layout numbers them.
+
+    Returns:
+        The items, faults of others, and notes for the user about those that are left out.
     """
-    made, owners = Measured(), dict[str, Item]()
+    found, faults, short, owners = list[Item](), list[Fault](), list[str](), dict[str, Item]()
     stats = {item.image: item.files[0].stat for item in items}
     known = probed(scan.roots, stats, memo, video=settings.video)
     controls = controls_of(layout, settings, scan, control, items, model)
@@ -88,29 +65,29 @@ def measured(
                 media, span = used_part(item, settings, media, layout.rate)
             _check_name(layout, item, owners, settings.text_variants)
             if settings.video and not layout.clips(media, settings, span):
-                refuse_beyond(item, settings, media, span)
+                refuse_beyond(media, span)
                 frames = f"{media.frames} frame{'s' * (media.frames != 1)}"
                 what = f"has {frames}, too few for any clip of target_frames"
                 if settings.short_videos == "error":
-                    hint = "use shorter clips, or remove it"
-                    raise SourceError(what, hint=hint)
-                made.short.append(f"{item.where} {what}: it is left out")
+                    raise SourceError(what, hint="use shorter clips, or remove it")
+                short.append(f"{item.where} {what}: it is left out")
                 continue
             files = controls(item)
             sizes = sizes_of(files, item, settings, model, measure)
         except SourceError as error:
-            made.faults.append(Fault(item.where, item.stem, error.what, error.hint))
+            faults.append(Fault(item.where, item.stem, error.what, error.hint))
             continue
         if files:
             rest = [each for each in item.files if each.role != LAYER]
             layers = [each for each in item.files if each.role == LAYER]
             item = item._replace(files=(*rest, *files, *layers), control_sizes=sizes)
-        made.found.append(item._replace(media=media, span=span))
+        found.append(item._replace(media=media, span=span))
     if settings.multiple_target:
-        _set_uneven_aside(made)
+        found = [*_even(found, faults)]
+    notes = [short[0] + f", and {len(short) - 1} more" * (len(short) > 1)] if short else []
     if settings.video:
-        made.notes += _notes(settings, {path: known[path] for path in stats})
-    return made
+        notes += _notes(settings, {path: known[path] for path in stats})
+    return found, faults, notes
 
 
 def _notes(settings: Dataset, found: Mapping[str, Media | SourceError]) -> Iterator[str]:
@@ -128,6 +105,21 @@ def _notes(settings: Dataset, found: Mapping[str, Media | SourceError]) -> Itera
         if paths:
             more = f" and {len(paths) - 1} more have" if len(paths) > 1 else " has"
             yield f"{paths[0]}{more} {what}"
+
+
+def _even(items: Sequence[Item], faults: list[Fault]) -> Iterator[Item]:
+    """Yield the items with as many layers as most have; the others get a fault."""
+    counts = Counter(len(item.layers) for item in items if item.layers)
+    usual = max(counts, key=lambda count: (counts[count], count), default=0)
+    for item in items:
+        count, name = len(item.layers), item.stem.rpartition("/")[2]
+        if count == usual != 0:
+            yield item
+            continue
+        what = f"has {count or 'no'} layer{'s' * (count != 1)}"
+        what += f", and others {usual}" * (usual > 0)
+        hint = f"name them {name}_1, {name}_2 and so on, without captions, or remove it"
+        faults.append(Fault(item.where, item.stem, what, hint))
 
 
 # -- files ----------------------------------------------------------------------------------------
@@ -178,17 +170,3 @@ def _check_name(layout: Layout, item: Item, owners: dict[str, Item], texts: int)
     if len((name + layout.longest_ending + names[-1][len(base) :]).encode()) > 255:
         what = "has a name too long for its cache file"
         raise SourceError(what, hint="rename it")
-
-
-def _set_uneven_aside(made: Measured) -> None:
-    """Make those items faulty that have another number of layers than most."""
-    counts = Counter(len(item.layers) for item in made.found if item.layers)
-    usual = max(counts, key=lambda count: (counts[count], count), default=0)
-    for item in made.found:
-        if not usual or len(item.layers) != usual:
-            count, name = len(item.layers), item.stem.rpartition("/")[2]
-            what = f"has {count or 'no'} layer{'s' * (count != 1)}"
-            what += f", and others {usual}" * (usual > 0)
-            hint = f"name them {name}_1, {name}_2 and so on, without captions, or remove it"
-            made.faults.append(Fault(item.where, item.stem, what, hint))
-    made.found = [item for item in made.found if usual and len(item.layers) == usual]

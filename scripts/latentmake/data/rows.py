@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from posixpath import normpath
 from stat import S_ISREG
@@ -86,9 +86,7 @@ def metadata_of(dataset: str, file: str, root: str) -> dict[str, Row]:
     with refusing(file, f"datasets.{dataset}.metadata_file"):
         if Path(file).suffix.lower() not in _KINDS:
             raise ValueError(f"is none of {', '.join(_KINDS)}")
-        for number, key, value in records(Path(file)):
-            if key is not None and isinstance(value, Mapping):
-                value = {**value, NAMES[0]: key}
+        for number, value in records(Path(file)):
             try:
                 row = row_of(value, captions)
             except ValueError as error:
@@ -143,11 +141,11 @@ def refusing(file: str, where: str) -> Iterator[None]:
     raise DatasetError(what, where=where, hint=hint)
 
 
-def records(path: Path) -> Iterator[tuple[int, str | None, object]]:
-    """Yield the objects of a file: number, key in a JSON object, and value.
+def records(path: Path) -> Iterator[tuple[int, object]]:
+    """Yield the objects of a file with their numbers: of a line, in JSON or of a row, from 1.
 
-    The number, from 1, is that of the line, of the object in a JSON file, or of the row in a table.
-    In the place of the object of a damaged line stands a ValueError.
+    A JSON object is one of objects by the names of their files. In the place of the object of a
+    damaged line stands a ValueError.
 
     Raises:
         ValueError: it is no such file; says what is wrong with it.
@@ -158,17 +156,25 @@ def records(path: Path) -> Iterator[tuple[int, str | None, object]]:
     if kind == ".csv":
         csv.field_size_limit(_LONGEST_FIELD)
         with path.open(encoding="utf-8-sig", newline="") as lines:
-            yield from ((number, None, row) for number, row in enumerate(_table(lines), 1))
+            yield from enumerate(_table(lines), 1)
     elif kind == ".parquet":
-        yield from ((number, None, row) for number, row in enumerate(_parquet(path), 1))
+        yield from enumerate(_parquet(path), 1)
     elif kind == ".jsonl":
         with path.open("rb") as raw:
             for number, line in enumerate(raw, 1):
                 if line.strip(b"\xef\xbb\xbf \t\r\n"):
-                    yield number, None, _line(line)
+                    try:
+                        yield number, _value(line)
+                    except ValueError as error:
+                        yield number, error
     else:
-        pairs = _pairs(path.read_bytes().decode("utf-8-sig"))
-        yield from ((number, *pair) for number, pair in enumerate(pairs, 1))
+        value = _value(path.read_bytes())
+        if isinstance(value, dict):
+            pairs = value.items()
+            value = [{**x, NAMES[0]: key} if isinstance(x, dict) else x for key, x in pairs]
+        if not isinstance(value, list):
+            raise ValueError("is no JSON object or list")
+        yield from enumerate(value, 1)
 
 
 def _parquet(path: Path) -> Iterator[dict[str, object]]:
@@ -186,39 +192,17 @@ def _parquet(path: Path) -> Iterator[dict[str, object]]:
         raise ValueError(f"is no Parquet file ({' '.join(str(error).split())})") from None
 
 
-def _line(line: bytes) -> object:
-    try:
-        return _value(line.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        return ValueError(f"is not UTF-8 (byte {error.start + 1})")
-    except ValueError as error:
-        return error
-
-
-def _pairs(text: str) -> list[tuple[str | None, object]]:
-    """Return key and value of each pair of a JSON object, or the values of a JSON list."""
-    pairs: list[tuple[str | None, object]] = []
-
-    def noted(found: list[tuple[str | None, object]]) -> dict[str | None, object]:
-        nonlocal pairs
-        pairs = found  # the outermost object ends last; a key may stand there twice
-        return dict(found)
-
-    value = _value(text, noted)
-    if not isinstance(value, dict | list):
-        raise ValueError("is no JSON object or list")
-    return [(None, each) for each in value] if isinstance(value, list) else pairs
-
-
-def _value(text: str, hook: Callable[[list[tuple[Any, Any]]], object] | None = None) -> object:
+def _value(data: bytes) -> object:
     """Return the value of JSON text; a ValueError says what is wrong with it."""
     try:
-        return json.loads(text, object_pairs_hook=hook)
+        return json.loads(data.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
-        if error.msg.startswith("Unterminated") or error.pos >= len(text.rstrip()):
+        if error.msg.startswith("Unterminated") or error.pos >= len(error.doc.rstrip()):
             raise ValueError("ends in the middle") from None
         place = f"line {error.lineno}, " if error.lineno > 1 else ""
         what = f"{error.msg}, {place}column {error.colno}"
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8 (byte {error.start + 1})") from None
     except (ValueError, RecursionError) as error:  # a number that is too long; nested too deeply
         what = str(error)
     raise ValueError(f"is not JSON ({what})")

@@ -38,7 +38,6 @@ def judge_dataset(facts: Facts, dataset: str, model: str, parts: Sequence[str]) 
     if usual:
         if same := past.state():
             return same
-        facts.note_unused(dataset)
         if changed := past.changed():
             past.keep(*changed)
             return changed[0]

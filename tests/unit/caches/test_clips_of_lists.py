@@ -52,9 +52,9 @@ def clips_of(row: dict[str, Any], size: str, **settings: Any) -> dict[str, torch
     memo, layout = Memo(None), layouts.of("musubi")
     scan = lists.scan("d", asked)
     assert scan.items is not None
-    made = measured(layout, asked, scan, scan.items, None, memo)
-    assert scan.faults == made.faults == [] and len(made.found) == 1
-    source = made.found[0].inputs(size)
+    (item,), faults, _ = measured(layout, asked, scan, scan.items, None, memo)
+    assert scan.faults == faults == []
+    source = item.inputs(size)
     named = layout.named("cache/d/m/x", size, source.stem, source.media, asked, source.span)
     width_height = Size(*map(int, size.split("x")))
     targets = tuple(Target(size, path, None, width_height, clip) for path, clip in named)

@@ -245,4 +245,4 @@ def test_rows_name_their_layers() -> None:
     (line,) = layered(**write(row(image_path_1=3)))[1]
     assert "line 1: has image_path_1: 3, which is no path; correct the row" in line
     (line,) = layered(**write(row(image_path_1="other/9.png")))[1]
-    assert "other/9.png does not exist" in line
+    assert "line 1: ./other/9.png: does not exist" in line

@@ -145,7 +145,7 @@ def test_another_encoding_is_named(tmp_path: Path, name: str) -> None:
 def test_the_last_of_several_entries_for_one_image_counts(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     text = {
-        "m.json": '{"a": {"caption": "old"}, "./a": {"caption": "older"}, "a": {"caption": "x"}}',
+        "m.json": '{"a": {"caption": "old"}, "a": {"caption": "x"}}',
         "m.jsonl": '{"path": "a", "caption": "old"}\n{"path": "a", "caption": "x"}\n',
     }[name]
     path.write_text(text)
