@@ -119,8 +119,7 @@ class Datasets:
         from latentmake.data.probe import measured
 
         settings, section = self.config.datasets[dataset], self.config.models[model]
-        beside = self.scan(dataset, "control_directory")
-        control = beside if beside.root else None
+        control = self.scan(dataset, "control_directory")
         return measured(self.layout(model), settings, scan, found, control, self.memo, section)
 
     def image_sizes(self, dataset: str, stats: dict[str, SourceStat]) -> dict[str, Size | None]:

@@ -147,7 +147,7 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
         what = f"the dataset folder {root} holds no {kind}"
         raise DatasetError(what, where=f"datasets.{name}.path", hint=hint)
     found: list[Item] = []
-    layers = _layers(images, texts[CAPTION], root) if dataset.multiple_target else {}
+    layers = _layers(images, texts[CAPTION]) if dataset.multiple_target else {}
     span = Span(stride=dataset.sample_stride) if dataset.sample_stride > 1 else None
     for stem, several in images.items():
         own = [file for each in texts.values() if (file := each.pop(stem, None))]
@@ -172,38 +172,20 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
 # -- files whose names continue that of an item: controls and layers ------------------------------
 
 
-class Names:
-    """Names of items, among which that of a file is looked up.
+def owner(path: str, stems: Collection[str], ends: str) -> str | None:
+    """Return the longest of some names that a path continues by one of the characters `ends`.
 
-    Where several fit, that of the item with the longest file name counts: `cat_2.png` belongs to
-    `cat_2`, and to `cat` only where there is no such item.
-
-    Args:
-        paths: of the items' images, below the dataset's folder.
+    `cat_2.png` belongs to `cat_2`, and to `cat` only where there is no such item.
     """
-
-    def __init__(self, paths: Iterable[str]) -> None:
-        self._ranks: dict[str, tuple[int, str]] = {}
-        for path in paths:
-            rank = (-len(path.rpartition("/")[2]), path)
-            stem = splitext(path)[0]
-            self._ranks[stem] = min(rank, self._ranks.get(stem, rank))
-
-    def owner(self, path: str, ends: str) -> str | None:
-        """Return the item whose name a path continues, behind it one of the characters `ends`."""
-        folder, slash, name = path.rpartition("/")
-        ended = (f"{folder}{slash}{name[:at]}" for at, each in enumerate(name) if each in ends)
-        found = [stem for stem in ended if stem in self._ranks]
-        return min(found, key=self._ranks.__getitem__, default=None)
+    folder = path.rfind("/") + 1
+    at = (n for n in range(len(path) - 1, folder, -1) if path[n] in ends)
+    return next((path[:n] for n in at if path[:n] in stems), None)
 
 
 def in_order(stem: str, files: Iterable[File], what: str) -> list[File]:
-    """Return the files of an item in the order of their numbers, one without a number first.
+    """Return the files whose names continue that of an item in the order of their numbers.
 
-    Args:
-        stem: the item's name.
-        files: the files whose names continue it.
-        what: `control` or `layer`, for messages.
+    One of the item's very name is the first. `what` is `control` or `layer`, for messages.
 
     Raises:
         SourceError: a name ends in no number, or two end in the same; it names no place.
@@ -223,18 +205,15 @@ def in_order(stem: str, files: Iterable[File], what: str) -> list[File]:
     return [numbered[number] for number in sorted(numbered)]
 
 
-def _layers(
-    images: dict[str, list[File]], captions: Collection[str], root: str
-) -> dict[str, list[File]]:
+def _layers(images: dict[str, list[File]], captions: Collection[str]) -> dict[str, list[File]]:
     """Take the layers out of a dataset's images, and return them by their items.
 
     A layer has no caption, and its name continues that of an image with a caption.
     """
-    own = (files[0].path for stem, files in images.items() if stem in captions)
-    names = Names(path.removeprefix(f"{root}/") for path in own)
+    described = images.keys() & captions
     layers: dict[str, list[File]] = {}
-    for stem in [stem for stem in images if stem not in captions]:
-        if (owner := names.owner(stem, "_")) is not None:
+    for stem in [*images]:
+        if stem not in described and (item := owner(stem, described, "_")) is not None:
             files = (each._replace(role=LAYER) for each in images.pop(stem))
-            layers.setdefault(owner, []).extend(files)
+            layers.setdefault(item, []).extend(files)
     return layers

@@ -32,15 +32,15 @@ def measured(
     settings: Dataset,
     scan: Scan,
     items: Sequence[Item],
-    control: Scan | None,
+    control: Scan,
     memo: Memo,
     model: Model | None = None,
 ) -> tuple[list[Item], list[Fault], list[str]]:
     """Complete items by size, length, span and controls.
 
-    `scan` is the listing of the dataset, `control` that of its folder of control images, if any.
-    The memo knows sizes and learns new ones. `model` says how many controls an item has, where the
-    layout numbers them.
+    `scan` is the listing of the dataset, `control` that of its folder of controls, empty without
+    one. The memo knows sizes and learns new ones. `model` says how many controls an item has, where
+    the layout numbers them.
 
     Returns:
         The items, faults of others, and notes for the user about those that are left out.
@@ -49,7 +49,7 @@ def measured(
     stats = {item.image: item.files[0].stat for item in items}
     known = probed(scan.roots, stats, memo, video=settings.video)
     controls = controls_of(layout, settings, scan, control, items, model)
-    roots = [*scan.roots, *([] if control is None else [control.root])]
+    roots = [*scan.roots, *control.roots]
 
     def measure(files: Sequence[File]) -> Mapping[str, Media | SourceError]:
         return probed(roots, {each.path: each.stat for each in files}, memo, video=False)

@@ -17,6 +17,7 @@ from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded
 from latentmake.config.datasets import Dataset
 from latentmake.data import lists
+from latentmake.data.item import Scan
 from latentmake.data.probe import measured
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
@@ -52,7 +53,7 @@ def clips_of(row: dict[str, Any], size: str, **settings: Any) -> dict[str, torch
     memo, layout = Memo(None), layouts.of("musubi")
     scan = lists.scan("d", asked)
     assert scan.items is not None
-    (item,), faults, _ = measured(layout, asked, scan, scan.items, None, memo)
+    (item,), faults, _ = measured(layout, asked, scan, scan.items, Scan("", [], ""), memo)
     assert scan.faults == faults == []
     source = item.inputs(size)
     named = layout.named("cache/d/m/x", size, source.stem, source.media, asked, source.span)

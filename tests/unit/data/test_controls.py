@@ -153,6 +153,12 @@ def test_rows_name_their_controls() -> None:
     assert items["data/cat"].controls == ("./other/1.png",)
 
 
+def test_items_of_a_list_may_have_a_folder_of_controls() -> None:
+    put("cat")
+    draw("control/data/cat_0.png")
+    assert controls_of("flux_kontext", **write(row())) == {"data/cat": ["cat_0.png"]}
+
+
 def test_a_wan_model_and_one_without_controls_leave_the_columns_alone() -> None:
     put("cat")
     settings = write(row(control_path="nowhere.png"))

@@ -17,7 +17,7 @@ from latentmake import layouts
 from latentmake.config.datasets import Dataset
 from latentmake.data import lists
 from latentmake.data import probe as probing
-from latentmake.data.item import Fault, Item
+from latentmake.data.item import Fault, Item, Scan
 from latentmake.data.probe import measured
 from latentmake.data.rows import CAPTIONS, NAMES
 from latentmake.data.texts import with_texts
@@ -59,7 +59,7 @@ def probe(
     memo = memo or Memo(None)
     scan = lists.scan("d", asked)
     assert scan.items is not None and scan.faults == []
-    return measured(layouts.of("musubi"), asked, scan, scan.items, None, memo)
+    return measured(layouts.of("musubi"), asked, scan, scan.items, Scan("", [], ""), memo)
 
 
 # -- rows -----------------------------------------------------------------------------------------
