@@ -71,9 +71,9 @@ class Item(NamedTuple):
     place: str | None = None
     window: tuple[float, float | None] | None = None
 
-    def file(self, *roles: str) -> File | None:
-        """Return its first file of some roles."""
-        return next((each for each in self.files if each.role in roles), None)
+    def file(self, role: str) -> File | None:
+        """Return its first file of a role."""
+        return next((each for each in self.files if each.role == role), None)
 
     @property
     def image(self) -> str:
@@ -100,27 +100,23 @@ class Item(NamedTuple):
         """Its file in messages, with the line of its list."""
         return self.image if self.place is None else f"{self.place}: {self.image}"
 
-    # -- inputs of targets --------------------------------------------------------------------
-
     def inputs(self, part: str, *, controlled_text: bool = False) -> Item:
         """Return the item with the files and the text that its targets of a part are made of.
 
-        Args:
-            part: name of the part; all parts of latents have the same inputs.
-            controlled_text: whether text depends on control images.
+        All parts of latents have the same. `controlled_text`: text depends on control images.
         """
         if kind_of(part) == "latents":
             files = tuple(each for each in self.files if each.role in _OF_LATENTS)
-            return Item(
-                self.stem, files, None, self.media, self.span, control_sizes=self.control_sizes
-            )
-        files, name = (), text_of(part)
-        if self.texts is not None:
-            number = int(name.partition(".")[2] or 0) if name != DROPPED else 0
-            texts: list[str] | None = ["" if name == DROPPED else self.texts[number]]
-        else:
+            sizes = self.control_sizes
+            return Item(self.stem, files, None, self.media, self.span, control_sizes=sizes)
+        files, texts = (), self.texts
+        if texts is None:
             files = tuple(each for each in self.files if each.role == CAPTION)
             texts = None if files else [""]
+        elif (name := text_of(part)) == DROPPED:
+            texts = [""]
+        else:
+            texts = [texts[int(name.partition(".")[2] or 0)]]
         if not controlled_text or not self.controls:
             return Item(self.stem, files, texts)
         controls = (each for each in self.files if each.role == CONTROL)

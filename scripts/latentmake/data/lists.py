@@ -36,7 +36,7 @@ from latentmake.data.item import (
     Scan,
     unusable_name,
 )
-from latentmake.data.rows import Row, absolute_names, file_stat, name_of, records, refusing, row_of
+from latentmake.data.rows import Row, absolute_names, file_stat, name_of, read_rows
 from latentmake.errors import DatasetError, shortened
 from latentmake.files.media import NPZ, UNREAD_FORMATS, VIDEO_EXTENSIONS, unread_format
 from latentmake.geometry.clips import Span
@@ -129,13 +129,14 @@ class _List:
             self.stats[path] = NO_FILE
         return self.stats[path]
 
-    def add(self, number: int, value: object) -> None:
+    def add(self, number: int, row: Row | ValueError) -> None:
         """Add the item of a row, or the fault that it has."""
-        place, stem = f"{self._dataset.path}, line {number}", f"(line {number})"
+        place = f"{self._dataset.path}, line {number}"
         try:
-            row = row_of(value)
+            if isinstance(row, ValueError):
+                raise row
             try:
-                _encoded(value).encode()
+                _encoded(row.others).encode()
             except (ValueError, TypeError, RecursionError) as error:  # bytes, in Parquet
                 raise ValueError(f"is not JSON ({error})") from None
             item = self._item(row, place)
@@ -146,7 +147,7 @@ class _List:
                     what = f"shares its name {item.stem} with {first.image}, {line}"
                 raise ValueError(what)
         except ValueError as error:
-            self.faults.append(Fault(place, stem, str(error), _HINT))
+            self.faults.append(Fault(place, f"(line {number})", str(error), _HINT))
         else:
             if row.caption is not None or (row.tags is not None and self._dataset.composed):
                 self.rows[item.stem] = row
@@ -216,9 +217,8 @@ def scan(name: str, dataset: Dataset) -> Scan:
     """
     where = f"datasets.{name}.path"
     made = _List(dataset, where)
-    with refusing(dataset.path, where):
-        for record in records(Path(dataset.path)):
-            made.add(*record)
+    for number, row in read_rows(dataset.path, where):
+        made.add(number, row)
     if not made.items and not made.faults:
         what = f"the list {dataset.path} has no row"
         hint = 'write an object a line, such as {"video": "a.mp4", "prompt": "a cat"}'

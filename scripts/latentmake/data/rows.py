@@ -11,7 +11,6 @@ datasets.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -34,7 +33,7 @@ NAMES = (
 CAPTIONS = ("prompt", "caption", "text")
 """Columns that may hold the caption; likewise."""
 
-_KINDS = (".json", ".jsonl", ".csv", ".parquet")
+_HINT = "correct the file, or write it again"
 _LONGEST_FIELD = 1 << 24  # characters of a field of a CSV file
 
 
@@ -47,8 +46,38 @@ class Row(NamedTuple):
     others: dict[str, Any]
 
 
-def row_of(value: object, captions: Sequence[str] = CAPTIONS) -> Row:
-    """Return the row of an object; a ValueError says what is wrong with it."""
+def read_rows(
+    file: str, where: str, captions: Sequence[str] = CAPTIONS
+) -> Iterator[tuple[int, Row | ValueError]]:
+    """Yield the rows of a file with their numbers: of a line, in JSON or of a table's row, from 1.
+
+    In the place of a bad row stands a ValueError that says what is wrong with it.
+
+    Args:
+        file: its path.
+        where: the key of the configuration that names it.
+        captions: columns that may hold the caption; the first of them counts.
+
+    Raises:
+        DatasetError: it cannot be read, or is no such file.
+    """
+    try:
+        for number, value in _records(Path(file)):
+            try:
+                yield number, _row(value, captions)
+            except ValueError as error:
+                yield number, error
+        return
+    except UnicodeDecodeError as error:
+        what, hint = f"is not UTF-8 (byte {error.start + 1})", "save it as UTF-8"
+    except (ValueError, csv.Error) as error:
+        what, hint = str(error), _HINT
+    except OSError as error:
+        what, hint = f"cannot be read ({error.strerror})", "check the file's permissions"
+    raise DatasetError(f"{file} {what}", where=where, hint=hint)
+
+
+def _row(value: object, captions: Sequence[str]) -> Row:
     if isinstance(value, ValueError):
         raise value
     if not isinstance(value, Mapping):
@@ -81,17 +110,11 @@ def metadata_of(dataset: str, file: str, root: str) -> dict[str, Row]:
     Raises:
         DatasetError: it cannot be read, ends in the middle, or is no such file.
     """
-    roots, found = absolute_names(root), {}
-    captions = (*CAPTIONS[1:], CAPTIONS[0])
-    with refusing(file, f"datasets.{dataset}.metadata_file"):
-        if Path(file).suffix.lower() not in _KINDS:
-            raise ValueError(f"is none of {', '.join(_KINDS)}")
-        for number, value in records(Path(file)):
-            try:
-                row = row_of(value, captions)
-            except ValueError as error:
-                raise ValueError(f"has a line {number} that {error}") from None
-            found[name_of(row.name, roots)] = row
+    where, roots, found = f"datasets.{dataset}.metadata_file", absolute_names(root), {}
+    for number, row in read_rows(file, where, (*CAPTIONS[1:], CAPTIONS[0])):
+        if isinstance(row, ValueError):
+            raise DatasetError(f"{file} has a line {number} that {row}", where=where, hint=_HINT)
+        found[name_of(row.name, roots)] = row
     return found
 
 
@@ -126,32 +149,8 @@ def file_stat(file: str, where: str) -> SourceStat:
     raise DatasetError(what, where=where, hint="correct the path")
 
 
-@contextlib.contextmanager
-def refusing(file: str, where: str) -> Iterator[None]:
-    """Turn errors while rows are read into a DatasetError about a key of the configuration."""
-    try:
-        yield
-        return
-    except UnicodeDecodeError as error:
-        what, hint = f"{file} is not UTF-8 (byte {error.start + 1})", "save it as UTF-8"
-    except (ValueError, csv.Error) as error:
-        what, hint = f"{file} {error}", "correct the file, or write it again"
-    except OSError as error:
-        what, hint = f"{file} cannot be read ({error.strerror})", "check the file's permissions"
-    raise DatasetError(what, where=where, hint=hint)
-
-
-def records(path: Path) -> Iterator[tuple[int, object]]:
-    """Yield the objects of a file with their numbers: of a line, in JSON or of a row, from 1.
-
-    A JSON object is one of objects by the names of their files. In the place of the object of a
-    damaged line stands a ValueError.
-
-    Raises:
-        ValueError: it is no such file; says what is wrong with it.
-        csv.Error: likewise.
-        OSError: it cannot be read.
-    """
+def _records(path: Path) -> Iterator[tuple[int, object]]:
+    """Yield the objects of a file with their numbers; a ValueError for that of a damaged line."""
     kind = path.suffix.lower()
     if kind == ".csv":
         csv.field_size_limit(_LONGEST_FIELD)
@@ -167,14 +166,16 @@ def records(path: Path) -> Iterator[tuple[int, object]]:
                         yield number, _value(line)
                     except ValueError as error:
                         yield number, error
-    else:
+    elif kind == ".json":
         value = _value(path.read_bytes())
-        if isinstance(value, dict):
+        if isinstance(value, dict):  # sd-scripts' form: objects by the names of their files
             pairs = value.items()
             value = [{**x, NAMES[0]: key} if isinstance(x, dict) else x for key, x in pairs]
         if not isinstance(value, list):
             raise ValueError("is no JSON object or list")
         yield from enumerate(value, 1)
+    else:
+        raise ValueError("is none of .json, .jsonl, .csv, .parquet")
 
 
 def _parquet(path: Path) -> Iterator[dict[str, object]]:
