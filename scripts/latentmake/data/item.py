@@ -29,6 +29,9 @@ BUCKET = "bucket"
 Entry = tuple[str, int, int, int, int]
 """A file of a listing: path below the root, then size, mtime_ns, ctime_ns and inode."""
 
+Window = tuple[float, float | None]
+"""Begin and end of the part of a video, in seconds; None stands for its end."""
+
 NO_FILE = SourceStat(-1, 0, 0, 0)
 """Stat of what is no file: missing, a folder, a pipe, or not to be read; see `missing_file`."""
 
@@ -69,7 +72,7 @@ class Item(NamedTuple):
     row: dict[str, Any] | None = None
     control_sizes: tuple[Size, ...] = ()
     place: str | None = None
-    window: tuple[float, float | None] | None = None
+    window: Window | None = None
 
     def file(self, role: str) -> File | None:
         """Return its first file of a role."""

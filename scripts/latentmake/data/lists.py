@@ -16,13 +16,13 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from posixpath import basename, isabs, normpath, splitext
 from stat import S_ISREG
-from typing import Any, Self
+from typing import Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError
 
 from latentmake import digest
 from latentmake.config.datasets import Dataset
-from latentmake.config.fields import Closed, Number, Real
+from latentmake.config.fields import Number, Real
 from latentmake.data.item import (
     CAPTION,
     IMAGE,
@@ -34,6 +34,7 @@ from latentmake.data.item import (
     File,
     Item,
     Scan,
+    Window,
     unusable_name,
 )
 from latentmake.data.rows import Row, absolute_names, file_stat, name_of, read_rows
@@ -48,63 +49,58 @@ _VIDEOS = VIDEO_EXTENSIONS | {NPZ}
 _encoded = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
 
 
-class _Part(Closed):
-    """The part of a video that a row uses, in frames or in seconds.
+class _Part(BaseModel):
+    """Columns of the part of a video that a row uses, in frames or in seconds."""
 
-    `frames` is the length of the one clip that the row is.
-    """
-
-    first_frame: Number | None = Field(None, ge=0, le=_MOST)
+    first_frame: Number = Field(0, ge=0, le=_MOST)
     frames: Number | None = Field(None, ge=1, le=_MOST)
     stride: Number | None = Field(None, ge=1, le=_MOST)
     start: Real | None = Field(None, ge=0, le=_MOST)
     end: Real | None = Field(None, ge=0, le=_MOST)
 
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        first, frames, start, end = self.first_frame, self.frames, self.start, self.end
-        if frames is not None and frames % 4 != 1:
-            below = max((frames - 1) // 4 * 4 + 1, 1)
-            raise ValueError(
-                f"has frames: {frames}, which is not 4 n + 1: use {below} or {below + 4}"
-            )
-        if first is not None and (start is not None or end is not None):
-            raise ValueError("has first_frame and seconds: leave out one of them")
-        if end is not None and frames is not None:
-            raise ValueError("has frames and end: leave out one of them")
-        if end is not None and end <= (start or 0):
-            raise ValueError(f"ends at {end:g} s, which is not after its start")
-        return self
 
-    @property
-    def suffix(self) -> str:
-        """The end of an item's name: `.f120-81x2`, `.s60-75.5`."""
-        found, frames = "", self.frames
-        if self.start is not None or self.end is not None:
-            end = "" if self.end is None else f"-{self.end:g}"
-            found = f".s{self.start or 0:g}{end}" + (f".{frames}" if frames else "")
-        elif self.first_frame or frames:
-            found = f".f{self.first_frame or 0}" + (f"-{frames}" if frames else "")
-        stride = self.stride or 1
-        return found + (f"{'' if found else '.'}x{stride}" if stride > 1 else "")
+def _part_of(columns: dict[str, Any], stride: int) -> tuple[str, Span, Window | None]:
+    """Take the part of a video out of the columns of a row.
 
+    Args:
+        columns: by their names, without empty ones.
+        stride: of a row that names none.
 
-def _part_of(columns: dict[str, Any]) -> _Part:
-    """Take the columns of the part of a video out of those of a row.
+    Returns:
+        The end of the item's name, such as `.f120-81x2` or `.s60-75.5`; its frames, which are one
+        clip where the row names `frames`; and its seconds.
 
     Raises:
         ValueError: says what is wrong with one of them.
     """
     found = {key: columns.pop(key) for key in _Part.model_fields if key in columns}
     try:
-        return _Part.model_validate(found)
+        part = _Part.model_validate(found)
     except ValidationError as error:
         first = error.errors()[0]
         what = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
-        if not first["loc"]:
-            raise ValueError(what) from None
         shown = f"{first['loc'][0]}: {shortened(repr(first['input']))}"
         raise ValueError(f"has {shown} ({what})") from None
+    frames, start, end = part.frames, part.start or 0, part.end
+    in_seconds = {"start", "end"} & {*found}
+    if frames is not None and frames % 4 != 1:
+        below = max((frames - 1) // 4 * 4 + 1, 1)
+        raise ValueError(f"has frames: {frames}, which is not 4 n + 1: use {below} or {below + 4}")
+    if in_seconds and "first_frame" in found:
+        raise ValueError("has first_frame and seconds: leave out one of them")
+    if end is not None and frames is not None:
+        raise ValueError("has frames and end: leave out one of them")
+    if end is not None and end <= start:
+        raise ValueError(f"ends at {end:g} s, which is not after its start")
+    suffix = ""
+    if in_seconds:
+        suffix = f".s{start:g}" + (f".{frames}" if frames else "" if end is None else f"-{end:g}")
+    elif part.first_frame or frames:
+        suffix = f".f{part.first_frame}" + (f"-{frames}" if frames else "")
+    if part.stride is not None and part.stride > 1:
+        suffix = f"{suffix or '.'}x{part.stride}"
+    span = Span(part.first_frame, frames, part.stride or stride, frames is not None)
+    return suffix, span, (start, end) if in_seconds else None
 
 
 class _List:
@@ -167,13 +163,9 @@ class _List:
         stem = beside.removeprefix(f"{self.root}/").removeprefix("./").lstrip("/")
         stem = basename(stem) if dataset.flat else stem
         if dataset.video:  # caches of clips lie flat
-            part = _part_of(columns)
-            stem = stem.replace("/", "_") + part.suffix
-            stride = part.stride or dataset.sample_stride
-            span = Span(part.first_frame or 0, part.frames, stride, part.frames is not None)
-            span = None if span == Span() else span
-            if part.start is not None or part.end is not None:
-                window = part.start or 0, part.end
+            suffix, part, window = _part_of(columns, dataset.sample_stride)
+            stem = stem.replace("/", "_") + suffix
+            span = None if part == Span() else part
         if fault := unusable_name(f"{stem}."):
             raise ValueError(f"{path} {fault}")
         files = self._files(row, path, beside)
