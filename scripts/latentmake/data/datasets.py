@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from latentmake import layouts
 from latentmake.config.root import Config
@@ -140,8 +140,3 @@ class Datasets:
         )
         self._items = {asked: made for asked, made in self._items.items() if asked[0] != dataset}
         self.faults = {asked: made for asked, made in self.faults.items() if asked[0] != dataset}
-
-    def inputs(self, model: str, part: str, items: Iterable[Item]) -> list[Item]:
-        """Return the inputs of the targets of a part, of some items."""
-        controlled = self.layout(model).controlled_text
-        return [item.inputs(part, controlled_text=controlled) for item in items]

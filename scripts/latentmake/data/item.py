@@ -13,7 +13,7 @@ from latentmake.files.paths import is_text
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media, Span
 from latentmake.index.memo import SourceStat
-from latentmake.layouts import DROPPED, kind_of, text_of
+from latentmake.layouts import DROPPED, Layout, kind_of, text_of
 
 if TYPE_CHECKING:
     from latentmake.data.rows import Row
@@ -103,10 +103,10 @@ class Item(NamedTuple):
         """Its file in messages, with the line of its list."""
         return self.image if self.place is None else f"{self.place}: {self.image}"
 
-    def inputs(self, part: str, *, controlled_text: bool = False) -> Item:
+    def inputs(self, part: str, layout: Layout) -> Item:
         """Return the item with the files and the text that its targets of a part are made of.
 
-        All parts of latents have the same. `controlled_text`: text depends on control images.
+        All parts of latents have the same.
         """
         if kind_of(part) == "latents":
             files = tuple(each for each in self.files if each.role in _OF_LATENTS)
@@ -120,7 +120,7 @@ class Item(NamedTuple):
             texts = [""]
         else:
             texts = [texts[int(name.partition(".")[2] or 0)]]
-        if not controlled_text or not self.controls:
+        if not layout.controlled_text or not self.controls:
             return Item(self.stem, files, texts)
         controls = (each for each in self.files if each.role == CONTROL)
         files = (*files, *controls, self.files[0]._replace(role=BUCKET))

@@ -69,7 +69,10 @@ def with_texts(
                     raise SourceError(missing_file(path), where=place, hint="repair or remove it")
             if not (files or row or settings.class_tokens) and settings.missing_caption == "error":
                 raise SourceError("has no caption file", hint=_hint(settings, item))
-            if read is None or not settings.composed:
+            if read is None and row is None:
+                bare = settings.class_tokens is not None and not files
+                texts = [settings.class_tokens or ""] if bare else None
+            elif read is None or not settings.composed:
                 texts = _plain(settings, read, item, row)
             else:
                 texts = _composed(settings, read, item, row, first_line=first_line)

@@ -55,7 +55,7 @@ def clips_of(row: dict[str, Any], size: str, **settings: Any) -> dict[str, torch
     assert scan.items is not None
     (item,), faults, _ = measured(layout, asked, scan, scan.items, Scan("", [], ""), memo)
     assert scan.faults == faults == []
-    source = item.inputs(size)
+    source = item.inputs(size, layout)
     named = layout.named("cache/d/m/x", size, source.stem, source.media, asked, source.span)
     width_height = Size(*map(int, size.split("x")))
     targets = tuple(Target(size, path, None, width_height, clip) for path, clip in named)
