@@ -10,8 +10,7 @@ from latentmake.config.root import Config
 from latentmake.data import folders
 from latentmake.data.item import Entry, Fault, Item, Scan
 from latentmake.errors import DatasetError, SourceError
-from latentmake.geometry.buckets import Size
-from latentmake.index.memo import Memo, SourceStat
+from latentmake.index.memo import Memo
 from latentmake.layouts import Layout
 
 
@@ -121,16 +120,6 @@ class Datasets:
         settings, section = self.config.datasets[dataset], self.config.models[model]
         control = self.scan(dataset, "control_directory")
         return measured(self.layout(model), settings, scan, found, control, self.memo, section)
-
-    def image_sizes(self, dataset: str, stats: dict[str, SourceStat]) -> dict[str, Size | None]:
-        """Return width and height of a dataset's images as stored; None of an unreadable one."""
-        from latentmake.data.probe import probed
-
-        found = probed(self.scan(dataset).roots, stats, self.memo, video=False)
-        return {
-            path: None if isinstance(media, SourceError) else Size(media.width, media.height)
-            for path, media in found.items()
-        }
 
     def add_faults(self, dataset: str, unreadable: Mapping[str, SourceError]) -> None:
         """Count the items whose sources cannot be read as faulty from now on."""

@@ -6,6 +6,7 @@ file and digests what it saw; `items` makes items of a scan.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Collection, Iterable
@@ -33,7 +34,7 @@ from latentmake.errors import DatasetError, SourceError
 from latentmake.files.media import UNREAD_FORMATS, VIDEO_EXTENSIONS, unread_format
 from latentmake.files.paths import is_remote, normalized
 from latentmake.geometry.clips import Span
-from latentmake.index.memo import SourceStat
+from latentmake.index.memo import SourceStat, source_stat
 
 # Previews of latents, which ai-training's scripts write beside images (--writepreview).
 _PREVIEWS = (".img_sdvae.webp", ".img_sdxl.webp")
@@ -66,9 +67,8 @@ def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
         raise DatasetError(what, where=where, hint="correct the path or create it")
     listed: object = entries
     if key == "path" and dataset.metadata_file is not None:
-        from latentmake.data.rows import file_stat
-
-        listed = entries, tuple(file_stat(dataset.metadata_file, f"datasets.{name}.metadata_file"))
+        with contextlib.suppress(OSError):  # whoever reads it says so
+            listed = entries, tuple(source_stat(Path(dataset.metadata_file).stat()))
     return Scan(root, entries, digest.of_entries(listed), (root,))
 
 

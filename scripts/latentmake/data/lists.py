@@ -37,9 +37,10 @@ from latentmake.data.item import (
     Window,
     unusable_name,
 )
-from latentmake.data.rows import Row, absolute_names, file_stat, name_of, read_rows
+from latentmake.data.rows import Row, absolute_names, name_of, read_rows
 from latentmake.errors import DatasetError, shortened
 from latentmake.files.media import NPZ, UNREAD_FORMATS, VIDEO_EXTENSIONS, unread_format
+from latentmake.files.paths import is_text
 from latentmake.geometry.clips import Span
 from latentmake.index.memo import SourceStat, source_stat
 
@@ -106,9 +107,9 @@ def _part_of(columns: dict[str, Any], stride: int) -> tuple[str, Span, Window | 
 class _List:
     """A list that is read: its files with their stats, and its items."""
 
-    def __init__(self, dataset: Dataset, where: str) -> None:
+    def __init__(self, dataset: Dataset) -> None:
         self.root = os.path.normpath(Path(dataset.path).parent)
-        self.stats = {str(Path(dataset.path)): file_stat(dataset.path, where)}
+        self.stats: dict[str, SourceStat] = {}
         self.items: dict[str, Item] = {}
         self.faults: list[Fault] = []
         self.rows: dict[str, Row] = {}  # with texts, by the stems of their items
@@ -208,7 +209,8 @@ def scan(name: str, dataset: Dataset) -> Scan:
         DatasetError: the list is missing, is no file, cannot be read, or has no row.
     """
     where = f"datasets.{name}.path"
-    made = _List(dataset, where)
+    made = _List(dataset)
+    made.stat(str(Path(dataset.path)))
     for number, row in read_rows(dataset.path, where):
         made.add(number, row)
     if not made.items and not made.faults:
@@ -226,10 +228,8 @@ def scan(name: str, dataset: Dataset) -> Scan:
 
 def path_of(name: str, root: str, roots: Collection[str]) -> str:
     """Return the path that a row of a list names; a ValueError says what is wrong with it."""
-    if any(ord(character) < 32 for character in name):
-        raise ValueError("has a control character in its name")
-    if "://" in name:
-        raise ValueError(f"names {shortened(name)}, and lists name files on a disk alone")
+    if any(ord(character) < 32 for character in name) or not is_text(name):
+        raise ValueError("has a control character in its name, or half a character")
     path = name_of(name, roots)
     if isabs(path):  # caches are named after it, and stay in their folder
         return "/" + normpath(path).lstrip("/")

@@ -12,17 +12,17 @@ datasets.
 from __future__ import annotations
 
 import csv
+import io
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from posixpath import normpath
-from stat import S_ISREG
 from typing import Any, NamedTuple
 
 from latentmake.data.captions import text_fault
 from latentmake.errors import DatasetError, shortened
 from latentmake.files.paths import is_text
-from latentmake.index.memo import SourceStat, source_stat
+from latentmake.regular import read_regular
 
 NAMES = (
     *("video", "video_path", "image", "image_path", "file_name", "path", "image_path_0"),
@@ -62,7 +62,7 @@ def read_rows(
         DatasetError: it cannot be read, or is no such file.
     """
     try:
-        for number, value in _records(Path(file)):
+        for number, value in _records(Path(file).suffix.lower(), read_regular(file)):
             try:
                 yield number, _row(value, captions)
             except ValueError as error:
@@ -73,7 +73,7 @@ def read_rows(
     except (ValueError, csv.Error) as error:
         what, hint = str(error), _HINT
     except OSError as error:
-        what, hint = f"cannot be read ({error.strerror})", "check the file's permissions"
+        what, hint = f"cannot be read ({error.strerror})", "correct the path or its permissions"
     raise DatasetError(f"{file} {what}", where=where, hint=hint)
 
 
@@ -137,80 +137,59 @@ def name_of(name: str, roots: Collection[str]) -> str:
 # -- files ----------------------------------------------------------------------------------------
 
 
-def file_stat(file: str, where: str) -> SourceStat:
-    """Return the stat of a list or metadata file; a DatasetError says that there is none."""
-    try:
-        found = Path(file).stat()
-        if S_ISREG(found.st_mode):
-            return source_stat(found)
-        what = f"{file} is no regular file"
-    except OSError as error:
-        what = f"{file} cannot be read ({error.strerror})"
-    raise DatasetError(what, where=where, hint="correct the path")
-
-
-def _records(path: Path) -> Iterator[tuple[int, object]]:
-    """Yield the objects of a file with their numbers; a ValueError for that of a damaged line."""
-    kind = path.suffix.lower()
+def _records(kind: str, data: bytes) -> Iterable[tuple[int, object]]:
+    """Return the objects of a file with their numbers; a ValueError for that of a damaged line."""
+    if kind == ".jsonl":
+        lines = enumerate(data.split(b"\n"), 1)
+        return ((number, _value(x)) for number, x in lines if x.strip(b"\xef\xbb\xbf \t\r"))
     if kind == ".csv":
-        csv.field_size_limit(_LONGEST_FIELD)
-        with path.open(encoding="utf-8-sig", newline="") as lines:
-            yield from enumerate(_table(lines), 1)
-    elif kind == ".parquet":
-        yield from enumerate(_parquet(path), 1)
-    elif kind == ".jsonl":
-        with path.open("rb") as raw:
-            for number, line in enumerate(raw, 1):
-                if line.strip(b"\xef\xbb\xbf \t\r\n"):
-                    try:
-                        yield number, _value(line)
-                    except ValueError as error:
-                        yield number, error
-    elif kind == ".json":
-        value = _value(path.read_bytes())
-        if isinstance(value, dict):  # sd-scripts' form: objects by the names of their files
-            pairs = value.items()
-            value = [{**x, NAMES[0]: key} if isinstance(x, dict) else x for key, x in pairs]
-        if not isinstance(value, list):
-            raise ValueError("is no JSON object or list")
-        yield from enumerate(value, 1)
-    else:
+        return enumerate(_table(data.decode("utf-8-sig")), 1)
+    if kind == ".parquet":
+        return enumerate(_parquet(data), 1)
+    if kind != ".json":
         raise ValueError("is none of .json, .jsonl, .csv, .parquet")
+    value = _value(data)
+    if isinstance(value, ValueError):
+        raise value
+    if isinstance(value, dict):  # sd-scripts' form: objects by the names of their files
+        pairs = value.items()
+        value = [{**x, NAMES[0]: key} if isinstance(x, dict) else x for key, x in pairs]
+    if not isinstance(value, list):
+        raise ValueError("is no JSON object or list")
+    return enumerate(value, 1)
 
 
-def _parquet(path: Path) -> Iterator[dict[str, object]]:
+def _value(data: bytes) -> object:
+    """Return the value of JSON text, or a ValueError that says what is wrong with it."""
+    try:
+        return json.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        return ValueError(f"is not UTF-8 (byte {error.start + 1})")
+    except (ValueError, RecursionError) as error:  # nested too deeply
+        is_cut = isinstance(error, json.JSONDecodeError) and (
+            error.msg.startswith("Unterminated") or error.pos >= len(error.doc.rstrip())
+        )
+        return ValueError("ends in the middle" if is_cut else f"is not JSON ({error})")
+
+
+def _parquet(data: bytes) -> Iterator[dict[str, object]]:
     try:
         from pyarrow import ArrowInvalid
         from pyarrow.parquet import ParquetFile
     except ImportError:
-        what, hint = f"{path} needs the Python package pyarrow", "install it: pip install pyarrow"
+        what, hint = "a table needs the Python package pyarrow", "install it: pip install pyarrow"
         raise DatasetError(what, where="datasets", hint=hint) from None
     try:
-        with ParquetFile(path) as table:
+        with ParquetFile(io.BytesIO(data)) as table:
             for batch in table.iter_batches():
                 yield from batch.to_pylist()
     except ArrowInvalid as error:
         raise ValueError(f"is no Parquet file ({' '.join(str(error).split())})") from None
 
 
-def _value(data: bytes) -> object:
-    """Return the value of JSON text; a ValueError says what is wrong with it."""
-    try:
-        return json.loads(data.decode("utf-8-sig"))
-    except json.JSONDecodeError as error:
-        if error.msg.startswith("Unterminated") or error.pos >= len(error.doc.rstrip()):
-            raise ValueError("ends in the middle") from None
-        place = f"line {error.lineno}, " if error.lineno > 1 else ""
-        what = f"{error.msg}, {place}column {error.colno}"
-    except UnicodeDecodeError as error:
-        raise ValueError(f"is not UTF-8 (byte {error.start + 1})") from None
-    except (ValueError, RecursionError) as error:  # a number that is too long; nested too deeply
-        what = str(error)
-    raise ValueError(f"is not JSON ({what})")
-
-
-def _table(lines: Iterator[str]) -> Iterator[dict[str, str | None]]:
-    reader = csv.DictReader(lines, strict=True)
+def _table(text: str) -> Iterator[dict[str, str | None]]:
+    csv.field_size_limit(_LONGEST_FIELD)
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     columns = reader.fieldnames or []
     if not {*columns} & {*NAMES} or not {*columns} & {*CAPTIONS, "tags"}:
         names = ", ".join(columns) or "none"
