@@ -119,11 +119,10 @@ class _List:
     def stat(self, path: str) -> SourceStat:
         """Return the stat of a file that a row names, or that may lie beside it."""
         if path not in self.stats:
+            self.stats[path] = NO_FILE
             with contextlib.suppress(OSError):
                 found = os.stat(path)  # noqa: PTH116 -- of each row
-                if S_ISREG(found.st_mode):
-                    return self.stats.setdefault(path, source_stat(found))
-            self.stats[path] = NO_FILE
+                self.stats[path] = source_stat(found) if S_ISREG(found.st_mode) else NO_FILE
         return self.stats[path]
 
     def add(self, number: int, row: Row | ValueError) -> None:

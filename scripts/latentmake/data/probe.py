@@ -93,18 +93,15 @@ def measured(
 def _notes(settings: Dataset, found: Mapping[str, Media | SourceError]) -> Iterator[str]:
     """Yield lines about videos that keys would treat otherwise."""
     known = [(path, media) for path, media in found.items() if isinstance(media, Media)]
-    variable, turned = list[str](), list[str]()
-    if settings.source_fps != "auto":
-        variable = [x for x, each in known if each.timing and Timing.parse(each.timing).is_variable]
-    if not settings.display_rotation:
-        turned = [path for path, media in known if media.rotation]
-    for paths, what in (
-        (variable, "a variable frame rate, which does not count; set `source_fps: auto`"),
-        (turned, "a rotation for display, which does not count; set `display_rotation: true`"),
+    variable = [x for x, each in known if each.timing and Timing.parse(each.timing).is_variable]
+    turned = [path for path, media in known if media.rotation]
+    for counts, paths, what, key in (
+        (settings.source_fps == "auto", variable, "variable frame rate", "source_fps: auto"),
+        (settings.display_rotation, turned, "rotation for display", "display_rotation: true"),
     ):
-        if paths:
+        if paths and not counts:
             more = f" and {len(paths) - 1} more have" if len(paths) > 1 else " has"
-            yield f"{paths[0]}{more} {what}"
+            yield f"{paths[0]}{more} a {what}, which does not count; set `{key}`"
 
 
 def _even(items: Sequence[Item], faults: list[Fault]) -> Iterator[Item]:
@@ -136,14 +133,13 @@ def probed(
     new = [path for path in stats if path not in found]
     what, least = ("videos", _LONG_VIDEOS) if video else ("images", _LOOKS_LONG)
     probes = probe_videos(new) if video else map(_image, new)
-    with Progress(
-        total=len(new), desc=f"sizes of {what}", unit=what[:-1], disable=len(new) < least
-    ) as progress:
-        for path, media in zip(new, probes, strict=True):
-            progress.update()
-            found[path] = media
-            if not isinstance(media, SourceError):
-                memo.learn_media(path, stats[path], media)
+    quiet, pairs = len(new) < least, zip(new, probes, strict=True)
+    for path, media in Progress(
+        pairs, total=len(new), desc=f"sizes of {what}", unit=what[:-1], disable=quiet
+    ):
+        found[path] = media
+        if not isinstance(media, SourceError):
+            memo.learn_media(path, stats[path], media)
     return found
 
 
@@ -160,13 +156,10 @@ def _check_name(layout: Layout, item: Item, owners: dict[str, Item], texts: int)
     `texts` is the number of an item's texts: those of further ones may have names of their own.
     """
     base, name = layout.base(item.stem), item.stem.rpartition("/")[2]
-    names = [base]
-    if layout.numbers_variants:
-        names += [f"{base}.v{number}" for number in range(1, texts)]
-    for each in names:
-        if (other := owners.setdefault(each, item)).stem != item.stem:
-            what = f"shares the name {each} in the cache with {other.image}"
+    endings = ["", *(f".v{number}" for number in range(1, texts) if layout.numbers_variants)]
+    for ending in endings:
+        if (other := owners.setdefault(base + ending, item)).stem != item.stem:
+            what = f"shares the name {base}{ending} in the cache with {other.image}"
             raise SourceError(what, hint="rename one of them")
-    if len((name + layout.longest_ending + names[-1][len(base) :]).encode()) > 255:
-        what = "has a name too long for its cache file"
-        raise SourceError(what, hint="rename it")
+    if len(f"{name}{layout.longest_ending}{endings[-1]}".encode()) > 255:
+        raise SourceError("has a name too long for its cache file", hint="rename it")
