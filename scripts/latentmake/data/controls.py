@@ -52,9 +52,9 @@ def controls_of(
         return lambda item: ()
     stats = {} if scan.items is None else {path: SourceStat(*stat) for path, *stat in scan.entries}
     prefix, there = f"{scan.root}/", dict[str, list[File]]()
-    layers = {path for item in items for path in item.layers}
-    paths = (f"{prefix}{path.removeprefix(prefix)}" for path, size, *_ in scan.entries if size >= 0)
-    stems = {_stem(x, prefix) for x in paths if _is(IMAGE_EXTENSIONS, x) and x not in layers}
+    images = (x for x, size, *_ in scan.entries if size >= 0 and _is(IMAGE_EXTENSIONS, x))
+    layers = {_stem(path, prefix) for item in items for path in item.layers}
+    stems = {_stem(path, prefix) for path in images} - layers
     for path, *stat in sorted(control.entries):
         if stat[0] >= 0 and _is(VIDEO_EXTENSIONS if settings.video else IMAGE_EXTENSIONS, path):
             # The names of faulty items count too.

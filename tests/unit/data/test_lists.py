@@ -205,12 +205,7 @@ def test_captions_and_tags_of_rows_are_composed_like_those_of_files(tmp_path: Pa
     ("row", "what"),
     [
         ("{,", "is not JSON"),
-        ('{"video": "a.m', "ends in the middle"),
         ('{"video": "a.mp4", "prompt": "x", "n": NaN}', "is not JSON (Out of range"),
-        ('{"video": "a.mp4", "prompt": "\\ud800"}', "has a caption that holds half a character"),
-        ("[" * 100_000, "is not JSON (maximum recursion depth exceeded"),
-        ("[1]", "is no object with the name of a file"),
-        ({"prompt": "x"}, "names no file (video or file_name or path)"),
         ({"video": "", "prompt": "x"}, "names no file, but ''"),
         ({"video": 3, "prompt": "x"}, "names no file, but 3"),
         ({"video": "none.mp4", "prompt": "x"}, "none.mp4: does not exist"),
@@ -225,8 +220,6 @@ def test_captions_and_tags_of_rows_are_composed_like_those_of_files(tmp_path: Pa
         ({"video": "set.1/walk", "prompt": "x"}, "set.1/walk is no video"),
         ({"video": "a.mp4"}, "a.mp4: has no caption file"),
         ({"video": "a.mp4", "prompt": " "}, "a.mp4: has an empty caption"),
-        ({"video": "a.mp4", "prompt": 3}, "has a caption that is no text"),
-        ({"video": "a.mp4", "prompt": "x\0"}, "has a caption that holds NUL characters"),
         ({"video": "a.mp4", "prompt": "x" * 1_000_001}, "is longer than 1000000 bytes"),
         (part(frames=80), "is not 4 n + 1: use 77 or 81"),
         (part(frames=-3), "has frames: -3 (should be greater than"),
@@ -280,18 +273,14 @@ def test_two_rows_of_the_same_clip_and_two_files_of_one_name_are_faults(tmp_path
 def test_what_is_no_list_is_one_line(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jsonl")
     (tmp_path / "empty.jsonl").touch()
-    (tmp_path / "text.json").write_text("hello")
-    (tmp_path / "cut.json").write_text('[{"video": "a.mp4"}, {')
     for name, what in (
         ("none.jsonl", "cannot be read (No such file"),
         ("pipe.jsonl", "is no regular file"),
         ("empty.jsonl", "has no row"),
-        ("text.json", "is not JSON (Expecting value"),
-        ("cut.json", "ends in the middle"),
     ):
-        with pytest.raises(DatasetError) as caught:
+        with pytest.raises(DatasetError, match=r"^datasets\.d\.path: ") as caught:
             find(tmp_path / name)
-        assert what in str(caught.value) and str(caught.value).startswith("datasets.d.path: ")
+        assert what in str(caught.value)
 
 
 def test_a_folder_with_the_name_of_a_list_is_a_folder(tmp_path: Path) -> None:
