@@ -32,7 +32,7 @@ def controls_of(
     scan: Scan,
     control: Scan,
     items: Iterable[Item],
-    model: Model | None,
+    model: Model,
 ) -> ControlsOf:
     """Return what finds the controls of the items of a dataset.
 
@@ -42,12 +42,9 @@ def controls_of(
         scan: its listing.
         control: that of its folder of controls; empty without one.
         items: of the dataset.
-        model: whose architecture says how many controls an item has, where these are numbered.
+        model: says how many controls an item has, where these are numbered.
     """
-    counts = None
-    if layout.numbered_controls:
-        assert model is not None
-        counts = control_counts(model, settings)
+    counts = control_counts(model, settings) if layout.numbered_controls else None
     if counts == (0, 0) or (counts is None and not control.root):
         return lambda item: ()
     stats = {} if scan.items is None else {path: SourceStat(*stat) for path, *stat in scan.entries}
@@ -73,7 +70,7 @@ def controls_of(
                 hint = f"put {control.root}/{name}{ending} there, or remove the item"
                 raise SourceError(f"has no control in {control.root}", hint=hint)
             found = there[name][:1] if counts is None else in_order(name, there[name], "control")
-        if counts is not None and model is not None:
+        if counts is not None:
             least, most = counts
             if len(found) < least or (most is not None and len(found) > most):
                 count = f"{least} or more" if most is None else f"{least} to {most}"
@@ -110,7 +107,7 @@ def sizes_of(
     files: Sequence[File],
     item: Item,
     settings: Dataset,
-    model: Model | None,
+    model: Model,
     measure: Callable[[Sequence[File]], Mapping[str, Media | SourceError]],
 ) -> tuple[Size, ...]:
     """Return the sizes of an item's controls, where what is done to them depends on these.
@@ -118,7 +115,7 @@ def sizes_of(
     Raises:
         SourceError: one cannot be read, or has a size that the model cannot take.
     """
-    if model is None or settings.video or not files or not has_own_sizes(settings):
+    if settings.video or not files or not has_own_sizes(settings):
         return ()
     sizes: list[Size] = []
     step, scripts = model.spec.side, model.spec.scripts

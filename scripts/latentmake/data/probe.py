@@ -34,7 +34,7 @@ def measured(
     items: Sequence[Item],
     control: Scan,
     memo: Memo,
-    model: Model | None = None,
+    model: Model,
 ) -> tuple[list[Item], list[Fault], list[str]]:
     """Complete items by size, length, span and controls.
 
@@ -60,7 +60,7 @@ def measured(
             if isinstance(media, SourceError):
                 raise media
             if settings.video:
-                if model is not None and model.scripted:
+                if model.scripted:
                     refuse_parts(item)
                 media, span = used_part(item, settings, media, layout.rate)
             _check_name(layout, item, owners, settings.text_variants)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake import layouts
 from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.data import lists
 from latentmake.data import probe as probing
 from latentmake.data.item import Fault, Item, Scan
@@ -24,6 +25,8 @@ from latentmake.data.texts import with_texts
 from latentmake.errors import DatasetError
 from latentmake.geometry.clips import Clip, Span, kept_indices
 from latentmake.index.memo import Memo
+
+WAN = Model.model_validate({"task": "t2v-1.3B", "vae": "vae", "text": "text"})
 
 
 def write(path: Path, *rows: Any) -> Path:
@@ -59,7 +62,7 @@ def probe(
     memo = memo or Memo(None)
     scan = lists.scan("d", asked)
     assert scan.items is not None and scan.faults == []
-    return measured(layouts.of("musubi"), asked, scan, scan.items, Scan("", [], ""), memo)
+    return measured(layouts.of("musubi"), asked, scan, scan.items, Scan("", [], ""), memo, WAN)
 
 
 # -- rows -----------------------------------------------------------------------------------------
