@@ -105,7 +105,6 @@ def _listed(item: Item, root: str, stats: Mapping[str, SourceStat]) -> list[File
 
 def sizes_of(
     files: Sequence[File],
-    item: Item,
     settings: Dataset,
     model: Model,
     measure: Callable[[Sequence[File]], Mapping[str, Media | SourceError]],

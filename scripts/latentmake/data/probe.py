@@ -73,7 +73,7 @@ def measured(
                 short.append(f"{item.where} {what}: it is left out")
                 continue
             files = controls(item)
-            sizes = sizes_of(files, item, settings, model, measure)
+            sizes = sizes_of(files, settings, model, measure)
         except SourceError as error:
             faults.append(Fault(item.where, item.stem, error.what, error.hint))
             continue
