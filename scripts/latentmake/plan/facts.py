@@ -72,7 +72,8 @@ class Facts(Datasets):
         parts = ["latents"] if kind == "latents" else text_parts(self.config.datasets[dataset])
         items = [each for each in self.items(dataset, model)[0] if each.stem == fault["stem"]]
         contents = self.contents(dataset, items)
-        inputs = (each for part in parts for each in self.inputs(model, part, items))
+        layout = self.layout(model)
+        inputs = (each.inputs(part, layout) for part in parts for each in items)
         return any(contents.of(each) == fault["digest"] for each in inputs)
 
     def digest_of(self, path: str | Path) -> str | None:

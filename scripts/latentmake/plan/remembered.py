@@ -38,7 +38,6 @@ def judge_dataset(facts: Facts, dataset: str, model: str, parts: Sequence[str]) 
     if usual:
         if same := past.state():
             return same
-        facts.note_unused(dataset)
         if changed := past.changed():
             past.keep(*changed)
             return changed[0]
@@ -158,16 +157,16 @@ class Remembered:
             found: the files in the cache folder that may be theirs.
             gone: those that are no longer there; None where all items are judged.
         """
-        facts, (_, model) = self._facts, self._asked
-        latents = facts.inputs(model, "latents", items)  # the same at each resolution
+        facts, layout = self._facts, self._layout
+        latents = [x.inputs("latents", layout) for x in items]  # the same at each resolution
         inputs = {
-            part: latents if kind_of(part) == "latents" else facts.inputs(model, part, items)
+            part: latents if kind_of(part) == "latents" else [x.inputs(part, layout) for x in items]
             for part in self._parts
         }
         some = None if gone is None else (items, [*found, *gone])
         judge = facts.judge(*self._asked, self._parts, some)
         if not any(kind_of(part) == "text" for part in self._parts):  # the trainer encodes it
-            for each in facts.inputs(model, "text", items):
+            for each in (x.inputs("text", layout) for x in items):
                 judge.contents.of(each)
         return judge.judge(inputs, owned, found)
 

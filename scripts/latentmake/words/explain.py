@@ -189,8 +189,8 @@ def _of_source(facts: Facts, path: str) -> Iterator[Explanation]:
         own = [item for item in items if any(_same(each.path, path) for each in item.files)]
         for item in own:
             for part in (x for x in needed if x[:2] == (dataset, model)):
-                inputs = facts.inputs(model, part.name, [item])
                 layout, settings = facts.layout(model), config.datasets[dataset]
+                inputs = [item.inputs(part.name, layout)]
                 for each, targets in targets_of(layout, settings, part, inputs):
                     yield from (_of_target(facts, part, each, target) for target in targets)
     for fault in faults:
