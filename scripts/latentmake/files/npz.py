@@ -38,7 +38,7 @@ _ARRAY = re.compile(
     re.DOTALL,
 )
 _HEADER_OF_ARRAY = 256  # bytes that hold it
-_NAMES = {dtype.numpy.encode(): name for name, dtype in DTYPES.items()}
+_NAMES = {dtype.numpy.encode(): name for name, dtype in DTYPES.items() if dtype.numpy}
 
 
 def serialize(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
