@@ -50,7 +50,7 @@ def facts_of(values: dict[str, Any], memo: Memo) -> Facts:
 
 def expected_of(facts: Facts) -> list[Expected]:
     """Return the origin that each cache file of the run should have."""
-    return [*_expected(facts, facts.config.runs[RUN])]
+    return [*_expected(facts, RUN)]
 
 
 def tensors_of(key: str, part: str) -> dict[str, torch.Tensor]:

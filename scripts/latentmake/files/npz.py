@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MAGIC = b"PK\x03\x04"  # the first bytes of an archive that is not empty
 _END = struct.Struct("<4s4H2LH")  # of an archive: signature, disks, entries, size, offset, comment
 _BEYOND = 0xFFFFFFFF  # in the place of an offset that is written elsewhere, with 64 bits
-_LENGTHS = struct.Struct("<26x2H")  # before a member's bytes: lengths of name and extra field
+_MEMBER = struct.Struct("<26x2H")  # before a member: lengths of the name and more, which follow
 _FIRST_READ = 4096  # bytes that hold a comment of ours
 _MOST = _END.size + 0xFFFF
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that a ZIP archive can say
@@ -38,7 +38,7 @@ _ARRAY = re.compile(
     re.DOTALL,
 )
 _HEADER_OF_ARRAY = 256  # bytes that hold it
-_NAMES = {dtype.numpy.encode(): name for name, dtype in DTYPES.items()}
+_NAMES = {dtype.numpy.encode(): name for name, dtype in DTYPES.items() if dtype.numpy}
 
 
 def serialize(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
@@ -121,7 +121,7 @@ def metadata_of(comment: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def split(data: bytes) -> tuple[bytes, dict[str, bytes | memoryview]]:
+def split(data: bytes) -> tuple[bytes, dict[str, bytes]]:
     """Split an archive into its header and its members.
 
     Returns:
@@ -131,24 +131,21 @@ def split(data: bytes) -> tuple[bytes, dict[str, bytes | memoryview]]:
     Raises:
         ValueError: it is no archive, or damaged.
     """
-    header, members, done, view = [], dict[str, bytes | memoryview](), 0, memoryview(data)
+    header, members, done = [], dict[str, bytes](), 0
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             for entry in archive.infolist():
-                place = entry.header_offset + sum(_LENGTHS.unpack_from(data, entry.header_offset))
-                start, end = place + 30, place + 30 + entry.compress_size
-                if not done <= start <= end <= len(data):
-                    raise ValueError
-                is_stored = entry.compress_type == zipfile.ZIP_STORED
-                members[entry.filename] = view[start:end] if is_stored else archive.read(entry)
-                header.append(view[done:start])
-                done = end
+                members[entry.filename] = archive.read(entry)
+                place = entry.header_offset
+                start = place + _MEMBER.size + sum(_MEMBER.unpack_from(data, place))
+                header.append(data[done:start])
+                done = start + entry.compress_size
     except Exception:  # zipfile and zlib raise many things for a damaged file
         raise ValueError("is damaged or no npz file") from None
-    return b"".join((*header, view[done:])), members
+    return b"".join((*header, data[done:])), members
 
 
-def parse_array(member: bytes | memoryview) -> tuple[str, tuple[int, ...], int]:
+def parse_array(member: bytes) -> tuple[str, tuple[int, ...], int]:
     """Return an array's dtype as safetensors names it, its shape, and the offset of its numbers.
 
     By hand: numpy reads the header by Python's ast, which fails now and then in several threads.

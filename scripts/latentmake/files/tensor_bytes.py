@@ -25,24 +25,28 @@ class Dtype(NamedTuple):
     """Format of a number.
 
     Attributes:
+        name: in torch and in settings.
         size: in bytes.
-        exponent: bits of its exponent, which NaN and infinity have all set; 0 of whole numbers.
+        exponent: bits of its exponent, which NaN and infinity have all set; 0 of those without.
         numpy: numpy's name in an npz file; "" where it has none.
     """
 
+    name: str
     size: int
-    exponent: int
-    numpy: str
+    exponent: int = 0
+    numpy: str = ""
 
 
 DTYPES = {
-    "BF16": Dtype(2, 0x7F80, ""),
-    "F16": Dtype(2, 0x7C00, "<f2"),
-    "F32": Dtype(4, 0x7F8 << 20, "<f4"),
-    "F64": Dtype(8, 0x7FF << 52, "<f8"),
-    "I32": Dtype(4, 0, "<i4"),
-    "I64": Dtype(8, 0, "<i8"),
-    "BOOL": Dtype(1, 0, "|b1"),
+    "BF16": Dtype("bfloat16", 2, 0x7F80),
+    "F16": Dtype("float16", 2, 0x7C00, "<f2"),
+    "F32": Dtype("float32", 4, 0x7F8 << 20, "<f4"),
+    "F64": Dtype("float64", 8, 0x7FF << 52, "<f8"),
+    "F8_E4M3": Dtype("float8_e4m3fn", 1),
+    "I32": Dtype("int32", 4, numpy="<i4"),
+    "I64": Dtype("int64", 8, numpy="<i8"),
+    "U8": Dtype("uint8", 1),
+    "BOOL": Dtype("bool", 1, numpy="|b1"),
 }
 """Name in safetensors -> dtype."""
 
@@ -100,9 +104,9 @@ def largest(dtype: str, data: bytes | memoryview) -> int | None:
     """
     import numpy as np  # planning reads headers alone, and does without
 
-    size, exponent, _ = DTYPES.get(dtype, (1, 0, ""))
-    if not exponent:
+    if dtype not in DTYPES or not DTYPES[dtype].exponent:
         return 1
+    _, size, exponent, _ = DTYPES[dtype]
     if len(data) % size:
         return None
     highest = np.maximum.reduce  # what `max` calls, by a detour

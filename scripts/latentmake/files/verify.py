@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import os
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from latentmake.files import npz
 from latentmake.files.cachefile import FOREIGN, KEY, Header, header_of
-from latentmake.files.safetensors import parse_head
+from latentmake.files.safetensors import Head, parse_head
 from latentmake.files.tensor_bytes import (
     CHECKSUM,
     DTYPES,
@@ -62,15 +62,17 @@ def verify(
         return Checked(f"{FOREIGN} ({error})", is_foreign=True)
     with file:
         data = file.readall()
-    is_npz = data.startswith(npz.MAGIC)
+    is_npz, origin = data.startswith(npz.MAGIC), None
     try:
-        metadata, header, arrays, pieces = (_npz if is_npz else _safetensors)(data)
-        origin = header_of(metadata, b"" if is_npz else data[: 8 + len(header)])
+        head = None if is_npz else parse_head(data)
+        metadata = head.metadata if head else npz.metadata_of(npz.comment_of(data))
+        origin = header_of(metadata, head.data if head else b"")
+        header, arrays, pieces = _safetensors(data, head) if head else _npz(data)
     except ValueError as error:
         # The end of an npz file may be gone, which has the key; a crash may leave zeros of any.
-        lost = str(error) != FOREIGN and (is_npz or not data.strip(b"\0"))
-        if lost or KEY.encode() in data:
-            return Checked(str(error))
+        is_lost = str(error) != FOREIGN and (is_npz or not data.strip(b"\0"))
+        if is_lost or KEY.encode() in data:
+            return Checked(str(error), header=origin)
         return Checked(FOREIGN, is_foreign=True)
     damage = None
     if not metadata.keys().isdisjoint((CHECKSUM, HEADER_CHECKSUM)):  # else of an older release
@@ -95,13 +97,12 @@ def corruption_of(path: str | os.PathLike[str]) -> str | None:
     return checked.damage if checked.has_checksum else None
 
 
-_Parsed = tuple[dict[str, Any], bytes, dict[str, tuple[str, _Bytes]], list[_Bytes]]
-"""Metadata; the bytes that the header's checksum is of; name of each tensor -> dtype and bytes; the
-bytes that the checksum of the tensors is of."""
+_Parsed = tuple[bytes, dict[str, tuple[str, _Bytes]], list[_Bytes]]
+"""Bytes of the header's checksum; name of each tensor -> dtype and bytes; bytes of the checksum of
+the tensors."""
 
 
-def _safetensors(data: bytes) -> _Parsed:
-    head = parse_head(data)
+def _safetensors(data: bytes, head: Head) -> _Parsed:
     body = memoryview(data)[len(head.data) :]
     arrays: dict[str, tuple[str, _Bytes]] = {}
     for name, (dtype, shape, start, end) in head.tensors.items():
@@ -109,17 +110,16 @@ def _safetensors(data: bytes) -> _Parsed:
         if not 0 <= start <= end or size != end - start:
             raise ValueError("has a damaged header")
         arrays[name] = dtype, body[start:end]
-    return head.metadata, head.data[8:], arrays, [body]
+    return head.data[8:], arrays, [body]
 
 
 def _npz(data: bytes) -> _Parsed:
-    metadata = npz.metadata_of(npz.comment_of(data))
     header, members = npz.split(data)
     arrays: dict[str, tuple[str, _Bytes]] = {}
     for name, member in members.items():
         dtype, _, start = npz.parse_array(member)
-        arrays[name.removesuffix(".npy")] = dtype, member[start:]
-    return metadata, header, arrays, [*members.values()]
+        arrays[name.removesuffix(".npy")] = dtype, memoryview(member)[start:]
+    return header, arrays, [*members.values()]
 
 
 def _values_fault(arrays: dict[str, tuple[str, _Bytes]], *, may_be_zero: bool) -> str | None:

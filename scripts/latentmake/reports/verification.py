@@ -5,33 +5,27 @@ No cache file is believed: a memo or a header may say that a damaged one is fres
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import Field
-
 from latentmake import digest
-from latentmake.config.runs import Run
-from latentmake.data.item import Item
 from latentmake.errors import CacheError, shortened, storage_error
 from latentmake.files.cachefile import Header, read_recipe
 from latentmake.files.verify import verify as verify_file
-from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
-from latentmake.plan.state import Judge
-from latentmake.plan.target import PROMPTS, Target, parts_of, prompt_items, prompts_of
+from latentmake.plan.target import PROMPTS, parts_of, prompt_items, prompts_of
 from latentmake.progress import Progress
 from latentmake.reports.recipe_changes import recipe_differences
-from latentmake.training.json_file import JsonFile
 
 DAMAGED, UNEXPECTED, MISSING = "damaged", "not what the plan expects", "missing"
 """Verdicts on a file."""
@@ -83,9 +77,10 @@ def verify(facts: Facts, runs: Sequence[str], *, threads: int, repair: bool = Fa
     Raises:
         UserError: a dataset or a model cannot be read.
     """
-    settings = [facts.config.runs[run] for run in runs]
-    expected = {each.path: each for run in settings for each in _expected(facts, run)}
-    recipes = {digest.of_value(each): each for run in settings for each in _recipes(facts, run)}
+    expected = {each.path: each for run in runs for each in _expected(facts, run)}
+    parts = {part for run in runs for part in parts_of(facts.config, facts.config.runs[run])}
+    known = (facts.recipe(part.dataset, part.model, kind_of(part.name)) for part in parts)
+    recipes = {digest.of_value(recipe): recipe for recipe in known if recipe}
     found, began = Verified(), time.monotonic()
     with (
         ThreadPoolExecutor(threads) as pool,
@@ -104,7 +99,7 @@ def verify(facts: Facts, runs: Sequence[str], *, threads: int, repair: bool = Fa
     found.findings.sort()
     if repair:
         found.findings = [
-            _repaired(each, expected[each.path].key, facts.memo) if each.is_ours else each
+            _repaired(each, expected[each.path].key, facts) if each.is_ours else each
             for each in found.findings
         ]
         found.repaired = sum(not os.path.lexists(each.path) for each in found.findings)
@@ -132,8 +127,12 @@ class Expected(NamedTuple):
     key: str
 
 
-def _expected(facts: Facts, run: Run) -> Iterator[Expected]:
-    """Yield the cache files of a run and what each should be made of."""
+def _expected(facts: Facts, run_name: str) -> Iterator[Expected]:
+    """Yield the cache files of a run and what each should be made of.
+
+    What a file says of its content is not believed.
+    """
+    run, memo = facts.config.runs[run_name], facts.memo
     parts: dict[str, list[str]] = {}
     for part in parts_of(facts.config, run):
         parts.setdefault(part.dataset, []).append(part.name)
@@ -149,27 +148,16 @@ def _expected(facts: Facts, run: Run) -> Iterator[Expected]:
             if kind_of(name) == "latents":
                 judge.contents.prepare_sizes(filter(None, map(judge.contents.of, inputs)))
             for item, targets in judge.targets(name, inputs):
-                yield from (_wanted(judge, item, target, facts.memo) for target in targets)
-
-
-def _wanted(judge: Judge, item: Item, target: Target, memo: Memo) -> Expected:
-    """Return what a cache file should be made of; what it says of its content is not believed."""
-    content, recipe = judge.contents.of(item) or "", judge.recipes[target.part]
-    key = ""
-    try:
-        if content:
-            known = memo.targets.get(target.path) or ""
-            content, key, _ = judge.wanted(item, target, content, known)
-    except (CacheError, OSError):
-        key = judge.needed(item, target, content) or ""
-    source = item.source if item.source is not None else item.text or ""
-    return Expected(target.path, target.part, source, content, recipe, key)
-
-
-def _recipes(facts: Facts, run: Run) -> Iterable[Mapping[str, object]]:
-    for part in parts_of(facts.config, run):
-        if recipe := facts.recipe(part.dataset, part.model, kind_of(part.name)):
-            yield recipe
+                source = item.source if item.source is not None else item.text or ""
+                for target in targets:
+                    content, key = judge.contents.of(item) or "", ""
+                    try:
+                        if content:
+                            known = memo.targets.get(target.path) or ""
+                            content, key, _ = judge.wanted(item, target, content, known)
+                    except (CacheError, OSError):
+                        key = judge.needed(item, target, content) or ""
+                    yield Expected(target.path, name, source, content, judge.recipes[name], key)
 
 
 # -- one file -------------------------------------------------------------------------------------
@@ -220,14 +208,14 @@ def _compared(wanted: Expected, found: Header, recipes: _Recipes) -> Finding | N
     return Finding(path, UNEXPECTED, reason, key=key)
 
 
-def _repaired(finding: Finding, key: str, memo: Memo) -> Finding:
+def _repaired(finding: Finding, key: str, facts: Facts) -> Finding:
     """Delete a file, or put it into the store where it is sound; of a link the link is deleted."""
     path = Path(finding.path)
     try:
         if finding.key and not path.is_symlink():
             store.put(path, finding.key)
             return finding._replace(done="moved to the store")
-        for name in [*_other_names(path, key, memo), path]:
+        for name in [*_other_names(path, key, facts), path]:
             name.unlink(missing_ok=True)
     except OSError as error:
         known = storage_error(error, path)
@@ -235,22 +223,16 @@ def _repaired(finding: Finding, key: str, memo: Memo) -> Finding:
     return finding._replace(done="deleted")
 
 
-def _other_names(path: Path, key: str, memo: Memo) -> list[Path]:
+def _other_names(path: Path, key: str, facts: Facts) -> list[Path]:
     """Return other names of a damaged file, from which the next build would link it again."""
     if path.is_symlink() or path.stat().st_nlink == 1:
         return []
     known = [store.stored(key)]
-    known += [Path(name) for name, _, _ in memo.targets.where("value", [key])]
+    known += [Path(name) for name, _, _ in facts.memo.targets.where("value", [key])]
     return [each for each in known if each.exists() and each.samefile(path)]
 
 
 # -- trained weights ------------------------------------------------------------------------------
-
-
-class _Record(JsonFile, extra="ignore"):
-    """The part of a training's record that every trainer writes; empty in earlier releases."""
-
-    files: dict[str, str] = Field({})
 
 
 def _changed_weights(run: str) -> Iterator[Finding]:
@@ -260,7 +242,11 @@ def _changed_weights(run: str) -> Iterator[Finding]:
     """
     folder = run_folder(run)
     record = folder / "training.json"
-    for name, expected in (_Record.read(record) or _Record()).files.items():
+    try:
+        files = json.loads(record.read_bytes()).get("files", {}).items()
+    except (OSError, ValueError, AttributeError):
+        return
+    for name, expected in files:
         path = folder / name
         try:
             if digest.of_file(path) == expected:

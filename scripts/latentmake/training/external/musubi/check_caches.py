@@ -18,6 +18,7 @@ from latentmake.config.fields import resolution_name
 from latentmake.data.texts import read_caption
 from latentmake.errors import SourceError
 from latentmake.files.safetensors import Tensor, read_head
+from latentmake.files.tensor_bytes import DTYPES
 from latentmake.geometry.buckets import Size, wan_size
 from latentmake.layouts.musubi import latents_size
 from latentmake.training.external.musubi.deploy import linked_before, names_of
@@ -30,13 +31,7 @@ _LATENTS_NAME = (
 _KEY = re.compile(
     r"(?P<what>latents(?:_[a-z]\w*?)?)_(?:(?P<f>\d+)x)?(?P<h>\d+)x(?P<w>\d+)_(?P<dtype>\w+)"
 )
-_DTYPES = {
-    "bfloat16": "BF16",
-    "float16": "F16",
-    "float32": "F32",
-    "uint8": "U8",
-    "float8_e4m3fn": "F8_E4M3",
-}
+_DTYPES = {dtype.name: name for name, dtype in DTYPES.items()}
 _FIRST, _CONTROL = "latents_image", "latents_control"
 _HISTORY = "latents_clean"  # of FramePack: named for the frames of `latents`, not for its own
 

@@ -14,15 +14,13 @@ import torch
 
 from latentmake.errors import CacheError
 from latentmake.files.safetensors import read_head
+from latentmake.files.tensor_bytes import DTYPES
 from latentmake.files.verify import corruption_of
 
 HINT = "delete it and run the build's command again, which encodes it anew"
 
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
+_DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, dtype.name) for name, dtype in DTYPES.items() if dtype.exponent
 }
 _THREADS = 8  # that read headers: a disk or a network answers several at once
 _CHUNK = 256  # files a thread takes at a time
