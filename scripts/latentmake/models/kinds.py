@@ -7,18 +7,19 @@ is read opcode by opcode and never executed.
 
 from __future__ import annotations
 
-import pickletools
 import re
 import struct
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from stat import S_ISREG
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from latentmake.config import hub
-from latentmake.config.rows import Vae
 from latentmake.files.safetensors import Tensor, read_head
+
+if TYPE_CHECKING:
+    from latentmake.config.rows import Vae
 
 PICKLES = (".pth", ".pt", ".bin", ".ckpt")
 """Suffixes of torch files."""
@@ -98,13 +99,13 @@ def one(kind: str) -> str:
 
 def vae_of(tensors: Mapping[str, Tensor]) -> Vae | None:
     """Return the sizes of a VAE; None where its names or shapes are not known."""
+    from latentmake.config.rows import Vae
+
     first, last = (
         next((x.shape for name, x in tensors.items() if re.search(_ENTRY.format(half), name)), ())
         for half in ("encoder", "decoder")
     )
-    if len(first) != len(last) or len(first) < 4:
-        return None
-    return Vae(len(last) - 2, last[1], first[1])
+    return Vae(len(last) - 2, last[1], first[1]) if len(first) == len(last) > 3 else None
 
 
 def lack(path: Path, marks: Collection[str], what: str) -> str:
@@ -174,6 +175,8 @@ def _torch_names(path: Path) -> list[str]:
 
 
 def _strings(file: IO[bytes]) -> Iterator[str]:
+    import pickletools
+
     for code, argument, _ in pickletools.genops(file):
         if "UNICODE" in code.name and isinstance(argument, str):
             yield argument

@@ -15,14 +15,7 @@ from latentmake.config.rows import MUSUBI, File, Vae
 from latentmake.errors import ModelError
 from latentmake.files.safetensors import Tensor
 from latentmake.models.files import script_of, scripted_files
-from latentmake.models.kinds import (
-    SUFFIXES,
-    kinds_of,
-    one,
-    tensors_of,
-    vae_of,
-    weight_file,
-)
+from latentmake.models.kinds import SUFFIXES, kinds_of, one, tensors_of, vae_of, weight_file
 
 DIT = "Wan DiT"
 _CHANNELS = {"i2v": 36, "flf2v": 36, "t2v": 16, "t2i": 16, "FC": 48}  # of a Wan DiT's input

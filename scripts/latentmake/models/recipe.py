@@ -26,6 +26,7 @@ from latentmake.models.files import (
     tokenizer_files,
     weights_files,
 )
+from latentmake.models.kinds import lack
 
 if TYPE_CHECKING:
     from latentmake.config.rows import Encoder
@@ -192,8 +193,6 @@ def _scripted(model: Model, kind: str, file_digest: FileDigest) -> dict[str, obj
 
 
 def _by_strategy(model: Model, kind: str, file_digest: FileDigest) -> dict[str, object]:
-    from latentmake.models.kinds import lack
-
     encoder = encoder_of(model, kind)
     for network in encoder.networks:
         path = Path((model.weights(network.key) or NO_WEIGHTS).path or "")
