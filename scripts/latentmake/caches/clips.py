@@ -74,8 +74,9 @@ def make_clips(
             readings.append(read_item(work, readings[-1].sources if readings else None))
         with lock:
             for each in readings:
-                each.missing = {x: key for x, key in each.missing.items() if key not in claimed}
-                claimed.update(each.missing.values())
+                new = {key: x for x, key in each.missing.items() if key not in claimed}
+                each.missing = {target: key for key, target in new.items()}
+                claimed.update(new)
             places = _places(order, [each for each in readings if each.missing])
             for each in readings:
                 count(each)

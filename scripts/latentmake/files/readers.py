@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import pickle
 import shutil
-import signal
 import sys
 import tempfile
 import threading
@@ -29,6 +28,8 @@ READ_TIMEOUT = 120.0
 
 _ENOUGH = 8  # files that are worth a process
 _MOST = 8  # processes that probe
+
+_KILLED_SECONDS = 5.0  # until the system gives up a killed process that waits for a disk
 
 _Make = Callable[..., Iterator[Any]]
 _Packed = tuple[bytes, str, list[int]]
@@ -128,6 +129,9 @@ def _fault(what: str, path: str) -> SourceError:
     return SourceError(what, where=path, hint="convert it again, replace or remove it")
 
 
+_starting = threading.Lock()
+
+
 class _Reader:
     """A process, and its latest answer."""
 
@@ -138,13 +142,14 @@ class _Reader:
         self._pool = ProcessPoolExecutor(
             1, mp_context=context, initializer=_begin, initargs=(folder,)
         )
-        # It would import `__main__`, and that of a job is a script that does all its work again.
-        main = sys.modules["__main__"]
-        sys.modules["__main__"] = types.ModuleType("__main__")
-        try:
-            pid = self._pool.submit(os.getpid)
-        finally:
-            sys.modules["__main__"] = main
+        with _starting:
+            # It would import `__main__`, and that of a job is a script that does all its work.
+            main = sys.modules["__main__"]
+            sys.modules["__main__"] = types.ModuleType("__main__")
+            try:
+                pid = self._pool.submit(os.getpid)
+            finally:
+                sys.modules["__main__"] = main
         self._pid = pid.result()
 
     def ask(self, *what: Any) -> None:
@@ -153,8 +158,10 @@ class _Reader:
 
     def kill(self) -> None:
         """End the process, whatever it does."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
+        for process in multiprocessing.active_children():
+            if process.pid == self._pid:
+                process.kill()
+                process.join(_KILLED_SECONDS)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

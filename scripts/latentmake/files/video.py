@@ -40,8 +40,9 @@ _FAR = 48  # frames that are rather decoded than skipped
 _ALIVE = 256  # frames decoded in vain between two signs of life
 _REPLACE = "convert it again, replace or remove it"
 
-# NAL units of pictures to which no later picture looks past, for FFmpeg's `filter_units`: IDR
-# pictures of H.264, all random access points of HEVC. Key frames of the others are such anyway.
+# Types of the NAL units where decoding may begin, for FFmpeg's filter `filter_units`: IDR pictures
+# of H.264, whose other key frames may follow what stands before, and HEVC's random access points.
+# In the other codecs each key frame is one. Other codecs than these are decoded from the beginning.
 _UNITS = {"h264": "5", "hevc": "16-21", "vp9": "", "av1": "", "libdav1d": "", "prores": ""}
 
 
@@ -66,7 +67,7 @@ def _ended(path: str, frames: int, needed: int) -> EndedError:
 
 
 class _LostError(SourceError):
-    """What follows a jump is damaged, or not what the packets promised."""
+    """What follows a jump is damaged, or unlike the packets: the whole decides."""
 
 
 class _Index(NamedTuple):
@@ -94,7 +95,7 @@ def read_frames(path: str, wanted: Iterable[int]) -> Iterator[tuple[int, NDArray
         yield from _npz_frames(path, left)
         return
     for may_jump in (True, False):
-        with contextlib.suppress(_LostError):  # the whole decides
+        with contextlib.suppress(_LostError):
             for index, frame in _decoded(path, left, may_jump=may_jump):
                 yield index, None if frame is None else _rgb(frame)
             return
@@ -128,9 +129,8 @@ def _decoded(
         while left:
             if may_jump and frame is not None and left[0] - position > _FAR:
                 index = _index_of(path, _stat(file))
-                may_jump = index is not None and left[0] < len(index.times)
-                may_jump = may_jump and _agrees(index, position, frame)
-                if may_jump and index is not None:
+                may_jump = _agrees(index, position, frame)
+                if may_jump and index is not None and left[0] < len(index.times):
                     place = bisect_right(index.entries, index.times[left[0]]) - 1
                     start = bisect_left(index.times, index.entries[place])
                     if start - position > _FAR:
@@ -140,11 +140,11 @@ def _decoded(
                 frame = next(frames, None)
             except Exception:
                 if has_jumped:
-                    raise _LostError("cannot be decoded from here") from None
+                    raise _LostError(path) from None
                 raise
             position += 1
             if has_jumped and (frame is None or not _agrees(index, position, frame)):
-                raise _LostError("is unlike its packets", where=path)
+                raise _LostError(path)
             if frame is None:
                 raise _ended(path, position, left[0])
             if frame.is_corrupt:  # FFmpeg goes on with guesses
@@ -188,10 +188,8 @@ def _index_of(path: str, _: tuple[int, ...]) -> _Index | None:
                 if packet.size == 0 and packet.dts is None:  # PyAV's sign of the end
                     continue
                 first, pts = first or packet, packet.pts
-                changes = packet.has_sidedata("new_extradata") or packet.has_sidedata(
-                    "param_change"
-                )
-                if pts is None or changes or not is_plain(packet, first):
+                is_new = packet.has_sidedata("new_extradata") or packet.has_sidedata("palette")
+                if pts is None or is_new or not is_plain(packet, first):
                     return None
                 times.append(pts)
                 if packet.is_keyframe and pick.filter(Packet(bytes(packet))):
