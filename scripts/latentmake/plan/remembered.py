@@ -27,7 +27,7 @@ from latentmake.plan.target import PROMPTS, prompt_items
 
 _MOST_CHANGED = 0.1  # share of the items above which all are judged
 _ALWAYS = 64  # items that are few, however few there are
-_HEAD, _ENTRIES, _CACHES, _PLACES = "head", "lists", "caches", "places"  # rows of a state
+_HEAD, _ENTRIES, _CACHES, _PLACES = "head", "entries", "caches", "places"  # rows of a state
 
 
 def judge_dataset(facts: Facts, dataset: str, model: str, parts: Sequence[str]) -> State:
