@@ -21,6 +21,7 @@ from latentmake.config.fields import (
     Real,
     Shapes,
     Steps,
+    shaped,
 )
 from latentmake.config.trainers import (
     BOUNDARY,
@@ -168,21 +169,21 @@ class MusubiTrainer(Trainer):
     discrete_flow_shift: Real | None = Field(3.0, gt=0)
     """Shift of the timesteps; `null` leaves it to musubi-tuner. The default depends on the
     [architecture](architectures.md#training-defaults-of-musubi-tuner); 3 for Wan."""
-    timestep_boundary: Number | None = Field(None, ge=0, le=1000, json_schema_extra=BOUNDARY)
+    timestep_boundary: Number | None = shaped(None, BOUNDARY, ge=0, le=1000)
     """Timestep, in thousandths, at which Wan 2.2 changes its network; by default 875 for
     text-to-video and 900 for image-to-video."""
-    gradient_checkpointing: bool | None = Field(None, json_schema_extra=MACHINE)
+    gradient_checkpointing: bool | None = shaped(None, MACHINE)
     """Less memory for about a third more time; by default `true`, as in musubi-tuner's guides."""
     seed: Number | None = Field(None, ge=0)
     """Seed of order, noise and timesteps; by default 42, as in musubi-tuner's guides."""
     fp8_base: bool = False
     """Keep the weights of the DiT in 8 bits."""
-    fp8_scaled: bool = Field(False, json_schema_extra=Shapes("weights", applies=[_SCALED]))
+    fp8_scaled: bool = shaped(False, Shapes("weights", applies=[_SCALED]))
     """Scale the 8-bit weights block by block; needs `fp8_base`. Krea 2 and HiDream O1 need both
     keys, HunyuanVideo has only `fp8_base`, Ideogram 4 has neither."""
     logging: Logging = True
     """Write TensorBoard scalars to `runs/{run}/logs`."""
-    save_every_n_epochs: Number | None = Field(None, ge=1, json_schema_extra=MACHINE)
+    save_every_n_epochs: Number | None = shaped(None, MACHINE, ge=1)
     """Epochs between two saves of the weights and of a state from which a killed training
     resumes."""
     arguments: list[str] = Field([])
@@ -211,7 +212,7 @@ class MusubiTrainer(Trainer):
 
 
 def _training_scripts() -> Iterable[str]:
-    from latentmake.config.rows import SDSCRIPTS
+    from latentmake.config.architectures import SDSCRIPTS
 
     return dict.fromkeys(name for row in SDSCRIPTS.values() for name in row.scripts)
 
@@ -253,9 +254,7 @@ class SdScriptsTrainer(Trainer):
     """LR scheduler."""
     max_train_epochs: Steps | None = None
     """Epochs; by default 10, if `max_train_steps` is not set."""
-    max_train_steps: Steps | None = Field(
-        None, json_schema_extra=Shapes("weights", applies=[_NOT_BOTH])
-    )
+    max_train_steps: Steps | None = shaped(None, Shapes("weights", applies=[_NOT_BOTH]))
     """Steps, instead of epochs."""
     train_batch_size: BatchSize = 1
     """Items of a training step. A batch holds items of one shape."""
@@ -273,19 +272,15 @@ class SdScriptsTrainer(Trainer):
     memory."""
     torch_compile: bool = False
     """Compile the network with `torch.compile`."""
-    dynamo_backend: str | None = Field(
-        None, min_length=1, json_schema_extra=Shapes("weights", applies=[_COMPILED])
-    )
+    dynamo_backend: str | None = shaped(None, Shapes("weights", applies=[_COMPILED]), min_length=1)
     """Backend of `torch.compile`; by default `inductor`."""
     deepspeed: bool = False
     """Train with DeepSpeed ZeRO, which the environment of sd-scripts must have."""
-    zero_stage: Number = Field(
-        2, ge=0, le=3, json_schema_extra=Shapes("weights", applies=[_STAGED])
-    )
+    zero_stage: Number = shaped(2, Shapes("weights", applies=[_STAGED]), ge=0, le=3)
     """Stage of DeepSpeed ZeRO."""
     seed: Number = Field(0, ge=0)
     """Seed of order, noise and timesteps."""
-    save_every_n_epochs: Number | None = Field(None, ge=1, json_schema_extra=MACHINE)
+    save_every_n_epochs: Number | None = shaped(None, MACHINE, ge=1)
     """Epochs between two saves of the weights in `runs/{run}/output/`, and of a state from which a
     killed training resumes."""
     logging: Logging = True

@@ -308,6 +308,11 @@ class Shapes:
         schema["shapes"] = list(self.kinds)
 
 
+def shaped(default: Any, shapes: Shapes, **rules: Any) -> Any:
+    """Return the field of a key: its default, its declaration, and pydantic's rules."""
+    return Field(default, json_schema_extra=shapes, **rules)
+
+
 LATENTS = Shapes("latents")
 GEOMETRY = Shapes("latents", indirect=True)
 TEXT = Shapes("text")

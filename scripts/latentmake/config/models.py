@@ -19,6 +19,7 @@ from latentmake.config.fields import (
     OneOf,
     Shapes,
     listed,
+    shaped,
 )
 from latentmake.config.spec import GENERIC, Architecture
 from latentmake.config.weights import (
@@ -42,7 +43,7 @@ def _architectures() -> Iterable[str]:
 
 
 def _tasks() -> Iterable[str]:
-    from latentmake.config.rows import MUSUBI
+    from latentmake.config.architectures import MUSUBI
 
     return dict.fromkeys(task for row in MUSUBI.values() for task in row.versions if task)
 
@@ -122,9 +123,7 @@ def _no_place(text: object) -> bool:
 class Model(Closed):
     """Encoders whose caches a trainer reads, and the network to train."""
 
-    vae: WeightsPlace = Field(
-        NO_WEIGHTS, json_schema_extra=Shapes("latents", "pictures", applies=[_VAE])
-    )
+    vae: WeightsPlace = shaped(NO_WEIGHTS, Shapes("latents", "pictures", applies=[_VAE]))
     """The VAE, which makes the latents: a path or [section](#place-of-weights). It is an
     `AutoencoderKL`, or the VAE of the architecture. Every model needs one except HiDream O1, which
     has no VAE."""
@@ -136,50 +135,44 @@ class Model(Closed):
     """The text encoders, in the order of the network: CLIP, T5, umT5 or those of the architecture.
     Each is a path or [section](#text-encoders). The folder of a pipeline stands for all of its text
     encoders. Every model needs them except HiDream O1."""
-    unet: WeightsPlace | None = Field(None, json_schema_extra=Shapes("weights", applies=[_PLAIN]))
+    unet: WeightsPlace | None = shaped(None, Shapes("weights", applies=[_PLAIN]))
     """The UNet to train: a path or [section](#place-of-weights); by default that of `checkpoint`. A
     run with the trainer `sd` needs it."""
-    text_projection: DiskPath | None = Field(
-        None, min_length=1, json_schema_extra=Shapes("weights", applies=[_PLAIN])
+    text_projection: DiskPath | None = shaped(
+        None, Shapes("weights", applies=[_PLAIN]), min_length=1
     )
     """A linear layer between the text embeddings and the UNet, trained together with the UNet:
     `new`, or the folder or file of a trained one to start from. It connects T5 (width 4096) to the
     UNet of Stable Diffusion 1.x (width 768). The result is written to
     `runs/{run}/text_projection`. Unlike `projection` of a text encoder, it is not part of the
     caches."""
-    scheduler: LocalPlace | None = Field(
-        None, json_schema_extra=Shapes("weights", applies=[_PLAIN])
-    )
+    scheduler: LocalPlace | None = shaped(None, Shapes("weights", applies=[_PLAIN]))
     """Folder of the noise schedule (`scheduler_config.json`), or of its pipeline. By default
     `scheduler` beside the UNet, or in the same hub repository. Set it if the UNet is a single file
     that lies elsewhere."""
-    architecture: Annotated[str, OneOf(_architectures)] | None = Field(
-        None, json_schema_extra=Shapes("latents", "text", "weights")
+    architecture: Annotated[str, OneOf(_architectures)] | None = shaped(
+        None, Shapes("latents", "text", "weights")
     )
     """Architecture of the model. `sd1`, `sd2`, `sdxl`, `sd3` and `flux` select the [layers of the
     text encoders](#layers-of-the-text-encoders). `lumina`, `hunyuan_image` and `anima` are encoded
     by sd-scripts, all others by musubi-tuner; see [architectures](architectures.md). `wan` is the
     same as no architecture and a `task`. Without it the last layer of each text encoder is
     cached."""
-    layout: Literal["plain", "sdscripts", "musubi"] = Field(
-        "plain", json_schema_extra=Shapes("latents", "text")
-    )
+    layout: Literal["plain", "sdscripts", "musubi"] = shaped("plain", Shapes("latents", "text"))
     """Names and tensors of the cache files: `plain`, the format of Latentmake, for the trainer
     `sd` and trainers of your own; `sdscripts` for sd-scripts; `musubi` for musubi-tuner and the
     trainer `wan`. The default is `musubi` with a `task` or an architecture of musubi-tuner,
     `sdscripts` with `lumina`, `hunyuan_image` and `anima`, else `plain`."""
-    clip_skip: Number | None = Field(
+    clip_skip: Number | None = shaped(
         None,
+        Shapes("text", "weights", when=("architecture", ("sd1", "sd2")), applies=[_PICKED]),
         ge=1,
-        json_schema_extra=Shapes(
-            "text", "weights", when=("architecture", ("sd1", "sd2")), applies=[_PICKED]
-        ),
     )
     """CLIP layer to keep, counted from the last (`1`), followed by the final normalisation, as in
     sd-scripts. For `sd1` and `sd2`."""
-    max_token_length: Literal[75, 150, 225, "auto"] = Field(
+    max_token_length: Literal[75, 150, 225, "auto"] = shaped(
         75,
-        json_schema_extra=Shapes(
+        Shapes(
             "text", "weights", when=("architecture", ("sd1", "sd2", "sdxl")), applies=[_CHUNKED]
         ),
     )
@@ -188,13 +181,13 @@ class Model(Closed):
     `auto` uses as many chunks as the caption needs, so captions differ in length. Longer captions
     are cut and named in the log of the job. For `sd1`, `sd2` and `sdxl`; `auto` is not for
     `layout: sdscripts`."""
-    apply_lg_attn_mask: bool = Field(
-        False, json_schema_extra=Shapes("text", when=("architecture", ("sd3",)), applies=[_MASKED])
+    apply_lg_attn_mask: bool = shaped(
+        False, Shapes("text", when=("architecture", ("sd3",)), applies=[_MASKED])
     )
     """Hide padding tokens from the two CLIPs. For `sd3`."""
-    apply_t5_attn_mask: bool = Field(
+    apply_t5_attn_mask: bool = shaped(
         False,
-        json_schema_extra=Shapes(
+        Shapes(
             "text",
             layouts=("sdscripts",),
             when=("architecture", ("sd3", "flux")),
@@ -202,8 +195,8 @@ class Model(Closed):
         ),
     )
     """Hide padding tokens from T5. For `sd3` and `flux` with `layout: sdscripts`."""
-    task: Annotated[str, OneOf(_tasks, refuses=False)] | None = Field(
-        None, json_schema_extra=Shapes("latents", "text", "weights", applies=[_MUSUBI])
+    task: Annotated[str, OneOf(_tasks, refuses=False)] | None = shaped(
+        None, Shapes("latents", "text", "weights", applies=[_MUSUBI])
     )
     """Variant of the model, as in `--task` or `--model_version` of musubi-tuner. Without
     `architecture` it makes this a Wan model: `t2v-14B`, `t2v-1.3B`, `i2v-14B`, `t2i-14B`,
@@ -211,59 +204,49 @@ class Model(Closed):
     2.2). Image-to-video also caches the latents of the first frame, `-FC` those of a control
     image. Tasks of other architectures: [architectures](architectures.md). A change rebuilds only
     caches that differ between the two tasks."""
-    checkpoint: LocalPlace | None = Field(
-        None, json_schema_extra=Shapes("weights", applies=[_CHECKPOINT])
-    )
+    checkpoint: LocalPlace | None = shaped(None, Shapes("weights", applies=[_CHECKPOINT]))
     """One file with VAE, text encoders and network, as Civitai has them: a `.safetensors` file of
     Stable Diffusion 1.x or 2.x for the trainer `sd`, of these or SDXL for sd-scripts. Leave out
     `vae`, `text` and `unet` then, or set one of them to take it from elsewhere. For the other
     architectures of sd-scripts it is the file of the network that is trained. It is not a state to
     resume from; that is `resume_from_checkpoint` of a trainer."""
-    dit: LocalPlace | None = Field(None, json_schema_extra=Shapes("weights", applies=[_MUSUBI]))
+    dit: LocalPlace | None = shaped(None, Shapes("weights", applies=[_MUSUBI]))
     """Network that musubi-tuner or the trainer `wan` trains: a path or
     [section](#place-of-weights). For Wan 2.2 this is the network for low noise."""
-    dit_high_noise: LocalPlace | None = Field(
-        None, json_schema_extra=Shapes("weights", applies=[_TWO_NETWORKS])
-    )
+    dit_high_noise: LocalPlace | None = shaped(None, Shapes("weights", applies=[_TWO_NETWORKS]))
     """Wan 2.2's network for high noise. Set `dit`, `dit_high_noise` or both."""
-    clip: WeightsPlace | None = Field(None, json_schema_extra=Shapes("latents", applies=[_VISION]))
+    clip: WeightsPlace | None = shaped(None, Shapes("latents", applies=[_VISION]))
     """CLIP image encoder, which image-to-video with Wan 2.1 needs: a path or
     [section](#place-of-weights)."""
-    image_encoder: WeightsPlace | None = Field(
-        None, json_schema_extra=Shapes("latents", applies=[_SIGLIP])
-    )
+    image_encoder: WeightsPlace | None = shaped(None, Shapes("latents", applies=[_SIGLIP]))
     """SigLIP image encoder, which FramePack and image-to-video with HunyuanVideo 1.5 need: a path
     or [section](#place-of-weights)."""
-    latents_arguments: list[str] = Field(
-        [], json_schema_extra=Shapes("latents", applies=[_FOREIGN])
-    )
+    latents_arguments: list[str] = shaped([], Shapes("latents", applies=[_FOREIGN]))
     """Further arguments of the program that encodes latents, as its documentation describes them,
     such as `[--vae_tiling]`. With `encoder: musubi` they go to musubi-tuner's caching script. With
     `encoder: sdscripts` these are possible, and the training gets them too: `--vae_chunk_size`
     (HunyuanImage, Anima), `--vae_disable_cache` (Anima)."""
-    text_arguments: list[str] = Field([], json_schema_extra=Shapes("text", applies=[_FOREIGN]))
+    text_arguments: list[str] = shaped([], Shapes("text", applies=[_FOREIGN]))
     """Further arguments of the program that encodes captions, such as `[--fp8_vl]`. With `encoder:
     sdscripts` these are possible: `--system_prompt`, `--gemma2_max_token_length` (Lumina),
     `--qwen3_max_token_length`, `--t5_max_token_length`, `--t5_tokenizer_path` (Anima),
     `--tokenizer_cache_dir` (Lumina, HunyuanImage)."""
-    fp8_t5: bool = Field(
-        False, json_schema_extra=Shapes("text", layouts=("musubi",), applies=[_FP8_T5])
-    )
+    fp8_t5: bool = shaped(False, Shapes("text", layouts=("musubi",), applies=[_FP8_T5]))
     """Keep the weights of umT5 in 8 bits: half the memory, slightly different embeddings. For
     Wan."""
-    vae_cache_cpu: bool = Field(
-        False, json_schema_extra=Shapes("latents", layouts=("musubi",), applies=[_CACHE_CPU])
+    vae_cache_cpu: bool = shaped(
+        False, Shapes("latents", layouts=("musubi",), applies=[_CACHE_CPU])
     )
     """Encode with Wan's VAE in tiles and slices: less memory, more time, slightly different
     latents above 256 x 256. With `encoder: musubi` it is passed on to musubi-tuner's script."""
-    vae_tiling: bool = Field(
-        False, json_schema_extra=Shapes("latents", layouts=("plain", "sdscripts"), applies=[_TILED])
+    vae_tiling: bool = shaped(
+        False, Shapes("latents", layouts=("plain", "sdscripts"), applies=[_TILED])
     )
     """Encode images that are wider or higher than 512 pixels in overlapping tiles of 512 x 512,
     for a GPU without enough memory for the complete image. Latents of these images differ
     slightly; smaller images stay the same."""
-    encoder: Literal["latentmake", "musubi", "sdscripts"] = Field(
-        "latentmake", json_schema_extra=Shapes("latents", "text", layouts=("musubi",))
+    encoder: Literal["latentmake", "musubi", "sdscripts"] = shaped(
+        "latentmake", Shapes("latents", "text", layouts=("musubi",))
     )
     """Program that encodes: `latentmake`; `musubi`, musubi-tuner's own caching scripts; or
     `sdscripts`, sd-scripts' own classes. The default depends on the architecture: `musubi` for all
@@ -271,34 +254,29 @@ class Model(Closed):
     `anima`, else `latentmake`. Set `musubi` for Wan if you use a fork of musubi-tuner whose caches
     differ. The sources that a caching script imports count like weights: if they change, its
     caches are made again. The environment of the program does not count."""
-    dtype: Dtype = Field("float32", json_schema_extra=Shapes("latents", "text"))
+    dtype: Dtype = shaped("float32", Shapes("latents", "text"))
     """dtype of all caches. The default is `float32`, and `bfloat16` for Wan and where musubi-tuner
     or sd-scripts encode. `float16` halves the disk space and is exact enough for latents and for
     CLIP. T5 needs `bfloat16` or `float32`, because some of its values are too large for `float16`;
     such values are refused. On a CPU everything is computed in float32 and rounded when it is
     written. The exception is Wan's VAE, which computes in `bfloat16` if the processor supports it
     (AVX-512 BF16, AMX)."""
-    vae_dtype: Dtype | None = Field(None, json_schema_extra=Shapes("latents", applies=[_VAE_DTYPE]))
+    vae_dtype: Dtype | None = shaped(None, Shapes("latents", applies=[_VAE_DTYPE]))
     """dtype of the latents, if it differs from `dtype`."""
-    text_dtype: Dtype | None = Field(None, json_schema_extra=Shapes("text", applies=[_TEXT_DTYPE]))
+    text_dtype: Dtype | None = shaped(None, Shapes("text", applies=[_TEXT_DTYPE]))
     """dtype of the embeddings, if it differs from `dtype`. Embeddings of Wan are always
     `bfloat16`."""
-    posterior: Literal["mean", "sample"] = Field(
-        "mean",
-        json_schema_extra=Shapes("latents", layouts=("plain", "sdscripts"), applies=[_DRAWN]),
+    posterior: Literal["mean", "sample"] = shaped(
+        "mean", Shapes("latents", layouts=("plain", "sdscripts"), applies=[_DRAWN])
     )
     """Value of the VAE's posterior to cache. `mean` is what most trainers cache. `sample` is one
     random sample; its noise depends only on `posterior_seed` and the content of the item, so it is
     the same on every machine."""
-    posterior_seed: Number = Field(
-        0,
-        ge=0,
-        json_schema_extra=Shapes(
-            "latents", layouts=("plain", "sdscripts"), when=("posterior", ("sample",))
-        ),
+    posterior_seed: Number = shaped(
+        0, Shapes("latents", layouts=("plain", "sdscripts"), when=("posterior", ("sample",))), ge=0
     )
     """Seed of `posterior: sample`."""
-    ai_training: Adopt | None = Field(None, json_schema_extra=Shapes("machine", applies=[_PLAIN]))
+    ai_training: Adopt | None = shaped(None, Shapes("machine", applies=[_PLAIN]))
     """File endings of caches that [ai-training's](../trainers/ai-training.md) scripts made with
     the encoders of this model. `latentmake adopt` takes such files over and `export_{run}` writes
     them. Caches of musubi-tuner and sd-scripts are named by [`adopt_from`](datasets.md#adopt_from)

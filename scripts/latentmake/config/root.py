@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from latentmake.config.checks import check_layouts, faults_of_run
 from latentmake.config.datasets import Dataset
-from latentmake.config.fields import CLIPS, Closed, Name
+from latentmake.config.fields import CLIPS, Closed, Name, shaped
 from latentmake.config.machines import (
     Batch,
     Cluster,
@@ -51,9 +51,7 @@ class Config(Closed):
     """[Place](export.md) of the caches that `export_{run}` writes for ai-training."""
     store: Store = Store()
     """[Size limit](store.md) for replaced and removed cache files that are kept."""
-    prompt: Annotated[Prompt | None, BeforeValidator(prompt_of_command)] = Field(
-        None, json_schema_extra=CLIPS
-    )
+    prompt: Annotated[Prompt | None, BeforeValidator(prompt_of_command)] = shaped(None, CLIPS)
     """A prompt for `generate_{run}`, meant for the command line: `snakemake generate_cats --config
     prompt="a boat on a lake"` draws clips of this prompt instead of those of
     [`generate`](generate.md). Clips of other prompts stay in the folder and on its page, if their

@@ -15,6 +15,7 @@ from latentmake.config.fields import (
     ResolutionField,
     Shapes,
     listed,
+    shaped,
 )
 from latentmake.config.trainers import Generation, SdTrainer, WanTrainer
 
@@ -26,7 +27,7 @@ class Validation(Closed):
 
     items: Number = Field(ge=1)
     """Number of sources (images or videos) to hold out, at most half of those of the run."""
-    clips: Number = Field(8, ge=0, json_schema_extra=CLIPS)
+    clips: Number = shaped(8, CLIPS, ge=0)
     """Number of held-out items for which `evaluate_{run}` draws clips: videos first, then images,
     in the order of datasets and names. With `0` it only computes losses."""
 

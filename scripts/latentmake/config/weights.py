@@ -24,6 +24,7 @@ from latentmake.config.fields import (
     Shapes,
     listed,
     place,
+    shaped,
 )
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -182,7 +183,7 @@ class TextWeights(Weights):
     """A linear layer that gives the embeddings the width of the UNet before they are cached. The
     value is its folder, its `.safetensors` file, or the folder of a diffusers pipeline with a
     sub-folder such as `t5_projection`."""
-    trust_remote_code: bool = Field(False, json_schema_extra=_PROJECTED)
+    trust_remote_code: bool = shaped(False, _PROJECTED)
     """Load a projection that is a class of its own with the Python files in the folder of the
     pipeline. These files run on your machine, so read them first."""
 
