@@ -40,10 +40,16 @@ UNET_PART = (
     r"^(unet|cross_attention|cross_attention_qk|cross_attention_out|attention|norms|conv_in"
     r"|conv_out|time_embedding|mid_block|(down_blocks|up_blocks)(\.[0-9])?)$"
 )
+FOLDER = (
+    r"^([A-Za-z0-9]|\{(run|dataset|model|resolution|width|height)\})"
+    r"([A-Za-z0-9_.-]|\{(run|dataset|model|resolution|width|height)\})*$"
+)
 PATTERNS = {
     _ENDING: "an ending that begins with a dot, such as .txt",
     _NAME: "letters (A-Z, a-z), digits, `.`, `_` and `-`, beginning with a letter or digit",
     COLOUR: "white, black, gray, or six digits such as '#8090ff' in quotes",
+    FOLDER: "letters, digits, `_`, `.`, `-` and the placeholders {run}, {dataset}, {model}, "
+    "{resolution}, {width} and {height}, beginning with none of `_`, `.` and `-`",
     UNET_PART: "unet, cross_attention, cross_attention_qk, cross_attention_out, attention, norms, "
     "conv_in, conv_out, time_embedding, mid_block, down_blocks, up_blocks, or up_blocks.1",
 }
@@ -236,19 +242,16 @@ def listed(value: object) -> object:
 
 
 _SIDE = {"type": "integer", "exclusiveMinimum": 0, "maximum": MAX_SIDE}
+_SIZES = [
+    _SIDE,
+    {"type": "array", "items": _SIDE, "minItems": 2, "maxItems": 2},
+    {"type": "string", "pattern": "^[0-9]+(x[0-9]+)?$"},
+]
 ResolutionField = Annotated[
     Resolution,
     BeforeValidator(_resolution),
     PlainSerializer(lambda resolution: [resolution.width, resolution.height]),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                _SIDE,
-                {"type": "array", "items": _SIDE, "minItems": 2, "maxItems": 2},
-                {"type": "string", "pattern": "^[0-9]+(x[0-9]+)?$"},
-            ]
-        }
-    ),
+    WithJsonSchema({"anyOf": _SIZES}),
 ]
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, ClassVar, Literal, Self, cast
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     ByteSize,
     Field,
+    StringConstraints,
     WithJsonSchema,
     model_validator,
 )
 
 from latentmake.config.fields import (
+    FOLDER,
     MACHINE,
     PUBLICATION,
     BatchSize,
@@ -77,23 +77,6 @@ class PathMap(Closed):
         return self
 
 
-_PLACEHOLDERS = ("run", "dataset", "model", "resolution", "width", "height")
-
-
-def _folder_pattern(pattern: str) -> str:
-    """Refuse a pattern with unknown placeholders, or of more than one folder."""
-    known = ", ".join(f"{{{name}}}" for name in _PLACEHOLDERS)
-    left = re.sub(rf"\{{({'|'.join(_PLACEHOLDERS)})\}}", "x", pattern)
-    if "{" in left or "}" in left:
-        raise ValueError(f"has a placeholder that is not known; known: {known}")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", left):
-        raise ValueError(
-            f"should be a folder's name of letters, digits, `_`, `.`, `-` and the placeholders "
-            f"{known}"
-        )
-    return pattern
-
-
 class Publish(Closed):
     """Folders that `publish_{run}` makes for another machine."""
 
@@ -123,7 +106,7 @@ class Publish(Closed):
     such flag."""
     powershell: bool = False
     """Also write `train_{run}.ps1`."""
-    folder: Annotated[str, AfterValidator(_folder_pattern)] = "{dataset}_{resolution}"
+    folder: Annotated[str, StringConstraints(pattern=FOLDER)] = "{dataset}_{resolution}"
     """Names of the image folders. Placeholders are `{run}`, `{dataset}`, `{model}`,
     `{resolution}`, `{width}` and `{height}`; other characters are letters, digits, `_`, `.` and
     `-`. Folders of caches and control images get the same name with `_cache` and `_control`."""
@@ -145,6 +128,9 @@ class Export(Closed):
     captions that you edited after adoption."""
 
 
+_BYTES = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)? *([KMGTP]i?)?B?$"}
+
+
 class Store(Closed):
     """Replaced and removed cache files that are kept on this disk."""
 
@@ -154,14 +140,7 @@ class Store(Closed):
         ByteSize,
         BeforeValidator(ascii_digits),
         Field(ge=0),
-        WithJsonSchema(
-            {
-                "anyOf": [
-                    {"type": "integer", "minimum": 0},
-                    {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)? *([KMGTP]i?)?B?$"},
-                ]
-            }
-        ),
+        WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, _BYTES]}),
     ] = Field(cast(ByteSize, "5 GB"), validate_default=True)
     """Largest size of the store, such as `500 MB`. After a successful build the oldest files are
     deleted until the rest fits. `0` keeps nothing. A latent of SDXL at 1024 takes about 260 KB in
@@ -204,11 +183,8 @@ class TrainingJob(ClusterJob):
     """Resources of trainings."""
 
     cpus: Number = Field(8, ge=1)
-    """CPU cores."""
     mem_mb: Number = Field(48_000, ge=1)
-    """Memory in megabytes; each retry gets another half of it."""
     runtime: Number = Field(1440, ge=1)
-    """Time limit in minutes; each retry gets the same again."""
     nodes: Number = Field(1, ge=1)
     """Nodes that train together, each with `gpus`, started by `srun` and `accelerate launch`."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
@@ -56,12 +56,12 @@ _PLAIN = _only("`layout: plain`", lambda model: model.layout == "plain")
 _MUSUBI = _only(
     "Wan and other architectures of musubi-tuner", lambda model: model.spec.scripts is not None
 )
-_TWO_NETWORKS = _only("Wan 2.2", lambda model: model.has_two_networks)
+_TWO_NETWORKS = _only("Wan 2.2", lambda model: model.version.boundary is not None)
 _PICKED = _only("sd1 and sd2", lambda model: model.spec.picks_layer)
 _CHUNKED = _only("sd1, sd2 and sdxl", lambda model: model.spec.chunks_captions)
 _MASKED = _only("sd3", lambda model: model.spec.masks_clips)
 _MASKED_T5 = _only("sd3 and flux", lambda model: "T5" in model.spec.text_encoders)
-_VISION = _only("image-to-video with Wan 2.1", lambda model: "clip" in model.version.needs)
+_VISION = _only("image-to-video with Wan 2.1", lambda model: model.needs_clip)
 _SIGLIP = _only(
     "FramePack and image-to-video with HunyuanVideo 1.5",
     lambda model: "image_encoder" in model.version.needs,
@@ -312,42 +312,8 @@ class Model(Closed):
 
     @model_validator(mode="after")
     def _applies(self) -> Self:
-        spec, scripts = self.spec, self.spec.scripts
-        if (scripts is None) == (self.layout == "musubi"):
-            raise ValueError(
-                "`layout: musubi` is for a Wan model's `task`, or an `architecture` of musubi-tuner"
-            )
-        if scripts is not None and (self.task or "") not in scripts.versions:
-            known = ", ".join(filter(None, scripts.versions)) or "none"
-            what = f"{self.task} is no task of" if self.task else "a `task` is needed for"
-            raise ValueError(f"{what} {self.title}; known: {known}")
-        programs = {"latentmake": spec.encodes, "musubi": scripts is not None}
-        if not programs.get(self.encoder, not spec.encodes and scripts is None):
-            raise ValueError(f"`encoder: {self.encoder}` is not for {self.title or 'this model'}")
-        if self.layout == "sdscripts" and self.architecture is None:
-            raise ValueError("`layout: sdscripts` needs the model's `architecture`")
-        if found := self.refused():
-            raise ValueError("`{}` {}: leave it out".format(*found))
-        for key in self.version.needs if scripts is not None else ():
-            if self.weights(key) is None:
-                raise ValueError(f"{self.task or self.title} needs `{key}`")
-        if not spec.encodes:
-            _check_program(self)
-        if self.latents_arguments or self.text_arguments:
-            _check_arguments(self)
-        if self.text and (scripts is not None or not spec.encodes):
-            _check_number(self)
-        needed = {"vae", "text"}
-        if scripts is not None and not spec.encodes:
-            files = (*scripts.latents.files, *scripts.text.files)
-            needed = {file.key.partition(".")[0] for file in files if file.required}
-        for key in sorted(needed, reverse=True):
-            if self.weights(key) is None:
-                raise PydanticCustomError("missing_key", "this key is missing", {"key": key})
-        if spec.text_encoders:
-            _check_texts(self)
-        if self.ai_training is not None:
-            _check_adopted(self, self.ai_training)
+        if fault := next(_faults(self), None):
+            raise ValueError(fault)
         return self
 
     @property
@@ -399,12 +365,7 @@ class Model(Closed):
     @property
     def image_to_video(self) -> bool:
         """Whether its caches hold the first frame's latents too."""
-        return self.spec.scripts is not None and "latents_image_" in self.version.tensors
-
-    @property
-    def has_two_networks(self) -> bool:
-        """Whether it has a network for high noise and one for low: Wan 2.2."""
-        return self.version.boundary is not None
+        return "latents_image_" in self.version.tensors
 
     @property
     def needs_clip(self) -> bool:
@@ -449,25 +410,66 @@ class Model(Closed):
         return not (encoder and encoder.fixed)
 
 
-def _check_program(model: Model) -> None:
-    """Refuse values that musubi-tuner's or sd-scripts' own encoders cannot have."""
-    scripts, strategies, title = model.spec.scripts, model.spec.strategies, model.title
+def _faults(model: Model) -> Iterator[str]:
+    """Yield what is wrong with a model; each fault presumes that there is none before it."""
+    spec, scripts, title = model.spec, model.spec.scripts, model.title
+    if (scripts is None) == (model.layout == "musubi"):
+        yield "`layout: musubi` is for a Wan model's `task`, or an `architecture` of musubi-tuner"
+    if scripts is not None and (model.task or "") not in scripts.versions:
+        known = ", ".join(filter(None, scripts.versions)) or "none"
+        what = f"{model.task} is no task of" if model.task else "a `task` is needed for"
+        yield f"{what} {title}; known: {known}"
+    programs = {"latentmake": spec.encodes, "musubi": scripts is not None}
+    if not programs.get(model.encoder, not spec.encodes and scripts is None):
+        yield f"`encoder: {model.encoder}` is not for {title or 'this model'}"
+    if model.layout == "sdscripts" and model.architecture is None:
+        yield "`layout: sdscripts` needs the model's `architecture`"
+    if found := model.refused():
+        yield "`{}` {}: leave it out".format(*found)
+    for key in model.version.needs:
+        if model.weights(key) is None:
+            yield f"{model.task or title} needs `{key}`"
+    if not spec.encodes:
+        yield from _faults_of_program(model, title)
+    if model.latents_arguments or model.text_arguments:
+        yield from _faults_of_arguments(model)
+    if model.text and (scripts is not None or not spec.encodes):
+        texts = {key: file.required for key, file in model.files.items() if key[:4] == "text"}
+        fewest = sum(texts.values()) if scripts is not None else len(texts)
+        if not fewest <= len(model.text) <= len(texts):
+            number = str(len(texts)) if len(texts) == fewest else f"{fewest} to {len(texts)}"
+            yield f"a {title} model has {number} text encoder{'s' * (number != '1')}"
+    needed = {"vae", "text"}
+    if scripts is not None and not spec.encodes:
+        files = (*scripts.latents.files, *scripts.text.files)
+        needed = {file.key.partition(".")[0] for file in files if file.required}
+    for key in sorted(needed, reverse=True):
+        if model.weights(key) is None:
+            raise PydanticCustomError("missing_key", "this key is missing", {"key": key})
+    if spec.text_encoders:
+        yield from _faults_of_texts(model, spec.text_encoders)
+    if model.ai_training is not None:
+        yield from _faults_of_adoption(model, model.ai_training)
+
+
+def _faults_of_program(model: Model, title: str) -> Iterator[str]:
+    """Yield values that musubi-tuner's or sd-scripts' own encoders cannot have."""
+    strategies, free = model.spec.strategies, model.takes_dtype
     for name, value in strategies.defaults.items() if strategies else ():
         if name != "dtype" and getattr(model, name) != value:
-            raise ValueError(f"sd-scripts' own encoders make {title}'s caches: leave out `{name}`")
-    fixed = scripts is not None or not (model.takes_dtype("latents") and model.takes_dtype("text"))
+            yield f"sd-scripts' own encoders make {title}'s caches: leave out `{name}`"
+    fixed = strategies is None or not (free("latents") and free("text"))
     if fixed and model.dtype != "bfloat16":
-        raise ValueError(f"the program that encodes {title} decides about `dtype`: leave it out")
+        yield f"the program that encodes {title} decides about `dtype`: leave it out"
     for key in model.files:
-        weights = model.weights(key)
         for name in ("config", "tokenizer", "max_length", "projection"):
-            if getattr(weights, name, None) is not None:
+            if getattr(model.weights(key), name, None) is not None:
                 what = f"the program that encodes {title} takes a path only"
-                raise ValueError(f"`{key}`: {what}: leave out `{name}`")
+                yield f"`{key}`: {what}: leave out `{name}`"
 
 
-def _check_arguments(model: Model) -> None:
-    """Refuse arguments that the program does not take, or that other keys decide."""
+def _faults_of_arguments(model: Model) -> Iterator[str]:
+    """Yield arguments that the program does not take, or that other keys decide."""
     scripts, strategies = model.spec.scripts, model.spec.strategies
     for kind, dtype in (("latents", "vae_dtype"), ("text", "text_dtype")):
         key, arguments = f"{kind}_arguments", model.further_arguments(kind)
@@ -481,43 +483,30 @@ def _check_arguments(model: Model) -> None:
             try:
                 options_in(arguments, encoder.options)
             except ValueError as error:
-                raise ValueError(f"`{key}`: {error}") from None
+                yield f"`{key}`: {error}"
 
 
-def _check_number(model: Model) -> None:
-    texts = {key: file.required for key, file in model.files.items() if key.startswith("text")}
-    fewest = sum(texts.values()) if model.spec.scripts is not None else len(texts)
-    if not fewest <= len(model.text) <= len(texts):
-        number = str(len(texts)) if len(texts) == fewest else f"{fewest} to {len(texts)}"
-        what = f"text encoder{'s' * (number != '1')}"
-        raise ValueError(f"a {model.title} model has {number} {what}")
-
-
-def _check_texts(model: Model) -> None:
-    """Check the text encoders of an architecture that our own encoders know."""
-    encoders = model.spec.text_encoders
+def _faults_of_texts(model: Model, encoders: Sequence[str]) -> Iterator[str]:
+    """Yield what is wrong with the text encoders of an architecture that Latentmake encodes for."""
     if model.spec.scripts is not None:
         if any(each.projection for each in model.text):
-            raise ValueError(f"a {model.title} model takes its embeddings without `projection`")
+            yield f"a {model.title} model takes its embeddings without `projection`"
         return
     one = len(model.text) == 1 and model.text[0].config is None and model.text[0].file is None
     if len(model.text) != len(encoders) and not one:  # a pipeline's folder holds all of them
-        names = ", ".join(encoders)
-        raise ValueError(f"{model.architecture} has {len(encoders)} text encoders: {names}")
+        yield f"{model.architecture} has {len(encoders)} text encoders: {', '.join(encoders)}"
     for each, name in zip(model.text, encoders, strict=False):
         if name != "T5" and each.max_length not in (None, 77):
-            raise ValueError(f"set `max_token_length`, and leave out {name}'s `max_length`")
-    if model.layout == "sdscripts" and model.max_token_length not in (75, 150, 225):
-        raise ValueError("sd-scripts wants captions of one length: set `max_token_length`")
+            yield f"set `max_token_length`, and leave out {name}'s `max_length`"
+    if model.layout == "sdscripts" and isinstance(model.max_token_length, str):
+        yield "sd-scripts wants captions of one length: set `max_token_length`"
 
 
-def _check_adopted(model: Model, endings: Adopt) -> None:
+def _faults_of_adoption(model: Model, endings: Adopt) -> Iterator[str]:
     if endings.text is not None and len(endings.text) != len(model.text):
         number = len(endings.text)
-        raise ValueError(
-            f"`ai_training.text` names {number} endings for {len(model.text)} text encoders"
-        )
+        yield f"`ai_training.text` names {number} endings for {len(model.text)} text encoders"
     if endings.text is not None and model.architecture is not None:
-        raise ValueError("`ai_training.text` is for the last layer: leave out `architecture`")
+        yield "`ai_training.text` is for the last layer: leave out `architecture`"
     if endings.latents is not None and (key := model.first_set("posterior", "vae_tiling")):
-        raise ValueError(f"`ai_training.latents` is not for such latents: leave out `{key}`")
+        yield f"`ai_training.latents` is not for such latents: leave out `{key}`"

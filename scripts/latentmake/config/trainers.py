@@ -109,7 +109,8 @@ _DECAYED = Applies(
     when=lambda trainer: trainer.lr_scheduler in ("linear", "cosine"),
 )
 _TWO_NETWORKS = Applies(
-    "has one network, and no boundary between two", row=lambda model: model.has_two_networks
+    "has one network, and no boundary between two",
+    row=lambda model: model.version.boundary is not None,
 )
 BOUNDARY = Shapes("weights", applies=[_TWO_NETWORKS])
 
@@ -386,7 +387,6 @@ class WanSamples(Samples):
     prompts: list[str] = Field([])
     """Prompts; without any, no clips are drawn."""
     guidance_scale: Real = Field(5.0, ge=1)
-    """Classifier-free guidance; `1` is no guidance."""
     frames: Annotated[Number, AfterValidator(whole_latents)] = Field(17, ge=1)
     """Frames of a clip, 4 n + 1."""
     fps: Number = Field(16, ge=1, le=240)
@@ -406,7 +406,6 @@ class WanTrainer(LoopTrainer):
     kind: Literal["wan"]
     """The trainer: `wan`."""
     rank: Rank = 32
-    """Rank of the LoRA."""
     max_steps: Number | None = Field(None, ge=1)
     """Upper limit of the steps, whatever `steps` and `epochs` say, such as `50` for a smoke
     test."""
@@ -422,17 +421,13 @@ class WanTrainer(LoopTrainer):
     """Timestep, in thousandths, at which Wan 2.2 changes its network; by default 875 for
     text-to-video and 900 for image-to-video."""
     train_batch_size: BatchSize = 1
-    """Items of a training step, for each device. A batch holds items of one shape."""
     mixed_precision: AutoPrecision = "auto"
     """Mixed precision, as in accelerate, and dtype of the frozen weights. `auto` is `bf16` if the
     GPU supports it, else `fp16`, and `no` on a CPU. The training writes the choice into
     `runs/{run}/training.json` and keeps it when it resumes; another machine does not train again
     because of it."""
     gradient_checkpointing: bool = True
-    """Less memory for about a third more time."""
     checkpointing_steps: Number = shaped(100, MACHINE, ge=1)
-    """Steps between two checkpoints in `runs/{run}/checkpoints/`, from which a killed training
-    resumes. The state of the last step is always saved."""
     checkpointing_epochs: Number | None = shaped(None, MACHINE, ge=1)
     """Epochs between two checkpoints, in addition to those of `checkpointing_steps`."""
     samples: WanSamples = WanSamples()
