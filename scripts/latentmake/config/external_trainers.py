@@ -6,7 +6,7 @@ caches and training would not fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeAlias, get_args
 
 from pydantic import Field, model_validator
@@ -85,9 +85,14 @@ SD_SCRIPTS: Mapping[str, str] = {
 """Flag of sd-scripts' training scripts that no key of its trainer is named for -> likewise."""
 
 
-def flags_of(arguments: Iterable[str]) -> list[str]:
-    """Return the flags among arguments, without values."""
-    return [each.partition("=")[0] for each in arguments if each.startswith("--")]
+def flags_of(arguments: Sequence[str]) -> dict[str, str]:
+    """Return the flags among arguments with what stands behind each; "" where nothing does."""
+    found: dict[str, str] = {}
+    for argument, following in zip(arguments, (*arguments[1:], ""), strict=False):
+        if argument.startswith("--"):
+            flag, equals, value = argument.partition("=")
+            found[flag] = value if equals else following
+    return found
 
 
 def decided_flags(trainer: type[Trainer], further: Mapping[str, str]) -> dict[str, str]:
@@ -101,7 +106,7 @@ def decided_flags(trainer: type[Trainer], further: Mapping[str, str]) -> dict[st
 
 
 def refuse_flags(
-    key: str, arguments: Iterable[str], decided: Mapping[str, str], *, beginnings: bool = False
+    key: str, arguments: Sequence[str], decided: Mapping[str, str], *, beginnings: bool = False
 ) -> None:
     """Refuse flags that other keys of the configuration decide.
 
@@ -218,13 +223,14 @@ def _training_scripts() -> Iterable[str]:
 
 
 TrainingScript: TypeAlias = Annotated[str, OneOf(_training_scripts)]
-_OF_CAPTIONS = frozenset(
+OF_CAPTIONS = frozenset(
     {"--shuffle_caption", "--caption_dropout_rate", "--caption_dropout_every_n_epochs"}
     | {"--caption_tag_dropout_rate", "--token_warmup_min", "--token_warmup_step"}
     | {"--caption_prefix", "--caption_suffix", "--enable_wildcard", "--secondary_separator"}
     | {"--keep_tokens", "--keep_tokens_separator", "--caption_separator", "--weighted_captions"}
     | {"--train_text_encoder"}
 )
+"""Flags of sd-scripts' training scripts that cached text forbids or leaves without effect."""
 
 
 class SdScriptsTrainer(Trainer):
@@ -296,16 +302,12 @@ class SdScriptsTrainer(Trainer):
     @property
     def flags(self) -> list[str]:
         """The flags among its further arguments."""
-        return flags_of(self.arguments)
+        return [*flags_of(self.arguments)]
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         refuse_flags("arguments", self.arguments, decided_flags(type(self), SD_SCRIPTS))
         return self
-
-    def forbidden(self) -> str | None:
-        """Return the first of its further arguments that cached text forbids or ignores."""
-        return next((flag for flag in self.flags if flag in _OF_CAPTIONS), None)
 
 
 _MACHINE = "set it in `musubi_tuner`"
@@ -318,7 +320,7 @@ _DECIDED: Mapping[str, str] = {
 }
 
 
-def caching_flags(script: Script, version: Iterable[str], dtype: str) -> dict[str, str]:
+def caching_flags(script: Script, version: Sequence[str], dtype: str) -> dict[str, str]:
     """Return flag -> what to do instead, for a caching script of musubi-tuner.
 
     Args:

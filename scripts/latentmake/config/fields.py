@@ -189,12 +189,9 @@ class Closed(BaseModel):
 
         It has none beside the other keys of the section or, if a model is given, with that.
         """
-        fields = type(self).model_fields
         for key, limit in self.limits:
             applies, values = (limit.when, self) if model is None else (limit.row, model)
-            if applies is None or getattr(self, key) == fields[key].default:
-                continue
-            if not applies(values):
+            if applies and self.first_set(key) and not applies(values):
                 return key, limit.reason
         return None
 

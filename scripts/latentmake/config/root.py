@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from latentmake.config.checks import check_layouts, faults_of_run
+from latentmake.config.checks import faults_of_run
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import CLIPS, Closed, Name, shaped
 from latentmake.config.machines import (
@@ -62,12 +62,14 @@ class Config(Closed):
         for name, run in self.runs.items():
             self.check_run(name, run)
         for name, dataset in self.datasets.items():
-            models = {
-                run.model: self.models[run.model]
-                for run in self.runs.values()
-                if name in run.datasets
-            }
-            check_layouts(name, dataset, models)
+            models = {run.model for run in self.runs.values() if name in run.datasets}
+            layouts = {self.models[model].layout for model in models}
+            shapes = Dataset.declarations
+            idle = [key for key in shapes if layouts.isdisjoint(shapes[key].layouts or layouts)]
+            if models and (key := dataset.first_set(*idle)):
+                what = f"only caches of the layout {' or '.join(shapes[key].layouts)} depend on "
+                what += f"this, and {', '.join(sorted(models))} has others"
+                raise ConfigError(what, where=f"datasets.{name}.{key}", hint="leave it out")
         return self
 
     def encoding_program(self, model: Model) -> ExternalProgram | None:
