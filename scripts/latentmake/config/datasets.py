@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
@@ -38,10 +38,8 @@ _VARIED = Applies(
 _DROPPED = Shapes("text", applies=[_VARIED])
 
 
-class Captions(Closed):
+class Captions(Closed, shapes=TEXT):
     """Changes to captions before they are encoded, under the names of sd-scripts."""
-
-    shapes: ClassVar[Shapes] = TEXT
 
     variants: Number = Field(1, ge=1, le=1000)
     """Number of texts of each item. The random choices of a variant depend only on `seed`, the
@@ -126,7 +124,7 @@ class Captions(Closed):
 _LISTS = (".jsonl", ".json", ".csv", ".parquet")
 
 BUCKET_STEPS = 16
-"""Sides of buckets are multiples of this where a dataset says nothing, in pixels."""
+"""Sides of buckets are multiples of this by default, but not for sd-scripts; in pixels."""
 
 _PLACING = (
     *("fit", "bucket_reso_steps", "min_bucket_reso", "max_bucket_reso", "bucket_no_upscale"),
@@ -148,7 +146,7 @@ _NO_REMOTE_LIST = Applies(
     when=lambda data: not (data.is_list and "://" in data.path),
 )
 _OWN_ENDING = Applies(
-    "is that of the captions", when=lambda data: data.tags_extension != data.caption_extension
+    "is that of the captions", lambda data: data.tags_extension != data.caption_extension
 )
 _LATENT_FRAMES = Applies(
     "has a length that is not 4 n + 1, such as 1, 5 or 81",
@@ -389,11 +387,6 @@ class Dataset(Closed):
         }
         return [key for key, is_asked in asked.items() if self.video and is_asked]
 
-    @property
-    def bucket_steps(self) -> int:
-        """Steps between sides of buckets, but for sd-scripts; in pixels."""
-        return self.bucket_reso_steps or BUCKET_STEPS
-
     def bucketing(self, architecture: Architecture) -> Bucketing:
         """Return the settings of sd-scripts' buckets, with the defaults of an architecture.
 
@@ -406,9 +399,7 @@ class Dataset(Closed):
 
     def placing(self) -> dict[str, object]:
         """Return the keys that place images, as far as they have other values than by default."""
-        fields = type(self).model_fields
-        found = {key: getattr(self, key) for key in _PLACING}
-        return {key: value for key, value in found.items() if value != fields[key].default}
+        return self.model_dump(include={*_PLACING}, exclude_defaults=True)
 
     def placed(self, keys: Mapping[str, object]) -> Dataset:
         """Return the settings with other keys that place images; those not named have defaults."""

@@ -159,19 +159,27 @@ class Closed(BaseModel):
     """A section that refuses unknown keys, and keys without an effect.
 
     Docstrings of its keys describe them in the schema.
+
+    Args:
+        shapes: declaration of the keys that have none of their own.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     declarations: ClassVar[dict[str, Shapes]]
     limits: ClassVar[list[tuple[str, Applies]]]
+    shapes: ClassVar[Shapes | None] = None
+
+    def __init_subclass__(cls, shapes: Shapes | None = None, **config: Any) -> None:
+        cls.shapes = shapes or cls.shapes
+        super().__init_subclass__(**config)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         extras = {key: field.json_schema_extra for key, field in cls.model_fields.items()}
         known = {key: extra for key, extra in extras.items() if isinstance(extra, Shapes)}
         cls.limits = [(key, limit) for key, extra in known.items() for limit in extra.applies]
-        if default := getattr(cls, "shapes", None):
-            known = {**dict.fromkeys(extras, default), **known}
+        if cls.shapes:
+            known = {**dict.fromkeys(extras, cls.shapes), **known}
         fields = cls.model_fields
         cls.declarations = {
             key: shapes for key, shapes in known.items() if not any(held_by(fields[key].annotation))
@@ -330,21 +338,19 @@ def held_by(annotation: Any) -> Iterator[tuple[tuple[str, ...], type[Closed]]]:
     `*` stands for a name or the index of a list.
     """
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is None:
-        if isinstance(annotation, type) and issubclass(annotation, Closed):
-            yield (), annotation
+    if isinstance(annotation, type) and issubclass(annotation, Closed):
+        yield (), annotation
     elif origin in (list, dict):
         yield from ((("*", *below), model) for below, model in held_by(arguments[-1]))
     elif origin is Annotated:
         yield from held_by(arguments[0])
     elif origin is not Literal:
-        members = [
-            each for each in arguments if isinstance(each, type) and issubclass(each, Closed)
-        ]
         for each in arguments:
-            # pydantic puts the tag of such a union's member into the location.
-            tag = get_args(each.model_fields["kind"].annotation) if len(members) > 1 else ()
-            yield from (((*tag, *below), model) for below, model in held_by(each))
+            several = sum(member is not type(None) for member in arguments) > 1
+            for below, model in held_by(each):
+                # pydantic puts the tag of such a union's member into the location.
+                tag = get_args(model.model_fields["kind"].annotation) if several else ()
+                yield (*tag, *below), model
 
 
 def shaping(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self, cast
+from typing import Annotated, Literal, Self, cast
 
 from pydantic import (
     BeforeValidator,
@@ -23,7 +23,6 @@ from latentmake.config.fields import (
     Number,
     Real,
     ResolutionField,
-    Shapes,
     ascii_digits,
     worded,
 )
@@ -32,10 +31,8 @@ PROGRAMS = {"musubi": "musubi-tuner", "sdscripts": "sd-scripts"}
 """Kind of a trainer, or layout of a model -> the program of others that it stands for."""
 
 
-class ExternalProgram(Closed):
+class ExternalProgram(Closed, shapes=MACHINE):
     """Installation of sd-scripts."""
-
-    shapes: ClassVar[Shapes] = MACHINE
 
     path: DiskPath = Field(min_length=1)
     """Folder of the program: for sd-scripts the one that holds `train_network.py`, for
@@ -53,15 +50,13 @@ class MusubiTuner(ExternalProgram):
     """Threads with which the caching scripts read images; by default the threads of the job."""
 
 
-class PathMap(Closed):
+class PathMap(Closed, shapes=PUBLICATION):
     """Names of one folder on several systems, at least two of them.
 
     ```yaml
     path_maps: [{wsl: /home/me/models, windows: 'E:/models', linux: /data/models}]
     ```
     """
-
-    shapes: ClassVar[Shapes] = PUBLICATION
 
     linux: str | None = Field(None, min_length=1)
     """Name of the folder on Linux."""
@@ -77,10 +72,8 @@ class PathMap(Closed):
         return self
 
 
-class Publish(Closed):
+class Publish(Closed, shapes=PUBLICATION):
     """Folders that `publish_{run}` makes for another machine."""
-
-    shapes: ClassVar[Shapes] = PUBLICATION
 
     path: DiskPath = Field("published", min_length=1)
     """Folder that gets a sub-folder for each published run, such as a Windows drive in WSL:
@@ -112,10 +105,8 @@ class Publish(Closed):
     `-`. Folders of caches and control images get the same name with `_cache` and `_control`."""
 
 
-class Export(Closed):
+class Export(Closed, shapes=PUBLICATION):
     """Caches that `export_{run}` writes for ai-training."""
-
-    shapes: ClassVar[Shapes] = PUBLICATION
 
     folder: DiskPath | None = Field(None, min_length=1)
     """Folder for the files, with a sub-folder for each dataset; by default they lie beside the
@@ -131,10 +122,8 @@ class Export(Closed):
 _BYTES = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)? *([KMGTP]i?)?B?$"}
 
 
-class Store(Closed):
+class Store(Closed, shapes=MACHINE):
     """Replaced and removed cache files that are kept on this disk."""
-
-    shapes: ClassVar[Shapes] = MACHINE
 
     keep: Annotated[
         ByteSize,
@@ -147,10 +136,8 @@ class Store(Closed):
     float32."""
 
 
-class Batch(Closed):
+class Batch(Closed, shapes=MACHINE):
     """Size of encoding jobs."""
-
-    shapes: ClassVar[Shapes] = MACHINE
 
     items: Annotated[
         Annotated[Number, Field(ge=1)] | Literal["auto"], worded("should be 1 or more, or auto")
@@ -162,10 +149,8 @@ class Batch(Closed):
     """Target length of a batch, with `items: auto`."""
 
 
-class ClusterJob(Closed):
+class ClusterJob(Closed, shapes=MACHINE):
     """Resources of encoding jobs."""
-
-    shapes: ClassVar[Shapes] = MACHINE
 
     partition: str | None = Field(None, min_length=1)
     """Partition of this kind of job; by default that of all jobs."""
@@ -189,10 +174,8 @@ class TrainingJob(ClusterJob):
     """Nodes that train together, each with `gpus`, started by `srun` and `accelerate launch`."""
 
 
-class Cluster(Closed):
+class Cluster(Closed, shapes=MACHINE):
     """Resources of SLURM jobs."""
-
-    shapes: ClassVar[Shapes] = MACHINE
 
     partition: str | None = Field(None, min_length=1)
     """Partition of all jobs."""

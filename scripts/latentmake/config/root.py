@@ -21,10 +21,12 @@ from latentmake.config.machines import (
 )
 from latentmake.config.models import Model
 from latentmake.config.runs import Run
-from latentmake.config.trainers import Generation, Prompt, prompt_of_command
+from latentmake.config.trainers import Generation, Prompt
 from latentmake.errors import ConfigError, refuse_unknown
 
 _MISTAKES = 50  # that are named at a time
+# Snakemake makes a number of `--config prompt=...` where it can.
+_AS_TEXT = BeforeValidator(lambda value: str(value) if isinstance(value, int | float) else value)
 
 
 class Config(Closed):
@@ -51,7 +53,7 @@ class Config(Closed):
     """[Place](export.md) of the caches that `export_{run}` writes for ai-training."""
     store: Store = Store()
     """[Size limit](store.md) for replaced and removed cache files that are kept."""
-    prompt: Annotated[Prompt | None, BeforeValidator(prompt_of_command)] = shaped(None, CLIPS)
+    prompt: Annotated[Prompt | None, _AS_TEXT] = shaped(None, CLIPS)
     """A prompt for `generate_{run}`, meant for the command line: `snakemake generate_cats --config
     prompt="a boat on a lake"` draws clips of this prompt instead of those of
     [`generate`](generate.md). Clips of other prompts stay in the folder and on its page, if their

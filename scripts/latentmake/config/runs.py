@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
@@ -20,10 +20,8 @@ from latentmake.config.fields import (
 from latentmake.config.trainers import Generation, SdTrainer, WanTrainer
 
 
-class Validation(Closed):
+class Validation(Closed, shapes=Shapes("manifest", "weights")):
     """Items held out of the training."""
-
-    shapes: ClassVar[Shapes] = Shapes("manifest", "weights")
 
     items: Number = Field(ge=1)
     """Number of sources (images or videos) to hold out, at most half of those of the run."""

@@ -40,7 +40,7 @@ AccelerateConfig = Annotated[DiskPath | None, Field(json_schema_extra=MACHINE)]
 Workers = Annotated[Number, Field(ge=0, json_schema_extra=MACHINE)]
 
 
-class Trainer(Closed):
+class Trainer(Closed, shapes=WEIGHTS):
     """A trainer's section; the defaults are the answers of one that draws no sample pictures.
 
     Attributes:
@@ -52,7 +52,6 @@ class Trainer(Closed):
             it trained with the base.
     """
 
-    shapes: ClassVar[Shapes] = WEIGHTS
     layout: ClassVar[str]
     network: ClassVar[str]
     alternatives: ClassVar[tuple[str, ...]] = ()
@@ -64,16 +63,9 @@ class Trainer(Closed):
         """Texts whose embeddings it needs besides those of the captions, none twice."""
         return []
 
-    @property
-    def sample_resolution(self) -> Resolution | None:
-        """Size of its sample pictures, where it sets one."""
-        return None
 
-
-class Samples(Closed):
+class Samples(Closed, shapes=PICTURES):
     """Pictures or clips that the trained network draws during a training."""
-
-    shapes: ClassVar[Shapes] = PICTURES
 
     prompts: list[str] = Field([])
     """Prompts; by default the captions of the run's first four items."""
@@ -239,11 +231,6 @@ class LoopTrainer(Trainer):
         guided = [samples.negative_prompt] if samples.guidance_scale > 1 else []
         return list(dict.fromkeys([*samples.prompts, *guided]))
 
-    @property
-    def sample_resolution(self) -> Resolution | None:
-        """Size of its sample pictures, where it sets one."""
-        return self.samples.resolution
-
     @model_validator(mode="before")
     @classmethod
     def _rate_of_its_own(cls, values: Any) -> Any:
@@ -300,9 +287,6 @@ class SdTrainer(LoopTrainer):
     usual."""
 
 
-_LATENT_FRAMES = 4  # frames a latent of Wan's VAE, after the first
-
-
 def _no_blank(prompt: str) -> str:
     if not prompt.strip():
         raise ValueError("is an empty prompt: describe a clip")
@@ -312,20 +296,12 @@ def _no_blank(prompt: str) -> str:
 Prompt = Annotated[str, AfterValidator(_no_blank)]
 
 
-def prompt_of_command(value: object) -> object:
-    """Return the text of `--config prompt=...`, of which Snakemake makes a number where it can."""
-    return str(value) if isinstance(value, int | float) else value
-
-
 def whole_latents(frames: int) -> int:
     """Return a number of frames that makes whole latents; raises ValueError."""
-    if frames % _LATENT_FRAMES != 1:
-        below = frames // _LATENT_FRAMES * _LATENT_FRAMES + 1
-        near = [each for each in (below - _LATENT_FRAMES, below) if 0 < each < frames]
-        near.append(below if below > frames else below + _LATENT_FRAMES)
-        raise ValueError(
-            f"is not 4 n + 1, which Wan's VAE needs; use {' or '.join(map(str, near[-2:]))}"
-        )
+    if frames % 4 != 1:
+        below = max(0, frames - 1) // 4 * 4 + 1
+        what = f"is not 4 n + 1, which Wan's VAE needs; use {below} or {below + 4}"
+        raise ValueError(what)
     return frames
 
 
@@ -336,10 +312,9 @@ _DIFFERENT = Applies(
 _FROM_IMAGE = Applies("draws from text only", row=lambda model: model.image_to_video)
 
 
-class Generation(Closed):
+class Generation(Closed, shapes=CLIPS):
     """Clips that `generate_{run}` draws with the trained network."""
 
-    shapes: ClassVar[Shapes] = CLIPS
     prompts: Annotated[
         list[Prompt], BeforeValidator(listed, json_schema_input_type=str | list[str])
     ] = shaped([], Shapes("clips", applies=[_DIFFERENT]))
