@@ -337,11 +337,6 @@ class Model(Closed):
         return self.encoder == "musubi"
 
     @property
-    def by_strategies(self) -> bool:
-        """Whether sd-scripts' own classes encode for it."""
-        return self.encoder == "sdscripts"
-
-    @property
     def title(self) -> str:
         """Its architecture as people call it."""
         known = self.spec.scripts or self.spec.strategies
@@ -383,7 +378,7 @@ class Model(Closed):
             found = found[int(number or 0)] if len(found) > int(number or 0) else None
         if isinstance(found, str):
             found = Weights(path=found)
-        return found if isinstance(found, Weights) and found.is_set else None
+        return found if isinstance(found, Weights) and (found.path or found.hub) else None
 
     @property
     def files(self) -> dict[str, File]:

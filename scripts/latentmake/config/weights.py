@@ -26,6 +26,7 @@ from latentmake.config.fields import (
     place,
     shaped,
 )
+from latentmake.config.hub import known_commit, place_of
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -85,11 +86,6 @@ class Location(Closed):
     """One file of the hub repository, read from the local hub cache. If it is not there, the
     message has the `hf download` line that fetches it."""
 
-    @property
-    def is_set(self) -> bool:
-        """Whether it names anything."""
-        return self.path is not None or self.hub is not None
-
     @model_validator(mode="after")
     def _one_place(self) -> Self:
         if (self.path is None) == (self.hub is None):
@@ -97,11 +93,9 @@ class Location(Closed):
         if self.file is not None and self.hub is None:
             raise ValueError("has a `file` of no `hub`; set `path` to the file")
         if self.hub is not None and not _COMMIT.fullmatch(self.revision or ""):
-            from latentmake.config import hub as hubs
-
             branch = self.revision or "main"
             given = f"`{self.revision}` is none" if self.revision else "there is none"
-            known = hubs.known_commit(self.hub, branch)
+            known = known_commit(self.hub, branch)
             hint = f"huggingface.co/{self.hub}/commits/{branch} lists them"
             if known is not None:
                 hint = f"write `revision: {known}`, which is in the local hub cache"
@@ -115,9 +109,7 @@ class Location(Closed):
     def local(self) -> str:
         """Path of the file or folder on this machine; of a hub, in the local hub cache."""
         if self.hub is not None:
-            from latentmake.config import hub as hubs
-
-            return str(hubs.place_of(self.hub, self.revision or "", self.subfolder, self.file))
+            return str(place_of(self.hub, self.revision or "", self.subfolder, self.file))
         path = self.path or ""
         return path if self.subfolder is None else str(Path(path, self.subfolder))
 
