@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from latentmake.config.datasets import BUCKET_STEPS, Dataset
 from latentmake.errors import SourceError
-
-if TYPE_CHECKING:
-    from latentmake.config.datasets import Dataset
 
 
 class Size(NamedTuple):
@@ -153,7 +151,7 @@ def placement(
         image,
         Size(*resolution),
         fit=settings.fit,
-        step=settings.bucket_steps,
+        step=settings.bucket_reso_steps or BUCKET_STEPS,
         no_upscale=settings.bucket_no_upscale,
     )
     found = place(image, target)

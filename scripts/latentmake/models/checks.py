@@ -13,6 +13,7 @@ from typing import Literal
 
 from latentmake import layouts
 from latentmake.config.checks import check_sides, check_steps
+from latentmake.config.datasets import BUCKET_STEPS
 from latentmake.config.root import Config
 from latentmake.config.runs import Run
 from latentmake.config.weights import Weights
@@ -57,13 +58,14 @@ def check_run(config: Config, name: str, run: Run) -> None:
     factor = vae_factor(model.vae) or _USUAL_FACTOR
     reason = f"the VAE's factor {factor}"
     check_sides(run.resolutions, factor, f"runs.{name}.resolutions", reason)
-    if run.trainer and (size := run.trainer.sample_resolution):
+    samples = getattr(run.trainer, "samples", None)
+    if samples and (size := samples.resolution):
         check_sides([size], factor, f"runs.{name}.trainer.samples.resolution", reason)
     for dataset in run.datasets:
         settings = config.datasets[dataset]
         if settings.fit != "bucket":
             continue
-        if (steps := settings.bucket_steps) % factor:
+        if (steps := settings.bucket_reso_steps or BUCKET_STEPS) % factor:
             what, hint = f"{steps} is not a multiple of {reason}", f"use a multiple of {factor}"
             raise ConfigError(what, where=f"datasets.{dataset}.bucket_reso_steps", hint=hint)
         check_steps(run.resolutions, steps, dataset)

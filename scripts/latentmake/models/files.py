@@ -76,7 +76,7 @@ def resolved(config: Config) -> Config:
         found: dict[str, Any] = {}
         for key, names in PARTS.items():
             value = getattr(model, key)
-            if isinstance(value, Weights) and value.is_set:
+            if isinstance(value, Weights) and (value.path or value.hub):
                 found[key] = _placed(model, value, names)
             elif isinstance(value, str):
                 found[key] = folder_in(value, names)

@@ -75,17 +75,17 @@ def _batch_size(facts: Facts, model: str, kind: str, works: Sequence[Work]) -> i
 
 def order_of(facts: Facts, dataset: str, model: str, kind: str, works: Sequence[Work]) -> Order:
     """Return the order for some work of one dataset, model and kind."""
-    config = facts.config
+    config, settings = facts.config, facts.config.models[model]
     return Order(
         kind=kind,
         dataset=dataset,
         model=model,
         dataset_settings=config.datasets.get(dataset, _PROMPTS),
-        model_settings=config.models[model],
+        model_settings=settings,
         recipe=facts.recipe(dataset, model, kind),
         items=tuple(works),
-        musubi_tuner=config.musubi_tuner if config.models[model].scripted else None,
-        sd_scripts=config.sd_scripts if config.models[model].by_strategies else None,
+        musubi_tuner=config.musubi_tuner if settings.scripted else None,
+        sd_scripts=None if settings.scripted else config.encoding_program(settings),
     )
 
 
