@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from latentmake.config.architectures import MUSUBI
 from latentmake.config.models import Model
-from latentmake.config.rows import MUSUBI, File, Vae
+from latentmake.config.rows import File, Vae
 from latentmake.errors import ModelError
 from latentmake.files.safetensors import Tensor
 from latentmake.models.files import script_of, scripted_files

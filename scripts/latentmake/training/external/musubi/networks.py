@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from latentmake.config.architectures import MUSUBI
 from latentmake.config.models import Model
-from latentmake.config.rows import MUSUBI, Scripts
+from latentmake.config.rows import Scripts
 from latentmake.files.safetensors import Tensor, read_head
 from latentmake.models.kinds import LORA, kinds_of, one, weight_file
 from latentmake.models.model_files import (
