@@ -54,17 +54,16 @@ def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
         from latentmake.data import remote
 
         entries = [x for x in remote.listing(root, where) if not (dataset.flat and "/" in x[0])]
-    elif Path(root).is_dir():
+    else:
         try:
             entries = _entries(root, flat=dataset.flat)
         except OSError as error:
             what = f"{error.filename} cannot be read ({error.strerror})"
             hint = "give your user permission to read it"
+            if isinstance(error, FileNotFoundError | NotADirectoryError):
+                what = f"the dataset folder {error.filename} does not exist, or is a file"
+                hint = "correct the path or create it"
             raise DatasetError(what, where=where, hint=hint) from None
-    else:
-        what = "is not a folder" if Path(root).exists() else "does not exist"
-        what = f"the dataset folder {root} {what}"
-        raise DatasetError(what, where=where, hint="correct the path or create it")
     listed: object = entries
     if key == "path" and dataset.metadata_file is not None:
         with contextlib.suppress(OSError):  # whoever reads it says so
