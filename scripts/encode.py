@@ -11,8 +11,8 @@ with logged(snakemake.log[0]) as say:
     from pathlib import Path
 
     from latentmake.backends import encoder_of
+    from latentmake.caches.encode import carry_out_all
     from latentmake.caches.gpu import lease
-    from latentmake.caches.several import carry_out_all
     from latentmake.plan.orders import Order
 
     carry_out_all(

@@ -81,7 +81,7 @@ def _plan(values: dict[str, Any], *targets: str) -> Session:
 def _encode(values: dict[str, Any]) -> None:
     """Plan, and carry out the jobs as Snakemake would."""
     from latentmake.backends import encoder_of
-    from latentmake.caches.several import carry_out_all
+    from latentmake.caches.encode import carry_out_all
     from latentmake.training.sd.network import load_unet
     from latentmake.training.wan.network import load_transformer
 

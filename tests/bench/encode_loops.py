@@ -147,8 +147,7 @@ def ours(case: dict[str, Any], folder: Path, threads: int) -> tuple[Loop, Loop]:
     """Return what carries out all orders, and what warms the encoder up."""
     sys.path.insert(0, str(ROOT / "scripts"))
     os.chdir(folder)
-    from latentmake.caches.encode import load_encoder
-    from latentmake.caches.several import carry_out_all
+    from latentmake.caches.encode import carry_out_all, load_encoder
     from latentmake.config.root import parse
     from latentmake.index.memo import MEMO, Memo
     from latentmake.plan.facts import Facts

@@ -30,11 +30,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import gpu_world as world
 from exact_world import error, pictures
-from latentmake.caches.batch_sizes import BatchSizes
-from latentmake.caches.encode import carry_out
-from latentmake.caches.encoders import load
+from latentmake.caches.encode import Say, carry_out, load_encoder
+from latentmake.caches.encoders import Encoded, Loaded, load
 from latentmake.caches.encoders.device import DTYPES, pick_device
 from latentmake.caches.encoders.wan_vae import WanVae
+from latentmake.caches.inputs import Sample
 from latentmake.config.models import Model
 from latentmake.plan.orders import Order
 
@@ -44,37 +44,45 @@ THREADS = 8
 
 
 class Busy:
-    """Seconds in which the device was at work on batches, and the batch sizes in use."""
+    """Marks of the device before and after each batch, and the batch sizes in use."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.marks: list[tuple[Any, Any]] = []
         self.sizes: list[int] = []
 
-    def watch(self) -> None:
-        """Listen to what the batch sizes are told."""
-        told = BatchSizes.encoded
+    @property
+    def seconds(self) -> float:
+        """Seconds in which the device was at work on batches."""
+        return sum(began.elapsed_time(ended) for began, ended in self.marks) / 1000
 
-        def encoded(sizes: BatchSizes, shape: tuple[int, ...], count: int, seconds: float) -> None:
-            self.seconds += seconds
-            self.sizes.append(count)
-            told(sizes, shape, count, seconds)
+    def load(self, order: Order, threads: int, say: Say, alone: bool) -> Loaded:
+        """Load an encoder whose batches are watched."""
+        loaded = load_encoder(order, threads, say, alone)
 
-        BatchSizes.encoded = encoded  # type: ignore[method-assign]
+        def encode(samples: list[Sample]) -> Encoded:
+            self.sizes.append(len(samples))
+            if not loaded.queues:
+                return loaded.encode(samples)
+            event: Any = torch.cuda.Event
+            began, ended = event(enable_timing=True), event(enable_timing=True)
+            began.record()
+            encoded = loaded.encode(samples)
+            ended.record()
+            self.marks.append((began, ended))
+            return encoded
 
-
-BUSY = Busy()
+        return loaded._replace(encode=encode)
 
 
 def job(order: Order) -> Row:
-    """Carry out an order twice; the second time batch sizes are known."""
+    """Carry out an order twice; the second time libraries have chosen their kernels."""
     row: Row = {}
     for known in (False, True):
         for made in ("cache", ".latentmake/store"):
             shutil.rmtree(made, ignore_errors=True)
-        BUSY.seconds, BUSY.sizes = 0.0, []
-        lines: list[str] = []
+        busy, lines = Busy(), list[str]()
         receipt = carry_out(
-            order, Path("receipt.json"), say=lines.append, threads=THREADS, alone=True
+            order, Path("receipt.json"), say=lines.append, threads=THREADS, load=busy.load
         )
         count = len(order.items)
         if receipt.counts["encoded"] != count:
@@ -82,8 +90,8 @@ def job(order: Order) -> Row:
         starting = receipt.starting or 0.0
         seconds = receipt.seconds - starting
         row |= {f"job{' again' * known} /s": count / seconds, "start [s]": starting}
-        if BUSY.seconds:
-            row |= {"busy": BUSY.seconds / seconds, "batch": statistics.mode(BUSY.sizes)}
+        if busy.marks:
+            row |= {"busy": busy.seconds / seconds, "batch": statistics.mode(busy.sizes)}
     return row
 
 
@@ -314,7 +322,6 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true", help="tiny sizes on the CPU")
     parser.add_argument("--json", type=Path, help="write the rows there, too")
     options = parser.parse_args()
-    BUSY.watch()
     run(options.step, cpu=options.cpu, path=options.json and options.json.absolute())
 
 

@@ -104,7 +104,6 @@ def build(folder: Path) -> None:
     """Make every cache file."""
     # With torch in a process of its own: what a process has used counts in those that it starts.
     import torch
-
     from latentmake.caches.encode import carry_out
     from latentmake.caches.encoders import Loaded
     from latentmake.caches.inputs import Sample

@@ -10,8 +10,8 @@ own code with an encoder that takes no time, or `--encode-seconds` a clip. Print
   video is known yet (each is probed) and again when all are;
 - disk: the most that lay on it besides sources and caches, over the latents of one batch of
   `--items` videos;
-- memory: the most that arrays took while clips were made, over two clips a thread, and the growth
-  of the process over the same; the most that a reading process held, in MB;
+- memory: the growth of the process while clips were made, over two clips a thread; the most that a
+  reading process held, in MB;
 - speed: clips a second over those of a bare loop that decodes the same files one after the other;
 - film: the same for a film of `--film` frames cut into clips one after the other, and for eight
   clips spread over it: time over that of decoding it from its beginning to its end.
@@ -30,7 +30,6 @@ import sys
 import tempfile
 import threading
 import time
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -180,15 +179,12 @@ def carry(path: Path, seconds: float, threads: int) -> None:
 
     watching = threading.Thread(target=watch)
     watching.start()
-    if is_traced := "TRACED" in os.environ:
-        tracemalloc.start()
     used = processor_time()
     took = carried(order)
     used = processor_time() - used
-    traced = tracemalloc.get_traced_memory()[1] if is_traced else 0
     stopped.set()
     watching.join()
-    print(json.dumps([took, used, traced, max(own) - beginning, max(readers)]))
+    print(json.dumps([took, used, max(own) - beginning, max(readers)]))
 
 
 def occupied(folder: Path, but: set[Path]) -> int:
@@ -208,18 +204,15 @@ def occupied(folder: Path, but: set[Path]) -> int:
     return sum(size for inode, size in seen.items() if inode not in left)
 
 
-def run_job(
-    order: Order, options: argparse.Namespace, *, traced: bool = False
-) -> tuple[list[float], int]:
+def run_job(order: Order, options: argparse.Namespace) -> tuple[list[float], int]:
     """Carry out an order in a process of its own; return what it printed, and the most disk."""
     order.write()
     command = [sys.executable, __file__, "--job", str(order.path)]
     command += ["--threads", str(options.threads), "--encode-seconds", str(options.encode_seconds)]
-    environment = {**os.environ, **({"TRACED": "1"} if traced else {})}
     here = Path.cwd()
     but, most = {here / "data", here / "cache", here / "models", here / "film"}, 0
     before = occupied(here, but)
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         while process.poll() is None:
             most = max(most, occupied(here, but) - before)
@@ -263,18 +256,15 @@ def measure_job(videos: int, options: argparse.Namespace) -> list[list[Any]]:
     bound = 2 * clip * options.threads
     took = used = grown = reader = most = 0.0
     for order in orders:
-        (seconds, processor, _, growth, child), disk = run_job(order, options)
+        (seconds, processor, growth, child), disk = run_job(order, options)
         took, used = took + seconds, used + processor
         grown, reader, most = max(grown, growth), max(reader, child), max(most, disk)
     latents = sum(path.stat().st_size for path in Path("cache").rglob("*.safetensors"))
     batch = latents / videos * min(options.items, videos)
     forget()
-    traced = run_job(orders[0], options, traced=True)[0][2]
-    forget()
     plain, bare = decoded(sorted(Path("data").glob("*.mp4")), options.frames)
     return [
         ["peak disk besides sources and caches / latents of one batch", most / batch],
-        ["peak of arrays / two clips a thread", traced / bound],
         ["growth of the process / two clips a thread", grown / bound],
         ["most memory of a reading process [MB]", reader / 1e6],
         ["clips a second", videos / took],
@@ -299,15 +289,12 @@ def measure_film(options: argparse.Namespace) -> list[list[Any]]:
         _, orders = planned(config)
         clips = sum(len(item.targets) for order in orders for item in order.items) - 1
         (order,) = orders
-        took, used, _, grown, _ = run_job(order, options)[0]
-        forget()
-        traced = run_job(order, options, traced=True)[0][2]
+        took, used, grown, _ = run_job(order, options)[0]
         forget()
         rows += [
             [f"film, {name}: clips", clips],
             [f"film, {name}: time / decoding all of it", took / plain],
             [f"film, {name}: processor time / decoding all of it", used / bare],
-            [f"film, {name}: peak of arrays / two clips", traced / (2 * clip)],
             [f"film, {name}: growth of the process / two clips", grown / (2 * clip)],
         ]
     return rows

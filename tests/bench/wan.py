@@ -41,6 +41,7 @@ sys.path[:0] = [str(ROOT / "scripts")]
 
 from latentmake.caches.encoders.device import pick_device  # noqa: E402
 from latentmake.caches.encoders.wan_vae import WanVae  # noqa: E402
+from latentmake.config.trainers import WanTrainer  # noqa: E402
 from latentmake.training.loop.data.batch import Batch  # noqa: E402
 from latentmake.training.wan.dit import check_targets  # noqa: E402
 from latentmake.training.wan.estimate import training_memory  # noqa: E402
@@ -122,17 +123,15 @@ def train(options: argparse.Namespace, device: torch.device) -> Iterator[dict[st
     shapes = {name: tuple(value.shape) for name, value in made.state_dict().items()}
     layers = check_targets(TARGETS, shapes, "targets")
     for checkpointing in (True, False):
-        taken = training_memory(
-            shapes,
-            made.config,
-            layers,
-            latent=latent,
+        trainer = WanTrainer(
+            kind="wan",
             rank=options.rank,
-            batch=options.batch_size,
-            half=dtype == torch.bfloat16,
+            train_batch_size=options.batch_size,
+            mixed_precision="bf16" if dtype == torch.bfloat16 else "no",
             gradient_checkpointing=checkpointing,
             optimizer=options.optimizer,
         )
+        taken = training_memory(shapes, made.config, layers, latent, trainer)
         row: dict[str, object] = {
             "gradient checkpointing": "yes" if checkpointing else "no",
             "a step [s]": None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -17,11 +16,9 @@ import pytest
 import torch
 from diffusers import AutoencoderKL
 from item_world import inputs_of
-from latentmake.caches.batch_sizes import BatchSizes
 from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded, load
-from latentmake.caches.encoders.device import held_by_others
-from latentmake.caches.encoders.measured import free_memory, watch_of
+from latentmake.caches.encoders.device import free_memory, held_by_others
 from latentmake.caches.encoders.transfer import download, stacked, upload
 from latentmake.caches.inputs import Sample
 from latentmake.config.models import Model
@@ -151,15 +148,6 @@ def test_an_encoder_returns_before_the_device_is_done(make: Callable[[str], Mode
     assert len(list(results)) == 2 and done.query()
 
 
-def test_a_watch_counts_its_own_batch_and_none_before_it() -> None:
-    queued()
-    watch = watch_of(CUDA)
-    kept = torch.zeros(1 << 20, device=CUDA)
-    taken, free = watch.stop()
-    assert taken >= kept.nbytes and free > 0
-    assert watch.seconds() < 0.2  # the work before it takes a second
-
-
 # -- results --------------------------------------------------------------------------------------
 
 
@@ -214,30 +202,25 @@ def test_memory_that_runs_out_halves_batches_and_loses_nothing(
     peak = peak_of(encoder, pictures(16, side))
     little_memory(int(0.6 * peak))
     said: list[str] = []
-    fixed = encoder._replace(sizes=None, size=16)
+    fixed = encoder._replace(size=16, budget=None)
     receipt = carry_out(work, Path("receipt.json"), say=said.append, threads=2, encoder=fixed)
     assert receipt.counts["encoded"] == 16
     assert any("half as many" in line for line in said)
 
 
-def test_batch_sizes_keep_within_memory_and_are_remembered(
-    little_memory: Callable[[int], None],
-) -> None:
+def test_batches_keep_within_the_memory_that_is_free(little_memory: Callable[[int], None]) -> None:
     model, side = vae("float32"), 256
     work = latents_order(model, images(120, side), side)
     encoder = load.encoder(work, threads=2, say=silent)
     peak = max(peak_of(encoder, pictures(1, side)) for _ in range(2))
-    little_memory(6 * peak)
-    free = free_memory(CUDA)
+    little_memory(12 * peak)
+    (sample,) = pictures(1, side)
+    limit = load.encoder(work, threads=2, say=silent).limit(sample)
+    assert limit >= 1 and limit * peak < free_memory(CUDA)
     said: list[str] = []
     receipt = carry_out(work, Path("receipt.json"), say=said.append, threads=2)
     assert receipt.counts["encoded"] == 120
     assert not any("out of memory" in line for line in said)
-    (of_encoder,) = json.loads(Path(".latentmake/batch_sizes.json").read_bytes()).values()
-    size, taken, _ = of_encoder[f"{side}x{side}x3"]
-    assert 1 <= size <= 8 and 0 < taken < free
-    again = load.encoder(work, threads=2, say=silent)
-    assert again.sizes is not None and again.sizes.of((side, side, 3)) == size
 
 
 OTHER = """
@@ -346,16 +329,20 @@ except DeviceError as error:
     assert said_by(code, CUDA_VISIBLE_DEVICES="") == "cpu"
 
 
-def test_a_job_keeps_the_device_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_keeps_the_device_busy() -> None:
     model, side = vae("bfloat16", (128, 256, 512, 512)), 512
     work = latents_order(model, images(96, side), side)
-    busy: list[float] = []
-    told: Any = BatchSizes.encoded
+    encoder = load.encoder(work, threads=8, say=silent)
+    busy: list[Callable[[], float]] = []
 
-    def encoded(sizes: BatchSizes, shape: tuple[int, ...], count: int, seconds: float) -> None:
-        busy.append(seconds)
-        told(sizes, shape, count, seconds)
+    def encode(samples: list[Sample]) -> Any:
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        encoded = encoder.encode(samples)
+        ended.record()
+        busy.append(lambda: began.elapsed_time(ended) / 1000)
+        return encoded
 
-    monkeypatch.setattr(BatchSizes, "encoded", encoded)
-    receipt = carry_out(work, Path("receipt.json"), say=silent, threads=8)
-    assert sum(busy) > 0.3 * (receipt.seconds - (receipt.starting or 0.0))
+    watched = encoder._replace(encode=encode)
+    receipt = carry_out(work, Path("receipt.json"), say=silent, threads=8, encoder=watched)
+    assert sum(seconds() for seconds in busy) > 0.3 * receipt.seconds

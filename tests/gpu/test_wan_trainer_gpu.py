@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from dit_world import forms, image_dit, inputs, tiny_dit
+from latentmake.config.trainers import WanTrainer
 from latentmake.training.lora import lora_tensors
 from latentmake.training.wan.dit import check_targets, read_dit
 from latentmake.training.wan.estimate import training_memory
@@ -89,15 +90,10 @@ def test_gradient_checkpointing_takes_less_memory_and_gives_the_same_gradients(
     assert torch.cosine_similarity(found, expected, dim=0) > 0.999
     layers = check_targets(TARGETS, read.shapes, "targets")
     for checkpointing, peak in zip((True, False), peaks, strict=True):
-        told = training_memory(
-            read.shapes,
-            read.config,
-            layers,
-            latent=(5, 32, 48),
-            rank=8,
-            text_tokens=7,
-            gradient_checkpointing=checkpointing,
+        trainer = WanTrainer(
+            kind="wan", rank=8, mixed_precision="bf16", gradient_checkpointing=checkpointing
         )
+        told = training_memory(read.shapes, read.config, layers, (5, 32, 48), trainer, 7)
         assert peak == pytest.approx(told["activations"], rel=0.25)
     assert peaks[0] < 0.5 * peaks[1]
 

@@ -17,8 +17,8 @@ import world
 from conftest import sources
 from latentmake import backends
 from latentmake.caches.encode import carry_out
+from latentmake.config.architectures import SDSCRIPTS
 from latentmake.config.root import parse
-from latentmake.config.rows import SDSCRIPTS
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import ManifestOrder, write_manifest

@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 
 import yaml
-from latentmake.config.architectures import ARCHITECTURES, WAN
+from latentmake.config.architectures import ARCHITECTURES, MUSUBI, SDSCRIPTS, WAN
 from latentmake.config.root import parse
-from latentmake.config.rows import MUSUBI, SDSCRIPTS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/trainers/musubi.md"

@@ -14,7 +14,7 @@ import every_key
 import fast_tuner
 import pytest
 from every_key import Change, Key, nothing, refused
-from latentmake.config.rows import MUSUBI
+from latentmake.config.architectures import MUSUBI
 from project import Project
 
 ARCHITECTURE = "qwen_image_edit"

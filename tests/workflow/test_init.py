@@ -12,7 +12,7 @@ import checkpoint_world
 import named_weights
 import pytest
 import yaml
-from latentmake.config.rows import MUSUBI, SDSCRIPTS
+from latentmake.config.architectures import MUSUBI, SDSCRIPTS
 from named_weights import MODELS
 from PIL import Image
 from project import ROOT, Project

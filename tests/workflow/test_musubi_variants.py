@@ -14,7 +14,7 @@ import video_world
 import wan
 import world
 from dit_world import tiny_dit
-from latentmake.config.rows import MUSUBI
+from latentmake.config.architectures import MUSUBI
 from project import Project
 from safetensors import safe_open
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import fast_tuner
 import yaml
-from latentmake.config.rows import MUSUBI, File, Script
+from latentmake.config.architectures import MUSUBI
+from latentmake.config.rows import File, Script
 from project import ROOT, Project
 from safetensors import safe_open
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import fast_tuner
 import pytest
-from latentmake.config.rows import MUSUBI
+from latentmake.config.architectures import MUSUBI
 from project import Project
 
 CAPTIONS = {"ant": "a red circle", "bee": "a blue square", "cat": "a green star"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import fast_tuner
 import pytest
 import world
-from latentmake.config.rows import MUSUBI
+from latentmake.config.architectures import MUSUBI
 from project import NOTHING, Project
 
 EDIT = "qwen_image_edit"

@@ -161,7 +161,7 @@ def test_bad_rows_are_named_and_stop_no_other(built: Project) -> None:
     for number, (name, what) in enumerate(bad.items(), len(ROWS) + 1):
         assert what in result.one_line(f"{LIST}, line {number}: ", name)
     beyond = result.one_line(f"{LIST}, line {len(rows)}: ")
-    assert "names frames up to 32, but the video has 30" in beyond
+    assert "names 5 frames from frame 28 on, but the video has 30" in beyond
     assert result.encoded().encoded == 0 and built.changed(before) == NOTHING
     # Skipped; one of odd sides is an item, one of three frames is left out with a line.
     odd = built / "data/films/odd.mkv"

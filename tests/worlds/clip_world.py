@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from latentmake import digest
 from latentmake.caches.inputs import Sample
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
-from latentmake.files.frames import Workers
+from latentmake.files.readers import Readers
+from latentmake.files.video import probe
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Media, Span, clips, kept_indices
 from latentmake.plan.orders import Order, Work
@@ -39,8 +40,7 @@ def item_of(
 ) -> Work:
     """Return an item with a target for each clip and size."""
     if media is None:
-        with Workers() as workers:
-            media = workers.probe(str(path))
+        media = probe(str(path))
     plain = {"frame_extraction": "chunk", "frame_stride": 1, "frame_sample": 1, "max_frames": 129}
     plain |= {"source_fps": None, "span": span or Span(), "timing": media.timing}
     found = clips(media.frames, **{**plain, **ways})
@@ -130,3 +130,17 @@ def check_caches(
 def key_of(work: Work) -> str:
     """Return the digest of an item's source."""
     return digest.of_file(Path(work.item.source or ""))
+
+
+class InProcess(Readers):
+    """Reads in the process of the test; `asked` are the functions with their arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[object, ...]] = []
+
+    def each(
+        self, path: str, make: Callable[..., Iterator[Any]], *arguments: object
+    ) -> Iterator[Any]:
+        self.asked.append((make, *arguments))
+        return (value for value in make(*arguments) if value is not None)

@@ -100,7 +100,8 @@ def keys_of(
     )
     found: dict[tuple[str, str], str] = {}
     for part in parts:
-        for item, (target,) in judge.targets(part, facts.inputs(model, part, items)):
+        inputs = [item.inputs(part, judge.layout) for item in items]
+        for item, (target,) in judge.targets(part, inputs):
             content = judge.contents.of(item)
             assert content is not None
             key = judge.needed(item, target, content)

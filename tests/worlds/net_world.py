@@ -12,7 +12,7 @@ import sdscripts_world
 import strategies_world
 import world
 import yaml
-from latentmake.config.rows import MUSUBI
+from latentmake.config.architectures import MUSUBI
 from project import ROOT, Project
 
 GIVEN = (".snakemake", ".latentmake", "config", "data", "models", "musubi-tuner", "sd-scripts")

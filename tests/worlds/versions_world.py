@@ -24,7 +24,7 @@ import test_several_controls
 import test_video_lists
 import world
 from every_key import Change, Key
-from latentmake.config.rows import MUSUBI
+from latentmake.config.architectures import MUSUBI
 from PIL import Image
 from project import Project
 

@@ -1,11 +1,14 @@
-"""Carrying out an order: encode missing targets, then link those of equal content."""
+"""Carrying out orders: encode missing targets, then link those of equal content.
+
+The encoder is loaded once for all orders of a job, which have the same model.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
@@ -14,7 +17,6 @@ from types import MappingProxyType
 from latentmake.caches.encoders import Loaded
 from latentmake.caches.job import ExternalEncoder, Job, Say
 from latentmake.caches.shortages import Shortages
-from latentmake.caches.stages import Stages
 from latentmake.errors import DeviceError, SourceError
 from latentmake.plan.orders import Order
 from latentmake.plan.receipts import Receipt
@@ -61,7 +63,7 @@ def carry_out(
     """
     began, since = time.monotonic(), time.time()
     shortages = shortages or Shortages()
-    job = Job(order, order.recipe, say, stages=Stages(threads), before=before, shortages=shortages)
+    job = Job(order, order.recipe, say, before=before, shortages=shortages)
     ready = [encoder] if isinstance(encoder, Loaded) else []
     started: list[float] = []
     held = contextlib.ExitStack()
@@ -101,8 +103,6 @@ def carry_out(
                         started.append(job.loaded - began)
                 todo = job.deliver()
         words = job.stages.words
-        if not job.cuts_clips:  # other processes read clips
-            words += job.stages.hint
         for line in ready[0].remarks() if ready else []:
             say(line)
         others = {"restored": counts["spooled"], "linked": counts["linked"]}
@@ -124,11 +124,68 @@ def carry_out(
         seconds=time.monotonic() - began,
         starting=None if isinstance(encoder, Loaded) else started[0] if started else 0.0,
         work=order.work if started else "",
-        stages=job.stages.seconds,
         words=words,
     )
     done.write(receipt)
     return done
+
+
+def carry_out_all(
+    orders: Iterable[Order],
+    *,
+    say: Say,
+    threads: int,
+    may_skip: bool,
+    encoder_of: Callable[[Order], Loaded | ExternalEncoder | None],
+    lease: Lease,
+) -> None:
+    """Carry out the orders of a job one after the other, and leave their receipts.
+
+    Args:
+        orders: to carry out, read one by one: those of a large dataset are large together.
+        say: told of faults and of the outcomes, a line each.
+        threads: that read and decode, and on a CPU encode.
+        may_skip: whether `on_error: skip` counts.
+        encoder_of: returns what is used instead of an order's own encoder, if anything.
+        lease: holds a GPU; entered once, when there is something to encode.
+
+    Raises:
+        DeviceError: the device is out of memory or in error; the orders that are left wait.
+        SourceError: orders had faulty items; all are named, and all orders were carried out.
+        ModelError: the model is missing or incomplete.
+        StorageError: the disk is full or cannot be written.
+    """
+    loaded: list[Loaded] = []
+    made: dict[str, str] = {}
+    shortages = Shortages()
+    faults: list[SourceError] = []
+
+    def load(order: Order, threads: int, say: Say, alone: bool) -> Loaded:
+        loaded.append(load_encoder(order, threads, say, alone))
+        return loaded[0]
+
+    with contextlib.ExitStack() as held:
+        device = cache(lambda: held.enter_context(lease(say)))
+        for order in orders:
+            try:
+                receipt = carry_out(
+                    order,
+                    order.receipt,
+                    say=say,
+                    threads=threads,
+                    may_skip=may_skip,
+                    alone=True,
+                    encoder=loaded[0] if loaded else encoder_of(order),
+                    lease=lambda _: contextlib.nullcontext(device()),
+                    load=load,
+                    before=made,
+                    shortages=shortages,
+                )
+                made |= {str(values[-1]): path for path, values in receipt.targets.items()}
+            except SourceError as error:
+                faults.append(error)
+    if faults:
+        raise SourceError(" | ".join(each.what for each in faults), hint=faults[0].hint)
 
 
 def load_encoder(order: Order, threads: int, say: Say, alone: bool) -> Loaded:

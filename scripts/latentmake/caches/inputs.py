@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,6 @@ from latentmake.geometry.buckets import Size
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
 
-FramesAt = Callable[[str, Sequence[int]], Iterator[tuple[int, NDArray[np.uint8]]]]
-"""Yields (index, [H, W, 3]) of frames of a file by ascending indices."""
-
 
 class SourceBytes(NamedTuple):
     """Bytes of an item's source, of its controls and layers, and the digest of all."""
@@ -30,14 +27,6 @@ class SourceBytes(NamedTuple):
     digest: str
     controls: tuple[bytes, ...] = ()
     layers: tuple[bytes, ...] = ()
-
-
-class Clips(NamedTuple):
-    """Clips of one item to be made: its targets with their keys, and the digest of its source."""
-
-    item: Item
-    digest: str
-    missing: Mapping[Target, str]
 
 
 class Sample(NamedTuple):
@@ -71,27 +60,19 @@ class Sample(NamedTuple):
         return self.tokens if isinstance(self.content, str) else self.content.shape
 
     @property
+    def cost(self) -> int:
+        """Pixels of a picture or of a clip's frame, or tokens: memory grows with their number."""
+        if isinstance(self.content, str):
+            return max(self.tokens, default=1)
+        return int(self.content.shape[-3]) * int(self.content.shape[-2])
+
+    @property
     def size(self) -> tuple[int, ...]:
         """Frames and pixels, which tell what memory it takes; `tokens` of a caption."""
         if isinstance(self.content, str):
             return self.tokens
         *frames, height, width, _ = self.content.shape
         return (*(frames or [1]), height * width)
-
-
-class Maker(Protocol):
-    """Makes the clips of a file one after the other."""
-
-    @property
-    def holds_another(self) -> bool:
-        """Whether a clip besides the one made last is in memory."""
-
-    @property
-    def left(self) -> list[Item]:
-        """Items with clips yet to be made."""
-
-    def make(self) -> list[Sample]:
-        """Make the next clip in all of its sizes; a SourceError says why it cannot be made."""
 
 
 def samples_of(order: Order, source: SourceBytes, missing: Mapping[Target, str]) -> list[Sample]:
@@ -122,30 +103,6 @@ def _check_pictures(order: Order, source: SourceBytes, image: str) -> None:
         check_image(data, path, order.dataset_settings.max_image_pixels)
     media = probe_image(image)
     stored_size(source.item, (media.width, media.height))
-
-
-def clip_maker(
-    order: Order,
-    wanted: Iterable[Clips],
-    frames_at: FramesAt,
-    check: Callable[[], object] = bool,
-) -> Maker:
-    """Return what makes the clips of one video file, of one or several items.
-
-    `check` is called after the frames of each clip were read.
-
-    Raises:
-        SourceError: the video was changed after the build was planned.
-    """
-    module = import_module(f"latentmake.caches.pixels.{order.layout.encoding}_clips")
-    maker: Maker = module.ClipMaker(order, wanted, frames_at, check)
-    return maker
-
-
-def check_clips(order: Order, item: Item, missing: Iterable[Target], frames_at: FramesAt) -> None:
-    """Open a video that another program encodes; a SourceError says why it cannot be encoded."""
-    module = import_module(f"latentmake.caches.pixels.{order.layout.encoding}_clips")
-    module.check(order, item, missing, frames_at)
 
 
 def stored_size(item: Item, found: tuple[int, int] | None = None) -> Size:

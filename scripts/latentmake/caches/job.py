@@ -6,6 +6,7 @@ plan finds what this one finished. One bad source stops no other.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,24 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from latentmake import digest
-from latentmake.caches.batches import Batches
-from latentmake.caches.captions import CaptionBatches
-from latentmake.caches.clip_jobs import make_clips
+from latentmake.caches.clips import check_clips, make_clips
 from latentmake.caches.encoders import Encoder, Loaded
 from latentmake.caches.identify import identified
-from latentmake.caches.inputs import Sample, check_clips, samples_of
+from latentmake.caches.inputs import Sample, samples_of
 from latentmake.caches.pipeline import Pipeline
 from latentmake.caches.reading import Reading, read_ahead, unreadable
 from latentmake.caches.refusals import fault_of, skipped_before, too_large, wrong_values
 from latentmake.caches.shortages import Again, Shortages, encode_in_parts
 from latentmake.caches.stages import Stages
-from latentmake.caches.turns import Turns
 from latentmake.data import remote
 from latentmake.data.item import Item
 from latentmake.errors import DeviceError, SourceError, is_surely_memory
 from latentmake.files import atomic, cachefile
-from latentmake.files.frames import Workers
 from latentmake.files.paths import is_remote
+from latentmake.files.readers import Readers
 from latentmake.index.memo import target_stat
 from latentmake.plan import store
 from latentmake.plan.orders import Order, Work
@@ -85,7 +83,7 @@ class Job:
         default_factory=lambda: dict.fromkeys(("encoded", "spooled", "linked", "kept"), 0)
     )
     loaded: float | None = None
-    stages: Stages = field(default_factory=lambda: Stages(1))
+    stages: Stages = field(default_factory=Stages)
     before: Mapping[str, str] = field(default_factory=dict)
     shortages: Shortages = field(default_factory=Shortages)
     take_gpu: Callable[[], object] = bool
@@ -96,7 +94,8 @@ class Job:
         # Asked for each target, unless the folder is empty, as it is most often.
         self._has_store = bool(store.keys())
         self._lock = threading.RLock()  # of all that workers change
-        self._turns = Turns()  # one at a time puts work into a device's queue
+        self._turns: threading.Semaphore | None = None
+        self._alone = threading.Lock()
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -141,15 +140,15 @@ class Job:
             # One takes less time than a thread to wake up, on a disk of this machine.
             yield from read_ahead(items, self.read, threads, at_once=16)
             return
-        with Workers() as workers:
-            yield from read_ahead(items, lambda work: self._checked(work, workers), threads)
+        with Readers() as readers:
+            yield from read_ahead(items, lambda work: self._checked(work, readers), threads)
 
-    def _checked(self, work: Work, workers: Workers) -> Reading:
+    def _checked(self, work: Work, readers: Readers) -> Reading:
         """Read an item; open its video, if it has one."""
         reading = self.read(work)
         if self.cuts_clips and reading.missing:
             try:
-                check_clips(self.order, work.item, reading.missing, workers.frames_at)
+                check_clips(self.order, work.item, reading.missing, readers)
             except SourceError as error:
                 reading.fault = str(error)
                 reading.keys, reading.missing = {}, {}
@@ -231,24 +230,16 @@ class Job:
             progress.update(self.encode(loaded, samples))
 
         with Pipeline(load, encode) as pipeline:
-            batches: Batches | CaptionBatches
             if self.cuts_clips:
-                batches = Batches(pipeline.submit, pipeline.size)
-                self._make_clips(items, batches, threads, progress)
+                self._make_clips(items, pipeline, threads, progress)
             else:
-                if self.order.kind == "text":
-                    batches = CaptionBatches(pipeline.submit, pipeline.loaded)
-                else:
-                    batches = Batches(pipeline.submit, pipeline.size)
                 for reading in self.readings(items, threads, progress):
                     for sample in reading.samples:
-                        batches.add(sample)
-                        batches.encode_full()
-            batches.flush()
+                        pipeline.add(sample)
         self.refuse_equal()
 
     def _make_clips(
-        self, items: Sequence[Work], batches: Batches, threads: int, progress: Progress
+        self, items: Sequence[Work], pipeline: Pipeline, threads: int, progress: Progress
     ) -> None:
         making: set[str] = set()
 
@@ -259,7 +250,7 @@ class Job:
         make_clips(
             self.order,
             items,
-            batches,
+            pipeline,
             threads,
             read_item=self.read,
             count=lambda reading: self._count(reading, making, progress),
@@ -283,7 +274,7 @@ class Job:
                 settled += self._does_not_fit(group[0], words, again)
                 continue
             settled += len(group)
-            with self.stages.writing():
+            with self.stages.of("writing"):
                 for sample, (tensors, metadata) in zip(group, results, strict=True):
                     self.store(sample.item, sample.key, sample.source, tensors, metadata)
         return settled
@@ -304,10 +295,28 @@ class Job:
     def _results(
         self, loaded: Loaded, encode: Encoder, samples: list[Sample], *, alone: bool = False
     ) -> list[tuple[dict[str, Any], dict[str, str]]]:
-        with self.stages.encoding():
-            with self._turns.alone() if alone or loaded.queues else self._turns.shared():
+        with self.stages.of("encoding"):
+            with self._turn(loaded, alone=alone):
                 encoded = encode(samples)
             return list(encoded)
+
+    @contextlib.contextmanager
+    def _turn(self, loaded: Loaded, *, alone: bool) -> Iterator[None]:
+        """Wait until this worker may encode: beside the others, or alone.
+
+        One at a time puts work into a device's queue.
+        """
+        count = 1 if loaded.queues else loaded.workers
+        with self._lock:
+            turns = self._turns = self._turns or threading.Semaphore(count)
+        if not alone:
+            with turns:
+                yield
+            return
+        with self._alone, contextlib.ExitStack() as all_turns:
+            for _ in range(count):
+                all_turns.enter_context(turns)
+            yield
 
     def store(
         self,

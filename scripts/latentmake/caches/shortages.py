@@ -149,18 +149,14 @@ def encode_in_parts(
     groups, shape = [samples], samples[0].shape
     while groups:
         group = groups.pop()
-        # Small samples come several at a time; and a size is halved where memory is short.
-        size = shortages.most(shape, loaded.size_of(shape))
+        size = shortages.most(shape, len(group))
         if len(group) > size:
             groups += [group[size:], group[:size]]
             continue
         results, words = attempt(run, loaded.encode, group)
         if results is None and len(group) > 1:
             half = len(group) // 2
-            if loaded.sizes is None:
-                shortages.halved(shape, half)
-            else:
-                loaded.sizes.out_of_memory(shape, len(group))
+            shortages.halved(shape, half)
             say(f"out of memory with {len(group)} at once: trying half as many")
             groups += [group[half:], group[:half]]
             continue

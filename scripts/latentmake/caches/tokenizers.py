@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from latentmake.config.weights import TextWeights
 from latentmake.errors import ModelError, first_line
 from latentmake.models.checkpoints import pads_with_zero
-from latentmake.models.files import tokenizer_files, tokenizer_folder
+from latentmake.models.files import tokenizer_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,8 +42,7 @@ def load(weights: TextWeights) -> PreTrainedTokenizerBase:
         place = own.hub
         options = {"revision": own.revision, "subfolder": own.subfolder or ""}
     elif weights.hub is None:
-        tokenizer_files(weights)  # names what is missing
-        place = str(tokenizer_folder(weights))
+        place = str(tokenizer_files(weights)[0].parent)
     else:
         place = weights.hub
         sibling = (weights.subfolder or "").replace("text_encoder", "tokenizer", 1)

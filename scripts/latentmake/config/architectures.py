@@ -7,75 +7,72 @@ library/strategy_sd.py, strategy_sdxl.py, strategy_sd3.py, strategy_flux.py and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from latentmake.config.rows import MUSUBI, SDSCRIPTS, Scripts, Strategies
-from latentmake.config.spec import Architecture, ClipOutput
+import yaml
+from pydantic import TypeAdapter
+
+from latentmake.config.rows import Scripts, Strategies
+from latentmake.config.spec import Architecture
+
+Row = TypeVar("Row")
+_SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # written in C where it can be
 
 
-def _own(name: str, facts: Mapping[str, Any], **row: Any) -> Architecture:
-    """Return an architecture that our own encoders know."""
-    tuples: dict[str, Any] = {
-        "text_encoders": tuple(facts.get("text_encoders", ())),
-        "clips": tuple(ClipOutput(**clip) for clip in facts.get("clips", ())),
-        "scale": tuple(facts["scale"]) if "scale" in facts else None,
+def rows(file: Path, kind: type[Row]) -> dict[str, Row]:
+    """Return the rows of a YAML file by their names.
+
+    A row has the values of the row that it is `like`, except where it sets its own. Names that
+    begin with `_` are no rows.
+    """
+    written = yaml.load(file.read_text("utf-8"), _SafeLoader)  # noqa: S506 -- it is safe
+    validate = TypeAdapter(kind).validate_python
+
+    def values(name: str) -> dict[str, Any]:
+        like = written[name].pop("like", None)
+        if like:
+            written[name] = _laid_over(written[name], values(like))
+        return dict(written[name])
+
+    return {name: validate(values(name)) for name in written if name[0] != "_"}
+
+
+def _laid_over(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values with those of a base where there are none."""
+    inner = {
+        key: _laid_over(values[key], base[key])
+        for key in values.keys() & base.keys()
+        if isinstance(values[key], dict) and isinstance(base[key], dict)
     }
-    return Architecture(name, **{**facts, **tuples}, **row)
+    return {**base, **values, **inner}
 
 
-def _by_strategies(name: str, row: Strategies) -> Architecture:
-    if row.architecture:
-        return _own(name, row.architecture, strategies=row)
-    return Architecture(
-        name,
-        single_file=True,
-        sized_arrays=True,
-        side=row.side,
-        bucket_divisor=row.divisor,
-        strategies=row,
-        encodes=False,
-    )
+MUSUBI = rows(Path(__file__).with_name("musubi.yaml"), Scripts)
+"""Architectures whose caches musubi-tuner's own scripts make; and Wan, whose caches may be ours."""
+SDSCRIPTS = rows(Path(__file__).with_name("sdscripts.yaml"), Strategies)
+"""Architectures that sd-scripts trains."""
+
+_ADAPTER = TypeAdapter(Architecture)
+_ADAPTER.rebuild(_types_namespace={"Scripts": Scripts, "Strategies": Strategies})
 
 
-def _by_scripts(name: str, row: Scripts) -> Architecture:
-    if row.architecture:
-        return _own(name, row.architecture, scripts=row)
+def _of_row(name: str, row: Scripts | Strategies) -> Architecture:
+    if isinstance(row, Strategies):
+        return _ADAPTER.validate_python({"name": name, "strategies": row, **row.architecture})
     side = max(row.pixels, 16)
-    video = any(version.videos for version in row.versions.values())
-    return Architecture(name, side=side, bucket_steps=side, video=video, scripts=row, encodes=False)
+    videos = any(version.videos for version in row.versions.values())
+    facts = {"side": side, "bucket_steps": side, "video": videos, "encodes": False}
+    return _ADAPTER.validate_python({"name": name, "scripts": row, **(row.architecture or facts)})
 
 
-@cache
-def _architecture(name: str) -> Architecture:
-    if name in SDSCRIPTS:
-        return _by_strategies(name, SDSCRIPTS[name])
-    return _by_scripts(name, MUSUBI[name])
-
-
-class _Architectures(Mapping[str, Architecture]):
-    """Architectures by name; each is read when it is asked for."""
-
-    def __getitem__(self, name: str) -> Architecture:
-        if name not in self:
-            raise KeyError(name)
-        return _architecture(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in SDSCRIPTS or (name in MUSUBI and name != "wan")
-
-    def __iter__(self) -> Iterator[str]:
-        yield from SDSCRIPTS
-        yield from (name for name in MUSUBI if name != "wan")
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-WAN = _architecture("wan")
-ARCHITECTURES: Mapping[str, Architecture] = _Architectures()
+ARCHITECTURES = {
+    **{name: _of_row(name, row) for name, row in SDSCRIPTS.items()},
+    **{name: _of_row(name, row) for name, row in MUSUBI.items()},
+}
 """Name in the configuration -> facts. A Wan model has a `task` in place of a name."""
+WAN = ARCHITECTURES.pop("wan")
 
 
 if TYPE_CHECKING:

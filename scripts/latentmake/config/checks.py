@@ -8,13 +8,18 @@ Sources: sd-scripts' `adjust_min_max_bucket_reso_by_steps` (library/train_util.p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from latentmake.config.datasets import Dataset
-from latentmake.config.external_trainers import MusubiTrainer, SdScriptsTrainer
+from latentmake.config.external_trainers import (
+    OF_CAPTIONS,
+    MusubiTrainer,
+    SdScriptsTrainer,
+    flags_of,
+)
 from latentmake.config.fields import Closed, Resolution
-from latentmake.config.machines import ExternalProgram
+from latentmake.config.machines import PROGRAMS, ExternalProgram
 from latentmake.config.models import Model
 from latentmake.config.runs import Run
 from latentmake.config.trainers import Generation, WanTrainer
@@ -42,21 +47,23 @@ def faults_of_run(
     """
     yield from _faults_of_trainer(f"runs.{name}", run, model)
     if model.layout == "sdscripts":
-        yield from _faults_of_sdscripts(name, run, model, datasets)
-        yield from _missing_program(name, "sd_scripts", model, run, program)
+        yield from _faults_of_sdscripts(f"runs.{name}", run, model, datasets)
+    launched = isinstance(run.trainer, MusubiTrainer | SdScriptsTrainer)
+    title = PROGRAMS.get(model.layout)
+    if title and program is None and (launched or model.encoder != "latentmake"):
+        key = title.replace("-", "_")
+        hint = f"the run {name} needs {title}: set {key}.path to its folder"
+        yield key, "this key is missing", hint
     if model.layout == "musubi":
-        yield from _missing_program(name, "musubi_tuner", model, run, program)
-        yield from _faults_of_musubi(name, run, model, datasets)
-    else:
-        for dataset, settings in datasets.items():
-            if settings.video:
-                what = f"the dataset {dataset} holds videos, which {run.model} cannot encode"
-                hint = f"set the `task` or `architecture` of models.{run.model} if it can"
-                yield f"runs.{name}.datasets", what, hint
-            if settings.control_directory:
-                what = f"the dataset {dataset} has control images, which only musubi-tuner's "
-                hint = "leave out its `control_directory`"
-                yield f"runs.{name}.datasets", f"{what}models use", hint
+        yield from _faults_of_musubi(f"runs.{name}", run, model, datasets)
+    for dataset, settings in datasets.items() if model.layout != "musubi" else ():
+        if settings.video:
+            what = f"the dataset {dataset} holds videos, which {run.model} cannot encode"
+            hint = f"set the `task` or `architecture` of models.{run.model} if it can"
+            yield f"runs.{name}.datasets", what, hint
+        if settings.control_directory:
+            what = f"the dataset {dataset} has control images, which only musubi-tuner's models use"
+            yield f"runs.{name}.datasets", what, "leave out its `control_directory`"
     if run.generate is not None:
         yield from _faults_of_generation(f"runs.{name}.generate", run, run.generate, model)
 
@@ -64,8 +71,7 @@ def faults_of_run(
 def _not_for(section: Closed, where: str, model: Model) -> Iterator[Fault]:
     """Yield the key of a section that has no effect with a model."""
     if found := section.refused(model):
-        key, reason = found
-        yield f"{where}.{key}", f"{_titled(model)} {reason}", _LEAVE
+        yield f"{where}.{found[0]}", f"{_titled(model)} {found[1]}", _LEAVE
 
 
 def _titled(model: Model) -> str:
@@ -95,24 +101,13 @@ def _faults_of_trainer(where: str, run: Run, model: Model) -> Iterator[Fault]:
         yield f"{where}.validation", what, hint
 
 
-def _missing_program(
-    name: str, key: str, model: Model, run: Run, program: ExternalProgram | None
-) -> Iterator[Fault]:
-    """Yield the fault if a program that encodes or trains has no section."""
-    launched = isinstance(run.trainer, MusubiTrainer | SdScriptsTrainer)
-    if program is None and (launched or model.encoder != "latentmake"):
-        title = {"musubi_tuner": "musubi-tuner", "sd_scripts": "sd-scripts"}[key]
-        hint = f"the run {name} needs {title}: set {key}.path to its folder"
-        yield key, "this key is missing", hint
-
-
 def _faults_for_program(
-    name: str, dataset: str, settings: Dataset, program: str, *, chooses: bool = False
+    run: str, dataset: str, settings: Dataset, program: str, *, chooses: bool = False
 ) -> Iterator[Fault]:
     """Yield what a trainer's program cannot do with a dataset."""
     if settings.remote:
         what = f"the dataset {dataset} lies at a URL; {program} reads folders on disk only"
-        yield f"runs.{name}.datasets", what, "copy it to a folder, or mount the bucket"
+        yield f"{run}.datasets", what, "copy it to a folder, or mount the bucket"
     keys = ("caption_dropout_every_n_epochs", "token_warmup_step")
     if not chooses and settings.captions and (key := settings.captions.first_set(*keys)):
         what = f"{program} cannot choose among the texts of an item by step or epoch"
@@ -123,23 +118,23 @@ def _faults_for_program(
 
 
 def _faults_of_musubi(
-    name: str, run: Run, model: Model, datasets: Mapping[str, Dataset]
+    run_key: str, run: Run, model: Model, datasets: Mapping[str, Dataset]
 ) -> Iterator[Fault]:
-    trainer, step, sizes = run.trainer, model.spec.side, f"runs.{name}.resolutions"
+    trainer, step, sizes = run.trainer, model.spec.side, f"{run_key}.resolutions"
     if isinstance(trainer, MusubiTrainer):
-        yield from training_faults(f"runs.{name}.trainer", trainer, model)
+        yield from training_faults(f"{run_key}.trainer", trainer, model)
     if isinstance(trainer, WanTrainer):
-        yield from _faults_of_wan(f"runs.{name}.trainer", trainer, model)
-    ours = isinstance(trainer, WanTrainer) and not model.scripted
-    reason = "as Wan needs" if ours else "musubi-tuner would round them"
-    check_sides(run.resolutions, step, sizes, f"{step}, {reason}" if ours else f"{step}: {reason}")
+        yield from _faults_of_wan(f"{run_key}.trainer", trainer, model)
+    chooses = isinstance(trainer, WanTrainer)
+    ours = chooses and not model.scripted
+    reason = ", as Wan needs" if ours else ": musubi-tuner would round them"
+    check_sides(run.resolutions, step, sizes, f"{step}{reason}")
     buckets = "Wan's" if ours else "musubi-tuner's"
     least = 2 * step  # pixels: below, the smallest bucket would have no width
     small = [size for size in run.resolutions if size.width * size.height < least**2]
     for dataset, settings in datasets.items():
-        where, chooses = f"datasets.{dataset}", isinstance(trainer, WanTrainer)
-        program = "this trainer" if chooses else "musubi-tuner"
-        yield from _faults_for_program(name, dataset, settings, program, chooses=chooses)
+        where, program = f"datasets.{dataset}", "this trainer" if chooses else "musubi-tuner"
+        yield from _faults_for_program(run_key, dataset, settings, program, chooses=chooses)
         if settings.fit == "bucket" and small:
             what = f"{small[0].name} is too small for {buckets} buckets"
             yield sizes, what, f"use {least} or more"
@@ -150,7 +145,7 @@ def _faults_of_musubi(
             yield f"{where}.{keys[0]}", what, _LEAVE + other
         if settings.bucket_reso_steps not in (None, step):
             yield f"{where}.bucket_reso_steps", f"{buckets} buckets go in steps of {step}", _LEAVE
-        yield from _faults_of_row(f"runs.{name}.datasets", dataset, settings, run.model, model)
+        yield from _faults_of_row(f"{run_key}.datasets", dataset, settings, run.model, model)
 
 
 def control_counts(model: Model, settings: Dataset) -> tuple[int, int | None]:
@@ -217,7 +212,7 @@ def training_faults(where: str, trainer: MusubiTrainer, model: Model) -> Iterato
         what = f"{title} needs --split_attn for {beyond} with {name}"
         yield f"{where}.arguments", what, "add --split_attn"
     yield from _faults_of_fp8(where, trainer, scripts)
-    given = _values(trainer.arguments)
+    given = flags_of(trainer.arguments)
     for rule in scripts.rules:
         if rule.flag in given:
             yield from _faults_of_flag(f"{where}.arguments", rule, given, title)
@@ -251,16 +246,6 @@ def _faults_of_flag(
         yield where, f"{title} needs {' and '.join(missing)} beside {flag}", "add it"
     if beside := [each for each in rule.without if each in given]:
         yield where, f"{title} refuses {flag} beside {beside[0]}", "leave out one of them"
-
-
-def _values(arguments: Sequence[str]) -> dict[str, str]:
-    """Return the flags among arguments with what stands behind each; "" where nothing does."""
-    found: dict[str, str] = {}
-    for argument, following in zip(arguments, (*arguments[1:], ""), strict=False):
-        if argument.startswith("--"):
-            flag, equals, value = argument.partition("=")
-            found[flag] = value if equals else following
-    return found
 
 
 # -- Wan, by our own trainer -----------------------------------------------------------------------
@@ -304,16 +289,16 @@ def _faults_of_generation(
 
 
 def _faults_of_sdscripts(
-    name: str, run: Run, model: Model, datasets: Mapping[str, Dataset]
+    run_key: str, run: Run, model: Model, datasets: Mapping[str, Dataset]
 ) -> Iterator[Fault]:
     strategies, trainer, side = model.spec.strategies, run.trainer, model.spec.side
     if strategies is None:
         yield f"models.{run.model}.layout", f"sd-scripts does not train {model.title}", _LEAVE
         return
     reason = f"{side}, as {model.architecture} needs"
-    check_sides(run.resolutions, side, f"runs.{name}.resolutions", reason)
+    check_sides(run.resolutions, side, f"{run_key}.resolutions", reason)
     for dataset, settings in datasets.items():
-        yield from _faults_for_program(name, dataset, settings, "sd-scripts")
+        yield from _faults_for_program(run_key, dataset, settings, "sd-scripts")
         if settings.is_list:
             what = "sd-scripts reads folders of images, and this is a list"
             hint = "name the folder, and the list as its `metadata_file`"
@@ -322,13 +307,14 @@ def _faults_of_sdscripts(
             yield from _faults_of_buckets(dataset, settings, run, model)
     if not isinstance(trainer, SdScriptsTrainer):
         return
-    known, where = strategies.scripts, f"runs.{name}.trainer"
+    known, where = strategies.scripts, f"{run_key}.trainer"
     if trainer.script not in (None, *known):
         what = f"{trainer.script} does not train {model.architecture}"
         yield f"{where}.script", what, f"use {' or '.join(known)}"
-    if model.spec.caches_text and (flag := trainer.forbidden()):
-        hint = "leave it out, and see the dataset's `captions`"
-        yield f"{where}.arguments", f"{flag} does not go with cached text", hint
+    for flag in flags_of(trainer.arguments):
+        if model.spec.caches_text and flag in OF_CAPTIONS:
+            hint = "leave it out, and see the dataset's `captions`"
+            yield f"{where}.arguments", f"{flag} does not go with cached text", hint
 
 
 def _faults_of_buckets(name: str, dataset: Dataset, run: Run, model: Model) -> Iterator[Fault]:
@@ -383,18 +369,3 @@ def check_steps(sizes: Iterable[Resolution], steps: int, dataset: str) -> None:
         if size.width * size.height < steps**2:
             what = f"{steps} is more than the resolution {size.name} has"
             raise ConfigError(what, where=where, hint="use smaller steps or a larger resolution")
-
-
-def check_layouts(name: str, dataset: Dataset, models: Mapping[str, Model]) -> None:
-    """Refuse a key of a dataset that has no effect on the caches of any of its models.
-
-    Raises:
-        ConfigError: the first such key.
-    """
-    layouts = {model.layout for model in models.values()}
-    for key, shapes in Dataset.declarations.items() if layouts else ():
-        effective = shapes.layouts
-        if effective and not layouts & {*effective} and dataset.first_set(key):
-            what = f"only caches of the layout {' or '.join(effective)} depend on this, and "
-            what += f"{', '.join(sorted(models))} has others"
-            raise ConfigError(what, where=f"datasets.{name}.{key}", hint=_LEAVE)

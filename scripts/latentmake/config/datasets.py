@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
@@ -23,6 +23,7 @@ from latentmake.config.fields import (
     ResolutionField,
     Shapes,
     listed,
+    shaped,
     worded,
 )
 
@@ -37,10 +38,8 @@ _VARIED = Applies(
 _DROPPED = Shapes("text", applies=[_VARIED])
 
 
-class Captions(Closed):
+class Captions(Closed, shapes=TEXT):
     """Changes to captions before they are encoded, under the names of sd-scripts."""
-
-    shapes: ClassVar[Shapes] = TEXT
 
     variants: Number = Field(1, ge=1, le=1000)
     """Number of texts of each item. The random choices of a variant depend only on `seed`, the
@@ -61,11 +60,9 @@ class Captions(Closed):
     without the repeats of a name such as `10_sks man`."""
     caption_suffix: str | None = Field(None, min_length=1)
     """Text after the caption, with a space."""
-    caption_dropout_rate: Real = Field(0.0, ge=0, lt=1, json_schema_extra=_DROPPED)
+    caption_dropout_rate: Real = shaped(0.0, _DROPPED, ge=0, lt=1)
     """Share of the variants that are the empty caption. It needs `variants` of 2 or more."""
-    caption_dropout_every_n_epochs: Number = Field(
-        0, ge=0, json_schema_extra=Shapes("text", "weights")
-    )
+    caption_dropout_every_n_epochs: Number = shaped(0, Shapes("text", "weights"), ge=0)
     """In each epoch whose number (from 1) is a multiple of this, all captions are empty; `0` is
     never. For the trainers `sd` and `wan`."""
     enable_wildcard: bool = False
@@ -82,13 +79,11 @@ class Captions(Closed):
     token_warmup_min: Number = Field(1, ge=0)
     """Number of tags in the first step, in addition to those that are kept; see
     `token_warmup_step`."""
-    token_warmup_step: Real = Field(
-        0.0, ge=0, json_schema_extra=Shapes("text", "weights", applies=[_VARIED])
-    )
+    token_warmup_step: Real = shaped(0.0, Shapes("text", "weights", applies=[_VARIED]), ge=0)
     """Step from which captions have all their tags; below 1, the share of all steps. Until then
     training uses the first half of the variants one after the other, with more and more tags;
     afterwards it uses the second half, with all tags. For the trainers `sd` and `wan`."""
-    caption_tag_dropout_rate: Real = Field(0.0, ge=0, lt=1, json_schema_extra=_DROPPED)
+    caption_tag_dropout_rate: Real = shaped(0.0, _DROPPED, ge=0, lt=1)
     """Share of the tags that are dropped. It needs `variants` of 2 or more."""
     secondary_separator: str | None = Field(None, min_length=1)
     """Separator such as `;;;` between tags that are shuffled and dropped together. In the text it
@@ -129,7 +124,7 @@ class Captions(Closed):
 _LISTS = (".jsonl", ".json", ".csv", ".parquet")
 
 BUCKET_STEPS = 16
-"""Sides of buckets are multiples of this where a dataset says nothing, in pixels."""
+"""Sides of buckets are multiples of this by default, but not for sd-scripts; in pixels."""
 
 _PLACING = (
     *("fit", "bucket_reso_steps", "min_bucket_reso", "max_bucket_reso", "bucket_no_upscale"),
@@ -151,7 +146,7 @@ _NO_REMOTE_LIST = Applies(
     when=lambda data: not (data.is_list and "://" in data.path),
 )
 _OWN_ENDING = Applies(
-    "is that of the captions", when=lambda data: data.tags_extension != data.caption_extension
+    "is that of the captions", lambda data: data.tags_extension != data.caption_extension
 )
 _LATENT_FRAMES = Applies(
     "has a length that is not 4 n + 1, such as 1, 5 or 81",
@@ -213,84 +208,80 @@ class Dataset(Closed):
     )
     """Folder of the images or videos; a [URL](#images-at-a-url) such as `s3://bucket/folder`; or a
     `.jsonl`, `.json`, `.csv` or `.parquet` [list](#lists) that names files and captions."""
-    flat: bool = Field(False, json_schema_extra=MANIFEST)
+    flat: bool = shaped(False, MANIFEST)
     """Ignore sub-folders, as musubi-tuner and sd-scripts do. In a list, drop folders from item
     names."""
-    caption_extension: Ending = Field(".txt", json_schema_extra=TEXT)
+    caption_extension: Ending = shaped(".txt", TEXT)
     """Ending of the caption file beside an image or video."""
-    tags_extension: Ending | None = Field(
-        None, json_schema_extra=Shapes("text", applies=[_ON_DISK, _OWN_ENDING])
-    )
+    tags_extension: Ending | None = shaped(None, Shapes("text", applies=[_ON_DISK, _OWN_ENDING]))
     """Ending of a second file beside an image, with tags, such as `.tags`.
     [`captions.caption_and_tags`](captions.md#caption_and_tags) says how caption and tags are
     combined."""
-    metadata_file: DiskPath | None = Field(
-        None,
-        min_length=1,
-        json_schema_extra=Shapes("text", applies=[_ON_DISK, _NO_LIST, _NO_LAYERS]),
+    metadata_file: DiskPath | None = shaped(
+        None, Shapes("text", applies=[_ON_DISK, _NO_LIST, _NO_LAYERS]), min_length=1
     )
     """File with the captions of many images: a `.json` or `.jsonl` of sd-scripts, or the
     `metadata.csv` or `metadata.jsonl` of an image folder."""
-    metadata_captions: Literal["override", "join"] | None = Field(
-        None, json_schema_extra=Shapes("text", applies=[_MERGED])
+    metadata_captions: Literal["override", "join"] | None = shaped(
+        None, Shapes("text", applies=[_MERGED])
     )
     """Caption of an image that has both a caption file and an entry in `metadata_file`. `override`
     takes the entry; `join` takes the text of the file, then that of the entry. By default two
     different captions are an error."""
-    captions: Captions | None = Field(None, json_schema_extra=Shapes("text", applies=[_ON_DISK]))
+    captions: Captions | None = shaped(None, Shapes("text", applies=[_ON_DISK]))
     """[Processing of captions](captions.md) before they are encoded: prefix, tags, wildcards,
     dropout, variants."""
-    fit: Literal["crop", "bucket"] = Field("crop", json_schema_extra=GEOMETRY)
+    fit: Literal["crop", "bucket"] = shaped("crop", GEOMETRY)
     """Fitting of images to a resolution. `crop` scales an image to cover the resolution and cuts
     off the rest around the centre. `bucket` picks the size with the nearest aspect ratio from a
     list of sizes of about the same area, so that little is cut off. An image that is scaled and
     cut as before keeps its latents. For videos `bucket` is the default, and `crop` gives every
     clip the size of the resolution and is not possible with `encoder: musubi`."""
-    bucket_reso_steps: Number | None = Field(None, ge=8, json_schema_extra=_BUCKETS)
+    bucket_reso_steps: Number | None = shaped(None, _BUCKETS, ge=8)
     """Step between bucket sides in pixels, with `fit: bucket`. By default 16; for sd-scripts 64,
     and 32 for SDXL. It must be a multiple of the VAE's factor (8 for Stable Diffusion); for
     sd-scripts, see [architectures](architectures.md). Leave it out for musubi-tuner, whose steps
     are fixed. A batch holds items of one size, so larger steps give fewer sizes and fuller
     batches."""
-    min_bucket_reso: Number | None = Field(None, ge=8, json_schema_extra=_SDSCRIPTS_BUCKETS)
+    min_bucket_reso: Number | None = shaped(None, _SDSCRIPTS_BUCKETS, ge=8)
     """Shortest side of a bucket in pixels, rounded down to the steps; by default 256. Every
     resolution must be at least as large. For sd-scripts."""
-    max_bucket_reso: Number | None = Field(None, ge=8, json_schema_extra=_SDSCRIPTS_BUCKETS)
+    max_bucket_reso: Number | None = shaped(None, _SDSCRIPTS_BUCKETS, ge=8)
     """Longest side of a bucket in pixels, rounded up to the steps; by default 1024. For
     sd-scripts."""
-    bucket_no_upscale: bool = Field(False, json_schema_extra=_SMALL_BUCKETS)
+    bucket_no_upscale: bool = shaped(False, _SMALL_BUCKETS)
     """Do not enlarge images. With `fit: bucket`, an image whose area is not larger than that of
     the resolution keeps its size, with each side rounded down to the bucket steps. Not for
     videos."""
-    flip_aug: bool = Field(False, json_schema_extra=Shapes("latents", layouts=("sdscripts",)))
+    flip_aug: bool = shaped(False, Shapes("latents", layouts=("sdscripts",)))
     """Encode each image flipped too; the training picks one of the two at random. For
     sd-scripts."""
-    alpha_mask: bool = Field(False, json_schema_extra=Shapes("latents", layouts=("sdscripts",)))
+    alpha_mask: bool = shaped(False, Shapes("latents", layouts=("sdscripts",)))
     """Cache the alpha channel as a loss mask, which the training uses with `--masked_loss`. Opaque
     images get a mask of ones. For sd-scripts."""
-    exif_rotation: bool = Field(True, json_schema_extra=Shapes("latents", layouts=("plain",)))
+    exif_rotation: bool = shaped(True, Shapes("latents", layouts=("plain",)))
     """Apply the EXIF orientation of images. Set `false` for a trainer that ignores it. The
     orientation of TIFF files is always applied."""
-    background: Annotated[str, StringConstraints(pattern=COLOUR)] = Field(
-        "white", json_schema_extra=Shapes("latents", layouts=("plain",))
+    background: Annotated[str, StringConstraints(pattern=COLOUR)] = shaped(
+        "white", Shapes("latents", layouts=("plain",))
     )
     """Colour behind transparent pixels: `white`, `black`, `gray` or `"#rrggbb"`, in quotes because
     `#` begins a comment."""
-    max_image_pixels: Number = Field(178_956_970, gt=0, json_schema_extra=MACHINE)
+    max_image_pixels: Number = shaped(178_956_970, MACHINE, gt=0)
     """Largest image, or frame of an `.npz` clip, in pixels (width times height). A larger one is
     refused before it is decoded, because a small file can unpack to more than your memory."""
-    num_repeats: Number = Field(1, ge=1, le=1_000_000, json_schema_extra=MANIFEST)
+    num_repeats: Number = shaped(1, MANIFEST, ge=1, le=1_000_000)
     """Times that each item is seen in an epoch. Use it to balance the datasets of a run."""
-    missing_caption: Literal["error", "empty"] = Field("error", json_schema_extra=_CAPTION_FILES)
+    missing_caption: Literal["error", "empty"] = shaped("error", _CAPTION_FILES)
     """Images without a caption file: `error` makes them faulty items, `empty` gives them the empty
     caption."""
-    class_tokens: str | None = Field(None, min_length=1, json_schema_extra=_CAPTION_FILES)
+    class_tokens: str | None = shaped(None, _CAPTION_FILES, min_length=1)
     """Caption of every image without a caption file, such as `sks man`, as in sd-scripts. It takes
     precedence over `missing_caption`."""
-    empty_caption: Literal["error", "allow"] = Field("error", json_schema_extra=TEXT)
+    empty_caption: Literal["error", "allow"] = shaped("error", TEXT)
     """Caption files without text: `error` makes their items faulty, `allow` takes them as the
     empty caption."""
-    on_error: Literal["fail", "skip"] = Field("fail", json_schema_extra=MANIFEST)
+    on_error: Literal["fail", "skip"] = shaped("fail", MANIFEST)
     """Effect of faulty items. In both cases Latentmake first finishes all other items and names
     each bad file with its fault. `fail` then stops; fix the files and run the same command, and
     finished items are not encoded again. `skip` trains without the faulty items and lists them in
@@ -298,72 +289,70 @@ class Dataset(Closed):
     for large collections."""
     adopt_from: Annotated[
         list[DiskPath], BeforeValidator(listed, json_schema_input_type=DiskPath | list[DiskPath])
-    ] = Field([], json_schema_extra=Shapes("machine", layouts=("musubi", "sdscripts")))
+    ] = shaped([], Shapes("machine", layouts=("musubi", "sdscripts")))
     """Folders with caches that musubi-tuner or sd-scripts made of these items. `latentmake adopt`
     takes them over in place of encoding; see the guides for
     [musubi-tuner](../guides/musubi-tuner.md) and [kohya](../guides/kohya.md). Caches of
     ai-training are named by [`ai_training`](models.md#ai_training) of the model."""
-    control_directory: DiskPath | None = Field(None, min_length=1, json_schema_extra=_CONTROLS)
+    control_directory: DiskPath | None = shaped(None, _CONTROLS, min_length=1)
     """Folder of [control images](#control-images-and-layers), named as the items that they
     control; for videos and a Wan model, of control videos. A changed control image rebuilds
     latents; embeddings too for Qwen-Image-Edit and HiDream O1."""
-    no_resize_control: bool = Field(False, json_schema_extra=_CONTROL_SIZES)
+    no_resize_control: bool = shaped(False, _CONTROL_SIZES)
     """Keep the size of control images, with each side rounded down to a multiple of the
     architecture's bucket step. By default control images get the size of the image that they
     control."""
-    control_resolution: ResolutionField | None = Field(None, json_schema_extra=_CONTROL_SIZES)
+    control_resolution: ResolutionField | None = shaped(None, _CONTROL_SIZES)
     """Target area of control images, which keep their aspect ratio. With `no_resize_control`, only
     larger images are scaled down. Smaller ones keep their size, which must be a multiple of the
     patch size."""
-    multiple_target: bool = Field(False, json_schema_extra=_LAYERS)
+    multiple_target: bool = shaped(False, _LAYERS)
     """Images without a caption are [layers](#control-images-and-layers) of other images. For
     Qwen-Image-Layered."""
-    fp_latent_window_size: Number = Field(9, ge=1, json_schema_extra=_SECTIONS)
+    fp_latent_window_size: Number = shaped(9, _SECTIONS, ge=1)
     """Latent frames of a section. For FramePack."""
     fp_1f_clean_indices: Annotated[
         list[Annotated[Number, Field(ge=0)]] | None,
         BeforeValidator(listed, json_schema_input_type=int | list[int] | None),
-    ] = Field(None, min_length=1, json_schema_extra=_ONE_FRAME)
+    ] = shaped(None, _ONE_FRAME, min_length=1)
     """Time index of each control image; an item has as many control images as there are indices.
     For FramePack with `task: one_frame`."""
-    fp_1f_target_index: Number | None = Field(None, ge=0, json_schema_extra=_ONE_FRAME)
+    fp_1f_target_index: Number | None = shaped(None, _ONE_FRAME, ge=0)
     """Time index of the image that is trained; required for FramePack with `task: one_frame`."""
-    fp_1f_no_post: bool = Field(False, json_schema_extra=_ONE_FRAME)
+    fp_1f_no_post: bool = shaped(False, _ONE_FRAME)
     """Do not add an empty frame behind the control images. For FramePack with `task: one_frame`."""
     target_frames: Annotated[
         list[Annotated[Number, Field(ge=1)]] | None,
         BeforeValidator(listed, json_schema_input_type=int | list[int] | None),
-    ] = Field(None, json_schema_extra=_LENGTHS)
+    ] = shaped(None, _LENGTHS)
     """Lengths of the clips in frames, each 4 n + 1, such as `[1, 25, 45]`. This key makes the
     dataset one of [videos](#videos)."""
-    frame_extraction: Literal["head", "chunk", "slide", "uniform", "full"] = Field(
-        "head", json_schema_extra=_CLIPS
-    )
+    frame_extraction: Literal["head", "chunk", "slide", "uniform", "full"] = shaped("head", _CLIPS)
     """Clips to cut from a video. `head`: one at its beginning. `chunk`: one after the other.
     `slide`: one every `frame_stride` frames. `uniform`: `frame_sample` clips, evenly spread.
     `full`: one clip of all frames, up to `max_frames`."""
-    frame_stride: Number = Field(1, ge=1, json_schema_extra=_CLIPS)
+    frame_stride: Number = shaped(1, _CLIPS, ge=1)
     """Frames from the beginning of one clip to that of the next, with `frame_extraction: slide`."""
-    frame_sample: Number = Field(1, ge=1, json_schema_extra=_CLIPS)
+    frame_sample: Number = shaped(1, _CLIPS, ge=1)
     """Number of clips of each length, with `frame_extraction: uniform`."""
-    max_frames: Number = Field(129, ge=1, json_schema_extra=_CLIPS)
+    max_frames: Number = shaped(129, _CLIPS, ge=1)
     """Largest number of frames, with `frame_extraction: full`."""
-    sample_stride: Number = Field(1, ge=1, json_schema_extra=_CLIPS)
+    sample_stride: Number = shaped(1, _CLIPS, ge=1)
     """Use every n-th frame of a video, after the conversion by `source_fps`. With `2`, a clip
     shows twice the time."""
     source_fps: Annotated[
         Annotated[Real, Field(gt=0)] | Literal["auto"] | None,
         worded("should be a number of frames a second above 0, or auto"),
-    ] = Field(None, json_schema_extra=Shapes("latents", layouts=("musubi",), applies=[_OF_VIDEOS]))
+    ] = shaped(None, Shapes("latents", layouts=("musubi",), applies=[_OF_VIDEOS]))
     """Frame rate of the videos. Frames are dropped to get the rate that the model was trained
     with: 16 for Wan, 24 for HunyuanVideo and Kandinsky 5, 30 for FramePack. `auto` reads the
     timestamps of each file, so variable rates come out right, and repeats a frame that is shown
     longer. By default every frame is used."""
-    display_rotation: bool = Field(False, json_schema_extra=_CLIPS)
+    display_rotation: bool = shaped(False, _CLIPS)
     """Apply the rotation metadata of videos before anything else. Without it, videos of phones
     often lie on their side."""
-    short_videos: Literal["skip", "error"] = Field(
-        "skip", json_schema_extra=Shapes("manifest", applies=[_OF_VIDEOS])
+    short_videos: Literal["skip", "error"] = shaped(
+        "skip", Shapes("manifest", applies=[_OF_VIDEOS])
     )
     """Videos that are too short for every length of `target_frames`. `skip` leaves them out with a
     note, as musubi-tuner does; `error` makes them faulty items, see `on_error`."""
@@ -398,11 +387,6 @@ class Dataset(Closed):
         }
         return [key for key, is_asked in asked.items() if self.video and is_asked]
 
-    @property
-    def bucket_steps(self) -> int:
-        """Steps between sides of buckets, but for sd-scripts; in pixels."""
-        return self.bucket_reso_steps or BUCKET_STEPS
-
     def bucketing(self, architecture: Architecture) -> Bucketing:
         """Return the settings of sd-scripts' buckets, with the defaults of an architecture.
 
@@ -415,9 +399,7 @@ class Dataset(Closed):
 
     def placing(self) -> dict[str, object]:
         """Return the keys that place images, as far as they have other values than by default."""
-        fields = type(self).model_fields
-        found = {key: getattr(self, key) for key in _PLACING}
-        return {key: value for key, value in found.items() if value != fields[key].default}
+        return self.model_dump(include={*_PLACING}, exclude_defaults=True)
 
     def placed(self, keys: Mapping[str, object]) -> Dataset:
         """Return the settings with other keys that place images; those not named have defaults."""

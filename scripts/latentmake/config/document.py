@@ -22,6 +22,7 @@ from latentmake.regular import read_regular
 
 _TOP = "write the sections datasets, models and runs; see config/README.md"
 _LONGEST_NUMBER = 1000  # characters: PyYAML takes hours for a million of them
+_FILE = "name your configuration by --configfile FILE"
 _HINT = "check brackets, quotes and indentation there"
 
 
@@ -56,10 +57,7 @@ def check_file(path: Path) -> None:
     try:
         data = read_regular(path)
     except OSError as error:
-        what, hint = (
-            f"cannot be read: {error.strerror}",
-            "name your configuration by --configfile FILE",
-        )
+        what, hint = f"cannot be read: {error.strerror}", _FILE
         if isinstance(error, FileNotFoundError):
             what = f"there is no such file in {Path.cwd()}"
             if path.suffix == "" and path.parent == Path():

@@ -6,7 +6,7 @@ caches and training would not fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeAlias, get_args
 
 from pydantic import Field, model_validator
@@ -21,6 +21,7 @@ from latentmake.config.fields import (
     Real,
     Shapes,
     Steps,
+    shaped,
 )
 from latentmake.config.trainers import (
     BOUNDARY,
@@ -84,9 +85,14 @@ SD_SCRIPTS: Mapping[str, str] = {
 """Flag of sd-scripts' training scripts that no key of its trainer is named for -> likewise."""
 
 
-def flags_of(arguments: Iterable[str]) -> list[str]:
-    """Return the flags among arguments, without values."""
-    return [each.partition("=")[0] for each in arguments if each.startswith("--")]
+def flags_of(arguments: Sequence[str]) -> dict[str, str]:
+    """Return the flags among arguments with what stands behind each; "" where nothing does."""
+    found: dict[str, str] = {}
+    for argument, following in zip(arguments, (*arguments[1:], ""), strict=False):
+        if argument.startswith("--"):
+            flag, equals, value = argument.partition("=")
+            found[flag] = value if equals else following
+    return found
 
 
 def decided_flags(trainer: type[Trainer], further: Mapping[str, str]) -> dict[str, str]:
@@ -100,7 +106,7 @@ def decided_flags(trainer: type[Trainer], further: Mapping[str, str]) -> dict[st
 
 
 def refuse_flags(
-    key: str, arguments: Iterable[str], decided: Mapping[str, str], *, beginnings: bool = False
+    key: str, arguments: Sequence[str], decided: Mapping[str, str], *, beginnings: bool = False
 ) -> None:
     """Refuse flags that other keys of the configuration decide.
 
@@ -168,21 +174,21 @@ class MusubiTrainer(Trainer):
     discrete_flow_shift: Real | None = Field(3.0, gt=0)
     """Shift of the timesteps; `null` leaves it to musubi-tuner. The default depends on the
     [architecture](architectures.md#training-defaults-of-musubi-tuner); 3 for Wan."""
-    timestep_boundary: Number | None = Field(None, ge=0, le=1000, json_schema_extra=BOUNDARY)
+    timestep_boundary: Number | None = shaped(None, BOUNDARY, ge=0, le=1000)
     """Timestep, in thousandths, at which Wan 2.2 changes its network; by default 875 for
     text-to-video and 900 for image-to-video."""
-    gradient_checkpointing: bool | None = Field(None, json_schema_extra=MACHINE)
+    gradient_checkpointing: bool | None = shaped(None, MACHINE)
     """Less memory for about a third more time; by default `true`, as in musubi-tuner's guides."""
     seed: Number | None = Field(None, ge=0)
     """Seed of order, noise and timesteps; by default 42, as in musubi-tuner's guides."""
     fp8_base: bool = False
     """Keep the weights of the DiT in 8 bits."""
-    fp8_scaled: bool = Field(False, json_schema_extra=Shapes("weights", applies=[_SCALED]))
+    fp8_scaled: bool = shaped(False, Shapes("weights", applies=[_SCALED]))
     """Scale the 8-bit weights block by block; needs `fp8_base`. Krea 2 and HiDream O1 need both
     keys, HunyuanVideo has only `fp8_base`, Ideogram 4 has neither."""
     logging: Logging = True
     """Write TensorBoard scalars to `runs/{run}/logs`."""
-    save_every_n_epochs: Number | None = Field(None, ge=1, json_schema_extra=MACHINE)
+    save_every_n_epochs: Number | None = shaped(None, MACHINE, ge=1)
     """Epochs between two saves of the weights and of a state from which a killed training
     resumes."""
     arguments: list[str] = Field([])
@@ -211,19 +217,20 @@ class MusubiTrainer(Trainer):
 
 
 def _training_scripts() -> Iterable[str]:
-    from latentmake.config.rows import SDSCRIPTS
+    from latentmake.config.architectures import SDSCRIPTS
 
     return dict.fromkeys(name for row in SDSCRIPTS.values() for name in row.scripts)
 
 
 TrainingScript: TypeAlias = Annotated[str, OneOf(_training_scripts)]
-_OF_CAPTIONS = frozenset(
+OF_CAPTIONS = frozenset(
     {"--shuffle_caption", "--caption_dropout_rate", "--caption_dropout_every_n_epochs"}
     | {"--caption_tag_dropout_rate", "--token_warmup_min", "--token_warmup_step"}
     | {"--caption_prefix", "--caption_suffix", "--enable_wildcard", "--secondary_separator"}
     | {"--keep_tokens", "--keep_tokens_separator", "--caption_separator", "--weighted_captions"}
     | {"--train_text_encoder"}
 )
+"""Flags of sd-scripts' training scripts that cached text forbids or leaves without effect."""
 
 
 class SdScriptsTrainer(Trainer):
@@ -253,9 +260,7 @@ class SdScriptsTrainer(Trainer):
     """LR scheduler."""
     max_train_epochs: Steps | None = None
     """Epochs; by default 10, if `max_train_steps` is not set."""
-    max_train_steps: Steps | None = Field(
-        None, json_schema_extra=Shapes("weights", applies=[_NOT_BOTH])
-    )
+    max_train_steps: Steps | None = shaped(None, Shapes("weights", applies=[_NOT_BOTH]))
     """Steps, instead of epochs."""
     train_batch_size: BatchSize = 1
     """Items of a training step. A batch holds items of one shape."""
@@ -273,19 +278,15 @@ class SdScriptsTrainer(Trainer):
     memory."""
     torch_compile: bool = False
     """Compile the network with `torch.compile`."""
-    dynamo_backend: str | None = Field(
-        None, min_length=1, json_schema_extra=Shapes("weights", applies=[_COMPILED])
-    )
+    dynamo_backend: str | None = shaped(None, Shapes("weights", applies=[_COMPILED]), min_length=1)
     """Backend of `torch.compile`; by default `inductor`."""
     deepspeed: bool = False
     """Train with DeepSpeed ZeRO, which the environment of sd-scripts must have."""
-    zero_stage: Number = Field(
-        2, ge=0, le=3, json_schema_extra=Shapes("weights", applies=[_STAGED])
-    )
+    zero_stage: Number = shaped(2, Shapes("weights", applies=[_STAGED]), ge=0, le=3)
     """Stage of DeepSpeed ZeRO."""
     seed: Number = Field(0, ge=0)
     """Seed of order, noise and timesteps."""
-    save_every_n_epochs: Number | None = Field(None, ge=1, json_schema_extra=MACHINE)
+    save_every_n_epochs: Number | None = shaped(None, MACHINE, ge=1)
     """Epochs between two saves of the weights in `runs/{run}/output/`, and of a state from which a
     killed training resumes."""
     logging: Logging = True
@@ -301,16 +302,12 @@ class SdScriptsTrainer(Trainer):
     @property
     def flags(self) -> list[str]:
         """The flags among its further arguments."""
-        return flags_of(self.arguments)
+        return [*flags_of(self.arguments)]
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         refuse_flags("arguments", self.arguments, decided_flags(type(self), SD_SCRIPTS))
         return self
-
-    def forbidden(self) -> str | None:
-        """Return the first of its further arguments that cached text forbids or ignores."""
-        return next((flag for flag in self.flags if flag in _OF_CAPTIONS), None)
 
 
 _MACHINE = "set it in `musubi_tuner`"
@@ -323,7 +320,7 @@ _DECIDED: Mapping[str, str] = {
 }
 
 
-def caching_flags(script: Script, version: Iterable[str], dtype: str) -> dict[str, str]:
+def caching_flags(script: Script, version: Sequence[str], dtype: str) -> dict[str, str]:
     """Return flag -> what to do instead, for a caching script of musubi-tuner.
 
     Args:

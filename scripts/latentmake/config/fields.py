@@ -40,10 +40,16 @@ UNET_PART = (
     r"^(unet|cross_attention|cross_attention_qk|cross_attention_out|attention|norms|conv_in"
     r"|conv_out|time_embedding|mid_block|(down_blocks|up_blocks)(\.[0-9])?)$"
 )
+FOLDER = (
+    r"^([A-Za-z0-9]|\{(run|dataset|model|resolution|width|height)\})"
+    r"([A-Za-z0-9_.-]|\{(run|dataset|model|resolution|width|height)\})*$"
+)
 PATTERNS = {
     _ENDING: "an ending that begins with a dot, such as .txt",
     _NAME: "letters (A-Z, a-z), digits, `.`, `_` and `-`, beginning with a letter or digit",
     COLOUR: "white, black, gray, or six digits such as '#8090ff' in quotes",
+    FOLDER: "letters, digits, `_`, `.`, `-` and the placeholders {run}, {dataset}, {model}, "
+    "{resolution}, {width} and {height}, beginning with none of `_`, `.` and `-`",
     UNET_PART: "unet, cross_attention, cross_attention_qk, cross_attention_out, attention, norms, "
     "conv_in, conv_out, time_embedding, mid_block, down_blocks, up_blocks, or up_blocks.1",
 }
@@ -153,19 +159,27 @@ class Closed(BaseModel):
     """A section that refuses unknown keys, and keys without an effect.
 
     Docstrings of its keys describe them in the schema.
+
+    Args:
+        shapes: declaration of the keys that have none of their own.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     declarations: ClassVar[dict[str, Shapes]]
     limits: ClassVar[list[tuple[str, Applies]]]
+    shapes: ClassVar[Shapes | None] = None
+
+    def __init_subclass__(cls, shapes: Shapes | None = None, **config: Any) -> None:
+        cls.shapes = shapes or cls.shapes
+        super().__init_subclass__(**config)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         extras = {key: field.json_schema_extra for key, field in cls.model_fields.items()}
         known = {key: extra for key, extra in extras.items() if isinstance(extra, Shapes)}
         cls.limits = [(key, limit) for key, extra in known.items() for limit in extra.applies]
-        if default := getattr(cls, "shapes", None):
-            known = {**dict.fromkeys(extras, default), **known}
+        if cls.shapes:
+            known = {**dict.fromkeys(extras, cls.shapes), **known}
         fields = cls.model_fields
         cls.declarations = {
             key: shapes for key, shapes in known.items() if not any(held_by(fields[key].annotation))
@@ -183,12 +197,9 @@ class Closed(BaseModel):
 
         It has none beside the other keys of the section or, if a model is given, with that.
         """
-        fields = type(self).model_fields
         for key, limit in self.limits:
             applies, values = (limit.when, self) if model is None else (limit.row, model)
-            if applies is None or getattr(self, key) == fields[key].default:
-                continue
-            if not applies(values):
+            if applies and self.first_set(key) and not applies(values):
                 return key, limit.reason
         return None
 
@@ -236,19 +247,16 @@ def listed(value: object) -> object:
 
 
 _SIDE = {"type": "integer", "exclusiveMinimum": 0, "maximum": MAX_SIDE}
+_SIZES = [
+    _SIDE,
+    {"type": "array", "items": _SIDE, "minItems": 2, "maxItems": 2},
+    {"type": "string", "pattern": "^[0-9]+(x[0-9]+)?$"},
+]
 ResolutionField = Annotated[
     Resolution,
     BeforeValidator(_resolution),
     PlainSerializer(lambda resolution: [resolution.width, resolution.height]),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                _SIDE,
-                {"type": "array", "items": _SIDE, "minItems": 2, "maxItems": 2},
-                {"type": "string", "pattern": "^[0-9]+(x[0-9]+)?$"},
-            ]
-        }
-    ),
+    WithJsonSchema({"anyOf": _SIZES}),
 ]
 
 
@@ -308,6 +316,11 @@ class Shapes:
         schema["shapes"] = list(self.kinds)
 
 
+def shaped(default: Any, shapes: Shapes, **rules: Any) -> Any:
+    """Return the field of a key: its default, its declaration, and pydantic's rules."""
+    return Field(default, json_schema_extra=shapes, **rules)
+
+
 LATENTS = Shapes("latents")
 GEOMETRY = Shapes("latents", indirect=True)
 TEXT = Shapes("text")
@@ -325,21 +338,19 @@ def held_by(annotation: Any) -> Iterator[tuple[tuple[str, ...], type[Closed]]]:
     `*` stands for a name or the index of a list.
     """
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is None:
-        if isinstance(annotation, type) and issubclass(annotation, Closed):
-            yield (), annotation
+    if isinstance(annotation, type) and issubclass(annotation, Closed):
+        yield (), annotation
     elif origin in (list, dict):
         yield from ((("*", *below), model) for below, model in held_by(arguments[-1]))
     elif origin is Annotated:
         yield from held_by(arguments[0])
     elif origin is not Literal:
-        members = [
-            each for each in arguments if isinstance(each, type) and issubclass(each, Closed)
-        ]
         for each in arguments:
-            # pydantic puts the tag of such a union's member into the location.
-            tag = get_args(each.model_fields["kind"].annotation) if len(members) > 1 else ()
-            yield from (((*tag, *below), model) for below, model in held_by(each))
+            several = sum(member is not type(None) for member in arguments) > 1
+            for below, model in held_by(each):
+                # pydantic puts the tag of such a union's member into the location.
+                tag = get_args(model.model_fields["kind"].annotation) if several else ()
+                yield (*tag, *below), model
 
 
 def shaping(

@@ -15,12 +15,10 @@ _SNAPSHOTS = "snapshots"
 
 def cache() -> Path:
     """Return the folder of the local hub cache, by the variables that huggingface_hub reads."""
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if place := os.environ.get(name):
-            return Path(os.path.expandvars(place)).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    home = os.environ.get("HF_HOME") or str(Path(base) / "huggingface")
-    return Path(os.path.expandvars(home)).expanduser() / "hub"
+    known = os.environ.get
+    home = known("HF_HOME") or f"{known('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    place = known("HF_HUB_CACHE") or known("HUGGINGFACE_HUB_CACHE") or f"{home}/hub"
+    return Path(os.path.expandvars(place)).expanduser()
 
 
 def place_of(hub: str, revision: str, *below: str | None) -> Path:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, ClassVar, Literal, Self, cast
+from typing import Annotated, Literal, Self, cast
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     ByteSize,
     Field,
+    StringConstraints,
     WithJsonSchema,
     model_validator,
 )
 
 from latentmake.config.fields import (
+    FOLDER,
     MACHINE,
     PUBLICATION,
     BatchSize,
@@ -23,7 +23,6 @@ from latentmake.config.fields import (
     Number,
     Real,
     ResolutionField,
-    Shapes,
     ascii_digits,
     worded,
 )
@@ -32,10 +31,8 @@ PROGRAMS = {"musubi": "musubi-tuner", "sdscripts": "sd-scripts"}
 """Kind of a trainer, or layout of a model -> the program of others that it stands for."""
 
 
-class ExternalProgram(Closed):
+class ExternalProgram(Closed, shapes=MACHINE):
     """Installation of sd-scripts."""
-
-    shapes: ClassVar[Shapes] = MACHINE
 
     path: DiskPath = Field(min_length=1)
     """Folder of the program: for sd-scripts the one that holds `train_network.py`, for
@@ -53,15 +50,13 @@ class MusubiTuner(ExternalProgram):
     """Threads with which the caching scripts read images; by default the threads of the job."""
 
 
-class PathMap(Closed):
+class PathMap(Closed, shapes=PUBLICATION):
     """Names of one folder on several systems, at least two of them.
 
     ```yaml
     path_maps: [{wsl: /home/me/models, windows: 'E:/models', linux: /data/models}]
     ```
     """
-
-    shapes: ClassVar[Shapes] = PUBLICATION
 
     linux: str | None = Field(None, min_length=1)
     """Name of the folder on Linux."""
@@ -77,27 +72,8 @@ class PathMap(Closed):
         return self
 
 
-_PLACEHOLDERS = ("run", "dataset", "model", "resolution", "width", "height")
-
-
-def _folder_pattern(pattern: str) -> str:
-    """Refuse a pattern with unknown placeholders, or of more than one folder."""
-    known = ", ".join(f"{{{name}}}" for name in _PLACEHOLDERS)
-    left = re.sub(rf"\{{({'|'.join(_PLACEHOLDERS)})\}}", "x", pattern)
-    if "{" in left or "}" in left:
-        raise ValueError(f"has a placeholder that is not known; known: {known}")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", left):
-        raise ValueError(
-            f"should be a folder's name of letters, digits, `_`, `.`, `-` and the placeholders "
-            f"{known}"
-        )
-    return pattern
-
-
-class Publish(Closed):
+class Publish(Closed, shapes=PUBLICATION):
     """Folders that `publish_{run}` makes for another machine."""
-
-    shapes: ClassVar[Shapes] = PUBLICATION
 
     path: DiskPath = Field("published", min_length=1)
     """Folder that gets a sub-folder for each published run, such as a Windows drive in WSL:
@@ -123,16 +99,14 @@ class Publish(Closed):
     such flag."""
     powershell: bool = False
     """Also write `train_{run}.ps1`."""
-    folder: Annotated[str, AfterValidator(_folder_pattern)] = "{dataset}_{resolution}"
+    folder: Annotated[str, StringConstraints(pattern=FOLDER)] = "{dataset}_{resolution}"
     """Names of the image folders. Placeholders are `{run}`, `{dataset}`, `{model}`,
     `{resolution}`, `{width}` and `{height}`; other characters are letters, digits, `_`, `.` and
     `-`. Folders of caches and control images get the same name with `_cache` and `_control`."""
 
 
-class Export(Closed):
+class Export(Closed, shapes=PUBLICATION):
     """Caches that `export_{run}` writes for ai-training."""
-
-    shapes: ClassVar[Shapes] = PUBLICATION
 
     folder: DiskPath | None = Field(None, min_length=1)
     """Folder for the files, with a sub-folder for each dataset; by default they lie beside the
@@ -145,33 +119,25 @@ class Export(Closed):
     captions that you edited after adoption."""
 
 
-class Store(Closed):
-    """Replaced and removed cache files that are kept on this disk."""
+_BYTES = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)? *([KMGTP]i?)?B?$"}
 
-    shapes: ClassVar[Shapes] = MACHINE
+
+class Store(Closed, shapes=MACHINE):
+    """Replaced and removed cache files that are kept on this disk."""
 
     keep: Annotated[
         ByteSize,
         BeforeValidator(ascii_digits),
         Field(ge=0),
-        WithJsonSchema(
-            {
-                "anyOf": [
-                    {"type": "integer", "minimum": 0},
-                    {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)? *([KMGTP]i?)?B?$"},
-                ]
-            }
-        ),
+        WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, _BYTES]}),
     ] = Field(cast(ByteSize, "5 GB"), validate_default=True)
     """Largest size of the store, such as `500 MB`. After a successful build the oldest files are
     deleted until the rest fits. `0` keeps nothing. A latent of SDXL at 1024 takes about 260 KB in
     float32."""
 
 
-class Batch(Closed):
+class Batch(Closed, shapes=MACHINE):
     """Size of encoding jobs."""
-
-    shapes: ClassVar[Shapes] = MACHINE
 
     items: Annotated[
         Annotated[Number, Field(ge=1)] | Literal["auto"], worded("should be 1 or more, or auto")
@@ -183,10 +149,8 @@ class Batch(Closed):
     """Target length of a batch, with `items: auto`."""
 
 
-class ClusterJob(Closed):
+class ClusterJob(Closed, shapes=MACHINE):
     """Resources of encoding jobs."""
-
-    shapes: ClassVar[Shapes] = MACHINE
 
     partition: str | None = Field(None, min_length=1)
     """Partition of this kind of job; by default that of all jobs."""
@@ -204,19 +168,14 @@ class TrainingJob(ClusterJob):
     """Resources of trainings."""
 
     cpus: Number = Field(8, ge=1)
-    """CPU cores."""
     mem_mb: Number = Field(48_000, ge=1)
-    """Memory in megabytes; each retry gets another half of it."""
     runtime: Number = Field(1440, ge=1)
-    """Time limit in minutes; each retry gets the same again."""
     nodes: Number = Field(1, ge=1)
     """Nodes that train together, each with `gpus`, started by `srun` and `accelerate launch`."""
 
 
-class Cluster(Closed):
+class Cluster(Closed, shapes=MACHINE):
     """Resources of SLURM jobs."""
-
-    shapes: ClassVar[Shapes] = MACHINE
 
     partition: str | None = Field(None, min_length=1)
     """Partition of all jobs."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -27,15 +28,11 @@ class Section(NamedTuple):
 
     Attributes:
         pattern: its location as pydantic reports it; `*` stands for a name or the index of a list.
+        model: its class.
     """
 
     pattern: tuple[str, ...]
     model: type[BaseModel]
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Keys that may stand in it."""
-        return tuple(self.model.model_fields)
 
     @property
     def kind(self) -> str | None:
@@ -46,11 +43,6 @@ class Section(NamedTuple):
     def trained(self) -> bool:
         """Whether it is about a training, and not about machines."""
         return self.pattern[:1] in ((), ("datasets",), ("models",), ("runs",))
-
-    @property
-    def shown(self) -> str:
-        """Its location as a message names it: `runs.NAME.trainer`."""
-        return shown(self.pattern).replace("*", "NAME")
 
 
 def shown(location: Iterable[int | str]) -> str:
@@ -64,14 +56,12 @@ def shown(location: Iterable[int | str]) -> str:
 @cache
 def sections(root: type[BaseModel]) -> tuple[Section, ...]:
     """Return all sections of a configuration, outer ones before those that they hold."""
-    return tuple(sorted(_walk(Section((), root)), key=lambda section: len(section.pattern)))
-
-
-def _walk(section: Section) -> Iterator[Section]:
-    yield section
-    for key, field in section.model.model_fields.items():
-        for below, model in held_by(field.annotation):
-            yield from _walk(Section((*section.pattern, key, *below), model))
+    found = [Section((), root)]
+    for pattern, model in found:  # which grows
+        for key, field in model.model_fields.items():
+            held = held_by(field.annotation)
+            found += [Section((*pattern, key, *below), inner) for below, inner in held]
+    return tuple(sorted(found, key=lambda section: len(section.pattern)))
 
 
 Location = tuple[int | str, ...]
@@ -91,26 +81,24 @@ def foreign_words() -> tuple[Mapping[str, list[str]], Mapping[str, str]]:
 
 def line_of(error: ErrorDetails, root: type[BaseModel], values: Mapping[str, object]) -> str:
     """Return the line for one of pydantic's errors about values of a configuration."""
-    location, context = error["loc"], error.get("ctx") or {}
-    where = shown(location)[:1000]
+    location, context, kind = error["loc"], error.get("ctx") or {}, error["type"]
+    where = shown(location)[:1000].removesuffix(".[key]")
     if isinstance(context.get("error"), ConfigError):
         return str(context["error"])
-    if error["type"] == "extra_forbidden":
-        return str(ConfigError("unknown key", where=where, hint=_hint(root, location, values)))
-    if error["type"] == "union_tag_invalid":
+    key = {"missing": "", "union_tag_not_found": ".kind", "missing_key": f".{context.get('key')}"}
+    if kind in key:
+        what, where, hint = "this key is missing", where + key[kind], "add it"
+    elif kind == "extra_forbidden":
+        what, hint = "unknown key", _hint(root, location, values)
+    elif kind == "union_tag_invalid":
         what = f"there is no trainer {shortened(json.dumps(context.get('tag')))}"
-        known = f"known: {context.get('expected_tags')}".replace("'", "")
-        return str(ConfigError(what, where=f"{where}.kind", hint=known))
-    if error["type"] in ("missing", "union_tag_not_found"):
-        key = where if error["type"] == "missing" else f"{where}.kind"
-        return str(ConfigError("this key is missing", where=key, hint="add it"))
-    if error["type"] == "missing_key":
-        return str(ConfigError(error["msg"], where=f"{where}.{context['key']}", hint="add it"))
-    what, hint = _rule(error)
-    if not isinstance(error["input"], dict | BaseModel):
-        value = json.dumps(error["input"], default=str, ensure_ascii=False)
-        what = f"{shortened(value)} {what}"
-    return str(ConfigError(what, where=where.removesuffix(".[key]"), hint=hint))
+        where, hint = f"{where}.kind", f"known: {context.get('expected_tags')}".replace("'", "")
+    else:
+        what, hint = _rule(error)
+        if not isinstance(error["input"], dict | BaseModel):
+            value = json.dumps(error["input"], default=str, ensure_ascii=False)
+            what = f"{shortened(value)} {what}"
+    return str(ConfigError(what, where=where, hint=hint))
 
 
 def _rule(error: ErrorDetails) -> tuple[str, str]:
@@ -137,45 +125,37 @@ def _rule(error: ErrorDetails) -> tuple[str, str]:
 def _hint(root: type[BaseModel], location: Location, values: Mapping[str, object]) -> str:
     """Return what to write instead of an unknown key."""
     key, known = shortened(str(location[-1])), sections(root)
-    pattern = _pattern(known, location[:-1])
+    named = {pattern[0] for pattern, _ in known if pattern[1:2] == ("*",)}
+    pattern = tuple(
+        "*" if isinstance(part, int) or (index == 1 and location[0] in named) else str(part)
+        for index, part in enumerate(location[:-1])
+    )
     here = next((each for each in known if each.pattern == pattern), None)
     if here is None:
         return "remove it"
-    kind = here.kind or _kind(values)
-    word, (keys, answers) = key.lower().replace("-", "_"), foreign_words()
-    if own := [each for each in keys.get(word, ()) if each in here.keys]:
-        return f"did you mean `{own[0]}`?"
-    if here.trained and word in answers:
+    kind, keys = here.kind or _kind(values), here.model.model_fields
+    word, (words, answers) = key.lower().replace("-", "_"), foreign_words()
+    meant = words.get(word, [])
+    own = [each for each in meant if each in keys]
+    if here.trained and word in answers and not own:
         return answers[word]
-    if likely := difflib.get_close_matches(key.lower(), here.keys, n=1, cutoff=0.8):
-        return f"did you mean `{likely[0]}`?"
-    # Sections like this one first, and of those the ones below it.
+    if own := own or difflib.get_close_matches(key.lower(), keys, n=1, cutoff=0.8):
+        return f"did you mean `{own[0]}`?"
     others = [each for each in known if each is not here and each.kind in (None, kind)]
-    others.sort(key=lambda each: each.pattern[: len(here.pattern)] != here.pattern)
-    for trained in (here.trained, not here.trained):
-        for meant in dict.fromkeys((*keys.get(word, ()), key)):
-            for other in others:
-                if other.trained is trained and meant in other.keys:
-                    place = other.shown or "the top level"
-                    belongs = f"`{key}` belongs to" if meant == key else f"write `{meant}` in"
-                    return f"{belongs} {place}"
-    hint = f"known here: {', '.join(here.keys)}"
-    if kinds := [each.kind for each in known if key in each.keys and each is not here]:
+    others.sort(key=lambda each: each.pattern[: len(pattern)] != pattern)  # first those below it
+    for trained, name in product((here.trained, not here.trained), dict.fromkeys((*meant, key))):
+        likely = (each for each in others if each.trained is trained)
+        if found := [each.pattern for each in likely if name in each.model.model_fields]:
+            place = shown(found[0]).replace("*", "NAME") or "the top level"
+            return f"`{key}` belongs to {place}" if name == key else f"write `{name}` in {place}"
+    hint = f"known here: {', '.join(keys)}"
+    if kinds := [each.kind for each in known if key in each.model.model_fields]:
         hint = f"`{key}` belongs to a trainer of kind {kinds[0]}; {hint}"
-    if here.kind in PROGRAMS and "arguments" in here.keys:
+    if here.kind in PROGRAMS and "arguments" in keys:
         program = PROGRAMS[here.kind]
         return f"{hint}; further options of {program} go into `arguments: [--{key}, ...]`"
-    guess = None if kinds else nearest(key, here.keys)
+    guess = None if kinds else nearest(key, keys)
     return f"did you mean `{guess}`?" if guess else hint
-
-
-def _pattern(known: Iterable[Section], location: Location) -> tuple[str, ...]:
-    """Return a location with `*` for names and indices."""
-    named = {each.pattern[0] for each in known if each.pattern[1:2] == ("*",)}
-    return tuple(
-        "*" if isinstance(part, int) or (index == 1 and location[0] in named) else str(part)
-        for index, part in enumerate(location)
-    )
 
 
 def _kind(values: Mapping[str, object]) -> str:

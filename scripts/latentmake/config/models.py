@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
@@ -19,6 +19,7 @@ from latentmake.config.fields import (
     OneOf,
     Shapes,
     listed,
+    shaped,
 )
 from latentmake.config.spec import GENERIC, Architecture
 from latentmake.config.weights import (
@@ -42,7 +43,7 @@ def _architectures() -> Iterable[str]:
 
 
 def _tasks() -> Iterable[str]:
-    from latentmake.config.rows import MUSUBI
+    from latentmake.config.architectures import MUSUBI
 
     return dict.fromkeys(task for row in MUSUBI.values() for task in row.versions if task)
 
@@ -55,12 +56,12 @@ _PLAIN = _only("`layout: plain`", lambda model: model.layout == "plain")
 _MUSUBI = _only(
     "Wan and other architectures of musubi-tuner", lambda model: model.spec.scripts is not None
 )
-_TWO_NETWORKS = _only("Wan 2.2", lambda model: model.has_two_networks)
+_TWO_NETWORKS = _only("Wan 2.2", lambda model: model.version.boundary is not None)
 _PICKED = _only("sd1 and sd2", lambda model: model.spec.picks_layer)
 _CHUNKED = _only("sd1, sd2 and sdxl", lambda model: model.spec.chunks_captions)
 _MASKED = _only("sd3", lambda model: model.spec.masks_clips)
 _MASKED_T5 = _only("sd3 and flux", lambda model: "T5" in model.spec.text_encoders)
-_VISION = _only("image-to-video with Wan 2.1", lambda model: "clip" in model.version.needs)
+_VISION = _only("image-to-video with Wan 2.1", lambda model: model.needs_clip)
 _SIGLIP = _only(
     "FramePack and image-to-video with HunyuanVideo 1.5",
     lambda model: "image_encoder" in model.version.needs,
@@ -122,9 +123,7 @@ def _no_place(text: object) -> bool:
 class Model(Closed):
     """Encoders whose caches a trainer reads, and the network to train."""
 
-    vae: WeightsPlace = Field(
-        NO_WEIGHTS, json_schema_extra=Shapes("latents", "pictures", applies=[_VAE])
-    )
+    vae: WeightsPlace = shaped(NO_WEIGHTS, Shapes("latents", "pictures", applies=[_VAE]))
     """The VAE, which makes the latents: a path or [section](#place-of-weights). It is an
     `AutoencoderKL`, or the VAE of the architecture. Every model needs one except HiDream O1, which
     has no VAE."""
@@ -136,50 +135,44 @@ class Model(Closed):
     """The text encoders, in the order of the network: CLIP, T5, umT5 or those of the architecture.
     Each is a path or [section](#text-encoders). The folder of a pipeline stands for all of its text
     encoders. Every model needs them except HiDream O1."""
-    unet: WeightsPlace | None = Field(None, json_schema_extra=Shapes("weights", applies=[_PLAIN]))
+    unet: WeightsPlace | None = shaped(None, Shapes("weights", applies=[_PLAIN]))
     """The UNet to train: a path or [section](#place-of-weights); by default that of `checkpoint`. A
     run with the trainer `sd` needs it."""
-    text_projection: DiskPath | None = Field(
-        None, min_length=1, json_schema_extra=Shapes("weights", applies=[_PLAIN])
+    text_projection: DiskPath | None = shaped(
+        None, Shapes("weights", applies=[_PLAIN]), min_length=1
     )
     """A linear layer between the text embeddings and the UNet, trained together with the UNet:
     `new`, or the folder or file of a trained one to start from. It connects T5 (width 4096) to the
     UNet of Stable Diffusion 1.x (width 768). The result is written to
     `runs/{run}/text_projection`. Unlike `projection` of a text encoder, it is not part of the
     caches."""
-    scheduler: LocalPlace | None = Field(
-        None, json_schema_extra=Shapes("weights", applies=[_PLAIN])
-    )
+    scheduler: LocalPlace | None = shaped(None, Shapes("weights", applies=[_PLAIN]))
     """Folder of the noise schedule (`scheduler_config.json`), or of its pipeline. By default
     `scheduler` beside the UNet, or in the same hub repository. Set it if the UNet is a single file
     that lies elsewhere."""
-    architecture: Annotated[str, OneOf(_architectures)] | None = Field(
-        None, json_schema_extra=Shapes("latents", "text", "weights")
+    architecture: Annotated[str, OneOf(_architectures)] | None = shaped(
+        None, Shapes("latents", "text", "weights")
     )
     """Architecture of the model. `sd1`, `sd2`, `sdxl`, `sd3` and `flux` select the [layers of the
     text encoders](#layers-of-the-text-encoders). `lumina`, `hunyuan_image` and `anima` are encoded
     by sd-scripts, all others by musubi-tuner; see [architectures](architectures.md). `wan` is the
     same as no architecture and a `task`. Without it the last layer of each text encoder is
     cached."""
-    layout: Literal["plain", "sdscripts", "musubi"] = Field(
-        "plain", json_schema_extra=Shapes("latents", "text")
-    )
+    layout: Literal["plain", "sdscripts", "musubi"] = shaped("plain", Shapes("latents", "text"))
     """Names and tensors of the cache files: `plain`, the format of Latentmake, for the trainer
     `sd` and trainers of your own; `sdscripts` for sd-scripts; `musubi` for musubi-tuner and the
     trainer `wan`. The default is `musubi` with a `task` or an architecture of musubi-tuner,
     `sdscripts` with `lumina`, `hunyuan_image` and `anima`, else `plain`."""
-    clip_skip: Number | None = Field(
+    clip_skip: Number | None = shaped(
         None,
+        Shapes("text", "weights", when=("architecture", ("sd1", "sd2")), applies=[_PICKED]),
         ge=1,
-        json_schema_extra=Shapes(
-            "text", "weights", when=("architecture", ("sd1", "sd2")), applies=[_PICKED]
-        ),
     )
     """CLIP layer to keep, counted from the last (`1`), followed by the final normalisation, as in
     sd-scripts. For `sd1` and `sd2`."""
-    max_token_length: Literal[75, 150, 225, "auto"] = Field(
+    max_token_length: Literal[75, 150, 225, "auto"] = shaped(
         75,
-        json_schema_extra=Shapes(
+        Shapes(
             "text", "weights", when=("architecture", ("sd1", "sd2", "sdxl")), applies=[_CHUNKED]
         ),
     )
@@ -188,13 +181,13 @@ class Model(Closed):
     `auto` uses as many chunks as the caption needs, so captions differ in length. Longer captions
     are cut and named in the log of the job. For `sd1`, `sd2` and `sdxl`; `auto` is not for
     `layout: sdscripts`."""
-    apply_lg_attn_mask: bool = Field(
-        False, json_schema_extra=Shapes("text", when=("architecture", ("sd3",)), applies=[_MASKED])
+    apply_lg_attn_mask: bool = shaped(
+        False, Shapes("text", when=("architecture", ("sd3",)), applies=[_MASKED])
     )
     """Hide padding tokens from the two CLIPs. For `sd3`."""
-    apply_t5_attn_mask: bool = Field(
+    apply_t5_attn_mask: bool = shaped(
         False,
-        json_schema_extra=Shapes(
+        Shapes(
             "text",
             layouts=("sdscripts",),
             when=("architecture", ("sd3", "flux")),
@@ -202,8 +195,8 @@ class Model(Closed):
         ),
     )
     """Hide padding tokens from T5. For `sd3` and `flux` with `layout: sdscripts`."""
-    task: Annotated[str, OneOf(_tasks, refuses=False)] | None = Field(
-        None, json_schema_extra=Shapes("latents", "text", "weights", applies=[_MUSUBI])
+    task: Annotated[str, OneOf(_tasks, refuses=False)] | None = shaped(
+        None, Shapes("latents", "text", "weights", applies=[_MUSUBI])
     )
     """Variant of the model, as in `--task` or `--model_version` of musubi-tuner. Without
     `architecture` it makes this a Wan model: `t2v-14B`, `t2v-1.3B`, `i2v-14B`, `t2i-14B`,
@@ -211,59 +204,49 @@ class Model(Closed):
     2.2). Image-to-video also caches the latents of the first frame, `-FC` those of a control
     image. Tasks of other architectures: [architectures](architectures.md). A change rebuilds only
     caches that differ between the two tasks."""
-    checkpoint: LocalPlace | None = Field(
-        None, json_schema_extra=Shapes("weights", applies=[_CHECKPOINT])
-    )
+    checkpoint: LocalPlace | None = shaped(None, Shapes("weights", applies=[_CHECKPOINT]))
     """One file with VAE, text encoders and network, as Civitai has them: a `.safetensors` file of
     Stable Diffusion 1.x or 2.x for the trainer `sd`, of these or SDXL for sd-scripts. Leave out
     `vae`, `text` and `unet` then, or set one of them to take it from elsewhere. For the other
     architectures of sd-scripts it is the file of the network that is trained. It is not a state to
     resume from; that is `resume_from_checkpoint` of a trainer."""
-    dit: LocalPlace | None = Field(None, json_schema_extra=Shapes("weights", applies=[_MUSUBI]))
+    dit: LocalPlace | None = shaped(None, Shapes("weights", applies=[_MUSUBI]))
     """Network that musubi-tuner or the trainer `wan` trains: a path or
     [section](#place-of-weights). For Wan 2.2 this is the network for low noise."""
-    dit_high_noise: LocalPlace | None = Field(
-        None, json_schema_extra=Shapes("weights", applies=[_TWO_NETWORKS])
-    )
+    dit_high_noise: LocalPlace | None = shaped(None, Shapes("weights", applies=[_TWO_NETWORKS]))
     """Wan 2.2's network for high noise. Set `dit`, `dit_high_noise` or both."""
-    clip: WeightsPlace | None = Field(None, json_schema_extra=Shapes("latents", applies=[_VISION]))
+    clip: WeightsPlace | None = shaped(None, Shapes("latents", applies=[_VISION]))
     """CLIP image encoder, which image-to-video with Wan 2.1 needs: a path or
     [section](#place-of-weights)."""
-    image_encoder: WeightsPlace | None = Field(
-        None, json_schema_extra=Shapes("latents", applies=[_SIGLIP])
-    )
+    image_encoder: WeightsPlace | None = shaped(None, Shapes("latents", applies=[_SIGLIP]))
     """SigLIP image encoder, which FramePack and image-to-video with HunyuanVideo 1.5 need: a path
     or [section](#place-of-weights)."""
-    latents_arguments: list[str] = Field(
-        [], json_schema_extra=Shapes("latents", applies=[_FOREIGN])
-    )
+    latents_arguments: list[str] = shaped([], Shapes("latents", applies=[_FOREIGN]))
     """Further arguments of the program that encodes latents, as its documentation describes them,
     such as `[--vae_tiling]`. With `encoder: musubi` they go to musubi-tuner's caching script. With
     `encoder: sdscripts` these are possible, and the training gets them too: `--vae_chunk_size`
     (HunyuanImage, Anima), `--vae_disable_cache` (Anima)."""
-    text_arguments: list[str] = Field([], json_schema_extra=Shapes("text", applies=[_FOREIGN]))
+    text_arguments: list[str] = shaped([], Shapes("text", applies=[_FOREIGN]))
     """Further arguments of the program that encodes captions, such as `[--fp8_vl]`. With `encoder:
     sdscripts` these are possible: `--system_prompt`, `--gemma2_max_token_length` (Lumina),
     `--qwen3_max_token_length`, `--t5_max_token_length`, `--t5_tokenizer_path` (Anima),
     `--tokenizer_cache_dir` (Lumina, HunyuanImage)."""
-    fp8_t5: bool = Field(
-        False, json_schema_extra=Shapes("text", layouts=("musubi",), applies=[_FP8_T5])
-    )
+    fp8_t5: bool = shaped(False, Shapes("text", layouts=("musubi",), applies=[_FP8_T5]))
     """Keep the weights of umT5 in 8 bits: half the memory, slightly different embeddings. For
     Wan."""
-    vae_cache_cpu: bool = Field(
-        False, json_schema_extra=Shapes("latents", layouts=("musubi",), applies=[_CACHE_CPU])
+    vae_cache_cpu: bool = shaped(
+        False, Shapes("latents", layouts=("musubi",), applies=[_CACHE_CPU])
     )
     """Encode with Wan's VAE in tiles and slices: less memory, more time, slightly different
     latents above 256 x 256. With `encoder: musubi` it is passed on to musubi-tuner's script."""
-    vae_tiling: bool = Field(
-        False, json_schema_extra=Shapes("latents", layouts=("plain", "sdscripts"), applies=[_TILED])
+    vae_tiling: bool = shaped(
+        False, Shapes("latents", layouts=("plain", "sdscripts"), applies=[_TILED])
     )
     """Encode images that are wider or higher than 512 pixels in overlapping tiles of 512 x 512,
     for a GPU without enough memory for the complete image. Latents of these images differ
     slightly; smaller images stay the same."""
-    encoder: Literal["latentmake", "musubi", "sdscripts"] = Field(
-        "latentmake", json_schema_extra=Shapes("latents", "text", layouts=("musubi",))
+    encoder: Literal["latentmake", "musubi", "sdscripts"] = shaped(
+        "latentmake", Shapes("latents", "text", layouts=("musubi",))
     )
     """Program that encodes: `latentmake`; `musubi`, musubi-tuner's own caching scripts; or
     `sdscripts`, sd-scripts' own classes. The default depends on the architecture: `musubi` for all
@@ -271,34 +254,29 @@ class Model(Closed):
     `anima`, else `latentmake`. Set `musubi` for Wan if you use a fork of musubi-tuner whose caches
     differ. The sources that a caching script imports count like weights: if they change, its
     caches are made again. The environment of the program does not count."""
-    dtype: Dtype = Field("float32", json_schema_extra=Shapes("latents", "text"))
+    dtype: Dtype = shaped("float32", Shapes("latents", "text"))
     """dtype of all caches. The default is `float32`, and `bfloat16` for Wan and where musubi-tuner
     or sd-scripts encode. `float16` halves the disk space and is exact enough for latents and for
     CLIP. T5 needs `bfloat16` or `float32`, because some of its values are too large for `float16`;
     such values are refused. On a CPU everything is computed in float32 and rounded when it is
     written. The exception is Wan's VAE, which computes in `bfloat16` if the processor supports it
     (AVX-512 BF16, AMX)."""
-    vae_dtype: Dtype | None = Field(None, json_schema_extra=Shapes("latents", applies=[_VAE_DTYPE]))
+    vae_dtype: Dtype | None = shaped(None, Shapes("latents", applies=[_VAE_DTYPE]))
     """dtype of the latents, if it differs from `dtype`."""
-    text_dtype: Dtype | None = Field(None, json_schema_extra=Shapes("text", applies=[_TEXT_DTYPE]))
+    text_dtype: Dtype | None = shaped(None, Shapes("text", applies=[_TEXT_DTYPE]))
     """dtype of the embeddings, if it differs from `dtype`. Embeddings of Wan are always
     `bfloat16`."""
-    posterior: Literal["mean", "sample"] = Field(
-        "mean",
-        json_schema_extra=Shapes("latents", layouts=("plain", "sdscripts"), applies=[_DRAWN]),
+    posterior: Literal["mean", "sample"] = shaped(
+        "mean", Shapes("latents", layouts=("plain", "sdscripts"), applies=[_DRAWN])
     )
     """Value of the VAE's posterior to cache. `mean` is what most trainers cache. `sample` is one
     random sample; its noise depends only on `posterior_seed` and the content of the item, so it is
     the same on every machine."""
-    posterior_seed: Number = Field(
-        0,
-        ge=0,
-        json_schema_extra=Shapes(
-            "latents", layouts=("plain", "sdscripts"), when=("posterior", ("sample",))
-        ),
+    posterior_seed: Number = shaped(
+        0, Shapes("latents", layouts=("plain", "sdscripts"), when=("posterior", ("sample",))), ge=0
     )
     """Seed of `posterior: sample`."""
-    ai_training: Adopt | None = Field(None, json_schema_extra=Shapes("machine", applies=[_PLAIN]))
+    ai_training: Adopt | None = shaped(None, Shapes("machine", applies=[_PLAIN]))
     """File endings of caches that [ai-training's](../trainers/ai-training.md) scripts made with
     the encoders of this model. `latentmake adopt` takes such files over and `export_{run}` writes
     them. Caches of musubi-tuner and sd-scripts are named by [`adopt_from`](datasets.md#adopt_from)
@@ -334,42 +312,8 @@ class Model(Closed):
 
     @model_validator(mode="after")
     def _applies(self) -> Self:
-        spec, scripts = self.spec, self.spec.scripts
-        if (scripts is None) == (self.layout == "musubi"):
-            raise ValueError(
-                "`layout: musubi` is for a Wan model's `task`, or an `architecture` of musubi-tuner"
-            )
-        if scripts is not None and (self.task or "") not in scripts.versions:
-            known = ", ".join(filter(None, scripts.versions)) or "none"
-            what = f"{self.task} is no task of" if self.task else "a `task` is needed for"
-            raise ValueError(f"{what} {self.title}; known: {known}")
-        programs = {"latentmake": spec.encodes, "musubi": scripts is not None}
-        if not programs.get(self.encoder, not spec.encodes and scripts is None):
-            raise ValueError(f"`encoder: {self.encoder}` is not for {self.title or 'this model'}")
-        if self.layout == "sdscripts" and self.architecture is None:
-            raise ValueError("`layout: sdscripts` needs the model's `architecture`")
-        if found := self.refused():
-            raise ValueError("`{}` {}: leave it out".format(*found))
-        for key in self.version.needs if scripts is not None else ():
-            if self.weights(key) is None:
-                raise ValueError(f"{self.task or self.title} needs `{key}`")
-        if not spec.encodes:
-            _check_program(self)
-        if self.latents_arguments or self.text_arguments:
-            _check_arguments(self)
-        if self.text and (scripts is not None or not spec.encodes):
-            _check_number(self)
-        needed = {"vae", "text"}
-        if scripts is not None and not spec.encodes:
-            files = (*scripts.latents.files, *scripts.text.files)
-            needed = {file.key.partition(".")[0] for file in files if file.required}
-        for key in sorted(needed, reverse=True):
-            if self.weights(key) is None:
-                raise PydanticCustomError("missing_key", "this key is missing", {"key": key})
-        if spec.text_encoders:
-            _check_texts(self)
-        if self.ai_training is not None:
-            _check_adopted(self, self.ai_training)
+        if fault := next(_faults(self), None):
+            raise ValueError(fault)
         return self
 
     @property
@@ -391,11 +335,6 @@ class Model(Closed):
     def scripted(self) -> bool:
         """Whether musubi-tuner's own scripts encode for it."""
         return self.encoder == "musubi"
-
-    @property
-    def by_strategies(self) -> bool:
-        """Whether sd-scripts' own classes encode for it."""
-        return self.encoder == "sdscripts"
 
     @property
     def title(self) -> str:
@@ -421,12 +360,7 @@ class Model(Closed):
     @property
     def image_to_video(self) -> bool:
         """Whether its caches hold the first frame's latents too."""
-        return self.spec.scripts is not None and "latents_image_" in self.version.tensors
-
-    @property
-    def has_two_networks(self) -> bool:
-        """Whether it has a network for high noise and one for low: Wan 2.2."""
-        return self.version.boundary is not None
+        return "latents_image_" in self.version.tensors
 
     @property
     def needs_clip(self) -> bool:
@@ -444,7 +378,7 @@ class Model(Closed):
             found = found[int(number or 0)] if len(found) > int(number or 0) else None
         if isinstance(found, str):
             found = Weights(path=found)
-        return found if isinstance(found, Weights) and found.is_set else None
+        return found if isinstance(found, Weights) and (found.path or found.hub) else None
 
     @property
     def files(self) -> dict[str, File]:
@@ -471,25 +405,66 @@ class Model(Closed):
         return not (encoder and encoder.fixed)
 
 
-def _check_program(model: Model) -> None:
-    """Refuse values that musubi-tuner's or sd-scripts' own encoders cannot have."""
-    scripts, strategies, title = model.spec.scripts, model.spec.strategies, model.title
+def _faults(model: Model) -> Iterator[str]:
+    """Yield what is wrong with a model; each fault presumes that there is none before it."""
+    spec, scripts, title = model.spec, model.spec.scripts, model.title
+    if (scripts is None) == (model.layout == "musubi"):
+        yield "`layout: musubi` is for a Wan model's `task`, or an `architecture` of musubi-tuner"
+    if scripts is not None and (model.task or "") not in scripts.versions:
+        known = ", ".join(filter(None, scripts.versions)) or "none"
+        what = f"{model.task} is no task of" if model.task else "a `task` is needed for"
+        yield f"{what} {title}; known: {known}"
+    programs = {"latentmake": spec.encodes, "musubi": scripts is not None}
+    if not programs.get(model.encoder, not spec.encodes and scripts is None):
+        yield f"`encoder: {model.encoder}` is not for {title or 'this model'}"
+    if model.layout == "sdscripts" and model.architecture is None:
+        yield "`layout: sdscripts` needs the model's `architecture`"
+    if found := model.refused():
+        yield "`{}` {}: leave it out".format(*found)
+    for key in model.version.needs:
+        if model.weights(key) is None:
+            yield f"{model.task or title} needs `{key}`"
+    if not spec.encodes:
+        yield from _faults_of_program(model, title)
+    if model.latents_arguments or model.text_arguments:
+        yield from _faults_of_arguments(model)
+    if model.text and (scripts is not None or not spec.encodes):
+        texts = {key: file.required for key, file in model.files.items() if key[:4] == "text"}
+        fewest = sum(texts.values()) if scripts is not None else len(texts)
+        if not fewest <= len(model.text) <= len(texts):
+            number = str(len(texts)) if len(texts) == fewest else f"{fewest} to {len(texts)}"
+            yield f"a {title} model has {number} text encoder{'s' * (number != '1')}"
+    needed = {"vae", "text"}
+    if scripts is not None and not spec.encodes:
+        files = (*scripts.latents.files, *scripts.text.files)
+        needed = {file.key.partition(".")[0] for file in files if file.required}
+    for key in sorted(needed, reverse=True):
+        if model.weights(key) is None:
+            raise PydanticCustomError("missing_key", "this key is missing", {"key": key})
+    if spec.text_encoders:
+        yield from _faults_of_texts(model, spec.text_encoders)
+    if model.ai_training is not None:
+        yield from _faults_of_adoption(model, model.ai_training)
+
+
+def _faults_of_program(model: Model, title: str) -> Iterator[str]:
+    """Yield values that musubi-tuner's or sd-scripts' own encoders cannot have."""
+    strategies, free = model.spec.strategies, model.takes_dtype
     for name, value in strategies.defaults.items() if strategies else ():
         if name != "dtype" and getattr(model, name) != value:
-            raise ValueError(f"sd-scripts' own encoders make {title}'s caches: leave out `{name}`")
-    fixed = scripts is not None or not (model.takes_dtype("latents") and model.takes_dtype("text"))
+            yield f"sd-scripts' own encoders make {title}'s caches: leave out `{name}`"
+    fixed = strategies is None or not (free("latents") and free("text"))
     if fixed and model.dtype != "bfloat16":
-        raise ValueError(f"the program that encodes {title} decides about `dtype`: leave it out")
+        yield f"the program that encodes {title} decides about `dtype`: leave it out"
     for key in model.files:
-        weights = model.weights(key)
         for name in ("config", "tokenizer", "max_length", "projection"):
-            if getattr(weights, name, None) is not None:
+            if getattr(model.weights(key), name, None) is not None:
                 what = f"the program that encodes {title} takes a path only"
-                raise ValueError(f"`{key}`: {what}: leave out `{name}`")
+                yield f"`{key}`: {what}: leave out `{name}`"
 
 
-def _check_arguments(model: Model) -> None:
-    """Refuse arguments that the program does not take, or that other keys decide."""
+def _faults_of_arguments(model: Model) -> Iterator[str]:
+    """Yield arguments that the program does not take, or that other keys decide."""
     scripts, strategies = model.spec.scripts, model.spec.strategies
     for kind, dtype in (("latents", "vae_dtype"), ("text", "text_dtype")):
         key, arguments = f"{kind}_arguments", model.further_arguments(kind)
@@ -503,43 +478,30 @@ def _check_arguments(model: Model) -> None:
             try:
                 options_in(arguments, encoder.options)
             except ValueError as error:
-                raise ValueError(f"`{key}`: {error}") from None
+                yield f"`{key}`: {error}"
 
 
-def _check_number(model: Model) -> None:
-    texts = {key: file.required for key, file in model.files.items() if key.startswith("text")}
-    fewest = sum(texts.values()) if model.spec.scripts is not None else len(texts)
-    if not fewest <= len(model.text) <= len(texts):
-        number = str(len(texts)) if len(texts) == fewest else f"{fewest} to {len(texts)}"
-        what = f"text encoder{'s' * (number != '1')}"
-        raise ValueError(f"a {model.title} model has {number} {what}")
-
-
-def _check_texts(model: Model) -> None:
-    """Check the text encoders of an architecture that our own encoders know."""
-    encoders = model.spec.text_encoders
+def _faults_of_texts(model: Model, encoders: Sequence[str]) -> Iterator[str]:
+    """Yield what is wrong with the text encoders of an architecture that Latentmake encodes for."""
     if model.spec.scripts is not None:
         if any(each.projection for each in model.text):
-            raise ValueError(f"a {model.title} model takes its embeddings without `projection`")
+            yield f"a {model.title} model takes its embeddings without `projection`"
         return
     one = len(model.text) == 1 and model.text[0].config is None and model.text[0].file is None
     if len(model.text) != len(encoders) and not one:  # a pipeline's folder holds all of them
-        names = ", ".join(encoders)
-        raise ValueError(f"{model.architecture} has {len(encoders)} text encoders: {names}")
+        yield f"{model.architecture} has {len(encoders)} text encoders: {', '.join(encoders)}"
     for each, name in zip(model.text, encoders, strict=False):
         if name != "T5" and each.max_length not in (None, 77):
-            raise ValueError(f"set `max_token_length`, and leave out {name}'s `max_length`")
-    if model.layout == "sdscripts" and model.max_token_length not in (75, 150, 225):
-        raise ValueError("sd-scripts wants captions of one length: set `max_token_length`")
+            yield f"set `max_token_length`, and leave out {name}'s `max_length`"
+    if model.layout == "sdscripts" and isinstance(model.max_token_length, str):
+        yield "sd-scripts wants captions of one length: set `max_token_length`"
 
 
-def _check_adopted(model: Model, endings: Adopt) -> None:
+def _faults_of_adoption(model: Model, endings: Adopt) -> Iterator[str]:
     if endings.text is not None and len(endings.text) != len(model.text):
         number = len(endings.text)
-        raise ValueError(
-            f"`ai_training.text` names {number} endings for {len(model.text)} text encoders"
-        )
+        yield f"`ai_training.text` names {number} endings for {len(model.text)} text encoders"
     if endings.text is not None and model.architecture is not None:
-        raise ValueError("`ai_training.text` is for the last layer: leave out `architecture`")
+        yield "`ai_training.text` is for the last layer: leave out `architecture`"
     if endings.latents is not None and (key := model.first_set("posterior", "vae_tiling")):
-        raise ValueError(f"`ai_training.latents` is not for such latents: leave out `{key}`")
+        yield f"`ai_training.latents` is not for such latents: leave out `{key}`"

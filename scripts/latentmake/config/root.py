@@ -7,9 +7,9 @@ from typing import Annotated, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from latentmake.config.checks import check_layouts, faults_of_run
+from latentmake.config.checks import faults_of_run
 from latentmake.config.datasets import Dataset
-from latentmake.config.fields import CLIPS, Closed, Name
+from latentmake.config.fields import CLIPS, Closed, Name, shaped
 from latentmake.config.machines import (
     Batch,
     Cluster,
@@ -21,10 +21,12 @@ from latentmake.config.machines import (
 )
 from latentmake.config.models import Model
 from latentmake.config.runs import Run
-from latentmake.config.trainers import Generation, Prompt, prompt_of_command
+from latentmake.config.trainers import Generation, Prompt
 from latentmake.errors import ConfigError, refuse_unknown
 
 _MISTAKES = 50  # that are named at a time
+# Snakemake makes a number of `--config prompt=...` where it can.
+_AS_TEXT = BeforeValidator(lambda value: str(value) if isinstance(value, int | float) else value)
 
 
 class Config(Closed):
@@ -51,9 +53,7 @@ class Config(Closed):
     """[Place](export.md) of the caches that `export_{run}` writes for ai-training."""
     store: Store = Store()
     """[Size limit](store.md) for replaced and removed cache files that are kept."""
-    prompt: Annotated[Prompt | None, BeforeValidator(prompt_of_command)] = Field(
-        None, json_schema_extra=CLIPS
-    )
+    prompt: Annotated[Prompt | None, _AS_TEXT] = shaped(None, CLIPS)
     """A prompt for `generate_{run}`, meant for the command line: `snakemake generate_cats --config
     prompt="a boat on a lake"` draws clips of this prompt instead of those of
     [`generate`](generate.md). Clips of other prompts stay in the folder and on its page, if their
@@ -64,12 +64,14 @@ class Config(Closed):
         for name, run in self.runs.items():
             self.check_run(name, run)
         for name, dataset in self.datasets.items():
-            models = {
-                run.model: self.models[run.model]
-                for run in self.runs.values()
-                if name in run.datasets
-            }
-            check_layouts(name, dataset, models)
+            models = {run.model for run in self.runs.values() if name in run.datasets}
+            layouts = {self.models[model].layout for model in models}
+            shapes = Dataset.declarations
+            idle = [key for key in shapes if layouts.isdisjoint(shapes[key].layouts or layouts)]
+            if models and (key := dataset.first_set(*idle)):
+                what = f"only caches of the layout {' or '.join(shapes[key].layouts)} depend on "
+                what += f"this, and {', '.join(sorted(models))} has others"
+                raise ConfigError(what, where=f"datasets.{name}.{key}", hint="leave it out")
         return self
 
     def encoding_program(self, model: Model) -> ExternalProgram | None:

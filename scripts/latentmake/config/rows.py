@@ -1,22 +1,18 @@
 """Rows of architectures: what musubi-tuner's scripts and sd-scripts' strategies know of each.
 
 One `Scripts` or `Strategies` says all that differs between architectures whose caches other
-trainers make; layout, recipe, launch, checks and publication ask it. The rows are YAML, of which
-only the row that is asked for is read. Sources: musubi-tuner's *_cache_*.py and *_train*.py,
-dataset/architectures.py, dataset/bucket.py and dataset/cache_io.py.
+trainers make; layout, recipe, launch, checks and publication ask it. Sources: musubi-tuner's
+*_cache_*.py and *_train*.py, dataset/architectures.py, dataset/bucket.py and dataset/cache_io.py.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+import argparse
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
-import yaml
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict
 
 from latentmake.config.weights import Version
 
@@ -27,7 +23,7 @@ ATTENTIONS: Mapping[str, int | None] = dict.fromkeys(("sdpa", "flash_attn", "xfo
 """Attentions of most networks, for batches of any size."""
 
 
-_CLOSED = ConfigDict(extra="forbid")
+_CLOSED: ConfigDict = {"extra": "forbid"}
 
 
 class Vae(NamedTuple):
@@ -183,67 +179,6 @@ class Scripts:
         return self.text if kind == "text" else self.latents
 
 
-Row = TypeVar("Row")
-_SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # written in C where it can be
-
-
-class Rows(Mapping[str, Row], Generic[Row]):
-    """Rows of a YAML file by their names.
-
-    A row has the values of the row that it is `like`, except where it sets its own. Names that
-    begin with `_` are no rows.
-    """
-
-    def __init__(self, file: str | Path, kind: type[Row]) -> None:
-        self._file = Path(__file__).parent / file
-        self._kind = kind
-        self._known: dict[str, Row] = {}
-
-    @cached_property
-    def _texts(self) -> dict[str, str]:
-        """Text of each row, unparsed."""
-        _, *parts = re.split(r"^(\w+):$", self._file.read_text("utf-8"), flags=re.MULTILINE)
-        return dict(zip(parts[::2], parts[1::2], strict=True))
-
-    @cached_property
-    def _adapter(self) -> TypeAdapter[Row]:
-        return TypeAdapter(self._kind)
-
-    def _values(self, name: str) -> dict[str, Any]:
-        values = yaml.load(self._texts[name], _SafeLoader)  # noqa: S506 -- it is safe
-        like = values.pop("like", None)
-        return _laid_over(values, self._values(like)) if like else values
-
-    def __getitem__(self, name: str) -> Row:
-        if name not in self._known:
-            if name.startswith("_"):
-                raise KeyError(name)
-            self._known[name] = self._adapter.validate_python(self._values(name))
-        return self._known[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._texts and not str(name).startswith("_")
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name in self._texts if not name.startswith("_"))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-def _laid_over(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values with those of a base where there are none."""
-    inner = {
-        key: _laid_over(values[key], base[key])
-        for key in values.keys() & base.keys()
-        if isinstance(values[key], dict) and isinstance(base[key], dict)
-    }
-    return {**base, **values, **inner}
-
-
-MUSUBI: Mapping[str, Scripts] = Rows("musubi.yaml", Scripts)
-"""Architectures whose caches musubi-tuner's own scripts make; and Wan, whose caches may be ours."""
-
 _COMPLETE: Mapping[str, Setting] = {"learning_rate": 1e-5}
 """Source: sd-scripts, docs/fine_tune.md."""
 
@@ -300,27 +235,19 @@ def options_in(arguments: Sequence[str], known: Mapping[str, Option]) -> dict[st
     Raises:
         ValueError: one is unknown, lacks its value, or has a wrong one.
     """
-    found: dict[str, object] = {}
-    left = list(arguments)
-    while left:
-        flag, equals, value = left.pop(0).partition("=")
-        option = known.get(flag)
-        if option is None:
-            names = ", ".join(known) or "none"
-            raise ValueError(f"{flag} is no option that caches depend on; known: {names}")
-        if option.kind == "flag":
-            if equals:
-                raise ValueError(f"{flag} takes no value")
-            found[flag] = True
-            continue
-        if not equals:
-            if not left:
-                raise ValueError(f"{flag} lacks its value")
-            value = left.pop(0)
-        if option.kind == "number" and not (value.isascii() and value.isdecimal()):
-            raise ValueError(f"{flag} takes a number, not {value}")
-        found[flag] = int(value) if option.kind == "number" else value
-    return found
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for flag, option in known.items():
+        value: Any = {"type": int if option.kind == "number" else str}
+        value = {"action": "store_true"} if option.kind == "flag" else value
+        parser.add_argument(flag, dest=flag, default=argparse.SUPPRESS, **value)
+    try:
+        found, others = parser.parse_known_args([*arguments])
+    except argparse.ArgumentError as error:
+        raise ValueError(f"{error.argument_name} {error.message}") from None
+    if others:
+        names = ", ".join(known) or "none"
+        raise ValueError(f"{others[0]} is no option that caches depend on; known: {names}")
+    return vars(found)
 
 
 @dataclass(frozen=True)
@@ -384,14 +311,13 @@ class Strategies:
             for further flags of that script (`--guidance_scale`).
         batches_text: whether they take `--text_encoder_batch_size`.
         pixels: side of a latent, in pixels.
-        side: sides of its own encoders' images are multiples of this, in pixels.
         divisor: its default script asks for bucket steps that are multiples of this, in pixels; 0:
             for those that the architecture needs.
         channels: of its own encoders' latents.
         latents: encoder of latents; None: one of ours.
         text: encoder of captions; None: one of ours, or none.
         samples: whether its latents are a sample of the posterior.
-        architecture: fields of `spec.Architecture`, where encoders of ours make its caches.
+        architecture: fields of `spec.Architecture`.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _CLOSED
@@ -410,7 +336,6 @@ class Strategies:
     settings: Mapping[str, Setting] = field(default_factory=dict)
     batches_text: bool = False
     pixels: int = 8
-    side: int = 0
     divisor: int = 0
     channels: int = 0
     latents: Encoder | None = None
@@ -432,7 +357,3 @@ class Strategies:
     def encoder(self, kind: str) -> Encoder | None:
         """Return its own encoder of `latents` or `text`."""
         return self.text if kind == "text" else self.latents
-
-
-SDSCRIPTS: Mapping[str, Strategies] = Rows("sdscripts.yaml", Strategies)
-"""Architectures that sd-scripts trains."""

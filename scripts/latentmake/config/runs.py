@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
@@ -15,18 +15,17 @@ from latentmake.config.fields import (
     ResolutionField,
     Shapes,
     listed,
+    shaped,
 )
 from latentmake.config.trainers import Generation, SdTrainer, WanTrainer
 
 
-class Validation(Closed):
+class Validation(Closed, shapes=Shapes("manifest", "weights")):
     """Items held out of the training."""
-
-    shapes: ClassVar[Shapes] = Shapes("manifest", "weights")
 
     items: Number = Field(ge=1)
     """Number of sources (images or videos) to hold out, at most half of those of the run."""
-    clips: Number = Field(8, ge=0, json_schema_extra=CLIPS)
+    clips: Number = shaped(8, CLIPS, ge=0)
     """Number of held-out items for which `evaluate_{run}` draws clips: videos first, then images,
     in the order of datasets and names. With `0` it only computes losses."""
 

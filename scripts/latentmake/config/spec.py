@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+
+from pydantic import ConfigDict
 
 if TYPE_CHECKING:
     from latentmake.config.rows import Scripts, Strategies
@@ -55,6 +57,8 @@ class Architecture:
         encodes: whether there are encoders of ours; else those of `scripts` or `strategies`.
         checkpoints: whether one file may hold VAE, text encoders and UNet.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = {"extra": "forbid"}
 
     name: str
     text_encoders: tuple[str, ...] = ()

@@ -25,6 +25,7 @@ from latentmake.config.fields import (
     Shapes,
     Steps,
     listed,
+    shaped,
     with_prompt_file,
     worded,
 )
@@ -39,7 +40,7 @@ AccelerateConfig = Annotated[DiskPath | None, Field(json_schema_extra=MACHINE)]
 Workers = Annotated[Number, Field(ge=0, json_schema_extra=MACHINE)]
 
 
-class Trainer(Closed):
+class Trainer(Closed, shapes=WEIGHTS):
     """A trainer's section; the defaults are the answers of one that draws no sample pictures.
 
     Attributes:
@@ -51,7 +52,6 @@ class Trainer(Closed):
             it trained with the base.
     """
 
-    shapes: ClassVar[Shapes] = WEIGHTS
     layout: ClassVar[str]
     network: ClassVar[str]
     alternatives: ClassVar[tuple[str, ...]] = ()
@@ -63,16 +63,9 @@ class Trainer(Closed):
         """Texts whose embeddings it needs besides those of the captions, none twice."""
         return []
 
-    @property
-    def sample_resolution(self) -> Resolution | None:
-        """Size of its sample pictures, where it sets one."""
-        return None
 
-
-class Samples(Closed):
+class Samples(Closed, shapes=PICTURES):
     """Pictures or clips that the trained network draws during a training."""
-
-    shapes: ClassVar[Shapes] = PICTURES
 
     prompts: list[str] = Field([])
     """Prompts; by default the captions of the run's first four items."""
@@ -108,7 +101,8 @@ _DECAYED = Applies(
     when=lambda trainer: trainer.lr_scheduler in ("linear", "cosine"),
 )
 _TWO_NETWORKS = Applies(
-    "has one network, and no boundary between two", row=lambda model: model.has_two_networks
+    "has one network, and no boundary between two",
+    row=lambda model: model.version.boundary is not None,
 )
 BOUNDARY = Shapes("weights", applies=[_TWO_NETWORKS])
 
@@ -133,8 +127,8 @@ class LoopTrainer(Trainer):
     steps: Steps | None = None
     """Optimizer steps; by default 1000, or as many as `epochs` take. Raise it to train a finished
     run longer: the training resumes from its last state."""
-    epochs: Real | None = Field(
-        None, gt=0, le=1_000_000_000, json_schema_extra=Shapes("weights", applies=[_NOT_BOTH])
+    epochs: Real | None = shaped(
+        None, Shapes("weights", applies=[_NOT_BOTH]), gt=0, le=1_000_000_000
     )
     """Epochs, instead of `steps`. Raise it to train a finished run longer."""
     optimizer: Literal["adamw", "adamw8bit", "lion", "prodigy", "dadaptation"] = "adamw"
@@ -154,11 +148,9 @@ class LoopTrainer(Trainer):
     complete network; with Lion a third to a tenth of that."""
     lr_scheduler: Literal["constant", "linear", "cosine", "constant_with_warmup"] = "constant"
     """LR scheduler."""
-    lr_warmup_steps: Number = Field(0, ge=0, json_schema_extra=Shapes("weights", applies=[_WARMED]))
+    lr_warmup_steps: Number = shaped(0, Shapes("weights", applies=[_WARMED]), ge=0)
     """Warm-up steps, over which the learning rate rises from zero. Not with `constant`."""
-    lr_min_ratio: Real = Field(
-        0.0, ge=0, le=1, json_schema_extra=Shapes("weights", applies=[_DECAYED])
-    )
+    lr_min_ratio: Real = shaped(0.0, Shapes("weights", applies=[_DECAYED]), ge=0, le=1)
     """Share of the peak learning rate at which `linear` and `cosine` end."""
     train_batch_size: BatchSize = 4
     """Items of a training step, for each device. A batch holds items of one shape."""
@@ -186,10 +178,10 @@ class LoopTrainer(Trainer):
     deterministic."""
     seed: Number = Field(0, ge=0)
     """Seed of order, noise, timesteps and new weights."""
-    checkpointing_steps: Number = Field(500, ge=1, json_schema_extra=MACHINE)
+    checkpointing_steps: Number = shaped(500, MACHINE, ge=1)
     """Steps between two checkpoints in `runs/{run}/checkpoints/`, from which a killed training
     resumes. The state of the last step is always saved."""
-    checkpoints_total_limit: Number = Field(2, ge=1, json_schema_extra=MACHINE)
+    checkpoints_total_limit: Number = shaped(2, MACHINE, ge=1)
     """Number of checkpoints to keep during a training. After it, the last state is kept, and each
     checkpoint that a `resume_from_checkpoint` names."""
     resume_from_checkpoint: DiskPath | None = Field(None, min_length=1)
@@ -198,14 +190,14 @@ class LoopTrainer(Trainer):
     Learning rate, weight decay, optimizer arguments and `ema_decay` are those of this run; a LoRA
     with another `alpha` is refused. The checkpoint is not removed while the configuration names
     it. Only its content counts, not its path. To train a run longer, raise its `steps` instead."""
-    save_every_n_steps: Number | None = Field(None, ge=1, json_schema_extra=MACHINE)
+    save_every_n_steps: Number | None = shaped(None, MACHINE, ge=1)
     """Steps between two copies of the trained weights, in `runs/{run}/saved/step-000500`. To get a
     copy at once, create the file `runs/{run}/save`. A copy holds the result so far; a checkpoint
     holds all that is needed to resume."""
-    save_every_n_epochs: Number | None = Field(None, ge=1, json_schema_extra=MACHINE)
+    save_every_n_epochs: Number | None = shaped(None, MACHINE, ge=1)
     """Epochs between two copies of the trained weights, in addition to those of
     `save_every_n_steps`."""
-    dataloader_num_workers: Number = Field(1, ge=0, json_schema_extra=MACHINE)
+    dataloader_num_workers: Number = shaped(1, MACHINE, ge=0)
     """Threads that read caches ahead, for each device; at least one is used. Caches of up to 256
     MB are kept in memory."""
     accelerate_config: AccelerateConfig = None
@@ -238,11 +230,6 @@ class LoopTrainer(Trainer):
         samples = self.samples
         guided = [samples.negative_prompt] if samples.guidance_scale > 1 else []
         return list(dict.fromkeys([*samples.prompts, *guided]))
-
-    @property
-    def sample_resolution(self) -> Resolution | None:
-        """Size of its sample pictures, where it sets one."""
-        return self.samples.resolution
 
     @model_validator(mode="before")
     @classmethod
@@ -277,34 +264,27 @@ class SdTrainer(LoopTrainer):
 
     kind: Literal["sd"]
     """The trainer: `sd`."""
-    adapter: Literal["lora", "full", "parts"] = Field(
-        "lora", json_schema_extra=Shapes("weights", applies=[_WITH_PARTS])
+    adapter: Literal["lora", "full", "parts"] = shaped(
+        "lora", Shapes("weights", applies=[_WITH_PARTS])
     )
     """Weights to train. `lora`: a LoRA. `full`: the complete UNet. `parts`: only the `parts` of
     the UNet; the complete UNet is written."""
-    parts: list[UNetPart] = Field([], json_schema_extra=Shapes("weights", applies=[_CHOSEN]))
+    parts: list[UNetPart] = shaped([], Shapes("weights", applies=[_CHOSEN]))
     """Parts that `adapter: parts` trains: `cross_attention`, `cross_attention_qk` (its queries and
     keys), `cross_attention_out`, `attention`, `norms`, `conv_in`, `conv_out`, `time_embedding`,
     `down_blocks`, `mid_block`, `up_blocks`, one block such as `up_blocks.1`, or `unet`."""
-    reinitialize: list[UNetPart] = Field(
-        [], json_schema_extra=Shapes("weights", applies=[_NO_LORA])
-    )
+    reinitialize: list[UNetPart] = shaped([], Shapes("weights", applies=[_NO_LORA]))
     """Parts, by the names of `parts`, that start from random weights and are trained. `[unet]`
     trains from scratch. Not for a LoRA."""
     prediction_type: Literal["epsilon", "v_prediction", "flow_matching"] | None = None
     """Prediction of the UNet: `epsilon`, `v_prediction` or `flow_matching`; by default that of the
     scheduler."""
-    snr_gamma: Real | None = Field(
-        None, gt=0, json_schema_extra=Shapes("weights", applies=[_DIFFUSED])
-    )
+    snr_gamma: Real | None = shaped(None, Shapes("weights", applies=[_DIFFUSED]), gt=0)
     """Min-SNR weighting of the loss: timesteps with little noise count less. `5` is usual. Not
     with `flow_matching`."""
     noise_offset: Real = Field(0.0, ge=0)
     """Constant noise added to each channel, for very dark and very bright images. `0.05` is
     usual."""
-
-
-_LATENT_FRAMES = 4  # frames a latent of Wan's VAE, after the first
 
 
 def _no_blank(prompt: str) -> str:
@@ -316,20 +296,12 @@ def _no_blank(prompt: str) -> str:
 Prompt = Annotated[str, AfterValidator(_no_blank)]
 
 
-def prompt_of_command(value: object) -> object:
-    """Return the text of `--config prompt=...`, of which Snakemake makes a number where it can."""
-    return str(value) if isinstance(value, int | float) else value
-
-
 def whole_latents(frames: int) -> int:
     """Return a number of frames that makes whole latents; raises ValueError."""
-    if frames % _LATENT_FRAMES != 1:
-        below = frames // _LATENT_FRAMES * _LATENT_FRAMES + 1
-        near = [each for each in (below - _LATENT_FRAMES, below) if 0 < each < frames]
-        near.append(below if below > frames else below + _LATENT_FRAMES)
-        raise ValueError(
-            f"is not 4 n + 1, which Wan's VAE needs; use {' or '.join(map(str, near[-2:]))}"
-        )
+    if frames % 4 != 1:
+        below = max(0, frames - 1) // 4 * 4 + 1
+        what = f"is not 4 n + 1, which Wan's VAE needs; use {below} or {below + 4}"
+        raise ValueError(what)
     return frames
 
 
@@ -340,13 +312,12 @@ _DIFFERENT = Applies(
 _FROM_IMAGE = Applies("draws from text only", row=lambda model: model.image_to_video)
 
 
-class Generation(Closed):
+class Generation(Closed, shapes=CLIPS):
     """Clips that `generate_{run}` draws with the trained network."""
 
-    shapes: ClassVar[Shapes] = CLIPS
     prompts: Annotated[
         list[Prompt], BeforeValidator(listed, json_schema_input_type=str | list[str])
-    ] = Field([], json_schema_extra=Shapes("clips", applies=[_DIFFERENT]))
+    ] = shaped([], Shapes("clips", applies=[_DIFFERENT]))
     """Prompts; by default the captions of the run's first four items."""
     prompt_file: DiskPath | None = Field(None, min_length=1)
     """Text file with one prompt a line, instead of `prompts`. Its lines count, not its name."""
@@ -372,9 +343,7 @@ class Generation(Closed):
     """Seed of the first clip of each prompt. The noise depends only on the seed and the size."""
     fps: Number = Field(16, ge=1, le=240)
     """Frames per second of the files. Wan was trained with 16."""
-    image: DiskPath | None = Field(
-        None, min_length=1, json_schema_extra=Shapes("clips", applies=[_FROM_IMAGE])
-    )
+    image: DiskPath | None = shaped(None, Shapes("clips", applies=[_FROM_IMAGE]), min_length=1)
     """First frame of all clips, which image-to-video models need. It is scaled to cover the clip
     and cut around its centre. Its content counts, not its name."""
     base: bool = True
@@ -393,7 +362,6 @@ class WanSamples(Samples):
     prompts: list[str] = Field([])
     """Prompts; without any, no clips are drawn."""
     guidance_scale: Real = Field(5.0, ge=1)
-    """Classifier-free guidance; `1` is no guidance."""
     frames: Annotated[Number, AfterValidator(whole_latents)] = Field(17, ge=1)
     """Frames of a clip, 4 n + 1."""
     fps: Number = Field(16, ge=1, le=240)
@@ -413,7 +381,6 @@ class WanTrainer(LoopTrainer):
     kind: Literal["wan"]
     """The trainer: `wan`."""
     rank: Rank = 32
-    """Rank of the LoRA."""
     max_steps: Number | None = Field(None, ge=1)
     """Upper limit of the steps, whatever `steps` and `epochs` say, such as `50` for a smoke
     test."""
@@ -425,22 +392,18 @@ class WanTrainer(LoopTrainer):
     timestep_sampling: Literal["logit_normal", "uniform"] = "logit_normal"
     """Distribution of the timesteps before the shift. `logit_normal` is the one with which Wan was
     trained, and `shift` of musubi-tuner."""
-    timestep_boundary: Number | None = Field(None, ge=0, le=1000, json_schema_extra=BOUNDARY)
+    timestep_boundary: Number | None = shaped(None, BOUNDARY, ge=0, le=1000)
     """Timestep, in thousandths, at which Wan 2.2 changes its network; by default 875 for
     text-to-video and 900 for image-to-video."""
     train_batch_size: BatchSize = 1
-    """Items of a training step, for each device. A batch holds items of one shape."""
     mixed_precision: AutoPrecision = "auto"
     """Mixed precision, as in accelerate, and dtype of the frozen weights. `auto` is `bf16` if the
     GPU supports it, else `fp16`, and `no` on a CPU. The training writes the choice into
     `runs/{run}/training.json` and keeps it when it resumes; another machine does not train again
     because of it."""
     gradient_checkpointing: bool = True
-    """Less memory for about a third more time."""
-    checkpointing_steps: Number = Field(100, ge=1, json_schema_extra=MACHINE)
-    """Steps between two checkpoints in `runs/{run}/checkpoints/`, from which a killed training
-    resumes. The state of the last step is always saved."""
-    checkpointing_epochs: Number | None = Field(None, ge=1, json_schema_extra=MACHINE)
+    checkpointing_steps: Number = shaped(100, MACHINE, ge=1)
+    checkpointing_epochs: Number | None = shaped(None, MACHINE, ge=1)
     """Epochs between two checkpoints, in addition to those of `checkpointing_steps`."""
     samples: WanSamples = WanSamples()
     """[Sample clips](samples.md) drawn during the training; none without `prompts`."""

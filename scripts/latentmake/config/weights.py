@@ -24,7 +24,9 @@ from latentmake.config.fields import (
     Shapes,
     listed,
     place,
+    shaped,
 )
+from latentmake.config.hub import known_commit, place_of
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -84,11 +86,6 @@ class Location(Closed):
     """One file of the hub repository, read from the local hub cache. If it is not there, the
     message has the `hf download` line that fetches it."""
 
-    @property
-    def is_set(self) -> bool:
-        """Whether it names anything."""
-        return self.path is not None or self.hub is not None
-
     @model_validator(mode="after")
     def _one_place(self) -> Self:
         if (self.path is None) == (self.hub is None):
@@ -96,11 +93,9 @@ class Location(Closed):
         if self.file is not None and self.hub is None:
             raise ValueError("has a `file` of no `hub`; set `path` to the file")
         if self.hub is not None and not _COMMIT.fullmatch(self.revision or ""):
-            from latentmake.config import hub as hubs
-
             branch = self.revision or "main"
             given = f"`{self.revision}` is none" if self.revision else "there is none"
-            known = hubs.known_commit(self.hub, branch)
+            known = known_commit(self.hub, branch)
             hint = f"huggingface.co/{self.hub}/commits/{branch} lists them"
             if known is not None:
                 hint = f"write `revision: {known}`, which is in the local hub cache"
@@ -114,9 +109,7 @@ class Location(Closed):
     def local(self) -> str:
         """Path of the file or folder on this machine; of a hub, in the local hub cache."""
         if self.hub is not None:
-            from latentmake.config import hub as hubs
-
-            return str(hubs.place_of(self.hub, self.revision or "", self.subfolder, self.file))
+            return str(place_of(self.hub, self.revision or "", self.subfolder, self.file))
         path = self.path or ""
         return path if self.subfolder is None else str(Path(path, self.subfolder))
 
@@ -182,7 +175,7 @@ class TextWeights(Weights):
     """A linear layer that gives the embeddings the width of the UNet before they are cached. The
     value is its folder, its `.safetensors` file, or the folder of a diffusers pipeline with a
     sub-folder such as `t5_projection`."""
-    trust_remote_code: bool = Field(False, json_schema_extra=_PROJECTED)
+    trust_remote_code: bool = shaped(False, _PROJECTED)
     """Load a projection that is a class of its own with the Python files in the folder of the
     pipeline. These files run on your machine, so read them first."""
 

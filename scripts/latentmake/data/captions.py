@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import ceil, floor
 
 from latentmake.config.datasets import Captions
@@ -23,29 +23,18 @@ _MOST_BYTES = 1_000_000  # of a text; a tokenizer takes hundreds of bytes for ea
 _PRIVATE = range(0xE000, 0xF900)  # Unicode's private use area, where the stand-ins of braces lie
 
 
-class _Random:
-    """Random choices of one draw of a variant.
+_Draw = Callable[[], float]
+"""Returns random numbers from 0 to 1, of one draw of a variant."""
 
-    Python promises that `random()` gives the same numbers in every version, of other methods not.
-    """
 
-    def __init__(self, *parts: object) -> None:
-        named = "\n".join(map(str, parts)).encode("utf-8", "surrogatepass")
-        self._source = random.Random(hashlib.sha256(named).digest())  # noqa: S311 -- no secret
+def _drawing(*parts: object) -> _Draw:
+    # Python promises that `random()` gives the same numbers in every version, of others not.
+    named = "\n".join(map(str, parts)).encode("utf-8", "surrogatepass")
+    return random.Random(hashlib.sha256(named).digest()).random  # noqa: S311 -- no secret
 
-    def happens(self, rate: float) -> bool:
-        return self._source.random() < rate
 
-    def choice(self, several: Sequence[str]) -> str:
-        return several[int(self._source.random() * len(several))]
-
-    def shuffled(self, several: Sequence[str]) -> list[str]:
-        """Shuffle (Fisher and Yates)."""
-        result = list(several)
-        for last in range(len(result) - 1, 0, -1):
-            other = int(self._source.random() * (last + 1))
-            result[last], result[other] = result[other], result[last]
-        return result
+def _choice(draw: _Draw, several: Sequence[str]) -> str:
+    return several[int(draw() * len(several))]
 
 
 def decode_text(data: bytes, path: str) -> str:
@@ -108,9 +97,9 @@ def variants(
     found: list[str] = []
     for number in range(settings.variants):
         rate = settings.caption_dropout_rate
-        text, dropped = "", rate > 0 and _Random(settings.seed, stem, number).happens(rate)
+        text, dropped = "", rate > 0 and _drawing(settings.seed, stem, number)() < rate
         for attempt in range(0 if dropped else _ATTEMPTS):
-            draw = _Random(settings.seed, stem, number, attempt)
+            draw = _drawing(settings.seed, stem, number, attempt)
             text = _variant(caption, tags, settings, number, draw, first_line=first_line)
             if text not in found or not settings.random:
                 break
@@ -131,7 +120,7 @@ def _check_braces(text: str) -> None:
 
 
 def _variant(
-    caption: str, tags: str, settings: Captions, number: int, draw: _Random, *, first_line: bool
+    caption: str, tags: str, settings: Captions, number: int, draw: _Draw, *, first_line: bool
 ) -> str:
     text = _combined(caption, tags, settings, draw)
     if settings.caption_prefix:
@@ -152,13 +141,13 @@ def _variant(
         text = text.replace(settings.secondary_separator, settings.caption_separator)
     for word, other in settings.replacements.items():
         if word == "":
-            text = other if isinstance(other, str) else draw.choice(other)
+            text = other if isinstance(other, str) else _choice(draw, other)
         elif isinstance(other, str):
             text = text.replace(word, other)
     return text.strip()
 
 
-def _combined(caption: str, tags: str, settings: Captions, draw: _Random) -> str:
+def _combined(caption: str, tags: str, settings: Captions, draw: _Draw) -> str:
     """Return caption and tags as one text, which may have several lines."""
     if not caption or not tags:
         return caption or tags
@@ -166,21 +155,21 @@ def _combined(caption: str, tags: str, settings: Captions, draw: _Random) -> str
     tags = tags.replace("\n", separator)
     lines = caption.split("\n") if settings.enable_wildcard else [caption]
     if how == "pick":
-        return draw.choice([caption, tags])
+        return _choice(draw, [caption, tags])
     if how == "lines":
         return f"{caption}\n{tags}"
     if how == "wildcard":  # settled at once: a wildcard of theirs would be one within another
-        return draw.choice([draw.choice(lines), tags])
+        return _choice(draw, [_choice(draw, lines), tags])
     pairs = ((tags, line) if how == "tags_first" else (line, tags) for line in lines)
     return "\n".join(separator.join(pair) for pair in pairs)
 
 
-def _without_wildcards(text: str, draw: _Random) -> str:
-    text = draw.choice(text.split("\n"))
+def _without_wildcards(text: str, draw: _Draw) -> str:
+    text = _choice(draw, text.split("\n"))
     free = (chr(code) for code in _PRIVATE if chr(code) not in text)
     opening, closing = next(free), next(free)  # stand for literal braces
     text = text.replace("{{", opening).replace("}}", closing)
-    text = _WILDCARD.sub(lambda match: draw.choice(match[1].split("|")), text)
+    text = _WILDCARD.sub(lambda match: _choice(draw, match[1].split("|")), text)
     return text.replace(opening, "{").replace(closing, "}")
 
 
@@ -188,7 +177,7 @@ def _split(text: str, separator: str) -> list[str]:
     return [part for each in text.split(separator) if (part := each.strip())]
 
 
-def _with_tags_drawn(text: str, settings: Captions, number: int, draw: _Random) -> str:
+def _with_tags_drawn(text: str, settings: Captions, number: int, draw: _Draw) -> str:
     separator, divider = settings.caption_separator, settings.keep_tokens_separator
     tail: list[str] = []
     if divider and divider in text:
@@ -203,7 +192,9 @@ def _with_tags_drawn(text: str, settings: Captions, number: int, draw: _Random) 
         least = settings.token_warmup_min
         tags = tags[: floor(number * ((len(tags) - least) / warm)) + least]
     if settings.shuffle_caption:
-        tags = draw.shuffled(tags)
+        for end in range(len(tags) - 1, 0, -1):  # by Fisher and Yates
+            other = int(draw() * (end + 1))
+            tags[end], tags[other] = tags[other], tags[end]
     if settings.caption_tag_dropout_rate > 0:
-        tags = [each for each in tags if not draw.happens(settings.caption_tag_dropout_rate)]
+        tags = [each for each in tags if draw() >= settings.caption_tag_dropout_rate]
     return ", ".join([*head, *tags, *tail])

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from latentmake.config.datasets import Dataset
-from latentmake.data.item import Item
+from latentmake.data.item import Item, Window
 from latentmake.data.texts import read_caption
 from latentmake.errors import SourceError
 from latentmake.files.media import NPZ
@@ -44,13 +44,36 @@ def used_part(
             hint = "scale them down, or raise max_image_pixels of the dataset"
             raise SourceError(f"{what} (a decompression bomb?)", hint=hint)
         media = media._replace(timing=f"1/16:1x{media.frames}")
-    span = _span(item, settings, media, rate)
-    timing = media.timing if settings.source_fps == "auto" else ""
+    by_time, span = settings.source_fps == "auto", item.span or Span()
+    if (by_time or item.window is not None) and not media.timing:
+        hint = "give frames in place of seconds, and source_fps as a number"
+        raise SourceError("has frames without timestamps", hint=hint)
+    if item.window is not None:
+        span = _of_seconds(item.window, settings, media, span, rate)
+    if span.first >= media.frames:
+        what = f"has {media.frames} frames, and its row begins at frame {span.first}"
+        raise SourceError(what, hint="correct the row")
+    media = media._replace(timing=media.timing if by_time else "")
     if not settings.display_rotation:
-        return media._replace(timing=timing, rotation=0), span
-    if media.rotation % 180:
+        media = media._replace(rotation=0)
+    elif media.rotation % 180:
         media = media._replace(width=media.height, height=media.width)
-    return media._replace(timing=timing), span
+    return media, None if span == Span() else span
+
+
+def _of_seconds(window: Window, settings: Dataset, media: Media, span: Span, rate: float) -> Span:
+    """Return the span of a row that is given in seconds."""
+    (start, end), timing = window, Timing.parse(media.timing)
+    seconds = float(timing.seconds)
+    if start >= seconds or (end or 0) > seconds + _GRACE:
+        what = f"is {seconds:.2f} s long, and its row names {start:g} to {end or 'the end'}"
+        raise SourceError(what, hint="correct the row")
+    first = timing.index_at(start)
+    if end is None:
+        return span._replace(first=first)
+    whole = Span(first, None, span.stride)
+    kept = kept_indices(timing.index_at(end), settings.source_fps, whole, media.timing, rate)
+    return span._replace(first=first, frames=len(kept))
 
 
 def refuse_parts(item: Item) -> None:
@@ -68,46 +91,13 @@ def refuse_parts(item: Item) -> None:
         raise SourceError(what, hint=hint)
 
 
-def _span(item: Item, settings: Dataset, media: Media, rate: float) -> Span | None:
-    if (settings.source_fps == "auto" or item.window is not None) and not media.timing:
-        what = "has frames without timestamps"
-        hint = "give frames in place of seconds, and source_fps as a number"
-        raise SourceError(what, hint=hint)
-    span = item.span or Span()
-    if item.window is not None:
-        span = _of_seconds(item, settings, media, span, rate)
-    if span.first >= media.frames:
-        what = f"has {media.frames} frames, and its row begins at frame {span.first}"
-        raise SourceError(what, hint="correct the row")
-    return None if span == Span() else span
-
-
-def _of_seconds(item: Item, settings: Dataset, media: Media, span: Span, rate: float) -> Span:
-    """Return the span of a row that is given in seconds."""
-    assert item.window is not None
-    (start, end), timing = item.window, Timing.parse(media.timing)
-    seconds = float(timing.seconds)
-    if start >= seconds or (end or 0) > seconds + _GRACE:
-        what = f"is {seconds:.2f} s long, and its row names {start:g} to {end or 'the end'}"
-        raise SourceError(what, hint="correct the row")
-    first = timing.index_at(start)
-    if end is None:
-        return span._replace(first=first)
-    last = timing.index_at(end)
-    whole = Span(first, None, span.stride)
-    kept = kept_indices(last, settings.source_fps, whole, media.timing, rate)
-    return span._replace(first=first, frames=len(kept))
-
-
-def refuse_beyond(item: Item, settings: Dataset, media: Media, span: Span | None) -> None:
+def refuse_beyond(media: Media, span: Span | None) -> None:
     """Refuse a row that is one clip with frames behind the end of its video."""
-    if span is None or not span.single or span.frames is None:
-        return
-    what = f"names {span.frames} frames from frame {span.first} on"
-    if settings.source_fps is None:
-        what = f"names frames up to {span.first + (span.frames - 1) * span.stride}"
-    what += f", but the video has {media.frames}"
-    raise SourceError(what, hint="correct the row, or take it out")
+    if span is not None and span.single:
+        every = f" (every {span.stride})" if span.stride > 1 else ""
+        what = f"names {span.frames} frames from frame {span.first} on{every}"
+        hint = "correct the row, or take it out"
+        raise SourceError(f"{what}, but the video has {media.frames}", hint=hint)
 
 
 class ListedClip(NamedTuple):

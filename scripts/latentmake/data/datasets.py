@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from os.path import normpath
-from posixpath import splitext
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from latentmake import layouts
 from latentmake.config.root import Config
 from latentmake.data import folders
-from latentmake.data.item import IMAGE_EXTENSIONS, Entry, Fault, Item, Scan
-from latentmake.errors import DatasetError, SourceError, shortened
-from latentmake.files.media import VIDEO_EXTENSIONS
-from latentmake.geometry.buckets import Size
-from latentmake.index.memo import Memo, SourceStat
+from latentmake.data.item import Entry, Fault, Item, Scan
+from latentmake.errors import DatasetError, SourceError
+from latentmake.index.memo import Memo
 from latentmake.layouts import Layout
-
-if TYPE_CHECKING:
-    from latentmake.data.probe import Measured
-
-# Caches that trainers, and `export_{run}`, write beside images.
-_CACHES = (".npz", ".safetensors", ".img_sdvae", ".img_sdxl", ".txt_t5cache", ".txt_clipl")
-_NAMED = 3  # files that are not used
 
 
 class Datasets:
@@ -65,62 +52,30 @@ class Datasets:
                 self._scans[asked] = folders.scan(dataset, settings, key)
         return self._scans[asked]
 
-    def note_unused(self, dataset: str) -> None:
-        """Write a line about the files of a dataset's folder that nothing uses, once.
-
-        It counts them and names one of each ending, the rarest endings first.
-        """
-        scan, path = self.scan(dataset), self.config.datasets[dataset].path
-        if dataset in self._noted or scan.items is not None:
-            return
-        self._noted.add(dataset)
-        images, texts, lists = {*_CACHES}, {""}, set[str]()
-        for each in self.config.datasets.values():
-            if each.path == path:
-                images |= VIDEO_EXTENSIONS if each.video else IMAGE_EXTENSIONS
-                texts |= {each.caption_extension, each.tags_extension or ""}
-                lists.add(normpath(each.metadata_file or ""))
-        unused: dict[str, list[str]] = defaultdict(list)
-        used = tuple(images), tuple(texts - {""})
-        for below, size, *_ in scan.entries:
-            if size < 0 or below.lower().endswith(used[0]) or below.endswith(used[1]):
-                continue
-            if normpath(f"{scan.root}/{below}") not in lists:
-                unused[splitext(below.lower())[1]].append(below)
-        if unused:
-            count = sum(map(len, unused.values()))
-            first = sorted((len(several), min(several)) for several in unused.values())[:_NAMED]
-            names = ", ".join(shortened(" ".join(each.split())) for _, each in first)
-            names += ", ..." if count > len(first) else ""
-            be = "file is" if count == 1 else "files are"
-            self._note(dataset, f"{count} {be} not used: {names}")
-
-    def _note(self, dataset: str, line: str) -> None:
-        """Write a line about a dataset, once."""
-        if (note := f"note: datasets.{dataset}: {line}\n") not in self._noted:
-            self._noted.add(note)
-            sys.stderr.write(note)
-
     def items(self, dataset: str, model: str) -> tuple[list[Item], list[Fault]]:
-        """Return the items of a dataset as a model needs them, and the faults of the others."""
+        """Return the items of a dataset as a model needs them, and the faults of the others.
+
+        Notes for the user about those that are left out are written once.
+        """
         layout, asked = self.layout(model), (dataset, model)
         if asked not in self._items:
-            scan = self.scan(dataset)
-            read = dataset, layout.first_line
+            scan, read = self.scan(dataset), (dataset, layout.first_line)
             if read not in self._found:
-                self._found[read] = self._composed(dataset, scan, layout)
+                self._found[read] = self._described(dataset, model, scan)
             found, faults = self._found[read]
             if layout.names_media:
-                made = self._measured(dataset, model, scan, found)
-                for line in made.lines():
-                    self._note(dataset, line)
-                if made.short and not (made.found or made.faults or faults):
+                listed = len(found)
+                found, more, notes = self._measured(dataset, model, scan, found)
+                faults = faults + more
+                lines = [f"note: datasets.{dataset}: {note}\n" for note in notes]
+                sys.stderr.writelines(line for line in lines if line not in self._noted)
+                self._noted.update(lines)
+                if not found and not faults:
                     raise DatasetError(
-                        f"none of its {len(made.short)} videos is long enough for a clip",
+                        f"none of its {listed} videos is long enough for a clip",
                         where=f"datasets.{dataset}.target_frames",
                         hint="use fewer frames, or longer videos",
                     )
-                found, faults = made.found, faults + made.faults
             if unreadable := self.unreadable.get(dataset):
                 found = [item for item in found if item.stem not in unreadable]
                 faults = [*faults, *unreadable.values()]
@@ -133,70 +88,38 @@ class Datasets:
 
         None where anything is wrong with one of them, or worth a note.
         """
-        scan = self.scan(dataset)._replace(entries=entries)
         if not entries:
             return []
+        scan, notes = self.scan(dataset)._replace(entries=entries), list[str]()
         try:
-            found, faults = self._composed(dataset, scan, self.layout(model))
+            found, faults = self._described(dataset, model, scan)
             if self.layout(model).names_media:
-                made = self._measured(dataset, model, scan, found)
-                found, faults = made.found, faults + made.faults
-                if made.short or made.notes:
-                    return None
+                found, more, notes = self._measured(dataset, model, scan, found)
+                faults = faults + more
         except DatasetError:
             return None
-        return None if faults else sorted(found)
+        return None if faults or notes else sorted(found)
 
-    def _composed(self, dataset: str, scan: Scan, layout: Layout) -> tuple[list[Item], list[Fault]]:
+    def _described(self, dataset: str, model: str, scan: Scan) -> tuple[list[Item], list[Fault]]:
         """Return the items of a listing with their texts, and the faults of the others."""
-        settings, listed = self.config.datasets[dataset], None
-        if scan.items is None:
+        from latentmake.data.texts import with_texts
+
+        settings, first = self.config.datasets[dataset], self.layout(model).first_line
+        found, faults = scan.items, [*scan.faults]
+        if found is None:
             found, faults = folders.items(dataset, settings, scan)
-        else:
-            found, faults = scan.items, [*scan.faults]
-        if settings.composed:
-            from latentmake.data import rows, texts
+        found, more = with_texts(dataset, settings, scan, found, self.memo, first_line=first)
+        return found, faults + more
 
-            if settings.metadata_file is not None:
-                listed = rows.metadata_of(dataset, settings.metadata_file, scan.root)
-            roots, first = scan.roots, layout.first_line
-            made = texts.texts_of(
-                settings, roots, found, listed, self.memo, scan.rows, first_line=first
-            )
-            if made.alike:
-                first_stem, others = made.alike[0], len(made.alike) - 1
-                who = f"{first_stem} and {others} more have" if others else f"{first_stem} has"
-                few = f"fewer than {settings.text_variants} different texts"
-                self._note(
-                    f"{dataset}.captions.variants", f"{who} {few}; equal ones are encoded once"
-                )
-            faults += made.faults
-            found = [x._replace(texts=made.found[x.stem]) for x in found if x.stem in made.found]
-        elif layout.first_line:
-            from latentmake.data import texts
-
-            found, more = texts.first_lines(settings, scan.roots, found, self.memo)
-            faults += more
-        return found, faults
-
-    def _measured(self, dataset: str, model: str, scan: Scan, found: Sequence[Item]) -> Measured:
-        """Return items with sizes and clips, as far as a layout's names contain these."""
+    def _measured(
+        self, dataset: str, model: str, scan: Scan, found: Sequence[Item]
+    ) -> tuple[list[Item], list[Fault], list[str]]:
+        """Return items with sizes and clips, the faults of others, and notes about them."""
         from latentmake.data.probe import measured
 
         settings, section = self.config.datasets[dataset], self.config.models[model]
-        beside = self.scan(dataset, "control_directory")
-        control = beside if beside.root else None
+        control = self.scan(dataset, "control_directory")
         return measured(self.layout(model), settings, scan, found, control, self.memo, section)
-
-    def image_sizes(self, dataset: str, stats: dict[str, SourceStat]) -> dict[str, Size | None]:
-        """Return width and height of a dataset's images as stored; None of an unreadable one."""
-        from latentmake.data.probe import probed
-
-        found = probed(self.scan(dataset).roots, stats, self.memo, video=False)
-        return {
-            path: None if isinstance(media, SourceError) else Size(media.width, media.height)
-            for path, media in found.items()
-        }
 
     def add_faults(self, dataset: str, unreadable: Mapping[str, SourceError]) -> None:
         """Count the items whose sources cannot be read as faulty from now on."""
@@ -206,8 +129,3 @@ class Datasets:
         )
         self._items = {asked: made for asked, made in self._items.items() if asked[0] != dataset}
         self.faults = {asked: made for asked, made in self.faults.items() if asked[0] != dataset}
-
-    def inputs(self, model: str, part: str, items: Iterable[Item]) -> list[Item]:
-        """Return the inputs of the targets of a part, of some items."""
-        controlled = self.layout(model).controlled_text
-        return [item.inputs(part, controlled_text=controlled) for item in items]

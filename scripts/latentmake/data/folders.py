@@ -6,6 +6,7 @@ file and digests what it saw; `items` makes items of a scan.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Collection, Iterable
@@ -27,17 +28,17 @@ from latentmake.data.item import (
     File,
     Item,
     Scan,
-    missing_file,
     unusable_name,
 )
 from latentmake.errors import DatasetError, SourceError
 from latentmake.files.media import UNREAD_FORMATS, VIDEO_EXTENSIONS, unread_format
 from latentmake.files.paths import is_remote, normalized
 from latentmake.geometry.clips import Span
-from latentmake.index.memo import SourceStat
+from latentmake.index.memo import SourceStat, source_stat
 
 # Previews of latents, which ai-training's scripts write beside images (--writepreview).
 _PREVIEWS = (".img_sdvae.webp", ".img_sdxl.webp")
+_VIDEOS = tuple(VIDEO_EXTENSIONS)
 
 
 def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
@@ -66,9 +67,8 @@ def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
         raise DatasetError(what, where=where, hint="correct the path or create it")
     listed: object = entries
     if key == "path" and dataset.metadata_file is not None:
-        from latentmake.data.rows import file_stat
-
-        listed = entries, tuple(file_stat(dataset.metadata_file, f"datasets.{name}.metadata_file"))
+        with contextlib.suppress(OSError):  # whoever reads it says so
+            listed = entries, tuple(source_stat(Path(dataset.metadata_file).stat()))
     return Scan(root, entries, digest.of_entries(listed), (root,))
 
 
@@ -113,12 +113,12 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
     Raises:
         DatasetError: there is no image at all.
     """
-    root, kind = scanned.root, "a video" if dataset.video else "an image"
+    root, kind = scanned.root, "video" if dataset.video else "image"
     extensions = VIDEO_EXTENSIONS if dataset.video else IMAGE_EXTENSIONS
     images: dict[str, list[File]] = {}
     texts: dict[str, dict[str, File]] = {CAPTION: {}, TAGS: {}}
-    unread: dict[str, tuple[str, str]] = {}  # path and format by stem
-    faults: list[Fault] = []
+    unread: dict[str, tuple[str, str | None]] = {}  # path and format by stem
+    faults: set[Fault] = set()
     # One ending may end in another: `.tags.txt` in `.txt`.
     pairs = ((dataset.caption_extension, CAPTION), (dataset.tags_extension, TAGS))
     endings = sorted(((x, role) for x, role in pairs if x), key=lambda x: -len(x[0]))
@@ -132,110 +132,60 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
             if not dataset.video and extension in UNREAD_FORMATS:
                 unread[stem] = path, UNREAD_FORMATS[extension]
         elif fault := unusable_name(below):
-            shown = below.encode("utf-8", "backslashreplace").decode()
-            shown = shown.replace("\n", "\\n").replace("\r", "\\r")
-            faults.append(Fault(f"{root}/{shown}", shown, fault, "rename it"))
+            shown = repr(below)[1:-1]
+            faults.add(Fault(f"{root}/{shown}", shown, fault, "rename it"))
         elif ending:
             texts[role][below.removesuffix(ending)] = File(role, path, stat)
         else:
             images.setdefault(stem, []).append(File(IMAGE, path, stat))
     if not images and not faults:
-        where, hint = f"datasets.{name}.path", _no_images(dataset, scanned)
-        what = f"the dataset folder {root} holds no {kind.split()[1]}"
-        raise DatasetError(what, where=where, hint=hint)
+        hint = f"put {kind}s there ({', '.join(sorted(extensions))})"
+        if not dataset.video and any(x[0].lower().endswith(_VIDEOS) for x in scanned.entries):
+            hint = "it holds videos: set target_frames, for a model that takes them"
+        elif unread:
+            hint = f"convert its {min(unread.values())[1]} images to PNG or JPEG"
+        what = f"the dataset folder {root} holds no {kind}"
+        raise DatasetError(what, where=f"datasets.{name}.path", hint=hint)
     found: list[Item] = []
-    layers = _layers(images, texts[CAPTION], root) if dataset.multiple_target else {}
+    layers = _layers(images, texts[CAPTION]) if dataset.multiple_target else {}
+    span = Span(stride=dataset.sample_stride) if dataset.sample_stride > 1 else None
     for stem, several in images.items():
         own = [file for each in texts.values() if (file := each.pop(stem, None))]
         try:
+            if len(several) > 1:
+                others = ", ".join(each.path[len(root) + 1 :] for each in several[1:])
+                what = f"has the same name as {others}, so their caches would overwrite each other"
+                raise SourceError(what, hint="rename or remove one of them")
             further = in_order(stem, layers[stem], "layer") if stem in layers else ()
-            files = (several[0], *own, *further)
+            found.append(Item(stem, (several[0], *own, *further), span=span))
         except SourceError as error:
-            faults.append(Fault(several[0].path, stem, error.what, error.hint))
-            continue
-        if wrong := _fault(dataset, root, stem, several, files):
-            faults.append(wrong)
-            continue
-        span = Span(stride=dataset.sample_stride) if dataset.sample_stride > 1 else None
-        item = Item(stem, files, span=span)
-        if dataset.class_tokens is not None and all(each.role != CAPTION for each in own):
-            item = item._replace(texts=[dataset.class_tokens])
-        found.append(item)
-    for stem, (path, other) in unread.items():
-        described = [each.pop(stem, None) for each in texts.values()]
-        if any(described):
-            faults.append(Fault(path, stem, *unread_format(other)))
-    hint = f"add the {kind.split()[1]} it describes, or remove it"
-    for role, one in ((CAPTION, "a caption"), (TAGS, "a file of tags")):
-        what = f"is {one} without {kind}"
-        faults += [Fault(file.path, stem, what, hint) for stem, file in texts[role].items()]
+            faults.add(Fault(several[0].path, stem, error.what, error.hint))
+    hint = f"add the {kind} it describes, or remove it"
+    for role, noun in ((CAPTION, "caption"), (TAGS, "file of tags")):
+        what = f"is a {noun} without {'a video' if dataset.video else 'an image'}"
+        for stem, file in texts[role].items():
+            path, other = unread.get(stem, (file.path, None))
+            faults.add(Fault(path, stem, *(unread_format(other) if other else (what, hint))))
     return sorted(found), sorted(faults)
-
-
-def _no_images(dataset: Dataset, scanned: Scan) -> str:
-    endings = {f".{path.rpartition('.')[2].lower()}" for path, *_ in scanned.entries}
-    if not dataset.video and endings & VIDEO_EXTENSIONS:
-        return "it holds videos: set target_frames, for a model that takes them"
-    if not dataset.video and (found := endings & UNREAD_FORMATS.keys()):
-        return f"convert its {UNREAD_FORMATS[min(found)]} images to PNG or JPEG"
-    extensions = VIDEO_EXTENSIONS if dataset.video else IMAGE_EXTENSIONS
-    return f"put {'video' if dataset.video else 'image'}s there ({', '.join(sorted(extensions))})"
-
-
-def _fault(
-    dataset: Dataset, root: str, stem: str, images: list[File], files: tuple[File, ...]
-) -> Fault | None:
-    """Return what is wrong with an item, by the images of its name and by its files."""
-    where, ending = files[0].path, dataset.caption_extension
-    if len(images) > 1:
-        others = ", ".join(each.path[len(root) + 1 :] for each in images[1:])
-        what = f"has the same name as {others}, so their cache files would overwrite each other"
-        return Fault(where, stem, what, "rename or remove one of them")
-    for each in files:
-        if each.stat == NO_FILE:
-            return Fault(each.path, stem, missing_file(each.path), "repair or remove it")
-    demanded = dataset.missing_caption == "error" and dataset.class_tokens is None
-    if demanded and not dataset.composed and all(each.role != CAPTION for each in files):
-        hint = f"write {root}/{stem}{ending}, or set `class_tokens` to a caption for all of them"
-        return Fault(where, stem, "has no caption file", hint)
-    return None
 
 
 # -- files whose names continue that of an item: controls and layers ------------------------------
 
 
-class Names:
-    """Names of items, among which that of a file is looked up.
+def owner(path: str, stems: Collection[str], ends: str) -> str | None:
+    """Return the longest of some names that a path continues by one of the characters `ends`.
 
-    Where several fit, that of the item with the longest file name counts: `cat_2.png` belongs to
-    `cat_2`, and to `cat` only where there is no such item.
-
-    Args:
-        paths: of the items' images, below the dataset's folder.
+    `cat_2.png` belongs to `cat_2`, and to `cat` only where there is no such item.
     """
-
-    def __init__(self, paths: Iterable[str]) -> None:
-        self._ranks: dict[str, tuple[int, str]] = {}
-        for path in paths:
-            rank = (-len(path.rpartition("/")[2]), path)
-            stem = splitext(path)[0]
-            self._ranks[stem] = min(rank, self._ranks.get(stem, rank))
-
-    def owner(self, path: str, ends: str) -> str | None:
-        """Return the item whose name a path continues, behind it one of the characters `ends`."""
-        folder, slash, name = path.rpartition("/")
-        ended = (f"{folder}{slash}{name[:at]}" for at, each in enumerate(name) if each in ends)
-        found = [stem for stem in ended if stem in self._ranks]
-        return min(found, key=self._ranks.__getitem__, default=None)
+    folder = path.rfind("/") + 1
+    at = (n for n in range(len(path) - 1, folder, -1) if path[n] in ends)
+    return next((path[:n] for n in at if path[:n] in stems), None)
 
 
 def in_order(stem: str, files: Iterable[File], what: str) -> list[File]:
-    """Return the files of an item in the order of their numbers, one without a number first.
+    """Return the files whose names continue that of an item in the order of their numbers.
 
-    Args:
-        stem: the item's name.
-        files: the files whose names continue it.
-        what: `control` or `layer`, for messages.
+    One of the item's very name is the first. `what` is `control` or `layer`, for messages.
 
     Raises:
         SourceError: a name ends in no number, or two end in the same; it names no place.
@@ -255,18 +205,15 @@ def in_order(stem: str, files: Iterable[File], what: str) -> list[File]:
     return [numbered[number] for number in sorted(numbered)]
 
 
-def _layers(
-    images: dict[str, list[File]], captions: Collection[str], root: str
-) -> dict[str, list[File]]:
+def _layers(images: dict[str, list[File]], captions: Collection[str]) -> dict[str, list[File]]:
     """Take the layers out of a dataset's images, and return them by their items.
 
     A layer has no caption, and its name continues that of an image with a caption.
     """
-    own = (files[0].path for stem, files in images.items() if stem in captions)
-    names = Names(path.removeprefix(f"{root}/") for path in own)
+    described = images.keys() & captions
     layers: dict[str, list[File]] = {}
-    for stem in [stem for stem in images if stem not in captions]:
-        if (owner := names.owner(stem, "_")) is not None:
+    for stem in [*images]:
+        if stem not in described and (item := owner(stem, described, "_")) is not None:
             files = (each._replace(role=LAYER) for each in images.pop(stem))
-            layers.setdefault(owner, []).extend(files)
+            layers.setdefault(item, []).extend(files)
     return layers

@@ -13,7 +13,7 @@ from latentmake.files.paths import is_text
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media, Span
 from latentmake.index.memo import SourceStat
-from latentmake.layouts import DROPPED, kind_of, text_of
+from latentmake.layouts import DROPPED, Layout, kind_of, text_of
 
 if TYPE_CHECKING:
     from latentmake.data.rows import Row
@@ -28,6 +28,9 @@ BUCKET = "bucket"
 
 Entry = tuple[str, int, int, int, int]
 """A file of a listing: path below the root, then size, mtime_ns, ctime_ns and inode."""
+
+Window = tuple[float, float | None]
+"""Begin and end of the part of a video, in seconds; None stands for its end."""
 
 NO_FILE = SourceStat(-1, 0, 0, 0)
 """Stat of what is no file: missing, a folder, a pipe, or not to be read; see `missing_file`."""
@@ -69,11 +72,11 @@ class Item(NamedTuple):
     row: dict[str, Any] | None = None
     control_sizes: tuple[Size, ...] = ()
     place: str | None = None
-    window: tuple[float, float | None] | None = None
+    window: Window | None = None
 
-    def file(self, *roles: str) -> File | None:
-        """Return its first file of some roles."""
-        return next((each for each in self.files if each.role in roles), None)
+    def file(self, role: str) -> File | None:
+        """Return its first file of a role."""
+        return next((each for each in self.files if each.role == role), None)
 
     @property
     def image(self) -> str:
@@ -100,28 +103,24 @@ class Item(NamedTuple):
         """Its file in messages, with the line of its list."""
         return self.image if self.place is None else f"{self.place}: {self.image}"
 
-    # -- inputs of targets --------------------------------------------------------------------
-
-    def inputs(self, part: str, *, controlled_text: bool = False) -> Item:
+    def inputs(self, part: str, layout: Layout) -> Item:
         """Return the item with the files and the text that its targets of a part are made of.
 
-        Args:
-            part: name of the part; all parts of latents have the same inputs.
-            controlled_text: whether text depends on control images.
+        All parts of latents have the same.
         """
         if kind_of(part) == "latents":
             files = tuple(each for each in self.files if each.role in _OF_LATENTS)
-            return Item(
-                self.stem, files, None, self.media, self.span, control_sizes=self.control_sizes
-            )
-        files, name = (), text_of(part)
-        if self.texts is not None:
-            number = int(name.partition(".")[2] or 0) if name != DROPPED else 0
-            texts: list[str] | None = ["" if name == DROPPED else self.texts[number]]
-        else:
+            sizes = self.control_sizes
+            return Item(self.stem, files, None, self.media, self.span, control_sizes=sizes)
+        files, texts = (), self.texts
+        if texts is None:
             files = tuple(each for each in self.files if each.role == CAPTION)
             texts = None if files else [""]
-        if not controlled_text or not self.controls:
+        elif (name := text_of(part)) == DROPPED:
+            texts = [""]
+        else:
+            texts = [texts[int(name.partition(".")[2] or 0)]]
+        if not layout.controlled_text or not self.controls:
             return Item(self.stem, files, texts)
         controls = (each for each in self.files if each.role == CONTROL)
         files = (*files, *controls, self.files[0]._replace(role=BUCKET))

@@ -16,14 +16,13 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from posixpath import basename, isabs, normpath, splitext
 from stat import S_ISREG
-from typing import Any, Self
+from typing import Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError
 
 from latentmake import digest
 from latentmake.config.datasets import Dataset
-from latentmake.config.fields import Closed, Number, Real
-from latentmake.data.captions import newlines
+from latentmake.config.fields import Number, Real
 from latentmake.data.item import (
     CAPTION,
     IMAGE,
@@ -35,85 +34,82 @@ from latentmake.data.item import (
     File,
     Item,
     Scan,
-    missing_file,
+    Window,
     unusable_name,
 )
-from latentmake.data.rows import Row, absolute_names, file_stat, name_of, records, refusing, row_of
+from latentmake.data.rows import Row, absolute_names, name_of, read_rows
 from latentmake.errors import DatasetError, shortened
 from latentmake.files.media import NPZ, UNREAD_FORMATS, VIDEO_EXTENSIONS, unread_format
+from latentmake.files.paths import is_text
 from latentmake.geometry.clips import Span
 from latentmake.index.memo import SourceStat, source_stat
 
 _MOST = 2**31 - 1  # frames, or seconds
 _HINT = "correct the row, or take it out"
+_VIDEOS = VIDEO_EXTENSIONS | {NPZ}
 _encoded = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
 
 
-class _Part(Closed):
-    """The part of a video that a row uses, in frames or in seconds.
+class _Part(BaseModel):
+    """Columns of the part of a video that a row uses, in frames or in seconds."""
 
-    `frames` is the length of the one clip that the row is.
-    """
-
-    first_frame: Number | None = Field(None, ge=0, le=_MOST)
+    first_frame: Number = Field(0, ge=0, le=_MOST)
     frames: Number | None = Field(None, ge=1, le=_MOST)
     stride: Number | None = Field(None, ge=1, le=_MOST)
     start: Real | None = Field(None, ge=0, le=_MOST)
     end: Real | None = Field(None, ge=0, le=_MOST)
 
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        first, frames, start, end = self.first_frame, self.frames, self.start, self.end
-        if frames is not None and frames % 4 != 1:
-            below = max((frames - 1) // 4 * 4 + 1, 1)
-            raise ValueError(
-                f"has frames: {frames}, which is not 4 n + 1: use {below} or {below + 4}"
-            )
-        if first is not None and (start is not None or end is not None):
-            raise ValueError("has first_frame and seconds: leave out one of them")
-        if end is not None and frames is not None:
-            raise ValueError("has frames and end: leave out one of them")
-        if end is not None and end <= (start or 0):
-            raise ValueError(f"ends at {end:g} s, which is not after its start")
-        return self
 
-    @property
-    def suffix(self) -> str:
-        """The end of an item's name: `.f120-81x2`, `.s60-75.5`."""
-        found, frames = "", self.frames
-        if self.start is not None or self.end is not None:
-            end = "" if self.end is None else f"-{self.end:g}"
-            found = f".s{self.start or 0:g}{end}" + (f".{frames}" if frames else "")
-        elif self.first_frame or frames:
-            found = f".f{self.first_frame or 0}" + (f"-{frames}" if frames else "")
-        stride = self.stride or 1
-        return found + (f"{'' if found else '.'}x{stride}" if stride > 1 else "")
+def _part_of(columns: dict[str, Any], stride: int) -> tuple[str, Span, Window | None]:
+    """Take the part of a video out of the columns of a row.
 
+    Args:
+        columns: by their names, without empty ones.
+        stride: of a row that names none.
 
-def _part_of(columns: dict[str, Any]) -> _Part:
-    """Take the columns of the part of a video out of those of a row.
+    Returns:
+        The end of the item's name, such as `.f120-81x2` or `.s60-75.5`; its frames, which are one
+        clip where the row names `frames`; and its seconds.
 
     Raises:
         ValueError: says what is wrong with one of them.
     """
     found = {key: columns.pop(key) for key in _Part.model_fields if key in columns}
     try:
-        return _Part.model_validate(found)
+        part = _Part.model_validate(found)
     except ValidationError as error:
         first = error.errors()[0]
         what = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
-        if not first["loc"]:
-            raise ValueError(what) from None
         shown = f"{first['loc'][0]}: {shortened(repr(first['input']))}"
         raise ValueError(f"has {shown} ({what})") from None
+    frames, start, end = part.frames, part.start or 0, part.end
+    in_seconds = {"start", "end"} & {*found}
+    if frames is not None and frames % 4 != 1:
+        below = max((frames - 1) // 4 * 4 + 1, 1)
+        raise ValueError(f"has frames: {frames}, which is not 4 n + 1: use {below} or {below + 4}")
+    if in_seconds and "first_frame" in found:
+        raise ValueError("has first_frame and seconds: leave out one of them")
+    if end is not None and frames is not None:
+        raise ValueError("has frames and end: leave out one of them")
+    if end is not None and end <= start:
+        raise ValueError(f"ends at {end:g} s, which is not after its start")
+    suffix = ""
+    if in_seconds:
+        suffix = f".s{start:g}" + (f".{frames}" if frames else "" if end is None else f"-{end:g}")
+    elif part.first_frame or frames:
+        suffix = f".f{part.first_frame}" + (f"-{frames}" if frames else "")
+    if part.stride is not None and part.stride > 1:
+        suffix = f"{suffix or '.'}x{part.stride}"
+    span = Span(part.first_frame, frames, part.stride or stride, frames is not None)
+    return suffix, span, (start, end) if in_seconds else None
 
 
 class _List:
     """A list that is read: its files with their stats, and its items."""
 
-    def __init__(self, dataset: Dataset, where: str) -> None:
+    def __init__(self, dataset: Dataset) -> None:
         self.root = os.path.normpath(Path(dataset.path).parent)
-        self.stats = {str(Path(dataset.path)): file_stat(dataset.path, where)}
+        self.stats: dict[str, SourceStat] = {}
         self.items: dict[str, Item] = {}
         self.faults: list[Fault] = []
         self.rows: dict[str, Row] = {}  # with texts, by the stems of their items
@@ -123,69 +119,64 @@ class _List:
     def stat(self, path: str) -> SourceStat:
         """Return the stat of a file that a row names, or that may lie beside it."""
         if path not in self.stats:
+            self.stats[path] = NO_FILE
             with contextlib.suppress(OSError):
                 found = os.stat(path)  # noqa: PTH116 -- of each row
-                if S_ISREG(found.st_mode):
-                    return self.stats.setdefault(path, source_stat(found))
-            self.stats[path] = NO_FILE
+                self.stats[path] = source_stat(found) if S_ISREG(found.st_mode) else NO_FILE
         return self.stats[path]
 
-    def add(self, number: int, key: str | None, value: object) -> None:
+    def add(self, number: int, row: Row | ValueError) -> None:
         """Add the item of a row, or the fault that it has."""
-        place, stem = f"{self._dataset.path}, line {number}", f"(line {number})"
-        if key is not None and isinstance(value, Mapping):  # sd-scripts' form
-            value = {"path": key, **value}
+        place = f"{self._dataset.path}, line {number}"
         try:
-            row = row_of(value)
+            if isinstance(row, ValueError):
+                raise row
             try:
-                _encoded(value).encode()
+                _encoded(row.others).encode()
             except (ValueError, TypeError, RecursionError) as error:  # bytes, in Parquet
                 raise ValueError(f"is not JSON ({error})") from None
             item = self._item(row, place)
+            if (first := self.items.setdefault(item.stem, item)) is not item:
+                line = (first.place or "").rpartition(", ")[2]
+                what = f"is the same clip as {line} ({item.image})"
+                if first.image != item.image:
+                    what = f"shares its name {item.stem} with {first.image}, {line}"
+                raise ValueError(what)
         except ValueError as error:
-            self.faults.append(Fault(place, stem, str(error), _HINT))
-            return
-        if wrong := self._wrong(item, row):
-            self.faults.append(Fault(place, item.stem, *wrong))
-        elif (first := self.items.setdefault(item.stem, item)) is not item:
-            line = (first.place or "").rpartition(", ")[2]
-            what = f"is the same clip as {line} ({item.image})"
-            hint = "take one of them out, or give them different frames"
-            if first.image != item.image:
-                what = f"shares its name {item.stem} with {first.image}"
-                hint = "rename one of the files"
-            self.faults.append(Fault(place, stem, what, hint))
-        elif row.caption is not None or row.tags is not None:
-            self.rows[item.stem] = row
+            self.faults.append(Fault(place, f"(line {number})", str(error), _HINT))
+        else:
+            if row.caption is not None or (row.tags is not None and self._dataset.composed):
+                self.rows[item.stem] = row
 
     def _item(self, row: Row, place: str) -> Item:
-        dataset, columns = self._dataset, row.others
-        part = _part_of(columns) if dataset.video else _Part()
+        """Return the item of a row; a ValueError says what is wrong with it."""
+        dataset, columns, span, window = self._dataset, row.others, None, None
         path = self._path(row.name)
-        files = self._files(row, path)
-        stem = splitext(path)[0].removeprefix(f"{self.root}/").removeprefix("./").lstrip("/")
+        beside, ending = splitext(path)
+        if (ending := ending.lower()) not in (_VIDEOS if dataset.video else IMAGE_EXTENSIONS):
+            what = f"is no {'video' if dataset.video else 'image'}"
+            if not dataset.video and ending in _VIDEOS:
+                what += ": set target_frames for videos, for a model that takes them"
+            elif not dataset.video and ending in UNREAD_FORMATS:
+                what = ": ".join(unread_format(UNREAD_FORMATS[ending]))
+            raise ValueError(f"{path} {what}")
+        stem = beside.removeprefix(f"{self.root}/").removeprefix("./").lstrip("/")
         stem = basename(stem) if dataset.flat else stem
-        texts = span = window = None
         if dataset.video:  # caches of clips lie flat
-            stem = stem.replace("/", "_") + part.suffix
-            stride = part.stride or dataset.sample_stride
-            span = Span(part.first_frame or 0, part.frames, stride, part.frames is not None)
-        if part.start is not None or part.end is not None:
-            window = part.start or 0, part.end
-        if row.caption is not None and not dataset.composed:
-            texts = [newlines(row.caption).strip()]
-        elif dataset.class_tokens is not None and all(each.role != CAPTION for each in files):
-            texts = [dataset.class_tokens]
-        span = None if span == Span() else span
-        return Item(stem, files, texts, None, span, columns or None, place=place, window=window)
+            suffix, part, window = _part_of(columns, dataset.sample_stride)
+            stem = stem.replace("/", "_") + suffix
+            span = None if part == Span() else part
+        if fault := unusable_name(f"{stem}."):
+            raise ValueError(f"{path} {fault}")
+        files = self._files(row, path, beside)
+        return Item(stem, files, None, None, span, columns or None, place=place, window=window)
 
-    def _files(self, row: Row, path: str) -> tuple[File, ...]:
+    def _files(self, row: Row, path: str, beside: str) -> tuple[File, ...]:
         """Return the files of a row, and learn the stats of its controls.
 
         What is wrong with the controls is said with a model that has some.
         """
-        dataset, beside = self._dataset, splitext(path)[0]
-        names = [(IMAGE, path)]
+        dataset, names = self._dataset, [(IMAGE, path)]
         for role, ending, text in (
             (CAPTION, dataset.caption_extension, row.caption),
             (TAGS, dataset.tags_extension, row.tags),
@@ -209,34 +200,6 @@ class _List:
         below = name_of(os.path.abspath(here), self._roots)  # noqa: PTH100 -- links stay
         return f"./{here}" if below.startswith("/") else f"{self.root}/{below}"
 
-    def _wrong(self, item: Item, row: Row) -> tuple[str, str] | None:
-        """Return what is wrong with an item, and the hint."""
-        dataset, path = self._dataset, item.image
-        beside, ending = splitext(path)
-        if fault := unusable_name(f"{item.stem}."):
-            return f"{path} {fault}", "rename the file"
-        for each in item.files:
-            if each.stat == NO_FILE:
-                return f"{each.path} {missing_file(each.path)}", _HINT
-        extensions = VIDEO_EXTENSIONS | {NPZ} if dataset.video else IMAGE_EXTENSIONS
-        if (ending := ending.lower()) not in extensions:
-            hint = f"name one of {', '.join(sorted(extensions))}"
-            if not dataset.video and ending in VIDEO_EXTENSIONS | {NPZ}:
-                hint = "set target_frames for videos, for a model that takes them"
-            if not dataset.video and ending in UNREAD_FORMATS:
-                what, hint = unread_format(UNREAD_FORMATS[ending])
-                return f"{path} {what}", hint
-            return f"{path} is no {'video' if dataset.video else 'image'}", hint
-        if dataset.composed:
-            return None
-        if item.caption is None and item.texts is None and dataset.missing_caption == "error":
-            file = f"{beside}{dataset.caption_extension}"
-            hint = f"give it a `prompt`, write {file}, or set class_tokens, a caption for all such"
-            return f"{path} has no caption", hint
-        if item.texts == [""] and dataset.empty_caption == "error":
-            return f"{path} has an empty caption", "describe it, or set empty_caption: allow"
-        return None
-
 
 def scan(name: str, dataset: Dataset) -> Scan:
     """Read a list, and the stats of the files that its rows name and of the captions beside them.
@@ -245,21 +208,18 @@ def scan(name: str, dataset: Dataset) -> Scan:
         DatasetError: the list is missing, is no file, cannot be read, or has no row.
     """
     where = f"datasets.{name}.path"
-    made = _List(dataset, where)
-    with refusing(dataset.path, where):
-        for record in records(Path(dataset.path)):
-            made.add(*record)
+    made = _List(dataset)
+    made.stat(str(Path(dataset.path)))
+    for number, row in read_rows(dataset.path, where):
+        made.add(number, row)
     if not made.items and not made.faults:
-        raise DatasetError(
-            f"the list {dataset.path} has no row",
-            where=where,
-            hint='write an object a line, such as {"video": "a.mp4", "prompt": "a cat"}',
-        )
+        what = f"the list {dataset.path} has no row"
+        hint = 'write an object a line, such as {"video": "a.mp4", "prompt": "a cat"}'
+        raise DatasetError(what, where=where, hint=hint)
     root, entries = made.root, [(path, *stat) for path, stat in made.stats.items()]
     outside = {path.rpartition("/")[0] for path in made.stats if not path.startswith(f"{root}/")}
     roots, items = (root, *sorted(outside)), sorted(made.items.values())
-    faults = sorted(made.faults)
-    return Scan(root, entries, digest.of_entries(entries), roots, items, faults, made.rows)
+    return Scan(root, entries, digest.of_entries(entries), roots, items, made.faults, made.rows)
 
 
 # -- columns of paths -----------------------------------------------------------------------------
@@ -267,10 +227,8 @@ def scan(name: str, dataset: Dataset) -> Scan:
 
 def path_of(name: str, root: str, roots: Collection[str]) -> str:
     """Return the path that a row of a list names; a ValueError says what is wrong with it."""
-    if any(ord(character) < 32 for character in name):
-        raise ValueError("has a control character in its name")
-    if "://" in name:
-        raise ValueError(f"names {shortened(name)}, and lists name files on a disk alone")
+    if any(ord(character) < 32 for character in name) or not is_text(name):
+        raise ValueError("has a control character in its name, or half a character")
     path = name_of(name, roots)
     if isabs(path):  # caches are named after it, and stay in their folder
         return "/" + normpath(path).lstrip("/")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
@@ -17,8 +16,8 @@ from latentmake.data.clips import refuse_beyond, refuse_parts, used_part
 from latentmake.data.controls import controls_of, sizes_of
 from latentmake.data.item import LAYER, Fault, File, Item, Scan
 from latentmake.errors import SourceError
-from latentmake.files.frames import probe_videos
 from latentmake.files.media import probe_image
+from latentmake.files.readers import probe_videos
 from latentmake.geometry.clips import Media, Timing
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout
@@ -26,31 +25,6 @@ from latentmake.progress import Progress
 
 _LOOKS_LONG = 1000  # images whose measuring is worth a progress bar
 _LONG_VIDEOS = 20  # the same of videos
-_NAMED = 10  # videos that are left out, each with a line
-
-
-@dataclass
-class Measured:
-    """Items with their sizes, lengths and controls.
-
-    Attributes:
-        found: the items.
-        faults: of the others.
-        short: a line for each video that gives no clip, and is left out.
-        notes: further lines about them.
-    """
-
-    found: list[Item] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
-    short: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def lines(self) -> Iterator[str]:
-        """Yield the lines to tell the user."""
-        yield from self.short[:_NAMED]
-        if len(self.short) > _NAMED:
-            yield f"{len(self.short) - _NAMED} more videos are left out likewise"
-        yield from self.notes
 
 
 def measured(
@@ -58,21 +32,24 @@ def measured(
     settings: Dataset,
     scan: Scan,
     items: Sequence[Item],
-    control: Scan | None,
+    control: Scan,
     memo: Memo,
-    model: Model | None = None,
-) -> Measured:
+    model: Model,
+) -> tuple[list[Item], list[Fault], list[str]]:
     """Complete items by size, length, span and controls.
 
-    `scan` is the listing of the dataset, `control` that of its folder of control images, if any.
-    The memo knows sizes and learns new ones. `model` says how many controls an item has, where the
-    layout numbers them.
+    `scan` is the listing of the dataset, `control` that of its folder of controls, empty without
+    one. The memo knows sizes and learns new ones. `model` says how many controls an item has, where
+    the layout numbers them.
+
+    Returns:
+        The items, faults of others, and notes for the user about those that are left out.
     """
-    made, owners = Measured(), dict[str, Item]()
+    found, faults, short, owners = list[Item](), list[Fault](), list[str](), dict[str, Item]()
     stats = {item.image: item.files[0].stat for item in items}
     known = probed(scan.roots, stats, memo, video=settings.video)
     controls = controls_of(layout, settings, scan, control, items, model)
-    roots = [*scan.roots, *([] if control is None else [control.root])]
+    roots = [*scan.roots, *control.roots]
 
     def measure(files: Sequence[File]) -> Mapping[str, Media | SourceError]:
         return probed(roots, {each.path: each.stat for each in files}, memo, video=False)
@@ -83,51 +60,63 @@ def measured(
             if isinstance(media, SourceError):
                 raise media
             if settings.video:
-                if model is not None and model.scripted:
+                if model.scripted:
                     refuse_parts(item)
                 media, span = used_part(item, settings, media, layout.rate)
             _check_name(layout, item, owners, settings.text_variants)
             if settings.video and not layout.clips(media, settings, span):
-                refuse_beyond(item, settings, media, span)
+                refuse_beyond(media, span)
                 frames = f"{media.frames} frame{'s' * (media.frames != 1)}"
                 what = f"has {frames}, too few for any clip of target_frames"
                 if settings.short_videos == "error":
-                    hint = "use shorter clips, or remove it"
-                    raise SourceError(what, hint=hint)
-                made.short.append(f"{item.where} {what}: it is left out")
+                    raise SourceError(what, hint="use shorter clips, or remove it")
+                short.append(f"{item.where} {what}: it is left out")
                 continue
             files = controls(item)
-            sizes = sizes_of(files, item, settings, model, measure)
+            sizes = sizes_of(files, settings, model, measure)
         except SourceError as error:
-            made.faults.append(Fault(item.where, item.stem, error.what, error.hint))
+            faults.append(Fault(item.where, item.stem, error.what, error.hint))
             continue
         if files:
             rest = [each for each in item.files if each.role != LAYER]
             layers = [each for each in item.files if each.role == LAYER]
             item = item._replace(files=(*rest, *files, *layers), control_sizes=sizes)
-        made.found.append(item._replace(media=media, span=span))
+        found.append(item._replace(media=media, span=span))
     if settings.multiple_target:
-        _set_uneven_aside(made)
+        found = [*_even(found, faults)]
+    notes = [short[0] + f", and {len(short) - 1} more" * (len(short) > 1)] if short else []
     if settings.video:
-        made.notes += _notes(settings, {path: known[path] for path in stats})
-    return made
+        notes += _notes(settings, {path: known[path] for path in stats})
+    return found, faults, notes
 
 
 def _notes(settings: Dataset, found: Mapping[str, Media | SourceError]) -> Iterator[str]:
     """Yield lines about videos that keys would treat otherwise."""
     known = [(path, media) for path, media in found.items() if isinstance(media, Media)]
-    variable, turned = list[str](), list[str]()
-    if settings.source_fps != "auto":
-        variable = [x for x, each in known if each.timing and Timing.parse(each.timing).is_variable]
-    if not settings.display_rotation:
-        turned = [path for path, media in known if media.rotation]
-    for paths, what in (
-        (variable, "a variable frame rate, which does not count; set `source_fps: auto`"),
-        (turned, "a rotation for display, which does not count; set `display_rotation: true`"),
+    variable = [x for x, each in known if each.timing and Timing.parse(each.timing).is_variable]
+    turned = [path for path, media in known if media.rotation]
+    for counts, paths, what, key in (
+        (settings.source_fps == "auto", variable, "variable frame rate", "source_fps: auto"),
+        (settings.display_rotation, turned, "rotation for display", "display_rotation: true"),
     ):
-        if paths:
+        if paths and not counts:
             more = f" and {len(paths) - 1} more have" if len(paths) > 1 else " has"
-            yield f"{paths[0]}{more} {what}"
+            yield f"{paths[0]}{more} a {what}, which does not count; set `{key}`"
+
+
+def _even(items: Sequence[Item], faults: list[Fault]) -> Iterator[Item]:
+    """Yield the items with as many layers as most have; the others get a fault."""
+    counts = Counter(len(item.layers) for item in items if item.layers)
+    usual = max(counts, key=lambda count: (counts[count], count), default=0)
+    for item in items:
+        count, name = len(item.layers), item.stem.rpartition("/")[2]
+        if count == usual != 0:
+            yield item
+            continue
+        what = f"has {count or 'no'} layer{'s' * (count != 1)}"
+        what += f", and others {usual}" * (usual > 0)
+        hint = f"name them {name}_1, {name}_2 and so on, without captions, or remove it"
+        faults.append(Fault(item.where, item.stem, what, hint))
 
 
 # -- files ----------------------------------------------------------------------------------------
@@ -144,14 +133,13 @@ def probed(
     new = [path for path in stats if path not in found]
     what, least = ("videos", _LONG_VIDEOS) if video else ("images", _LOOKS_LONG)
     probes = probe_videos(new) if video else map(_image, new)
-    with Progress(
-        total=len(new), desc=f"sizes of {what}", unit=what[:-1], disable=len(new) < least
-    ) as progress:
-        for path, media in zip(new, probes, strict=True):
-            progress.update()
-            found[path] = media
-            if not isinstance(media, SourceError):
-                memo.learn_media(path, stats[path], media)
+    quiet, pairs = len(new) < least, zip(new, probes, strict=True)
+    for path, media in Progress(
+        pairs, total=len(new), desc=f"sizes of {what}", unit=what[:-1], disable=quiet
+    ):
+        found[path] = media
+        if not isinstance(media, SourceError):
+            memo.learn_media(path, stats[path], media)
     return found
 
 
@@ -168,27 +156,10 @@ def _check_name(layout: Layout, item: Item, owners: dict[str, Item], texts: int)
     `texts` is the number of an item's texts: those of further ones may have names of their own.
     """
     base, name = layout.base(item.stem), item.stem.rpartition("/")[2]
-    names = [base]
-    if layout.numbers_variants:
-        names += [f"{base}.v{number}" for number in range(1, texts)]
-    for each in names:
-        if (other := owners.setdefault(each, item)).stem != item.stem:
-            what = f"shares the name {each} in the cache with {other.image}"
+    endings = ["", *(f".v{number}" for number in range(1, texts) if layout.numbers_variants)]
+    for ending in endings:
+        if (other := owners.setdefault(base + ending, item)).stem != item.stem:
+            what = f"shares the name {base}{ending} in the cache with {other.image}"
             raise SourceError(what, hint="rename one of them")
-    if len((name + layout.longest_ending + names[-1][len(base) :]).encode()) > 255:
-        what = "has a name too long for its cache file"
-        raise SourceError(what, hint="rename it")
-
-
-def _set_uneven_aside(made: Measured) -> None:
-    """Make those items faulty that have another number of layers than most."""
-    counts = Counter(len(item.layers) for item in made.found if item.layers)
-    usual = max(counts, key=lambda count: (counts[count], count), default=0)
-    for item in made.found:
-        if not usual or len(item.layers) != usual:
-            count, name = len(item.layers), item.stem.rpartition("/")[2]
-            what = f"has {count or 'no'} layer{'s' * (count != 1)}"
-            what += f", and others {usual}" * (usual > 0)
-            hint = f"name them {name}_1, {name}_2 and so on, without captions, or remove it"
-            made.faults.append(Fault(item.where, item.stem, what, hint))
-    made.found = [item for item in made.found if usual and len(item.layers) == usual]
+    if len(f"{name}{layout.longest_ending}{endings[-1]}".encode()) > 255:
+        raise SourceError("has a name too long for its cache file", hint="rename it")

@@ -11,19 +11,18 @@ datasets.
 
 from __future__ import annotations
 
-import contextlib
 import csv
+import io
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from posixpath import normpath
-from stat import S_ISREG
 from typing import Any, NamedTuple
 
 from latentmake.data.captions import text_fault
 from latentmake.errors import DatasetError, shortened
 from latentmake.files.paths import is_text
-from latentmake.index.memo import SourceStat, source_stat
+from latentmake.regular import read_regular
 
 NAMES = (
     *("video", "video_path", "image", "image_path", "file_name", "path", "image_path_0"),
@@ -34,7 +33,7 @@ NAMES = (
 CAPTIONS = ("prompt", "caption", "text")
 """Columns that may hold the caption; likewise."""
 
-_KINDS = (".json", ".jsonl", ".csv", ".parquet")
+_HINT = "correct the file, or write it again"
 _LONGEST_FIELD = 1 << 24  # characters of a field of a CSV file
 
 
@@ -47,8 +46,38 @@ class Row(NamedTuple):
     others: dict[str, Any]
 
 
-def row_of(value: object, captions: Sequence[str] = CAPTIONS) -> Row:
-    """Return the row of an object; a ValueError says what is wrong with it."""
+def read_rows(
+    file: str, where: str, captions: Sequence[str] = CAPTIONS
+) -> Iterator[tuple[int, Row | ValueError]]:
+    """Yield the rows of a file with their numbers: of a line, in JSON or of a table's row, from 1.
+
+    In the place of a bad row stands a ValueError that says what is wrong with it.
+
+    Args:
+        file: its path.
+        where: the key of the configuration that names it.
+        captions: columns that may hold the caption; the first of them counts.
+
+    Raises:
+        DatasetError: it cannot be read, or is no such file.
+    """
+    try:
+        for number, value in _records(Path(file).suffix.lower(), read_regular(file)):
+            try:
+                yield number, _row(value, captions)
+            except ValueError as error:
+                yield number, error
+        return
+    except UnicodeDecodeError as error:
+        what, hint = f"is not UTF-8 (byte {error.start + 1})", "save it as UTF-8"
+    except (ValueError, csv.Error) as error:
+        what, hint = str(error), _HINT
+    except OSError as error:
+        what, hint = f"cannot be read ({error.strerror})", "correct the path or its permissions"
+    raise DatasetError(f"{file} {what}", where=where, hint=hint)
+
+
+def _row(value: object, captions: Sequence[str]) -> Row:
     if isinstance(value, ValueError):
         raise value
     if not isinstance(value, Mapping):
@@ -81,19 +110,11 @@ def metadata_of(dataset: str, file: str, root: str) -> dict[str, Row]:
     Raises:
         DatasetError: it cannot be read, ends in the middle, or is no such file.
     """
-    roots, found = absolute_names(root), {}
-    captions = (*CAPTIONS[1:], CAPTIONS[0])
-    with refusing(file, f"datasets.{dataset}.metadata_file"):
-        if Path(file).suffix.lower() not in _KINDS:
-            raise ValueError(f"is none of {', '.join(_KINDS)}")
-        for number, key, value in records(Path(file)):
-            if key is not None and isinstance(value, Mapping):
-                value = {**value, NAMES[0]: key}
-            try:
-                row = row_of(value, captions)
-            except ValueError as error:
-                raise ValueError(f"has a line {number} that {error}") from None
-            found[name_of(row.name, roots)] = row
+    where, roots, found = f"datasets.{dataset}.metadata_file", absolute_names(root), {}
+    for number, row in read_rows(file, where, (*CAPTIONS[1:], CAPTIONS[0])):
+        if isinstance(row, ValueError):
+            raise DatasetError(f"{file} has a line {number} that {row}", where=where, hint=_HINT)
+        found[name_of(row.name, roots)] = row
     return found
 
 
@@ -116,116 +137,59 @@ def name_of(name: str, roots: Collection[str]) -> str:
 # -- files ----------------------------------------------------------------------------------------
 
 
-def file_stat(file: str, where: str) -> SourceStat:
-    """Return the stat of a list or metadata file; a DatasetError says that there is none."""
-    try:
-        found = Path(file).stat()
-        if S_ISREG(found.st_mode):
-            return source_stat(found)
-        what = f"{file} is no regular file"
-    except OSError as error:
-        what = f"{file} cannot be read ({error.strerror})"
-    raise DatasetError(what, where=where, hint="correct the path")
-
-
-@contextlib.contextmanager
-def refusing(file: str, where: str) -> Iterator[None]:
-    """Turn errors while rows are read into a DatasetError about a key of the configuration."""
-    try:
-        yield
-        return
-    except UnicodeDecodeError as error:
-        what, hint = f"{file} is not UTF-8 (byte {error.start + 1})", "save it as UTF-8"
-    except (ValueError, csv.Error) as error:
-        what, hint = f"{file} {error}", "correct the file, or write it again"
-    except OSError as error:
-        what, hint = f"{file} cannot be read ({error.strerror})", "check the file's permissions"
-    raise DatasetError(what, where=where, hint=hint)
-
-
-def records(path: Path) -> Iterator[tuple[int, str | None, object]]:
-    """Yield the objects of a file: number, key in a JSON object, and value.
-
-    The number, from 1, is that of the line, of the object in a JSON file, or of the row in a table.
-    In the place of the object of a damaged line stands a ValueError.
-
-    Raises:
-        ValueError: it is no such file; says what is wrong with it.
-        csv.Error: likewise.
-        OSError: it cannot be read.
-    """
-    kind = path.suffix.lower()
+def _records(kind: str, data: bytes) -> Iterable[tuple[int, object]]:
+    """Return the objects of a file with their numbers; a ValueError for that of a damaged line."""
+    if kind == ".jsonl":
+        lines = enumerate(data.split(b"\n"), 1)
+        return ((number, _value(x)) for number, x in lines if x.strip(b"\xef\xbb\xbf \t\r"))
     if kind == ".csv":
-        csv.field_size_limit(_LONGEST_FIELD)
-        with path.open(encoding="utf-8-sig", newline="") as lines:
-            yield from ((number, None, row) for number, row in enumerate(_table(lines), 1))
-    elif kind == ".parquet":
-        yield from ((number, None, row) for number, row in enumerate(_parquet(path), 1))
-    elif kind == ".jsonl":
-        with path.open("rb") as raw:
-            for number, line in enumerate(raw, 1):
-                if line.strip(b"\xef\xbb\xbf \t\r\n"):
-                    yield number, None, _line(line)
-    else:
-        pairs = _pairs(path.read_bytes().decode("utf-8-sig"))
-        yield from ((number, *pair) for number, pair in enumerate(pairs, 1))
+        return enumerate(_table(data.decode("utf-8-sig")), 1)
+    if kind == ".parquet":
+        return enumerate(_parquet(data), 1)
+    if kind != ".json":
+        raise ValueError("is none of .json, .jsonl, .csv, .parquet")
+    value = _value(data)
+    if isinstance(value, ValueError):
+        raise value
+    if isinstance(value, dict):  # sd-scripts' form: objects by the names of their files
+        pairs = value.items()
+        value = [{**x, NAMES[0]: key} if isinstance(x, dict) else x for key, x in pairs]
+    if not isinstance(value, list):
+        raise ValueError("is no JSON object or list")
+    return enumerate(value, 1)
 
 
-def _parquet(path: Path) -> Iterator[dict[str, object]]:
+def _value(data: bytes) -> object:
+    """Return the value of JSON text, or a ValueError that says what is wrong with it."""
+    try:
+        return json.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        return ValueError(f"is not UTF-8 (byte {error.start + 1})")
+    except (ValueError, RecursionError) as error:  # nested too deeply
+        is_cut = isinstance(error, json.JSONDecodeError) and (
+            error.msg.startswith("Unterminated") or error.pos >= len(error.doc.rstrip())
+        )
+        return ValueError("ends in the middle" if is_cut else f"is not JSON ({error})")
+
+
+def _parquet(data: bytes) -> Iterator[dict[str, object]]:
     try:
         from pyarrow import ArrowInvalid
         from pyarrow.parquet import ParquetFile
     except ImportError:
-        what, hint = f"{path} needs the Python package pyarrow", "install it: pip install pyarrow"
+        what, hint = "a table needs the Python package pyarrow", "install it: pip install pyarrow"
         raise DatasetError(what, where="datasets", hint=hint) from None
     try:
-        with ParquetFile(path) as table:
+        with ParquetFile(io.BytesIO(data)) as table:
             for batch in table.iter_batches():
                 yield from batch.to_pylist()
     except ArrowInvalid as error:
         raise ValueError(f"is no Parquet file ({' '.join(str(error).split())})") from None
 
 
-def _line(line: bytes) -> object:
-    try:
-        return _value(line.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        return ValueError(f"is not UTF-8 (byte {error.start + 1})")
-    except ValueError as error:
-        return error
-
-
-def _pairs(text: str) -> list[tuple[str | None, object]]:
-    """Return key and value of each pair of a JSON object, or the values of a JSON list."""
-    pairs: list[tuple[str | None, object]] = []
-
-    def noted(found: list[tuple[str | None, object]]) -> dict[str | None, object]:
-        nonlocal pairs
-        pairs = found  # the outermost object ends last; a key may stand there twice
-        return dict(found)
-
-    value = _value(text, noted)
-    if not isinstance(value, dict | list):
-        raise ValueError("is no JSON object or list")
-    return [(None, each) for each in value] if isinstance(value, list) else pairs
-
-
-def _value(text: str, hook: Callable[[list[tuple[Any, Any]]], object] | None = None) -> object:
-    """Return the value of JSON text; a ValueError says what is wrong with it."""
-    try:
-        return json.loads(text, object_pairs_hook=hook)
-    except json.JSONDecodeError as error:
-        if error.msg.startswith("Unterminated") or error.pos >= len(text.rstrip()):
-            raise ValueError("ends in the middle") from None
-        place = f"line {error.lineno}, " if error.lineno > 1 else ""
-        what = f"{error.msg}, {place}column {error.colno}"
-    except (ValueError, RecursionError) as error:  # a number that is too long; nested too deeply
-        what = str(error)
-    raise ValueError(f"is not JSON ({what})")
-
-
-def _table(lines: Iterator[str]) -> Iterator[dict[str, str | None]]:
-    reader = csv.DictReader(lines, strict=True)
+def _table(text: str) -> Iterator[dict[str, str | None]]:
+    csv.field_size_limit(_LONGEST_FIELD)
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     columns = reader.fieldnames or []
     if not {*columns} & {*NAMES} or not {*columns} & {*CAPTIONS, "tags"}:
         names = ", ".join(columns) or "none"

@@ -15,11 +15,11 @@ from latentmake.caches.inputs import SourceBytes
 from latentmake.config.models import Model
 from latentmake.data.item import Item
 from latentmake.errors import CacheError, SourceError
+from latentmake.exchange.shapes import latents_shape, text_width
 from latentmake.files import npz
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.sdscripts_buckets import crop_ltrb, placement
 from latentmake.layouts.sdscripts import array_name
-from latentmake.models.shapes import latents_shape, text_width
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
 

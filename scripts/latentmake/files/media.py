@@ -180,7 +180,8 @@ def _reason(error: Exception) -> str:
 
 
 @contextmanager
-def _file(path: str) -> Iterator[BinaryIO]:
+def opened(path: str) -> Iterator[BinaryIO]:
+    """Open a source; an OSError becomes a SourceError, also one inside of the `with`."""
     try:
         with Path(path).open("rb") as file:
             yield file
@@ -192,7 +193,7 @@ def _file(path: str) -> Iterator[BinaryIO]:
 
 def probe_image(path: str) -> Media:
     """Return an image's size, from its header; a SourceError says why it cannot be read."""
-    with _file(path) as file, opened_image(file, path, None) as image:
+    with opened(path) as file, opened_image(file, path, None) as image:
         return Media(image.width, image.height, 0)
 
 
@@ -202,13 +203,13 @@ def probe_video(path: str) -> Media:
     Frames are counted as packets where a packet is a frame for certain, and decoded otherwise.
     """
     with (
-        _file(path) as file,
+        opened(path) as file,
         _Skipping(file.fileno(), closefd=False) as skipping,
         opened_video(skipping, path) as (container, stream),
     ):
         counted = _count_packets(container, stream, skipping.skip)
     if counted is None:
-        with _file(path) as file, opened_video(file, path) as (container, stream):
+        with opened(path) as file, opened_video(file, path) as (container, stream):
             counted = _count_frames(container, stream)
     if counted is None:
         raise SourceError("holds no frame", where=path, hint="replace or remove it")

@@ -12,7 +12,7 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
-from latentmake.config.datasets import Dataset
+from latentmake.config.datasets import BUCKET_STEPS, Dataset
 from latentmake.errors import SourceError
 
 
@@ -151,7 +151,7 @@ def placement(
         image,
         Size(*resolution),
         fit=settings.fit,
-        step=settings.bucket_steps,
+        step=settings.bucket_reso_steps or BUCKET_STEPS,
         no_upscale=settings.bucket_no_upscale,
     )
     found = place(image, target)

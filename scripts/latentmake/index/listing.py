@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import marshal
 import os
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from latentmake import digest
 from latentmake.errors import CacheError
 from latentmake.index.memo import Listing, TargetStat
 
-_File = tuple[str, int, int, int]  # name, size, mtime_ns and inode
+_BLOCK = 1024  # files
 
 
 class Folder:
@@ -19,46 +23,55 @@ class Folder:
     lead in circles. A folder that cannot be read is a CacheError.
 
     Attributes:
-        folders: each folder's path, and its files.
+        blocks: each folder's path, and some of its files: name, size, mtime_ns and inode, `packed`.
         fingerprint: digest of all that.
         has_links: whether any of them is a symbolic link.
     """
 
     def __init__(self, path: str) -> None:
-        self.folders: list[tuple[str, list[_File]]] = []
+        self.blocks: list[tuple[str, bytes]] = []
         self.has_links = False
         self._places = [f"{os.path.realpath(path).rstrip('/')}/"]
         pending = [path]
         while pending:
-            folder, files = pending.pop(), list[_File]()
+            folder = pending.pop()
             try:
-                # Plain tuples and little else: this loop is the cost of a plan with nothing to do.
-                with os.scandir(folder) as found:
-                    for entry in found:
-                        if not entry.is_file(follow_symlinks=False):
-                            self.has_links |= entry.is_symlink()
-                            if entry.is_dir(follow_symlinks=False) or self._leads_out(entry):
-                                pending.append(entry.path)
-                                continue
-                        try:
-                            stat = entry.stat(follow_symlinks=False)
-                        except FileNotFoundError:
-                            continue  # a running job has renamed or removed it since
-                        files.append((entry.name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
-                self.folders.append((folder, files))
+                self.blocks += ((folder, block) for block in packed(self._files(folder, pending)))
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
                 what = f"cannot be read ({error.strerror})"
                 raise CacheError(what, where=folder, hint="check its permissions") from None
-        digests = [(folder, digest.of_entries(files)) for folder, files in self.folders]
+        digests = [(folder, digest.of_bytes(block)) for folder, block in self.blocks]
         self.fingerprint = digest.of_entries(sorted(digests))
 
-    def _leads_out(self, link: os.DirEntry[str]) -> bool:
-        """Whether an entry is a link to a folder that is not listed yet; notes that folder."""
-        if not (link.is_symlink() and Path(link.path).is_dir()):
+    def _files(self, folder: str, pending: list[str]) -> Iterator[tuple[str, int, int, int]]:
+        """Yield the files of a folder; add its sub-folders to those that are pending."""
+        # Listed by its number, the kernel need not look up the folder for each file. Plain tuples
+        # and little else: this loop is the cost of a plan with nothing to do.
+        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with os.scandir(place) as found:
+                for entry in found:
+                    if not entry.is_file(follow_symlinks=False):
+                        self.has_links |= entry.is_symlink()
+                        path = f"{folder}/{entry.name}"
+                        if entry.is_dir(follow_symlinks=False) or self._leads_out(path):
+                            pending.append(path)
+                            continue
+                    try:
+                        stat = entry.stat(follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue  # a running job has renamed or removed it since
+                    yield entry.name, stat.st_size, stat.st_mtime_ns, stat.st_ino
+        finally:
+            os.close(place)
+
+    def _leads_out(self, path: str) -> bool:
+        """Whether a path is a link to a folder that is not listed yet; notes that folder."""
+        if not (Path(path).is_symlink() and Path(path).is_dir()):
             return False
-        place = f"{os.path.realpath(link.path).rstrip('/')}/"
+        place = f"{os.path.realpath(path).rstrip('/')}/"
         if any(place.startswith(each) or each.startswith(place) for each in self._places):
             return False
         self._places.append(place)
@@ -66,7 +79,24 @@ class Folder:
 
     def listing(self) -> Listing:
         """Return the path and stat of every file."""
-        files = (
-            (f"{folder}/{name}", stat) for folder, each in self.folders for name, *stat in each
-        )
-        return {path: TargetStat(*stat) for path, stat in files}
+        return {
+            f"{folder}/{name}": TargetStat(*stat)
+            for folder, block in self.blocks
+            for name, *stat in unpacked(block)
+        }
+
+
+def packed(entries: Iterable[Any]) -> Iterator[bytes]:
+    """Pack the entries of a listing, tuples of text and whole numbers, in blocks.
+
+    Equal entries make equal blocks. Half a million tuples would cost more than the rest of a plan.
+    """
+    entries = iter(entries)
+    while block := [*islice(entries, _BLOCK)]:
+        yield marshal.dumps(block, 2)  # with version 2, values alone count: see `of_entries`
+
+
+def unpacked(block: bytes) -> list[Any]:
+    """Return the entries of a block."""
+    found: list[Any] = marshal.loads(block)  # noqa: S302 -- made by `packed`
+    return found

@@ -2,7 +2,8 @@
 
 Its tensors have the names of the original releases (LDM), as Civitai's files do. The configuration
 of each part is read off the shapes in the header; what no shape says is that of the published
-models of Stable Diffusion 1.x, 2.x and XL.
+models of Stable Diffusion 1.x, 2.x and XL. A file that is damaged, lacks a part or has other shapes
+is a ModelError.
 """
 
 from __future__ import annotations
@@ -14,23 +15,29 @@ from pathlib import Path
 from typing import Any
 
 from latentmake import digest
+from latentmake.config import hub
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
-from latentmake.files.safetensors import Tensor, read_head
+from latentmake.files.safetensors import Tensor
+from latentmake.models.kinds import tensors_of
 
 SCHEDULE = Path(__file__).with_name("stable_diffusion")
 """Folder of Stable Diffusion's noise schedule, which no checkpoint holds."""
 
-VAE, UNET = "first_stage_model.", "model.diffusion_model."
 _FIRST, _OPEN, _XL = "cond_stage_model.transformer.", "cond_stage_model.model.", "conditioner."
-TEXT = {
+# Folder of a part in a pipeline -> prefixes of its tensors; a file has one of them.
+_PREFIXES = {
+    "vae": ("first_stage_model.",),
+    "unet": ("model.diffusion_model.",),
     "text_encoder": (_FIRST, _OPEN, f"{_XL}embedders.0.transformer."),
     "text_encoder_2": (f"{_XL}embedders.1.model.",),
 }
-"""Folder of a text encoder in a pipeline -> prefixes of its tensors; a file has one of them."""
-
-_SECOND = "second text encoder"
-_WORDS = {"vae": "VAE", "unet": "UNet", "text_encoder": "text encoder"}
+_WORDS = {
+    "vae": "VAE",
+    "unet": "UNet",
+    "text_encoder": "text encoder",
+    "text_encoder_2": "second text encoder",
+}
 _KINDS = {"sd1": _FIRST, "sd2": _OPEN, "sdxl": _XL}
 _TITLES = {"sd1": "Stable Diffusion 1.x", "sd2": "Stable Diffusion 2.x", "sdxl": "SDXL"}
 _UNUSED_BLOCK = "transformer.resblocks.23."  # of SD 2.x's OpenCLIP, as diffusers leaves it out
@@ -46,64 +53,50 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def part_of(weights: Weights) -> str | None:
-    """Return the part of a complete checkpoint that weights name: `vae`, `text_encoder_2`, `unet`.
-
-    Returns:
-        None where they lie in a folder or file of their own, or on the hub.
-    """
+    """Return the part of a complete checkpoint that weights name, such as `unet`; else None."""
     single = weights.path is not None and weights.subfolder and Path(weights.path).is_file()
     return weights.subfolder if single else None
 
 
-def shapes_in(path: Path) -> Shapes:
-    """Return name -> shape of a file's tensors.
-
-    Raises:
-        ModelError: it is no complete .safetensors file.
-    """
-    return {name: each.shape for name, each in _tensors(path)[1].items()}
-
-
-def _tensors(path: Path) -> tuple[int, Mapping[str, Tensor]]:
-    """Return the length of a file's header, and its tensors; raises ModelError."""
+def tensors_in(path: Path) -> Mapping[str, Tensor]:
+    """Return the tensors of a checkpoint by name."""
     if path.suffix != ".safetensors":
         hint = "convert it to safetensors, or name the folder of its pipeline"
         raise ModelError("is not a .safetensors file", where=path, hint=hint)
+    stat = path.stat()
     try:
-        stat = path.stat()
         return _read(path, stat.st_size, stat.st_mtime_ns)
-    except (OSError, ValueError) as error:
-        what = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)
-        raise ModelError(what, where=path, hint="copy the checkpoint again") from None
+    except ValueError as error:
+        raise ModelError(str(error), where=path, hint="copy the checkpoint again") from None
 
 
 @lru_cache(8)
-def _read(path: Path, _size: int, _time: int) -> tuple[int, Mapping[str, Tensor]]:
-    head = read_head(path)
-    return len(head.data), head.tensors
+def _read(path: Path, _size: int, _time: int) -> Mapping[str, Tensor]:
+    return tensors_of(path)
+
+
+def _own(weights: Weights) -> tuple[str | None, str, dict[str, Tensor]]:
+    """Return the kind of a checkpoint, and prefix and tensors of a part; raises ModelError."""
+    path, part = Path(weights.path or ""), weights.subfolder or ""
+    tensors = tensors_in(path)
+    if (prefix := prefix_of(part, tensors)) is None:
+        what = f"holds no {_WORDS.get(part, part)} in the names of a complete checkpoint"
+        hint = f"name it as `{'text' if part.startswith('text') else part}` beside `checkpoint`"
+        raise ModelError(what, where=path, hint=hint)
+    own = {name: each for name, each in tensors.items() if name.startswith(prefix)}
+    return kind_of(tensors), prefix, own
 
 
 def section_of(weights: Weights) -> digest.Section | None:
-    """Return the tensors of a part of a complete checkpoint, for their digest.
-
-    Returns:
-        None where weights are no such part.
-
-    Raises:
-        ModelError: the file is damaged, or does not hold the part.
-    """
+    """Return a part of a complete checkpoint, for its digest; None for any other weights."""
     if (part := part_of(weights)) is None:
         return None
-    path = Path(weights.path or "")
-    start, tensors = _tensors(path)
-    if (prefix := prefix_of(part, tensors)) is None:
-        what = f"holds no {_WORDS.get(part, _SECOND)}"
-        raise ModelError(what, where=path, hint="name another checkpoint")
-    own = sorted(x for x in tensors.items() if x[0].startswith(prefix))
-    # The kind decides what no shape says, see `config_of`.
-    described = [kind_of(tensors), [[name, each.dtype, [*each.shape]] for name, each in own]]
+    path, (kind, _, tensors) = Path(weights.path or ""), _own(weights)
+    start = path.stat().st_size - max(each.end for each in tensors_in(path).values())
+    own = sorted(tensors.items())
     ranges = tuple((start + each.start, start + each.end) for _, each in own)
-    return digest.Section(path, part, described, ranges)
+    shapes = [[name, each.dtype, [*each.shape]] for name, each in own]
+    return digest.Section(path, part, [kind, shapes], ranges)  # the kind counts in `config_of`
 
 
 def kind_of(names: Collection[str]) -> str | None:
@@ -114,47 +107,24 @@ def kind_of(names: Collection[str]) -> str | None:
 
 def prefix_of(part: str, names: Collection[str]) -> str | None:
     """Return the prefix of a part's tensors in a checkpoint; None where it holds no such part."""
-    prefixes = {"vae": (VAE,), "unet": (UNET,), **TEXT}.get(part, ())
+    prefixes = _PREFIXES.get(part, ())
     return next((each for each in prefixes if any(x.startswith(each) for x in names)), None)
 
 
 def check(weights: Weights, architecture: str | None, where: str) -> None:
-    """Refuse a checkpoint without the part that is needed of it, or of another architecture.
-
-    Args:
-        weights: a part of a complete checkpoint; others pass.
-        architecture: of the model.
-        where: key in the configuration.
-
-    Raises:
-        ModelError: the mistake.
-    """
-    if (part := part_of(weights)) is None:
-        return
-    path = Path(weights.path or "")
-    shapes = shapes_in(path)
-    kind, word = kind_of(shapes), _WORDS.get(part, _SECOND)
-    own = kind == architecture if architecture else kind != "sdxl"
-    if kind is not None and not own:
-        hint = f"set `architecture: {kind}`"
-        raise ModelError(f"{path} is a checkpoint of {_TITLES[kind]}", where=where, hint=hint)
-    if prefix_of(part, shapes) is None:
-        key = "text" if part.startswith("text") else part
-        what = f"{path} holds no {word} in the names of a complete checkpoint"
-        raise ModelError(what, where=where, hint=f"name it as `{key}` beside `checkpoint`")
+    """Refuse a checkpoint of another architecture, or without the part that weights name."""
+    kind = kind_of(tensors_in(Path(weights.path or "")))
+    if kind not in (None, architecture) and (architecture or kind == "sdxl"):
+        what = f"{weights.path} is a checkpoint of {_TITLES[kind]}"
+        raise ModelError(what, where=where, hint=f"set `architecture: {kind}`")
     config_of(weights)
 
 
 def config_of(weights: Weights) -> dict[str, Any]:
-    """Return the configuration of a part of a checkpoint, as a folder's config.json has it.
-
-    Raises:
-        ModelError: the file cannot be read, or its shapes are those of no such network.
-    """
-    path, part = Path(weights.path or ""), part_of(weights) or ""
-    shapes = shapes_in(path)
-    prefix, kind = prefix_of(part, shapes) or " ", kind_of(shapes)
-    own = {x.removeprefix(prefix): shapes[x] for x in shapes if x.startswith(prefix)}
+    """Return the configuration of a part of a checkpoint, as a folder's config.json has it."""
+    kind, prefix, tensors = _own(weights)
+    own = {name.removeprefix(prefix): each.shape for name, each in tensors.items()}
+    part = weights.subfolder or ""
     try:
         if part == "vae":
             known = {"scaling_factor": 0.13025, "force_upcast": True} if kind == "sdxl" else {}
@@ -162,7 +132,8 @@ def config_of(weights: Weights) -> dict[str, Any]:
         return _unet_config(own) if part == "unet" else _text_config(own, part, prefix)
     except (LookupError, ValueError, TypeError):
         what = f"its {_WORDS.get(part, part)} has shapes of no Stable Diffusion"
-        raise ModelError(what, where=path, hint="name another checkpoint") from None
+        hint = "name another checkpoint"
+        raise ModelError(what, where=weights.path or "", hint=hint) from None
 
 
 def vae_config(shapes: Shapes) -> dict[str, Any]:
@@ -200,7 +171,7 @@ def vae_config(shapes: Shapes) -> dict[str, Any]:
 
 def _text_config(shapes: Shapes, part: str, prefix: str) -> dict[str, Any]:
     """Return the configuration of a CLIP in transformers' names, or of an OpenCLIP in its own."""
-    open_clip = prefix.endswith("model.")
+    open_clip, second = prefix.endswith("model."), part == "text_encoder_2"
     bare = {name.removeprefix("text_model."): shape for name, shape in shapes.items()}
     token, place, block, inner = (
         ("token_embedding.weight", "positional_embedding", "transformer.resblocks", "mlp.c_fc")
@@ -215,8 +186,6 @@ def _text_config(shapes: Shapes, part: str, prefix: str) -> dict[str, Any]:
     unused = _UNUSED_BLOCK if prefix == _OPEN else " "
     numbers = [re.match(rf"{re.escape(block)}\.(\d+)\.", x) for x in bare if unused not in x]
     words, width = bare[token]
-    projection = bare.get("text_projection", (width,))[0] if part == "text_encoder_2" else width
-    second = part == "text_encoder_2"
     return {
         "architectures": ["CLIPTextModelWithProjection" if second else "CLIPTextModel"],
         "model_type": "clip_text_model",
@@ -227,7 +196,7 @@ def _text_config(shapes: Shapes, part: str, prefix: str) -> dict[str, Any]:
         "num_attention_heads": max(width // _HEAD, 1),
         "max_position_embeddings": bare[place][0],
         "hidden_act": "gelu" if open_clip else "quick_gelu",
-        "projection_dim": projection,
+        "projection_dim": bare.get("text_projection", (width,))[0] if second else width,
         "bos_token_id": 0,
         "eos_token_id": 2,  # the pooled vector is that of the highest id, CLIP's end of text
         "pad_token_id": 1,
@@ -280,8 +249,6 @@ def tokenizer_of(weights: Weights) -> Path:
     It is `tokenizer` beside the file, as in the repositories of Stable Diffusion, else CLIP's in
     the local hub cache. All of Stable Diffusion's text encoders share CLIP's vocabulary.
     """
-    from latentmake.config import hub
-
     beside = Path(weights.path or "").with_name("tokenizer")
     if beside.is_dir():
         return beside
@@ -293,7 +260,4 @@ def tokenizer_of(weights: Weights) -> Path:
 
 def pads_with_zero(weights: Weights) -> bool:
     """Whether captions are padded by the token 0, as OpenCLIP's are, not by the end of text."""
-    part = part_of(weights)
-    if part is None or not part.startswith("text"):
-        return False
-    return (prefix_of(part, shapes_in(Path(weights.path or ""))) or "").endswith("model.")
+    return part_of(weights) is not None and _own(weights)[1].endswith(".model.")

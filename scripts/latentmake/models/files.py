@@ -1,7 +1,7 @@
 """Files of a model on disk: where its parts lie, and their weights, configuration and tokenizer.
 
-Folders are read as diffusers and transformers read them. Nothing here loads a network or reaches
-the network.
+Folders are read as diffusers and transformers read them. A file that is missing, damaged or of
+another form is a ModelError. Nothing here loads a network or reaches the hub.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from latentmake.config import hub
 from latentmake.config.models import Model
 from latentmake.config.root import Config
 from latentmake.config.weights import TextWeights, Weights
@@ -40,7 +41,8 @@ _ORIGINAL_SUFFIXES = (".safetensors", ".pth", ".pt")
 _STEMS = ("diffusion_pytorch_model", "model", "pytorch_model")
 _SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})(\.\w+)")
 _COPY = "copy the model again"
-_CONVERT = "name a diffusers folder or convert it to safetensors"
+T5_LENGTH = 512
+"""Tokens kept of a caption for T5, as SD3, Flux and Wan do."""
 _UMT5_TOKENIZER = (
     "umT5's is google/umt5-xxl on the hub: fetch its tokenizer.json, tokenizer_config.json, "
     "special_tokens_map.json and spiece.model and name their folder as `tokenizer`, or, where the "
@@ -74,7 +76,7 @@ def resolved(config: Config) -> Config:
         found: dict[str, Any] = {}
         for key, names in PARTS.items():
             value = getattr(model, key)
-            if isinstance(value, Weights) and value.is_set:
+            if isinstance(value, Weights) and (value.path or value.hub):
                 found[key] = _placed(model, value, names)
             elif isinstance(value, str):
                 found[key] = folder_in(value, names)
@@ -140,22 +142,18 @@ def weights_files(weights: Weights, *, original: bool = False) -> list[Path]:
         weights: the network.
         original: whether a single file may be Wan's original release (.pth, .pt, .safetensors). It
             needs no configuration, so one counts only where `config` names it.
-
-    Raises:
-        ModelError: something is missing.
     """
     path = Path(weights.path or "")
     if path.is_file():
-        if path.suffix not in (_ORIGINAL_SUFFIXES if original else (".safetensors",)):
-            what, hint = "a .safetensors file", _CONVERT
-            if original:
-                what, hint = f"one of {', '.join(_ORIGINAL_SUFFIXES)}", "name the file of weights"
-            raise ModelError(f"is not {what}", where=path, hint=hint)
+        suffixes = _ORIGINAL_SUFFIXES if original else _ORIGINAL_SUFFIXES[:1]
+        if path.suffix not in suffixes:
+            what, hint = f"is not a {' or '.join(suffixes)} file", "convert it to safetensors"
+            raise ModelError(what, where=path, hint=f"name a diffusers folder or {hint}")
         config = None if original and weights.config is None else config_file(weights)
         return [path] if config is None else [config, path]
     config = path / "config.json"
     if not config.is_file():
-        refuse_missing(weights)
+        refuse_missing(path)
         hint = "name the complete folder of one network, such as .../vae"
         raise ModelError("this model folder has no config.json", where=path, hint=hint)
     for suffix in ("safetensors", "bin"):
@@ -168,25 +166,16 @@ def weights_files(weights: Weights, *, original: bool = False) -> list[Path]:
     raise ModelError("this model folder holds no weights", where=path, hint=hint)
 
 
-def refuse_missing(weights: Weights) -> None:
-    """Refuse a model path that does not exist; it may be meant as a hub id.
-
-    Raises:
-        ModelError: nothing lies there.
-    """
-    path = Path(weights.path or "")
-    if weights.path is None or path.exists():
+def refuse_missing(path: Path) -> None:
+    """Refuse a model path that does not exist; it may be meant as a hub id."""
+    if path.exists():
         return
-    from latentmake.config import hub
-
+    what, hint = "this model does not exist", "correct its path"
     if command := hub.download(path):
         what, hint = "this model is not in the local hub cache", f"run `{command}`"
-        raise ModelError(what, where=path, hint=hint)
-    hint = "correct its path"
-    if not path.is_absolute() and len(path.parts) == 2 and not Path(path.parts[0]).exists():
-        hint += f", or name a model of the hub as {{hub: {path}, revision: ...}}, with its commit"
-        hint += " (40 hex digits)"
-    raise ModelError("this model does not exist", where=path, hint=hint)
+    elif not path.is_absolute() and len(path.parts) == 2 and not path.parent.exists():
+        hint += f", or name a model of the hub as {{hub: {path}, revision: ...}} (40 hex digits)"
+    raise ModelError(what, where=path, hint=hint)
 
 
 def _shards(index: Path) -> list[Path]:
@@ -206,20 +195,16 @@ def _present(shards: list[Path]) -> list[Path]:
 
 def script_of(model: Model, kind: str) -> Script:
     """Return the script that caches `latents` or `text` of a model of musubi-tuner."""
-    scripts = model.spec.scripts
-    assert scripts is not None
-    return scripts.text if kind == "text" else scripts.latents
+    assert model.spec.scripts is not None
+    return model.spec.scripts.caching(kind)
 
 
 def scripted_files(path: Path) -> list[Path]:
     """Return the files that a script reads of a local file or folder of weights.
 
     A file that is one shard of several stands for all of them.
-
-    Raises:
-        ModelError: nothing is there, a shard is missing, or a folder is empty.
     """
-    refuse_missing(Weights(path=str(path)))
+    refuse_missing(path)
     if path.is_dir():
         found = sorted(each for each in path.rglob("*") if each.is_file())
         if not found:
@@ -238,9 +223,6 @@ def projection_file(path: str) -> Path:
 
     Args:
         path: that file, its folder, or a pipeline's folder with one sub-folder `..._projection`.
-
-    Raises:
-        ModelError: there is none.
     """
     hint = "name the folder or .safetensors file of a linear projection"
     place = Path(path)
@@ -250,11 +232,8 @@ def projection_file(path: str) -> Path:
         return place
     if not place.is_dir():
         raise ModelError("this projection does not exist", where=place, hint="correct its path")
-    folders = [place]
-    if (place / "model_index.json").is_file():
-        folders = sorted(each for each in place.glob("*projection*") if each.is_dir())
-    files = [folder / f"{stem}.safetensors" for folder in folders for stem in _STEMS]
-    found = [file for file in files if file.is_file()]
+    folder = "*projection*/" if (place / "model_index.json").is_file() else ""
+    found = [file for stem in _STEMS for file in place.glob(f"{folder}{stem}.safetensors")]
     if len(found) != 1:
         what = f"holds {len(found) or 'no'} projection{'s' if len(found) > 1 else ''}"
         raise ModelError(what, where=place, hint=hint)
@@ -265,17 +244,12 @@ def projection_file(path: str) -> Path:
 
 
 def config_file(weights: Weights) -> Path | None:
-    """Return the config.json of a local network, or None for a single file that has none.
-
-    Raises:
-        ModelError: `config` names something that is not there.
-    """
+    """Return the config.json of a local network, or None for a single file that has none."""
     path = Path(weights.path or "")
     if path.is_dir():
         return path / "config.json"
-    if weights.config is None:
+    if weights.config is None:  # what lies beside a checkpoint is not its own
         beside = path.parent / "config.json"
-        # What lies beside a checkpoint is not its own.
         return beside if beside.is_file() and not weights.subfolder else None
     named = Path(weights.config)
     named = named / "config.json" if named.is_dir() else named
@@ -285,11 +259,7 @@ def config_file(weights: Weights) -> Path | None:
 
 
 def network_config(weights: Weights) -> dict[str, Any] | None:
-    """Read the configuration of a network; None where none is on this disk.
-
-    Raises:
-        ModelError: it cannot be read, or says what no network can have.
-    """
+    """Read the configuration of a network; None where none is on this disk."""
     path = None if weights.hub is not None else config_file(weights)
     if path is None:
         return checkpoints.config_of(weights) if checkpoints.part_of(weights) else None
@@ -306,10 +276,6 @@ def network_config(weights: Weights) -> dict[str, Any] | None:
 def _refuse_odd(config: Mapping[str, Any]) -> None:
     """Refuse, by ValueError, a configuration with values that no network can have."""
     for key, value in config.items():
-        several = value if isinstance(value, list) else [value]
-        sound = True
-        if value is None:
-            continue
         if isinstance(value, dict):
             _refuse_odd(value)
         if key in _SIZES:
@@ -320,52 +286,47 @@ def _refuse_odd(config: Mapping[str, Any]) -> None:
         elif key == "block_out_channels":
             sound = isinstance(value, list) and len(value) <= _MOST_LAYERS
         elif "layers" in key:
+            several = value if isinstance(value, list) else [value]
             sound = all(type(each) is not int or each <= _MOST_LAYERS for each in several)
-        elif key == "text_config":
-            sound = isinstance(value, dict)
-        if not sound:
+        else:
+            sound = key != "text_config" or isinstance(value, dict)
+        if not sound and value is not None:
             raise ValueError(f"no network has `{key}: {json.dumps(value):.80}`")
 
 
 # -- tokenizers -----------------------------------------------------------------------------------
 
 
-def tokenizer_folder(weights: TextWeights) -> Path:
-    """Return the folder of a local text encoder's tokenizer.
-
-    Where the configuration names none: `tokenizer_2` for `text_encoder_2` and so on, as diffusers
-    pipelines have it, else the folder of the weights.
-    """
-    if weights.tokenizer is not None and weights.tokenizer.path is not None:
-        return Path(weights.tokenizer.path)
-    if checkpoints.part_of(weights):
-        return checkpoints.tokenizer_of(weights)
-    path = Path(weights.path or "")
-    folder = path.parent if path.suffix in _ORIGINAL_SUFFIXES else path
-    if folder.name.startswith("text_encoder"):
-        sibling = folder.with_name(folder.name.replace("text_encoder", "tokenizer", 1))
-        if sibling.is_dir() or not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-            return sibling
-    return folder
-
-
 def tokenizer_files(weights: TextWeights, *, umt5: bool = False) -> list[Path]:
-    """Return the files of a local tokenizer that affect its output.
+    """Return the files of a local text encoder's tokenizer that affect its output.
 
-    Args:
-        weights: of the text encoder.
-        umt5: whether it is umT5, whose single files come without a tokenizer.
-
-    Raises:
-        ModelError: there are none.
+    Where `tokenizer` names no folder, it is `tokenizer_2` for `text_encoder_2` and so on, as in
+    diffusers pipelines, else the folder of the weights. Single files of umT5 come without one.
     """
-    folder = tokenizer_folder(weights)
+    path, named = Path(weights.path or ""), weights.tokenizer
+    folder = path.parent if path.suffix in _ORIGINAL_SUFFIXES else path
+    hint = "name its folder as `tokenizer` beside the text encoder's `path`"
+    if checkpoints.part_of(weights):
+        folder, hint = checkpoints.tokenizer_of(weights), checkpoints.TOKENIZER_HINT
+    elif folder.name.startswith("text_encoder"):
+        sibling = folder.with_name(folder.name.replace("text_encoder", "tokenizer", 1))
+        own = any((folder / name).is_file() for name in _TOKENIZER_FILES)
+        folder = sibling if sibling.is_dir() or not own else folder
+    if named is not None and named.path is not None:
+        folder = Path(named.path)
     files = [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
     if not files:
-        refuse_missing(weights)
-        hint = "name its folder as `tokenizer` beside the text encoder's `path`"
-        if checkpoints.part_of(weights):
-            hint = checkpoints.TOKENIZER_HINT
+        refuse_missing(path)
         hint = _UMT5_TOKENIZER if umt5 else hint
         raise ModelError("there is no tokenizer here", where=folder, hint=hint)
     return files
+
+
+def vae_factor(weights: Weights) -> int | None:
+    """Return the width of one latent in pixels; None where no configuration on this disk says."""
+    config = network_config(weights)
+    try:  # diffusers' AutoencoderKL halves the size after each block but the last
+        return None if config is None else int(2 ** (len(config["block_out_channels"]) - 1))
+    except (KeyError, TypeError):
+        what, hint = "this is not the configuration of an AutoencoderKL", "name the folder of a VAE"
+        raise ModelError(what, where=config_file(weights) or "", hint=hint) from None

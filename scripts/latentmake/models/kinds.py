@@ -7,18 +7,19 @@ is read opcode by opcode and never executed.
 
 from __future__ import annotations
 
-import pickletools
 import re
 import struct
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from stat import S_ISREG
-from typing import IO, Literal
+from typing import IO, TYPE_CHECKING
 
 from latentmake.config import hub
-from latentmake.config.rows import Vae
 from latentmake.files.safetensors import Tensor, read_head
+
+if TYPE_CHECKING:
+    from latentmake.config.rows import Vae
 
 PICKLES = (".pth", ".pt", ".bin", ".ckpt")
 """Suffixes of torch files."""
@@ -26,71 +27,48 @@ SUFFIXES = (".safetensors", *PICKLES)
 """Suffixes of files whose tensors are known."""
 LORA = "LoRA"
 """Kind of a LoRA's file: it has no other, since it contains the names of its network."""
-Role = Literal["vae", "unet", "text"]
-"""Key of a Stable Diffusion model that takes a network."""
-
 _LORA = r"lora_(down|up)|lora_[AB]\.|\.lora_"
-# Kind, the family that a key of a model asks for, pattern of names of tensors: those of original
-# releases, of diffusers and of transformers. The first kind of a family counts.
+# Kind, and pattern of names of its tensors: those of original releases, of diffusers and of
+# transformers. The first kind of a family counts.
 _KINDS = (
+    ("Wan DiT", r"\.(self_attn\.q|cross_attn\.k)\.|^patch_embedding\.|^blocks\.0\.attn1\."),
+    ("UNet", r"^(down_blocks|input_blocks|up_blocks)\."),
     (
-        "Wan DiT",
-        "DiT",
-        r"\.(self_attn\.q|cross_attn\.k)\.|^patch_embedding\.|^blocks\.0\.attn1\.",
-    ),
-    ("UNet", "UNet", r"^(down_blocks|input_blocks|up_blocks)\."),
-    (
-        "image encoder",
         "image encoder",
         r"(^|\.)vision_model\.|^visual\.(transformer|patch_embedding|cls_embedding)\b|"
         r"^embeddings\.(class|patch)_embedding\b",
     ),
     (
         "T5",
-        "T5",
         r"(^|\.)encoder\.(block|embed_tokens)\.|\.SelfAttention\.|^(token_embedding|shared)\.|"
         r"\.ffn\.gate\.",
     ),
     (
-        "CLIP text encoder",
         "CLIP text encoder",
         r"(^|\.)text_model\.|^(embeddings\.(token|word)_embeddings?|text_projection)\b|"
         r"^(cond_stage_model|conditioner)\.",
     ),
     (
         "language model",
-        "language model",
         r"(^|\.)(model|language_model)\.layers\.|^layers\.\d+\.(self_attn\.q_proj|mlp\.gate_proj)|"
         r"(^|\.)embed_tokens\.weight$",
     ),
-    ("VAE of Wan 2.2's 5B model", "VAE", r"^encoder\.downsamples\.0\.downsamples\."),
+    ("VAE of Wan 2.2's 5B model", r"^encoder\.downsamples\.0\.downsamples\."),
     (
-        "VAE",
         "VAE",
         r"^(encoder|decoder)\.(conv_norm_out|norm_out)\.weight$|^first_stage_model\.|"
         r"^encoder\.(down\.0\.block|down_blocks\.0\.resnets)\.",
     ),
-    ("Wan VAE", "VAE", r"^(encoder|decoder)\.(downsamples|upsamples|conv1|conv_in)\."),
-    ("VAE", "VAE", r"^(vae\.)?(encoder|decoder)\.(conv_in|conv1|down|up|mid)|^decoder\.layers\."),
+    ("Wan VAE", r"^(encoder|decoder)\.(downsamples|upsamples|conv1|conv_in)\."),
+    ("VAE", r"^(vae\.)?(encoder|decoder)\.(conv_in|conv1|down|up|mid)|^decoder\.layers\."),
     (
-        "DiT",
         "DiT",
         r"(^|\.)((double|single|transformer|single_transformer|joint)_blocks|noise_refiner)\.|"
         r"^(model\.)?diffusion_model\.|^blocks\.\d+\.(cross_attn|attn\d|attn\.(?![qkvo]\.))",
     ),
 )
-_ROLES: Mapping[Role, frozenset[str]] = {
-    "vae": frozenset({"VAE"}),
-    "unet": frozenset({"UNet", "DiT"}),  # SD 3's is a DiT
-    "text": frozenset({"T5", "CLIP text encoder", "language model"}),
-}
-# Kind -> parts of names that its weights have in a library alone, and the library.
-_CONVERTED = {
-    "Wan DiT": (r"\.attn1\.to_|condition_embedder\.", "diffusers"),
-    "Wan VAE": (r"(encoder|decoder)\.conv_in\.|encoder\.down_blocks\.", "diffusers"),
-    "T5": (r"encoder\.block\.0\.|\.SelfAttention\.", "transformers"),
-    "image encoder": (r"vision_model\.|embeddings\.class_embedding", "transformers"),
-}
+# Kind -> the family of networks that a key of a model asks for, where it is another.
+_FAMILIES = {"Wan DiT": "DiT", "Wan VAE": "VAE", "VAE of Wan 2.2's 5B model": "VAE"}
 # Prefixes in the files of ComfyUI, and of trainers that wrap the network.
 _WRAPPED = re.compile(r"^(model\.diffusion_model\.)?(diffusion_model\.)?(module\.)?", re.MULTILINE)
 # First layers of a VAE's halves, whose shapes tell one from another.
@@ -107,18 +85,11 @@ def kinds_of(names: Iterable[str]) -> dict[str, str]:
         return {LORA: LORA}
     text = f"{own}\n{_WRAPPED.sub('', own)}"
     found: dict[str, str] = {}
-    for kind, family, pattern in _KINDS:
+    for kind, pattern in _KINDS:
+        family = _FAMILIES.get(kind, kind)
         if family not in found and re.search(pattern, text, re.MULTILINE):
             found[family] = kind
     return found
-
-
-def misfit(names: Iterable[str], role: Role) -> str:
-    """Return the kind of a network that cannot have a role, with its article; "" where it may."""
-    kinds = kinds_of(names)
-    if not kinds or _ROLES[role] & kinds.keys():
-        return ""
-    return one(next(iter(kinds.values())))
 
 
 def one(kind: str) -> str:
@@ -126,43 +97,23 @@ def one(kind: str) -> str:
     return f"{'an' if kind[:1] == 'i' else 'a'} {kind or 'network'}"
 
 
-def library_of(kind: str, names: Iterable[str]) -> str | None:
-    """Return the library that weights of Wan are named for; None for Wan's original names.
-
-    musubi-tuner knows the original names only.
-    """
-    marks, library = _CONVERTED.get(kind, ("$^", None))
-    return library if re.search(marks, "\n".join(names)) else None
-
-
 def vae_of(tensors: Mapping[str, Tensor]) -> Vae | None:
     """Return the sizes of a VAE; None where its names or shapes are not known."""
+    from latentmake.config.rows import Vae
+
     first, last = (
         next((x.shape for name, x in tensors.items() if re.search(_ENTRY.format(half), name)), ())
         for half in ("encoder", "decoder")
     )
-    if len(first) != len(last) or len(first) < 4:
-        return None
-    return Vae(len(last) - 2, last[1], first[1])
+    return Vae(len(last) - 2, last[1], first[1]) if len(first) == len(last) > 3 else None
 
 
 def lack(path: Path, marks: Collection[str], what: str) -> str:
-    """Return why a file does not hold a network, such as a name without any of the marks.
-
-    Args:
-        path: of the file.
-        marks: parts of names of tensors, one of which it should have.
-        what: name of the network, for messages.
-
-    Returns:
-        "" where it may hold the network.
-    """
+    """Return why no tensor of a file has one of the marks of a network; "" where one has."""
     try:
         names = tensors_of(path)
     except ValueError as error:
         return str(error)
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"
     if any(mark in name for mark in marks for name in names):
         return ""
     kind = next(iter(kinds_of(names).values()), "")
@@ -173,11 +124,7 @@ def lack(path: Path, marks: Collection[str], what: str) -> str:
 
 
 def weight_file(path: Path) -> Path:
-    """Return the file that stands for some weights: the path itself, or a folder's first file.
-
-    Raises:
-        ValueError: nothing is there, or the folder has no file of weights.
-    """
+    """Return the file that stands for weights: itself, or a folder's first; raises ValueError."""
     if not path.exists():
         raise ValueError(hub.absence(path))
     if not path.is_dir():
@@ -192,18 +139,20 @@ def tensors_of(path: Path) -> Mapping[str, Tensor]:
     """Return the tensors of a file of weights by name; of a torch file without dtype and shape.
 
     Raises:
-        ValueError: it is neither a safetensors nor a torch file, or cut short; says which.
-        OSError: it cannot be read.
+        ValueError: it cannot be read, is cut short, or no safetensors or torch file; says which.
     """
-    stat = path.stat()
-    if not S_ISREG(stat.st_mode):
-        raise ValueError("is no regular file")
-    if stat.st_size == 0:
-        raise ValueError("is an empty file")
-    if path.suffix == ".safetensors":
-        return read_head(path).tensors
-    if path.suffix in PICKLES:
-        return dict.fromkeys(_torch_names(path), Tensor("", (), 0, 0))
+    try:
+        stat = path.stat()
+        if not S_ISREG(stat.st_mode):
+            raise ValueError("is no regular file")
+        if stat.st_size == 0:
+            raise ValueError("is an empty file")
+        if path.suffix == ".safetensors":
+            return read_head(path).tensors
+        if path.suffix in PICKLES:
+            return dict.fromkeys(_torch_names(path), Tensor("", (), 0, 0))
+    except OSError as error:
+        raise ValueError(f"cannot be read ({error.strerror})") from None
     raise ValueError("is neither a .safetensors nor a .pth file")
 
 
@@ -226,6 +175,8 @@ def _torch_names(path: Path) -> list[str]:
 
 
 def _strings(file: IO[bytes]) -> Iterator[str]:
+    import pickletools
+
     for code, argument, _ in pickletools.genops(file):
         if "UNICODE" in code.name and isinstance(argument, str):
             yield argument

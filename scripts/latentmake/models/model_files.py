@@ -10,22 +10,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from latentmake.config.architectures import ARCHITECTURES, WAN
+from latentmake.config.architectures import MUSUBI
 from latentmake.config.models import Model
-from latentmake.config.rows import File, Scripts, Vae
+from latentmake.config.rows import File, Vae
 from latentmake.errors import ModelError
-from latentmake.files.safetensors import Tensor, read_head
+from latentmake.files.safetensors import Tensor
 from latentmake.models.files import script_of, scripted_files
-from latentmake.models.kinds import (
-    LORA,
-    SUFFIXES,
-    kinds_of,
-    library_of,
-    one,
-    tensors_of,
-    vae_of,
-    weight_file,
-)
+from latentmake.models.kinds import SUFFIXES, kinds_of, one, tensors_of, vae_of, weight_file
 
 DIT = "Wan DiT"
 _CHANNELS = {"i2v": 36, "flf2v": 36, "t2v": 16, "t2i": 16, "FC": 48}  # of a Wan DiT's input
@@ -36,6 +27,13 @@ _ORIGINALS = {
     "vae": "the original Wan2.1_VAE.pth",
     "text": "the original models_t5_umt5-xxl-enc-bf16.pth",
     "clip": "the original models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth",
+}
+# Kind -> parts of names that its weights have in a library alone, and the library.
+_CONVERTED = {
+    "Wan DiT": (r"\.attn1\.to_|condition_embedder\.", "diffusers"),
+    "Wan VAE": (r"(encoder|decoder)\.conv_in\.|encoder\.down_blocks\.", "diffusers"),
+    "T5": (r"encoder\.block\.0\.|\.SelfAttention\.", "transformers"),
+    "image encoder": (r"vision_model\.|embeddings\.class_embedding", "transformers"),
 }
 _FOREIGN_VAES = frozenset({Vae(2, 4), Vae(3, 48, 12)})  # SDXL's, and that of Wan 2.2's 5B model
 
@@ -60,20 +58,6 @@ class ModelFile(NamedTuple):
     known: str = ""
 
 
-def model_files(model: Model) -> Iterator[ModelFile]:
-    """Yield all files of a model, inspected."""
-    yield from networks(model)
-    named = {file.key: file for kind in ("latents", "text") for file in encoders(model, kind)}
-    yield from (file for key, file in named.items() if key != "dit")
-
-
-def networks(model: Model) -> Iterator[ModelFile]:
-    """Yield the files of a model that are trained, inspected."""
-    yield _network(model, "dit", model.dit)
-    if model.dit_high_noise is not None:
-        yield _network(model, "dit_high_noise", model.dit_high_noise)
-
-
 def encoder_fault(model: Model, kind: str) -> tuple[str, str] | None:
     """Return the fault of the first unusable encoder of `latents` or `text`.
 
@@ -88,17 +72,15 @@ def encoder_fault(model: Model, kind: str) -> tuple[str, str] | None:
 def encoders(model: Model, kind: str) -> Iterator[ModelFile]:
     """Yield the files that encode `latents` or `text`, inspected."""
     for file in script_of(model, kind).files:
-        weights = model.weights(file.key)
-        if weights is not None and weights.path is not None:
-            yield _encoder(model, file, Path(weights.path))
+        weights, needs = model.weights(file.key), file.key == "clip" and model.needs_clip
+        if weights is None and (file.required or needs):
+            fault = f"is not set, and {model.title if file.required else model.task} needs it"
+            yield ModelFile(file.key, "", fault=fault)
+        elif weights is not None and weights.path is None:
+            doubt = "is on the hub, and was not inspected"
+            yield ModelFile(file.key, str(weights.hub), doubt=doubt)
         elif weights is not None:
-            yield ModelFile(
-                file.key, str(weights.hub), doubt="is on the hub, and was not inspected"
-            )
-        elif file.required:
-            yield ModelFile(file.key, "", fault=f"is not set, and {model.title} needs it")
-        elif file.key == "clip" and model.needs_clip:
-            yield ModelFile(file.key, "", fault=f"is not set, and {model.task} needs it")
+            yield _encoder(model, file, Path(weights.path or ""))
 
 
 def _encoder(model: Model, file: File, place: Path) -> ModelFile:
@@ -114,7 +96,7 @@ def _encoder(model: Model, file: File, place: Path) -> ModelFile:
     if not wan and place.exists() and not any(x.suffix in SUFFIXES for x in files):
         return found._replace(known="is there")  # in a format that only the script knows
     try:
-        tensors = _tensors(place, shards=not wan)
+        tensors = tensors_at(place)
     except ValueError as error:
         return found._replace(fault=str(error))
     found = found._replace(tensors=tensors, known=kind or "is there")
@@ -122,43 +104,29 @@ def _encoder(model: Model, file: File, place: Path) -> ModelFile:
         return found._replace(fault=fault)
     if wan and not kinds_of(tensors):
         return found._replace(doubt=f"is not known as {one(kind)}")
-    return _original(found, kind, demanded=model.scripted) if wan else found
+    return in_original_names(found, kind, demanded=model.scripted) if wan else found
 
 
-def _tensors(place: Path, *, shards: bool) -> Mapping[str, Tensor]:
-    """Return the tensors of the file that stands for some weights; raises ValueError.
-
-    With `shards`, a file that is one of several needs the others.
-    """
+def tensors_at(place: Path) -> Mapping[str, Tensor]:
+    """Return the tensors of the file that stands for some weights; raises ValueError."""
+    file = weight_file(place)
     try:
-        file = weight_file(place)
-        if shards:
-            scripted_files(place)
-        return tensors_of(file)
+        scripted_files(place)
     except ModelError as error:
         raise ValueError(f"{error.what} ({error.where})") from None
-    except OSError as error:
-        raise ValueError(f"cannot be read ({error.strerror})") from None
+    return tensors_of(file)
 
 
 def fault_of(file: File, tensors: Mapping[str, Tensor]) -> str:
     """Return why tensors are not those that a script takes; "" where they may be."""
-    kinds = kinds_of(tensors)
+    kinds, vae = kinds_of(tensors), vae_of(tensors)
     if kinds and file.kind and file.kind not in (*kinds, *kinds.values()):
         return f"is {one(next(iter(kinds.values())))}, not {one(file.kind)}"
-    found = vae_of(tensors)
-    if file.vae is None or found is None or found == file.vae or found not in _known_vaes():
-        return ""
-    return f"is a VAE {_words(found)}, and not one {_words(file.vae)}"
-
-
-def _known_vaes() -> set[Vae]:
-    files = (file for row in _rows() for file in row.latents.files)
-    return {*_FOREIGN_VAES, *(file.vae for file in files if file.vae is not None)}
-
-
-def _rows() -> Iterator[Scripts]:
-    return (x.scripts for x in (WAN, *ARCHITECTURES.values()) if x.scripts is not None)
+    if file.vae and vae and vae != file.vae:
+        files = (each for row in MUSUBI.values() for each in row.latents.files)
+        if vae in {*_FOREIGN_VAES, *(each.vae for each in files)}:
+            return f"is a VAE {_words(vae)}, and not one {_words(file.vae)}"
+    return ""
 
 
 def _words(vae: Vae) -> str:
@@ -167,85 +135,24 @@ def _words(vae: Vae) -> str:
     return f"for {what}{alpha}, whose latents have {vae.channels} channels"
 
 
-def _original(file: ModelFile, kind: str, *, demanded: bool) -> ModelFile:
-    """Return a file of Wan with a fault or doubt where musubi-tuner could not read it."""
-    library = library_of(kind, file.tensors)
-    if library is None:
+def in_original_names(file: ModelFile, kind: str, *, demanded: bool) -> ModelFile:
+    """Return a file of Wan, with a fault or doubt if musubi-tuner does not know its names."""
+    marks, library = _CONVERTED.get(kind, ("$^", ""))
+    if not re.search(marks, "\n".join(file.tensors)):
         return file
     names, hint = f"is in {library}' names", _ORIGINALS[file.key]
     if demanded:
         return file._replace(fault=f"{names}, which musubi-tuner cannot read: name {hint}")
-    return file._replace(
-        doubt=f"{names}: its caches are made here, and musubi-tuner's own caching scripts would "
-        f"need {hint}"
-    )
-
-
-# -- the network that is trained ------------------------------------------------------------------
-
-
-def _network(model: Model, key: str, place: str | None) -> ModelFile:
-    """Return a network that is trained, inspected."""
-    scripts, wan = model.spec.scripts, model.spec.encodes
-    assert scripts is not None
-    if place is None:
-        return ModelFile(key, "", fault="is not set: there is no network to train")
-    title = f"{scripts.title} DiT"
-    found = ModelFile(key, place, known=title)
-    try:
-        tensors = _tensors(Path(place), shards=not wan)
-    except ValueError as error:
-        return found._replace(fault=str(error))
-    found, kinds = found._replace(tensors=tensors), kinds_of(tensors)
-    if LORA in kinds or (wan and kinds and kinds.get("DiT") != DIT):
-        return found._replace(fault=f"is {one(next(iter(kinds.values())))}, not a {title}")
-    if wan and kinds:
-        return _wan_network(model, _original(found, DIT, demanded=True))
-    if _has(tensors, scripts):
-        return found._replace(fault=_stamp_fault(Path(place), scripts))
-    for other in _rows():
-        if _has(tensors, other):
-            return found._replace(fault=f"is a {other.title} DiT, not a {title}")
-    return found._replace(doubt=f"is not known as a {title}")
-
-
-def _has(tensors: Mapping[str, Tensor], scripts: Scripts) -> bool:
-    return any(re.search(scripts.mark, name) for name in tensors)
-
-
-def _stamp_fault(path: Path, scripts: Scripts) -> str:
-    """Return why a DiT's header is not what its training script demands; "" where it is."""
-    if scripts.stamp is None:
-        return ""
-    key, expected = scripts.stamp
-    try:
-        given = read_head(weight_file(path)).metadata.get(key)
-    except (OSError, ValueError):
-        return "is no .safetensors file, which its training script demands"
-    if given == expected:
-        return ""
-    said = f"`{given}`" if given else "none"
-    return f"has {said} as `{key}` in its header, where `{expected}` is demanded"
-
-
-def _wan_network(model: Model, file: ModelFile) -> ModelFile:
-    if file.fault or model.task is None:
-        return file
-    if fault := other_task(model.task, file.tensors):
-        return file._replace(fault=fault)
-    if weight_file(Path(file.place)).suffix != ".safetensors":
-        return file._replace(doubt="is no .safetensors file, which alone musubi-tuner reads")
-    return file
+    doubt = f"{names}: its caches are made here, and musubi-tuner's caching scripts would need"
+    return file._replace(doubt=f"{doubt} {hint}")
 
 
 def other_task(task: str, tensors: Mapping[str, Tensor]) -> str:
     """Return why a Wan DiT is another task's; "" where it fits, or has sizes of no Wan model."""
     family, _, size = task.removesuffix("-FC").partition("-")
     channels = _CHANNELS["FC" if task.endswith("-FC") else family]
-    for name, tensor in tensors.items():
-        if not name.endswith("patch_embedding.weight") or len(tensor.shape) != 5:
-            continue
-        width, inputs = tensor.shape[:2]
+    shapes = (x.shape for name, x in tensors.items() if name.endswith("patch_embedding.weight"))
+    for width, inputs, *_ in (shape for shape in shapes if len(shape) == 5):
         if inputs != channels and inputs in _CHANNELS.values():
             return f"is a Wan DiT of {inputs} input channels; {task} has {channels}"
         if width != _WIDTHS[size] and width in _WIDTHS.values():

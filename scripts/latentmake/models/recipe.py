@@ -2,7 +2,8 @@
 
 Weights enter by the digest of their files, never by their path: a moved model rebuilds nothing, a
 changed one rebuilds what depends on it. Of a program that encodes in place of our encoders, its
-arguments count here; who knows where its sources lie adds them. Nothing here loads a network.
+arguments count here; who knows where its sources lie adds them. Nothing here loads a network. A
+file that is missing or cannot be read is a ModelError.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from latentmake.models.files import (
     tokenizer_files,
     weights_files,
 )
+from latentmake.models.kinds import lack
 
 if TYPE_CHECKING:
     from latentmake.config.rows import Encoder
@@ -41,43 +43,36 @@ _DTYPES = ("dtype", "vae_dtype", "text_dtype")  # one of which counts for each k
 
 
 def make(
-    kind: str, dataset: Dataset | None, model: Model, file_digest: FileDigest = digest.of_file
+    kind: str,
+    dataset: Dataset | None,
+    model: Model,
+    file_digest: FileDigest = digest.of_file,
+    place: str | None = None,
 ) -> dict[str, object]:
     """Return the recipe of `latents`, or of `text`, which needs no dataset.
 
-    Raises:
-        ModelError: files are missing or cannot be read.
-    """
-    if not model.spec.encodes:
-        return _program_recipe(kind, dataset, model, file_digest)
-    if kind == "text":
-        return text_recipe(model, [_text_digests(model, x, file_digest) for x in model.text])
-    assert dataset is not None
-    original = model.spec.original_files
-    vae = weights_digest(model.vae, file_digest, original=original)
-    clip = None
-    if model.clip is not None:
-        clip = weights_digest(model.clip, file_digest, original=original)
-    return latents_recipe(dataset, model, vae, clip)
-
-
-def checked(
-    kind: str, dataset: Dataset | None, model: Model, place: str, file_digest: FileDigest
-) -> dict[str, object]:
-    """Return the recipe of a model, whose section in the configuration is at `place`.
+    With the `place` of the model in the configuration, its files are inspected and faults name it.
 
     Raises:
         ModelError: files are missing, cannot be read, or are of another kind.
     """
-    if model.spec.scripts is not None:
+    if place and model.spec.scripts is not None:
         from latentmake.models.model_files import encoder_fault
 
         if wrong := encoder_fault(model, kind):
             raise ModelError(wrong[1], where=f"{place}.{wrong[0]}", hint="name the right file")
+    original = model.spec.original_files
     try:
-        return make(kind, dataset, model, file_digest)
+        if not model.spec.encodes:
+            return _program_recipe(kind, dataset, model, file_digest)
+        if kind == "text":
+            return text_recipe(model, [_text_digests(model, x, file_digest) for x in model.text])
+        assert dataset is not None
+        own = filter(None, (model.vae, model.clip))
+        found = [weights_digest(each, file_digest, original=original) for each in own]
+        return latents_recipe(dataset, model, *found)
     except ModelError as error:
-        if error.where.startswith("models."):
+        if place is None:
             raise
         where, what = f"{place}.{'vae' if kind == 'latents' else 'text'}", error.what
         raise ModelError(f"{error.where}: {what}", where=where, hint=error.hint) from None
@@ -198,8 +193,6 @@ def _scripted(model: Model, kind: str, file_digest: FileDigest) -> dict[str, obj
 
 
 def _by_strategy(model: Model, kind: str, file_digest: FileDigest) -> dict[str, object]:
-    from latentmake.models.kinds import lack
-
     encoder = encoder_of(model, kind)
     for network in encoder.networks:
         path = Path((model.weights(network.key) or NO_WEIGHTS).path or "")
@@ -251,9 +244,6 @@ def weights_digest(
         weights: the network.
         file_digest: the planner passes its memo's.
         original: see `weights_files`.
-
-    Raises:
-        ModelError: files are missing or cannot be read.
     """
     if weights.hub is not None:
         return digest.of_value(["hub", weights.hub, weights.revision, weights.subfolder])
@@ -267,11 +257,7 @@ def files_digest(
     file_digest: FileDigest,
     names: Sequence[str] | None = None,
 ) -> str:
-    """Return the digest of some files by their content, and by their names where these count.
-
-    Raises:
-        ModelError: one cannot be read.
-    """
+    """Return the digest of some files by their content, and by their names where these count."""
     try:
         digests = [file_digest(file) for file in files]
     except OSError as error:
@@ -285,11 +271,7 @@ def files_digest(
 def projection_digest(
     path: str, file_digest: FileDigest = digest.of_file, *, with_code: bool = False
 ) -> str:
-    """Return the digest of a text projection, `with_code` of the pipeline's Python files too.
-
-    Raises:
-        ModelError: files are missing or cannot be read.
-    """
+    """Return the digest of a text projection, `with_code` of the pipeline's Python files too."""
     files = [projection_file(path)]
     if with_code:
         beside = [file for file in files[0].parent.iterdir() if file.suffix in (".py", ".json")]

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from latentmake.config.datasets import Dataset
-from latentmake.data.item import Item
 from latentmake.layouts import kind_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import EncodingJob, Order, Work, job_of
 from latentmake.plan.state import State
-from latentmake.plan.target import Target
-
-_Group = tuple[Item, list[Target], list[str | None]]
-"""An item with its stale targets, and the digest of its inputs where that is known."""
 
 _REUSED_ITEMS = 16_384  # of a batch that encodes nothing
 _SHARED_ITEMS = 64  # of a batch, at the least, that is one so that several GPUs work
@@ -41,27 +37,29 @@ def batches(
         states: of the parts.
         side_by_side: how many jobs run at a time on this machine.
     """
-    groups: dict[tuple[str, frozenset[str], bool], dict[tuple[str, str | None], _Group]] = {}
+    alike: dict[tuple[str, frozenset[str]], list[str]] = {}
     everyone = frozenset().union(*(runs for part, runs in asked.items() if "@" in part))
     for part, wanting in asked.items():
         # A text that lies beside each resolution is encoded once for all of them.
-        together = everyone if "@" in part else frozenset(wanting)
-        for stale in states.parts[part].stale:
-            item, target = stale.item, stale.target
-            group = groups.setdefault((kind_of(part), together, bool(target.at_hand)), {})
-            found = group.setdefault((item.stem, item.text), (item, [], []))
-            found[1].append(target)
-            found[2].append(stale.content)
-    for (kind, runs, at_hand), group in groups.items():
-        works = [
-            Work(item, tuple(targets), next(filter(None, contents), None))
-            for item, targets, contents in group.values()
-        ]
-        size = _REUSED_ITEMS if at_hand else _batch_size(facts, model, kind, works)
-        if side_by_side > 1 and not at_hand:
-            size = min(size, max(_SHARED_ITEMS, -(-len(works) // side_by_side)))
-        for start in range(0, len(works), size):
-            yield order_of(facts, dataset, model, kind, works[start : start + size]), runs
+        runs = everyone if "@" in part else frozenset(wanting)
+        alike.setdefault((kind_of(part), runs), []).append(part)
+    for (kind, runs), parts in alike.items():
+        # Whether all is at hand -> of an item: itself, the digest of its inputs where that is
+        # known, and its stale targets.
+        groups: dict[bool, dict[tuple[str, str | None], list[Any]]] = {}
+        for item, target, _, content, _ in (x for part in parts for x in states.parts[part].stale):
+            group = groups.setdefault(bool(target.at_hand), {})
+            found = group.setdefault((item.stem, item.text), [item, content])
+            found[1] = found[1] or content
+            found.append(target)
+        for at_hand, group in groups.items():
+            works = [Work(item, (*targets,), content) for item, content, *targets in group.values()]
+            group.clear()
+            size = _REUSED_ITEMS if at_hand else _batch_size(facts, model, kind, works)
+            if side_by_side > 1 and not at_hand:
+                size = min(size, max(_SHARED_ITEMS, -(-len(works) // side_by_side)))
+            for start in range(0, len(works), size):
+                yield order_of(facts, dataset, model, kind, works[start : start + size]), runs
 
 
 def _batch_size(facts: Facts, model: str, kind: str, works: Sequence[Work]) -> int:
@@ -77,17 +75,17 @@ def _batch_size(facts: Facts, model: str, kind: str, works: Sequence[Work]) -> i
 
 def order_of(facts: Facts, dataset: str, model: str, kind: str, works: Sequence[Work]) -> Order:
     """Return the order for some work of one dataset, model and kind."""
-    config = facts.config
+    config, settings = facts.config, facts.config.models[model]
     return Order(
         kind=kind,
         dataset=dataset,
         model=model,
         dataset_settings=config.datasets.get(dataset, _PROMPTS),
-        model_settings=config.models[model],
+        model_settings=settings,
         recipe=facts.recipe(dataset, model, kind),
         items=tuple(works),
-        musubi_tuner=config.musubi_tuner if config.models[model].scripted else None,
-        sd_scripts=config.sd_scripts if config.models[model].by_strategies else None,
+        musubi_tuner=config.musubi_tuner if settings.scripted else None,
+        sd_scripts=None if settings.scripted else config.encoding_program(settings),
     )
 
 

@@ -72,7 +72,8 @@ class Facts(Datasets):
         parts = ["latents"] if kind == "latents" else text_parts(self.config.datasets[dataset])
         items = [each for each in self.items(dataset, model)[0] if each.stem == fault["stem"]]
         contents = self.contents(dataset, items)
-        inputs = (each for part in parts for each in self.inputs(model, part, items))
+        layout = self.layout(model)
+        inputs = (each.inputs(part, layout) for part in parts for each in items)
         return any(contents.of(each) == fault["digest"] for each in inputs)
 
     def digest_of(self, path: str | Path) -> str | None:
@@ -141,7 +142,7 @@ class Facts(Datasets):
             settings, data = self.config.models[model], self.config.datasets.get(dataset)
             read, place = self.memo.digest_of_file, f"models.{model}"
             try:
-                found = recipe.checked(kind, data, settings, place, read)
+                found = recipe.make(kind, data, settings, read, place)
                 if program := self.config.encoding_program(settings):
                     assert self._program_digest is not None
                     found["program"] = self._program_digest(program, settings, kind, self.memo)

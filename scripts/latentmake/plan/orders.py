@@ -143,8 +143,9 @@ class Order:
             if new and whole and not self.receipt.exists():
                 return
         # The items lie beside the order: Snakemake digests its input, and need not digest those.
-        atomic.write(path, items)
+        atomic.write(path, items or _ITEMS.dump_json(self.items))
         atomic.write(self.path, head)
+        self._texts = head, b""  # a plan has many orders
         found = (target.found for item in self.items for target in item.targets)
         newest = max((int(each.split("@")[1]) for each in found if each), default=0)
         moment = max(time.time_ns(), newest + 1_000_000)

@@ -81,16 +81,15 @@ def make_plan(
         from latentmake.plan.store import mark_reusable
 
         mark_reusable(facts.memo, states.values())
-        wanted = [
-            each
-            for place in stale
-            for each in batches(facts, *place, needed[place], states[place], side_by_side or 1)
-        ]
-        for order, wanting in wanted:
-            if not facts.asks:
-                order.write()
-            for name in wanting:
-                plans[name].orders.append(order)
+        wanted = []
+        for place in stale:
+            for each in batches(facts, *place, needed[place], states[place], side_by_side or 1):
+                order, wanting = each
+                if not facts.asks:
+                    order.write()
+                for name in wanting:
+                    plans[name].orders.append(order)
+                wanted.append(each)
         jobs = jobs_of(wanted, side_by_side)
     for plan in plans.values():
         plan_manifest(facts, plan, force=force, dry=dry)

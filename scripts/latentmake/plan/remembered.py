@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import marshal
 import os
-from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
-from operator import itemgetter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import latentmake
 from latentmake import digest
 from latentmake.data.item import Item
 from latentmake.files.paths import is_remote
-from latentmake.index.listing import Folder
+from latentmake.index.listing import Folder, packed, unpacked
 from latentmake.index.memo import Listing, TargetStat
 from latentmake.layouts import kind_of
 from latentmake.plan.facts import Facts
@@ -28,7 +27,7 @@ from latentmake.plan.target import PROMPTS, prompt_items
 
 _MOST_CHANGED = 0.1  # share of the items above which all are judged
 _ALWAYS = 64  # items that are few, however few there are
-_LAST = "\U0010ffff"  # sorts behind whatever follows the beginning of a name
+_HEAD, _ENTRIES, _CACHES, _PLACES = "head", "entries", "caches", "places"  # rows of a state
 
 
 def judge_dataset(facts: Facts, dataset: str, model: str, parts: Sequence[str]) -> State:
@@ -38,7 +37,6 @@ def judge_dataset(facts: Facts, dataset: str, model: str, parts: Sequence[str]) 
     if usual:
         if same := past.state():
             return same
-        facts.note_unused(dataset)
         if changed := past.changed():
             past.keep(*changed)
             return changed[0]
@@ -65,11 +63,11 @@ def judge_prompts(facts: Facts, model: str, texts: Iterable[str]) -> State:
 class Remembered:
     """The listings of a dataset and its cache folder, and the last state in which all was fresh.
 
-    Two rows of the memo hold that state; both have the same stamp. The head tells that nothing
-    changed: digest of all that the state depends on besides the listings, fingerprints of these,
-    digest of the images' paths, and of each part the number of targets and the digest of their
-    keys. The rest has both listings, each item's place (`lock.place_of`) and the lines of each part
-    (`PartState.lines`), and is read only where something changed.
+    Rows of the memo hold that state; all have the same stamp. The head tells that nothing changed:
+    digest of all that the state depends on besides the listings, fingerprints of these, digest of
+    the images' paths, and of each part the number of targets and the digest of their keys. The
+    others have both listings, each item's place (`lock.place_of`) and the lines of each part
+    (`PartState.lines`), and are read only where something changed.
     """
 
     def __init__(self, facts: Facts, dataset: str, model: str, parts: Sequence[str]) -> None:
@@ -77,8 +75,7 @@ class Remembered:
         self._facts, self._asked, self._parts = facts, (dataset, model), parts
         self._settings, self._layout = facts.config.datasets[dataset], facts.layout(model)
         self._scan = facts.scan(dataset)
-        self._rows, name = facts.memo.snapshots, "\n".join((dataset, model, *parts))
-        self._head_name, self._rest_name = f"{name}\n\nstate", f"{name}\n\nlists"
+        self._rows, self._name = facts.memo.snapshots, "\n".join((dataset, model, *parts))
         recipes = {part: facts.recipe_digest(dataset, model, kind_of(part)) for part in parts}
         version = [latentmake.__version__, latentmake.PLAN_VERSION]
         base = [
@@ -91,17 +88,16 @@ class Remembered:
         ]
         self._base = digest.of_value([*base, self._settings.model_dump()])
         self._listings = self._scan.fingerprint, self.folder.fingerprint
-        data = self._rows.get(self._head_name)
-        found = data and marshal.loads(data)  # noqa: S302 -- written by `keep`
-        self._head = found if found and found["base"] == self._base else None
+        self._stamp: Any = None
+        found = self._row(_HEAD)
+        self._head: Any = found if found and found["base"] == self._base else None
 
-    @cached_property
-    def _rest(self) -> Any:
-        """The second row; None where another plan has replaced the state since."""
-        data = self._rows.get(self._rest_name)
-        found = data and marshal.loads(data)  # noqa: S302 -- written by `keep`
-        is_current = found and self._head and found["stamp"] == self._head["stamp"]
-        return found if is_current else None
+    def _row(self, name: str) -> Any:
+        """Return what a row holds; None where another plan has replaced the state since."""
+        data = self._rows.get(f"{self._name}\n\n{name}")
+        stamp, found = marshal.loads(data) if data else (None, None)  # noqa: S302 -- of `keep`
+        self._stamp = self._stamp or stamp
+        return found if stamp == self._stamp else None
 
     def state(self) -> State | None:
         """Return the state, where nothing changed."""
@@ -113,35 +109,32 @@ class Remembered:
         }
         return State(states, self._head["images"])
 
-    def lines(self, part: str) -> dict[str, str]:
+    def lines(self, part: str, places: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return stem -> lines of its fresh targets; none where a later state replaced them."""
-        if self._rest is None:
-            return {}
-        lines = zip(self._rest["places"], self._rest["lines"][part], strict=True)
-        return {stem: line for stem, line in lines if line}
+        places, lines = places or self._row(_PLACES), self._row(part)
+        return {stem: line for stem, line in zip(places or (), lines or (), strict=False) if line}
 
     def keep(self, state: State, places: Mapping[str, str]) -> None:
         """Remember a state in which all is fresh; `places` are those of all items, by stem."""
         if state.unreadable or any(each.stale or each.orphans for each in state.parts.values()):
             return
         lines = {part: state.parts[part].lines() for part in self._parts}
-        head: dict[str, object] = {
-            "stamp": os.urandom(16),
-            "base": self._base,
-            "listings": self._listings,
-            "images": state.images,
-            "parts": {part: (state.parts[part].fresh, state.parts[part].keys) for part in lines},
+        rows: dict[str, Any] = {
+            _ENTRIES: [("", block) for block in packed(self._scan.entries)],
+            _CACHES: self.folder.blocks,
+            _PLACES: dict(places),
+            **{part: [each.get(stem, "") for stem in places] for part, each in lines.items()},
+            _HEAD: {
+                "base": self._base,
+                "listings": self._listings,
+                "images": state.images,
+                "parts": {x: (state.parts[x].fresh, state.parts[x].keys) for x in self._parts},
+            },
         }
-        rest = {
-            "stamp": head["stamp"],
-            "entries": self._scan.entries,
-            "folders": self.folder.folders,
-            "places": dict(places),
-            "lines": {part: [x.get(stem, "") for stem in places] for part, x in lines.items()},
-        }
-        # Version 2 of the format looks for no objects that are shared: it is the fastest.
-        self._rows.learn(self._rest_name, None, marshal.dumps(rest, 2))
-        self._rows.learn(self._head_name, None, marshal.dumps(head, 2))
+        stamp = os.urandom(16)
+        for name, row in rows.items():
+            # Version 2 of the format looks for no objects that are shared: it is the fastest.
+            self._rows.learn(f"{self._name}\n\n{name}", None, marshal.dumps((stamp, row), 2))
 
     def judged(
         self,
@@ -158,16 +151,16 @@ class Remembered:
             found: the files in the cache folder that may be theirs.
             gone: those that are no longer there; None where all items are judged.
         """
-        facts, (_, model) = self._facts, self._asked
-        latents = facts.inputs(model, "latents", items)  # the same at each resolution
+        facts, layout = self._facts, self._layout
+        latents = [x.inputs("latents", layout) for x in items]  # the same at each resolution
         inputs = {
-            part: latents if kind_of(part) == "latents" else facts.inputs(model, part, items)
+            part: latents if kind_of(part) == "latents" else [x.inputs(part, layout) for x in items]
             for part in self._parts
         }
         some = None if gone is None else (items, [*found, *gone])
         judge = facts.judge(*self._asked, self._parts, some)
         if not any(kind_of(part) == "text" for part in self._parts):  # the trainer encodes it
-            for each in facts.inputs(model, "text", items):
+            for each in (x.inputs("text", layout) for x in items):
                 judge.contents.of(each)
         return judge.judge(inputs, owned, found)
 
@@ -178,110 +171,123 @@ class Remembered:
 
         None where all items must be judged.
         """
-        if (touched := self._touched()) is None:
+        before: dict[str, str] | None = self._head and self._row(_PLACES)
+        if not before or (touched := self._touched(before)) is None:
             return None
-        stems, caches, bases, most = touched
-        before: dict[str, str] = self._rest["places"]
-        entries = [*_of_stems(sorted(self._scan.entries), stems, itemgetter(0))]
-        items = self._facts.items_among(*self._asked, entries)
+        (stems, caches), base, entries = touched, self._layout.base, self._scan.entries
+        paths = _of_stems((path for path, *_ in entries), stems)
+        items = self._facts.items_among(*self._asked, [x for x in entries if x[0] in paths])
         if items is None:
             return None
         now = {item.stem: item for item in items}
-        gone, new = {*_of_stems(sorted(before), stems)} - now.keys(), now.keys() - before.keys()
-        affected = {self._layout.base(stem) for stem in (*now, *gone)}
-        others = {stem for base in affected for stem in bases.get(base, ())} - now.keys() - gone
-        odd = self._layout.names_media or any(size < 0 for _, size, *_ in self._scan.entries)
-        if others or ((gone or new) and odd) or len(now) + len(gone) > most:
+        gone, new = _of_stems(before, stems) - now.keys(), now.keys() - before.keys()
+        affected = {base(stem) for stem in (*now, *gone)}
+        others = {stem for stem in before if base(stem) in affected} - now.keys() - gone
+        if others or len(now) + len(gone) > _most(before) or len(before) + len(new) == len(gone):
             return None
-        places = {stem: place for stem, place in before.items() if stem not in gone}
-        places |= {stem: place_of(item, self._layout) for stem, item in now.items()}
-        if not places:
+        if (gone or new) and (self._layout.names_media or any(x[1] < 0 for x in entries)):
             return None
-        if new:
-            places = dict(sorted(places.items()))
         found = self._listing(affected, caches)
-        state = self.judged(items, {*places}, found, [each for each in caches if each not in found])
+        state = self.judged(items, now, found, caches - found.keys())
         if state.unreadable:
             return None
-        lines: dict[str, dict[str, str]] = {}
         for part in self._parts:  # what is remembered of the other items comes to it
-            each = state.parts[part]
-            judged, known = each.lines(), self.lines(part)
-            both = ((stem, (judged if stem in now else known).get(stem)) for stem in places)
-            lines[part] = {stem: line for stem, line in both if line}
-            each.lines = partial(lines.__getitem__, part)
-            each.fresh = sum(line.count("\n") + 1 for line in lines[part].values())
+            each, known = state.parts[part], self.lines(part, before)
+            (count, keys), judged = self._head["parts"][part], each.lines()
+            if count and not known:
+                return None
+            lines = {**known, **judged}
+            for stem in (now.keys() | gone) - judged.keys():
+                lines.pop(stem, None)
+            if lines == known:
+                each.fresh, each.remembered = count, keys
+            else:
+                lines = dict(sorted(lines.items()))
+                each.fresh = sum(line.count("\n") + 1 for line in lines.values())
+            each.lines = lines.copy
+        places = before | {stem: place_of(item, self._layout) for stem, item in now.items()}
+        places = {stem: places[stem] for stem in sorted(places) if stem not in gone}
         state.images = digest.of_lines(places.values())
         return state, places
 
-    def _touched(self) -> tuple[set[str], set[str], dict[str, list[str]], float] | None:
+    def _touched(self, before: Collection[str]) -> tuple[set[str], set[str]] | None:
         """Return the stems that changed files may belong to, and the changed cache files.
 
-        Also base (`Layout.base`) -> stems of the items before, and how many items may change. None
-        where all must be judged: an item may depend on files that do not bear its stem, or too many
-        files changed.
+        None where all must be judged: an item may depend on files that do not bear its stem, too
+        many files changed, or another plan has replaced the state.
         """
         settings, scan = self._settings, self._scan
         if (
-            self._head is None
-            or scan.items is not None
+            scan.items is not None
             or is_remote(scan.root)
             or settings.control_directory is not None
             or settings.metadata_file is not None
             or settings.multiple_target
             or self.folder.has_links
-            or self._rest is None
         ):
             return None
-        stems, bases, before = set[str](), dict[str, list[str]](), self._rest["places"]
-        entries = self._rest["entries"]
-        files = set() if entries == scan.entries else {*entries} ^ {*scan.entries}
-        old, now = dict(self._rest["folders"]), dict(self.folder.folders)
-        caches = {
-            f"{folder}/{name}"
-            for folder in old.keys() | now.keys()
-            if old.get(folder) != now.get(folder)
-            for name, *_ in {*old.get(folder, ())} ^ {*now.get(folder, ())}
-        }
-        most = max(_ALWAYS, _MOST_CHANGED * len(before))
-        if len(files) + len(caches) > most or any(size < 0 for _, size, *_ in files):
+        changes: list[set[Any]] = []
+        entries = (("", block) for block in packed(scan.entries))
+        for number, (name, now) in enumerate(((_ENTRIES, entries), (_CACHES, self.folder.blocks))):
+            same = self._head["listings"][number] == self._listings[number]
+            if (then := () if same else self._row(name)) is None:
+                return None
+            changes.append(set() if same else _difference(then, now))
+        files, caches = changes[0], {f"{folder}/{name}" for folder, name, *_ in changes[1]}
+        if len(files) + len(caches) > _most(before) or any(size < 0 for _, _, size, *_ in files):
             return None
+        stems, owners = set[str](), set[str]()
         endings = [x.lower() for x in (settings.caption_extension, settings.tags_extension) if x]
-        for path, *_ in files:
+        for _, path, *_ in files:
             stems.add(path.rpartition(".")[0] or path)
             stems.update(path[: -len(each)] for each in endings if path.lower().endswith(each))
-        for stem in before:
-            bases.setdefault(self._layout.base(stem), []).append(stem)
         for path in caches:
-            for base in self._layout.owners("/".join(path.split("/")[4:])):
-                stems.update(bases.get(base, ()))
-        return stems, caches, bases, most
+            owners.update(self._layout.owners("/".join(path.split("/")[4:])))
+        if owners:
+            stems.update(stem for stem in before if self._layout.base(stem) in owners)
+        return stems, caches
 
-    def _listing(self, bases: set[str], changed: Collection[str]) -> Listing:
+    def _listing(self, bases: Collection[str], changed: Collection[str]) -> Listing:
         """Return the files in the cache that may belong to some bases, and those that changed."""
         found: Listing = {}
-        below: dict[str, list[str]] = {}
-        for base in bases:
-            below.setdefault(base.rpartition("/")[0], []).append(base)
+        below: dict[str, set[str]] = {}
+        for folder, _, name in (each.rpartition("/") for each in bases):
+            below.setdefault(folder, set()).add(name)
         touched = {path.rpartition("/")[0] for path in changed}
-        for place, entries in self.folder.folders:
+        for place, block in self.folder.blocks:
             folder = "/".join(place.split("/")[4:])  # below that of the part
-            ordered, inner = sorted(entries) if folder in below else [], f"{folder}/" * bool(folder)
-            for base in below.get(folder, ()):
-                name = base.removeprefix(inner)
-                first, last = (bisect_left(ordered, (each,)) for each in (name, f"{name}{_LAST}"))
-                for file, *stat in ordered[first:last]:
-                    if base in self._layout.owners(f"{inner}{file}"):
-                        found[f"{place}/{file}"] = TargetStat(*stat)
-            for file, *stat in entries if place in touched else ():
+            names, inner = below.get(folder, set()), f"{folder}/" * bool(folder)
+            if not names and place not in touched:
+                continue
+            files = unpacked(block)
+            likely = [x for n in {*map(len, names)} for x in files if x[0][:n] in names]
+            for file, *stat in likely:
+                if any(each in bases for each in self._layout.owners(f"{inner}{file}")):
+                    found[f"{place}/{file}"] = TargetStat(*stat)
+            for file, *stat in files if place in touched else ():
                 if f"{place}/{file}" in changed:
                     found[f"{place}/{file}"] = TargetStat(*stat)
         return found
 
 
-def _of_stems(names: Sequence[Any], stems: Iterable[str], key: Any = None) -> Iterator[Any]:
-    """Yield the sorted names that are one of some stems or begin with one and a dot, each once."""
-    for stem in stems:
-        for first, last in ((stem, f"{stem}\0"), (f"{stem}.", f"{stem}/")):
-            start = bisect_left(names, first, key=key)
-            yield from names[start : bisect_left(names, last, start, key=key)]
+def _most(places: Collection[str]) -> float:
+    """Return how many items may change; where more do, all are judged."""
+    return max(_ALWAYS, _MOST_CHANGED * len(places))
+
+
+def _difference(then: Iterable[tuple[str, bytes]], now: Iterable[tuple[str, bytes]]) -> set[Any]:
+    """Return folder and entry of each file that one listing has and another one has not."""
+    old, new = {*then}, {*now}
+    gone, come = (
+        {(folder, *file) for folder, block in several for file in unpacked(block)}
+        for several in (old - new, new - old)
+    )
+    return gone ^ come
+
+
+def _of_stems(names: Iterable[str], stems: set[str]) -> set[str]:
+    """Return the names that are one of some stems or begin with one and a dot."""
+    firsts = {stem.partition(".")[0] for stem in stems}
+    likely = [each for each in names if each.partition(".")[0] in firsts]
+    join = "{}.{}".format
+    return {x for x in likely if not stems.isdisjoint(accumulate(x.split("."), join))}

@@ -16,7 +16,6 @@ from latentmake.config.runs import Run
 from latentmake.data.item import Fault
 from latentmake.files.disk import Need
 from latentmake.layouts import kind_of
-from latentmake.models.reasons import Difference, some, value_differences
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import (
     CAPTIONS,
@@ -27,6 +26,7 @@ from latentmake.plan.lock import (
     run_folder,
 )
 from latentmake.plan.orders import EncodingJob, Order, run_order
+from latentmake.plan.reasons import Difference, some, value_differences
 from latentmake.plan.state import PartState
 from latentmake.plan.target import PROMPTS, Part, part_names, parts_of, targets_of
 

@@ -79,7 +79,7 @@ def named_targets(
         elif not (text_of(part) in text_parts(settings) if is_text else _SIZE.fullmatch(part)):
             continue
         else:
-            inputs = facts.inputs(model, part, facts.items(dataset, model)[0])
+            inputs = [x.inputs(part, layout) for x in facts.items(dataset, model)[0]]
         if bases is not None:
             inputs = [item for item in inputs if layout.base(item.stem) in bases]
         for item, targets in targets_of(layout, settings, wanted, inputs):

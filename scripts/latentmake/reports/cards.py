@@ -21,6 +21,7 @@ from latentmake.errors import SourceError, UserError
 from latentmake.files.disk import usable_cores
 from latentmake.files.media import NPZ, VIDEO_EXTENSIONS
 from latentmake.files.paths import is_remote
+from latentmake.files.readers import Readers
 from latentmake.geometry.buckets import Placement, Size
 from latentmake.geometry.clips import Span
 from latentmake.layouts import Layout, size_of
@@ -133,7 +134,7 @@ def page_data(facts: Facts, name: str, found: Cards, cards: Sequence[Card]) -> d
     def values(numbered: tuple[int, Card]) -> dict[str, Any]:
         number, card = numbered
         settings = facts.config.datasets[card.dataset]
-        look = _look_at(card.item, settings) if number < PICTURES else _Look(None, None)
+        look = _look_at(card.item, settings, readers) if number < PICTURES else _Look(None, None)
         crops = [_crop(layout, size.name, look.size, settings) for size in run.resolutions]
         return {
             "dataset": card.dataset,
@@ -146,7 +147,7 @@ def page_data(facts: Facts, name: str, found: Cards, cards: Sequence[Card]) -> d
             "targets": crops if number < PICTURES else [],
         }
 
-    with ThreadPoolExecutor(usable_cores()) as pool:
+    with Readers() as readers, ThreadPoolExecutor(usable_cores()) as pool:
         made = pool.map(values, enumerate(cards))
         bar = Progress(made, desc=f"images of {name}", unit="image", total=len(cards))
         items = [*bar]
@@ -230,14 +231,14 @@ class _Look(NamedTuple):
     fault: str = ""
 
 
-def _look_at(item: Item, settings: Dataset) -> _Look:
+def _look_at(item: Item, settings: Dataset, readers: Readers) -> _Look:
     """Return a small picture of an item; of a video one frame, of one at a URL none."""
     from latentmake.reports.images import embedded
 
     if is_remote(item.image):
         return _Look(None, None)
     try:
-        size, image = _opened(item, settings)
+        size, image = _opened(item, settings, readers)
     except SourceError as error:
         return _Look(None, None, error.what)
     except OSError as error:
@@ -246,15 +247,15 @@ def _look_at(item: Item, settings: Dataset) -> _Look:
     return _Look(size, embedded(image, "webp", quality=75))
 
 
-def _opened(item: Item, settings: Dataset) -> tuple[Size, Image.Image]:
+def _opened(item: Item, settings: Dataset, readers: Readers) -> tuple[Size, Image.Image]:
     from PIL import Image
 
     from latentmake.caches.pixels.plain import decode, shrink_to, upright_size
-    from latentmake.files.frames import frames_at
+    from latentmake.files.video import frame_of
 
     path = Path(item.image)
     if path.suffix.lower() in {*VIDEO_EXTENSIONS, NPZ}:
-        ((_, frame),) = frames_at(item.image, [(item.span or Span()).first])
+        (frame,) = readers.each(item.image, frame_of, item.image, (item.span or Span()).first)
         image = Image.fromarray(frame)
         if item.media is not None and item.media.rotation:
             image = image.rotate(-item.media.rotation, expand=True)

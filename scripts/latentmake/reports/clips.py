@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from latentmake.errors import SourceError
-from latentmake.files.frames import probe_videos
+from latentmake.files.readers import probe_videos
 from latentmake.geometry.clips import Media
 
 FPS = 16.0

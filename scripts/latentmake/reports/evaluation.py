@@ -10,8 +10,8 @@ from latentmake import digest
 from latentmake.config.root import Config
 from latentmake.errors import CacheError, ConfigError
 from latentmake.files import atomic
-from latentmake.models.reasons import Difference
 from latentmake.plan.facts import Facts
+from latentmake.plan.reasons import Difference
 from latentmake.plan.run_plan import RunPlan
 from latentmake.reports.clips import ClipSources
 from latentmake.reports.page import page, state_in, table, template_digest

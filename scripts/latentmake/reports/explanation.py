@@ -11,7 +11,7 @@ from pathlib import Path
 
 from latentmake.files.cachefile import Header
 from latentmake.files.verify import Checked
-from latentmake.models.reasons import Difference, short
+from latentmake.plan.reasons import Difference, short
 from latentmake.reports.recipe_changes import program_of, recipe_words
 
 

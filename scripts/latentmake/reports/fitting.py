@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 
+from latentmake.data.probe import probed
 from latentmake.errors import SourceError
 from latentmake.files.paths import is_remote
 from latentmake.geometry.buckets import Size
+from latentmake.geometry.clips import Media
 from latentmake.index.memo import SourceStat
 from latentmake.layouts import size_of
 from latentmake.plan.facts import Facts
@@ -62,7 +64,8 @@ def _sizes(facts: Facts, dataset: str, state: PartState) -> Iterator[Size]:
             unknown[item.files[0].path] = item.files[0].stat
     step = -(-len(unknown) // _LOOKED_AT) or 1
     if some := dict(islice(unknown.items(), 0, None, step)):
-        yield from filter(None, facts.image_sizes(dataset, some).values())
+        found = probed(facts.scan(dataset).roots, some, facts.memo, video=False)
+        yield from (Size(x.width, x.height) for x in found.values() if isinstance(x, Media))
 
 
 def _are(count: int) -> str:

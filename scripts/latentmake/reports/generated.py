@@ -16,9 +16,9 @@ from latentmake.config.root import Config
 from latentmake.errors import ConfigError, StorageError
 from latentmake.files import atomic
 from latentmake.files.mp4 import spread_frames
-from latentmake.models.reasons import Difference
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
+from latentmake.plan.reasons import Difference
 from latentmake.plan.run_plan import RunPlan
 from latentmake.reports.page import page, state_in, table, template_digest
 from latentmake.training.backend import Backend

@@ -10,8 +10,9 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from latentmake.config.models import Model
+from latentmake.exchange.shapes import text_tokens
 from latentmake.layouts.plain import encoder_name
-from latentmake.models.shapes import T5_LENGTH, text_tokens
+from latentmake.models.files import T5_LENGTH
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

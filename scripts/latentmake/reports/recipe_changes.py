@@ -12,12 +12,12 @@ from latentmake.config.datasets import Dataset
 from latentmake.config.machines import PROGRAMS
 from latentmake.config.models import Model
 from latentmake.config.weights import TextWeights
-from latentmake.errors import CacheError, SourceError
+from latentmake.errors import CacheError, ModelError, SourceError
 from latentmake.files.cachefile import read_header, read_recipe, target_key
 from latentmake.layouts import kind_of
-from latentmake.models.files import script_of, tokenizer_folder
-from latentmake.models.reasons import Difference, is_digest, short, some, text_of
+from latentmake.models.files import script_of, tokenizer_files
 from latentmake.plan.facts import Facts
+from latentmake.plan.reasons import Difference, is_digest, short, some, text_of
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import Judge, Stale
 from latentmake.plan.target import Part, view_of
@@ -95,7 +95,9 @@ def _place(model: Model, key: str, recipe: Mapping[str, object]) -> str:
     if isinstance(weights, TextWeights) and part == "projection":
         place = weights.projection
     elif isinstance(weights, TextWeights) and part == "tokenizer":
-        place = (weights.tokenizer or weights).hub or str(tokenizer_folder(weights))
+        hub = (weights.tokenizer or weights).hub
+        with suppress(ModelError):
+            place = hub or str(tokenizer_files(weights)[0].parent)
     return f" ({place})" if place else ""
 
 

@@ -14,7 +14,7 @@ from latentmake.files import atomic, npz
 from latentmake.files.disk import human
 from latentmake.files.safetensors import read_head
 from latentmake.layouts import kind_of
-from latentmake.models.shapes import vae_factor
+from latentmake.models.files import vae_factor
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
 from latentmake.plan.run_plan import RunPlan, members

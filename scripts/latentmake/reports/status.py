@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ByteSize
 
-from latentmake.index.listing import Folder
+from latentmake.index.listing import Folder, unpacked
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of
 from latentmake.plan import estimates, store
@@ -132,10 +132,10 @@ def _add_sizes(facts: Facts, row: StatusRow, parts: Iterable[Part], listing: Fol
     ending = layout.text_ending if kind_of(row.kind) == "text" else layout.latents_ending
     folders = {layout.folder(*part) for part in parts}
     seen: dict[int, int] = {}
-    for folder, entries in listing.folders:
+    for folder, block in listing.blocks:
         # Stems may have folders of their own.
         if any(folder == each or folder.startswith(f"{each}/") for each in folders):
-            for name, size, _, inode in entries:
+            for name, size, _, inode in unpacked(block):
                 if ending and name.endswith(ending):
                     row.files += 1
                     seen[inode] = size

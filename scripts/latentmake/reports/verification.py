@@ -143,7 +143,7 @@ def _expected(facts: Facts, run_name: str) -> Iterator[Expected]:
             if dataset == PROMPTS:
                 inputs = prompt_items(prompts_of(facts.config, run))
             else:
-                inputs = facts.inputs(run.model, name, items)
+                inputs = [x.inputs(name, judge.layout) for x in items]
             judge.contents.fetch(file[1:] for item in inputs for file in item.read)
             if kind_of(name) == "latents":
                 judge.contents.prepare_sizes(filter(None, map(judge.contents.of, inputs)))

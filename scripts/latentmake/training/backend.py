@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from latentmake.models.reasons import Difference
     from latentmake.plan.facts import Facts
+    from latentmake.plan.reasons import Difference
     from latentmake.plan.run_plan import RunPlan
     from latentmake.training.checks import Finding
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
-from latentmake.caches.clip_frames import Wanted, clip_array
+from latentmake.caches.pixels.cutting import Cut, Film, cut
 from latentmake.config.architectures import WAN
 from latentmake.config.root import Config, parse
 from latentmake.data.clips import listed_clips
@@ -115,13 +115,14 @@ class ClipDataset(TorchDataset[dict[str, Any]]):
             SourceError: the video is damaged, gone, or was changed since it was listed.
         """
         clip, fps = self._clips[index], self._settings.source_fps
-        wanted = Wanted(clip.indices(fps), self._size)
-        limit = self._settings.max_image_pixels
-        pixels = clip_array(clip.item.image, wanted, rotation=clip.media.rotation, max_pixels=limit)
+        indices, key = clip.indices(fps), (self._size, self._size)
+        film = Film(clip.item.image, clip.media.rotation, self._settings.max_image_pixels)
+        cuts = cut(film, [Cut(indices, 0, len(indices), [key])])
+        (pixels,) = (made[key] for made in cuts if made is not None)
         values = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
         place = {
             "video": clip.item.image,
-            "first_frame": wanted.indices[0],
+            "first_frame": indices[0],
             "stride": clip.span.stride,
         }
         return {

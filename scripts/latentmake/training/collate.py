@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from latentmake.models.shapes import T5_LENGTH
+from latentmake.models.files import T5_LENGTH
 
 
 class _Batch(dict[str, Any]):

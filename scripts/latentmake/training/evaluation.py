@@ -14,8 +14,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from latentmake import digest
-from latentmake.models.reasons import Difference, value_differences
 from latentmake.plan.lock import run_folder
+from latentmake.plan.reasons import Difference, value_differences
 from latentmake.training.clip_statistics import ClipFigures
 from latentmake.training.generation import GenerationOrder
 from latentmake.training.json_file import JsonFile

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 from latentmake import digest
 from latentmake.config.models import Model
 from latentmake.errors import TrainingError
-from latentmake.models.reasons import Difference, short, value_differences
+from latentmake.plan.reasons import Difference, short, value_differences
 from latentmake.training.json_file import JsonFile
 from latentmake.training.order import caption_in, rows_of
 

@@ -16,8 +16,8 @@ from pydantic import BaseModel, ValidationError
 
 from latentmake.errors import CacheError, TrainingError
 from latentmake.files.safetensors import read_head
-from latentmake.models.reasons import Difference, short, text_of, value_differences
 from latentmake.plan.lock import read_lock
+from latentmake.plan.reasons import Difference, short, text_of, value_differences
 from latentmake.training.json_file import JsonFile
 
 BASIS = "trained_on.json"

@@ -21,8 +21,8 @@ from latentmake.files.cachefile import read_header, read_metadata, read_recipe
 from latentmake.files.paths import is_remote
 from latentmake.files.verify import verify
 from latentmake.layouts import kind_of
-from latentmake.models.reasons import Difference, short
 from latentmake.plan.facts import Facts
+from latentmake.plan.reasons import Difference, short
 from latentmake.plan.run_plan import RunPlan, stale_targets
 from latentmake.plan.single import judge_one, named_targets
 from latentmake.plan.store import mark_reusable
@@ -189,8 +189,8 @@ def _of_source(facts: Facts, path: str) -> Iterator[Explanation]:
         own = [item for item in items if any(_same(each.path, path) for each in item.files)]
         for item in own:
             for part in (x for x in needed if x[:2] == (dataset, model)):
-                inputs = facts.inputs(model, part.name, [item])
                 layout, settings = facts.layout(model), config.datasets[dataset]
+                inputs = [item.inputs(part.name, layout)]
                 for each, targets in targets_of(layout, settings, part, inputs):
                     yield from (_of_target(facts, part, each, target) for target in targets)
     for fault in faults:

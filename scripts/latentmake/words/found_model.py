@@ -297,7 +297,7 @@ def _of_file(file: Path) -> Part:
         shards = sorted(file.parent.glob(f"{file.stem[: match.start()]}-*-of-*{file.suffix}"))
     try:
         found = [tensors_of(each) for each in shards]
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         raise ModelError(str(error), where=file, hint="name a file of weights") from None
     return Part(file, {name: x for each in found for name, x in each.items()})
 
@@ -305,7 +305,7 @@ def _of_file(file: Path) -> Part:
 def _tensors(file: Path) -> Mapping[str, Tensor]:
     try:
         return tensors_of(file)
-    except (ValueError, OSError):
+    except ValueError:
         return {}
 
 

@@ -16,7 +16,9 @@ from latentmake import layouts
 from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded
 from latentmake.config.datasets import Dataset
+from latentmake.config.models import Model
 from latentmake.data import lists
+from latentmake.data.item import Scan
 from latentmake.data.probe import measured
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
@@ -28,6 +30,7 @@ from safetensors.torch import load_file
 from video_world import turn, write_timed, write_video
 
 TIMES = [0, 30, 90, 150, 200, 420, 430, 440, 450, 700, 760, 830, 900, 960, 1040]
+WAN = Model.model_validate({"task": "t2v-1.3B", "vae": "vae", "text": "text"})
 SETTINGS: dict[str, Any] = {"target_frames": [5], "frame_extraction": "chunk", "fit": "crop"}
 
 Frames = list[tuple[float, NDArray[np.uint8]]]
@@ -52,9 +55,9 @@ def clips_of(row: dict[str, Any], size: str, **settings: Any) -> dict[str, torch
     memo, layout = Memo(None), layouts.of("musubi")
     scan = lists.scan("d", asked)
     assert scan.items is not None
-    made = measured(layout, asked, scan, scan.items, None, memo)
-    assert scan.faults == made.faults == [] and len(made.found) == 1
-    source = made.found[0].inputs(size)
+    (item,), faults, _ = measured(layout, asked, scan, scan.items, Scan("", [], ""), memo, WAN)
+    assert scan.faults == faults == []
+    source = item.inputs(size, layout)
     named = layout.named("cache/d/m/x", size, source.stem, source.media, asked, source.span)
     width_height = Size(*map(int, size.split("x")))
     targets = tuple(Target(size, path, None, width_height, clip) for path, clip in named)

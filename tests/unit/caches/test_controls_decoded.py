@@ -28,7 +28,7 @@ def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Order:
     config = configured("qwen_image_edit", control_directory="control")
     facts = Facts(config, Memo(None))
     (item,) = facts.items("pictures", "model")[0]
-    source = item.inputs("text@64", controlled_text=True)
+    source = item.inputs("text@64", facts.layout("model"))
     work = Work(source, (Target("text@64", "cache/cat.safetensors", None),))
     section = config.datasets["pictures"]
     tuner = MusubiTuner(path="musubi-tuner")
@@ -74,7 +74,7 @@ def layered(mode: str) -> list[Sample]:
     config = configured("qwen_image_layered", multiple_target=True)
     facts = Facts(config, Memo(None))
     (item,) = facts.items("pictures", "model")[0]
-    work = Work(item.inputs("64"), (Target("64", "x", None, Size(64, 64)),))
+    work = Work(item.inputs("64", facts.layout("model")), (Target("64", "x", None, Size(64, 64)),))
     section, model = config.datasets["pictures"], config.models["model"]
     tuner = MusubiTuner(path="musubi-tuner")
     order = Order(

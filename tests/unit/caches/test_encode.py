@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from latentmake import digest
-from latentmake.caches import pipeline
 from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded
 from latentmake.caches.inputs import Sample
@@ -371,8 +370,7 @@ def samples_alive() -> list[Sample]:
     return [each for each in gc.get_objects() if type(each) is Sample]
 
 
-def test_pictures_of_many_shapes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "_SMALL", 0)  # as if they were large
+def test_pictures_of_many_shapes_do_not_pile_up() -> None:
     sources: dict[str, Path | str] = {
         f"{number:02}": put_image(
             Path(f"data/{number:02}.png"), (number, 2, 3), (16, 16 + 8 * number)

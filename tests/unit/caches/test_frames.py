@@ -13,19 +13,23 @@ import av
 import cv2
 import numpy as np
 import pytest
+from clip_world import InProcess
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from item_world import work_of
-from latentmake.caches.inputs import Clips, Sample, SourceBytes, clip_maker, samples_of
+from latentmake.caches.clips import _places, _samples
+from latentmake.caches.inputs import Sample, SourceBytes, samples_of
 from latentmake.caches.pixels import plain as pixels
-from latentmake.caches.pixels.wan import fit, open_image
+from latentmake.caches.pixels.scaling import cover
+from latentmake.caches.pixels.wan import open_image
+from latentmake.caches.reading import Reading
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.errors import SourceError
-from latentmake.files.frames.reading import read_frames
 from latentmake.files.media import probe_image, probe_video
 from latentmake.geometry.buckets import Size, wan_size
 from latentmake.geometry.clips import Clip, Media, clips, kept_indices
+from latentmake.index.memo import source_stat
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target
 from numpy.typing import NDArray
@@ -176,7 +180,7 @@ def test_pixels_are_those_of_the_rules(size: tuple[int, int], mode: str) -> None
     for target in (Size(64, 64), Size(48, 80), Size(80, 48)):
         expected = scaled(np.array(image), *target)[:, :, :3]
         for given_as in (image, np.array(image)):
-            found = fit(given_as, target)
+            found = cover(given_as, target)
             assert found.dtype == np.uint8
             assert found.shape == (target.height, target.width, 3)
             assert found.flags.c_contiguous
@@ -196,17 +200,17 @@ def test_pixels_of_any_size_are_those_of_the_rules(
 ) -> None:
     image = noise((width, height), mode)
     expected = scaled(np.array(image), wide, high)[:, :, :3]
-    assert np.array_equal(fit(image, Size(wide, high)), expected)
+    assert np.array_equal(cover(image, Size(wide, high)), expected)
 
 
 def test_a_picture_of_the_right_size_is_only_freed_of_alpha() -> None:
     image = noise((64, 48), "RGBA")
-    assert np.array_equal(fit(image, Size(64, 48)), np.asarray(image)[:, :, :3])
+    assert np.array_equal(cover(image, Size(64, 48)), np.asarray(image)[:, :, :3])
 
 
 def test_a_picture_that_fits_one_side_is_only_cut() -> None:
     image = noise((100, 48))  # the factor is 1
-    assert np.array_equal(fit(image, Size(64, 48)), np.asarray(image)[:, 18:82])
+    assert np.array_equal(cover(image, Size(64, 48)), np.asarray(image)[:, 18:82])
 
 
 def test_unseen_colours_vanish_when_scaled_up_and_count_when_scaled_down() -> None:
@@ -214,15 +218,15 @@ def test_unseen_colours_vanish_when_scaled_up_and_count_when_scaled_down() -> No
     values[:, :16] = (250, 0, 0, 255)
     values[:, 16:] = (0, 250, 0, 0)  # green that nobody sees
     image = Image.fromarray(values)
-    assert fit(image, Size(64, 64))[:, :, 1].max() == 0
-    assert fit(image, Size(16, 16))[8, 15].tolist() == [0, 250, 0]
-    assert fit(image, Size(32, 32))[8, 20].tolist() == [0, 250, 0]
+    assert cover(image, Size(64, 64))[:, :, 1].max() == 0
+    assert cover(image, Size(16, 16))[8, 15].tolist() == [0, 250, 0]
+    assert cover(image, Size(32, 32))[8, 20].tolist() == [0, 250, 0]
 
 
 def test_writing_to_the_pixels_leaves_the_source_alone() -> None:
     values = np.array(noise((16, 16)))
     before = values.copy()
-    fit(Image.fromarray(values), Size(16, 16))[:] = 0
+    cover(Image.fromarray(values), Size(16, 16))[:] = 0
     assert np.array_equal(values, before)
 
 
@@ -233,7 +237,7 @@ def test_threads_change_no_pixel() -> None:
     try:
         for threads in (0, 1, 4):
             cv2.setNumThreads(threads)
-            found.append(fit(image, Size(128, 112)))
+            found.append(cover(image, Size(128, 112)))
     finally:
         cv2.setNumThreads(usual)
     assert np.array_equal(found[0], found[1])
@@ -242,10 +246,10 @@ def test_threads_change_no_pixel() -> None:
 
 def test_a_hair_of_a_picture_is_refused_before_it_fills_the_memory() -> None:
     with pytest.raises(SourceError, match=r"hair\.png: is too narrow \(1 x 20000\)"):
-        fit(Image.new("RGB", (1, 20_000)), Size(256, 1024), path="hair.png")
+        cover(Image.new("RGB", (1, 20_000)), Size(256, 1024), path="hair.png")
     with pytest.raises(SourceError, match="is too narrow"):
-        fit(Image.new("RGB", (1, 50)), Size(64, 64), max_pixels=64 * 3199)
-    assert fit(Image.new("RGB", (1, 50)), Size(64, 64), max_pixels=64 * 3200).shape == (64, 64, 3)
+        cover(Image.new("RGB", (1, 50)), Size(64, 64), max_pixels=64 * 3199)
+    assert cover(Image.new("RGB", (1, 50)), Size(64, 64), max_pixels=64 * 3200).shape == (64, 64, 3)
 
 
 # -- videos ---------------------------------------------------------------------------------------
@@ -289,11 +293,17 @@ def made(
     settings = Dataset(path="data", target_frames=[5], source_fps=fps, fit=fit)  # type: ignore[arg-type]
     work = order_of(settings, item)
     keys = {target: target.path for target in targets}
-    maker = clip_maker(work, [Clips(item.item, "digest", keys)], read_frames)
-    found: dict[str, Sample] = {}
-    while maker.left:
-        found |= {sample.key: sample for sample in maker.make()}
+    found = {sample.key: sample for sample in samples_of_clips(work, item, keys)}
     return [found[target.path] for target in targets]
+
+
+def samples_of_clips(work: Order, item: Work, missing: dict[Target, str]) -> list[Sample]:
+    paths = [item.item.source or "", *item.item.controls]
+    sources: dict[str, list[Any]] = {path: [*source_stat(Path(path).stat())] for path in paths}
+    reading = Reading(item, "digest", missing=missing, sources=sources)
+    places = _places(work, [reading])
+    assert reading.fault is None
+    return [each for some in _samples(work, places, InProcess()) for each in some]
 
 
 def order_of(settings: Dataset, *items: Work) -> Order:
@@ -548,7 +558,7 @@ def samples_for(work: Order) -> list[Sample]:
     ((item, targets, _),) = work.items
     missing = {targets[0]: "key"}
     if work.dataset_settings.video:
-        return clip_maker(work, [Clips(item, "digest", missing)], read_frames).make()
+        return samples_of_clips(work, work.items[0], missing)
     controls = tuple(Path(each).read_bytes() for each in item.controls)
     data = Path(item.source or "").read_bytes()
     return samples_of(work, SourceBytes(item, data, "digest", controls), missing)

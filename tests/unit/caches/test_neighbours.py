@@ -1,4 +1,4 @@
-"""A job's files are the same to the byte, however many threads encode and whichever is first."""
+"""A job's files have the same names and keys, and nearly the same values, whatever lies beside."""
 
 from __future__ import annotations
 
@@ -6,29 +6,31 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import order_world
 import pytest
 import sdscripts_world
+import torch
 import world
+from exact_world import error
 from item_world import inputs_of
-from latentmake.caches import captions
-from latentmake.caches.captions import CaptionBatches
-from latentmake.caches.encode import carry_out
+from latentmake.caches.encode import carry_out, carry_out_all
 from latentmake.caches.encoders import Loaded, load
+from latentmake.caches.encoders.together import TOLERANCE
 from latentmake.caches.inputs import Sample
 from latentmake.caches.job import Job
+from latentmake.caches.pipeline import Pipeline
 from latentmake.caches.reading import Reading
-from latentmake.caches.several import carry_out_all
 from latentmake.config.root import parse
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.planner import make_plan
 from order_world import Encoder, silent
+from safetensors.torch import load_file
 from text_world import letters, make_texts
 from wan_world import write_umt5, write_wan_vae
 
@@ -86,26 +88,45 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("layout", ["plain", "sdscripts", "musubi"])
-def test_threads_and_their_order_change_no_byte(
+def test_threads_and_batches_change_no_name_nor_key_and_hardly_a_value(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
-    found = {}
+    found: dict[str, dict[str, dict[str, torch.Tensor]]] = {}
+    keys: dict[str, dict[str, str]] = {}
     for name, threads in (("alone", 1), ("beside", 4)):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
-        planned = orders(root, layout)
-        assert {order.kind for order in planned} == {"latents", "text"}
-        for order in planned:
+        found[name], keys[name] = {}, {}
+        for order in orders(root, layout):
             loaded = load.encoder(order, threads=threads, say=silent)
-            assert loaded.workers == threads
-            if threads == 1:  # a sample after the other, as they come
-                loaded = loaded._replace(lengths=None, alike=None)
+            if threads == 1:  # a sample after the other
+                loaded = loaded._replace(size=1)
             else:
+                assert loaded.workers == threads
                 loaded = loaded._replace(encode=delayed(loaded))
-            carry_out(order, Path(order.receipt), say=silent, threads=threads, encoder=loaded)
-        found[name] = files(tmp_path / name / "cache")
-    assert len(found["alone"]) >= 2 * len(LENGTHS)
-    assert found["beside"] == found["alone"]
+            receipt = carry_out(order, order.receipt, say=silent, threads=threads, encoder=loaded)
+            for path, values in receipt.targets.items():
+                keys[name][path] = str(values[-1])
+                found[name][path] = values_of(Path(path))
+    assert keys["beside"] == keys["alone"]
+    assert len(keys["alone"]) >= 2 * len(LENGTHS)
+    for path, arrays in found["alone"].items():
+        for array, alone in arrays.items():
+            beside = found["beside"][path][array]
+            same = torch.equal(beside, alone)
+            assert same or error(beside, alone.double()) < TOLERANCE[alone.dtype], path
+
+
+def values_of(path: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a cache file."""
+    if path.suffix != ".npz":
+        return load_file(path)
+    with np.load(path) as file:
+        return {
+            name: torch.from_numpy(np.asarray(file[name]))
+            for name in file.files
+            if file[name].dtype == np.float32
+        }
 
 
 def delayed(loaded: Loaded) -> Any:
@@ -148,48 +169,21 @@ def test_equal_captions_are_encoded_once_in_all_items_orders_and_variants(
 # -- batches of captions --------------------------------------------------------------------------
 
 
-def batches(
-    texts: Iterable[str], monkeypatch: pytest.MonkeyPatch, *, waiting: int = 4096, **changes: Any
-) -> list[list[Sample]]:
-    """Return the batches that captions are encoded in, of as many tokens as letters."""
-    monkeypatch.setattr(captions, "_WAITING", waiting)
-    ready = Loaded(lambda samples: [], 4, lengths=lambda text: (77, len(text)))._replace(**changes)
-    found: list[list[Sample]] = []
-    collected = CaptionBatches(lambda samples, _: found.append(samples), lambda: ready)
-    for number, text in enumerate(texts):
-        item = inputs_of(f"{number}", None, text)
-        collected.add(Sample(f"{number}", "s", item, text, (0, 0)))
-        collected.encode_full()
-        assert len(collected._waiting) < waiting
-    collected.flush()
-    return found
-
-
-def lengths_of(found: list[list[Sample]]) -> list[list[int]]:
-    return [[len(str(sample.content)) for sample in batch] for batch in found]
-
-
-TEXTS = ["x" * (1 + at * 37 % 50) for at in range(200)]
-
-
-def test_captions_of_like_length_go_together_longest_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = batches(TEXTS, monkeypatch)
-    flat = [length for lengths in lengths_of(found) for length in lengths]
-    assert flat == sorted(map(len, TEXTS), reverse=True)
-    assert {len(batch) for batch in found} == {4}
-    for batch, lengths in zip(found, lengths_of(found), strict=True):
-        shapes = {sample.shape for sample in batch}  # one for all, a multiple of 16
-        assert shapes == {(80, -(-max(lengths) // 16) * 16)}
-    padded = sum(4 * max(lengths) for lengths in lengths_of(found))
-    unsorted = sum(4 * max(map(len, TEXTS[at : at + 4])) for at in range(0, 200, 4))
-    assert padded < 1.02 * sum(flat)
-    assert unsorted > 1.2 * sum(flat)
-
-
-def test_few_captions_wait_whatever_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = batches(TEXTS, monkeypatch, waiting=20)
-    assert sorted(int(sample.key) for batch in found for sample in batch) == list(range(200))
-    assert max(lengths_of(found)[0]) == max(map(len, TEXTS[:20]))
+@pytest.mark.parametrize(("budget", "most"), [(None, 4), (160, 3), (1, 1)])
+def test_captions_of_like_length_go_together(budget: int | None, most: int) -> None:
+    texts = ["x" * (1 + at * 37 % 50) for at in range(200)]
+    batches: list[list[Sample]] = []
+    loaded = Loaded(lambda samples: [], 4, budget, lengths=lambda text: (7, len(text)))
+    with Pipeline(lambda: loaded, lambda _, some: batches.append([*some])) as pipeline:
+        for number, text in enumerate(texts):
+            item = inputs_of(f"{number}", None, text)
+            pipeline.add(Sample(f"{number}", "s", item, text, (0, 0)))
+    assert sorted(int(sample.key) for batch in batches for sample in batch) == list(range(200))
+    assert all(len({sample.shape for sample in batch}) == 1 for batch in batches)
+    for sample in (sample for batch in batches for sample in batch):
+        assert 0 <= sample.shape[1] - len(str(sample.content)) < 16  # little padding
+    longest = [len(batch) for batch in batches if batch[0].shape == (16, 48)]
+    assert max(longest) == most
 
 
 def test_captions_are_encoded_while_others_are_read_by_several_threads(
@@ -215,21 +209,3 @@ def test_captions_are_encoded_while_others_are_read_by_several_threads(
     carry_out(order, Path("receipt.json"), say=silent, threads=2, encoder=loaded)
     assert len(seen) == 1024 and seen[0] < 1024
     assert threading.get_ident() not in read and len(set(read)) == 2
-
-
-def test_captions_that_may_not_be_padded_go_with_equally_long_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found = batches(TEXTS, monkeypatch, alike=lambda shape: 3)
-    assert all(len(set(lengths)) == 1 for lengths in lengths_of(found))
-    assert {batch[0].shape for batch in found} == {(77, length) for length in range(1, 51)}
-    assert {len(batch) for batch in found} == {1, 3}  # four captions of each length
-
-
-def test_captions_of_an_encoder_that_tells_no_lengths_go_in_their_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found = batches(TEXTS[:10], monkeypatch, lengths=None)
-    assert [sample.content for batch in found for sample in batch] == TEXTS[:10]
-    assert [len(batch) for batch in found] == [4, 4, 2]
-    assert {batch[0].shape for batch in found} == {()}

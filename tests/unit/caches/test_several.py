@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from latentmake.caches.encode import carry_out_all
 from latentmake.caches.encoders import Loaded
-from latentmake.caches.several import carry_out_all
 from latentmake.errors import SourceError
 from latentmake.plan.orders import Order
 from latentmake.plan.receipts import read_receipt

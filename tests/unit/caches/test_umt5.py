@@ -167,14 +167,6 @@ def test_padding_to_512_tokens_gives_the_same(places: dict[str, Path]) -> None:
         torch.testing.assert_close(found.float(), row[: len(found)], rtol=2**-8, atol=1e-4)
 
 
-def test_no_neighbour_changes_a_caption_on_a_cpu(places: dict[str, Path]) -> None:
-    encoder = loaded(places)
-    together = encoder.encode(CAPTIONS)
-    for caption, found in zip(CAPTIONS, together, strict=True):
-        assert torch.equal(encoder.encode([caption])[0], found)
-    assert encoder.encode([]) == []
-
-
 def test_captions_padded_to_their_neighbours_are_the_same(places: dict[str, Path]) -> None:
     encoder = loaded(places)
     (together,) = encoder._queue([encoder._ids(caption, 512) for caption in CAPTIONS])()
@@ -271,7 +263,7 @@ def test_captions_that_are_cut_are_named_at_the_end_by_the_limit_that_is_told(
     settings = {"path": str(places["folder"]), "max_length": 5}
     model = Model.model_validate({"task": "t2v-1.3B", "vae": "nowhere", "text": settings})
     order = Order("text", "cats", "wan", Dataset(path="data"), model, {}, ())
-    ready = text(order, CPU, 1, lambda line: None)
+    ready = text(order, CPU, lambda line: None)
     for number, caption in enumerate(["a", "a &amp; b c d e f g", "a b c d e f g"]):
         item = inputs_of(f"{number}", f"{number}.txt", None)
         ready.encode([Sample(str(number) * 64, "s", item, caption, (0, 0))])

@@ -147,7 +147,7 @@ def test_the_words_are_those_of_trainings_and_not_of_machines() -> None:
 
 
 def test_every_key_that_is_advised_exists_and_every_answer_says_what_to_do() -> None:
-    known = {key for section in sections(Config) for key in section.keys}
+    known = {key for section in sections(Config) for key in section.model.model_fields}
     keys, answers = foreign_words()
     assert {key for advised in keys.values() for key in advised} <= known
     assert all(x.startswith(("leave it out", "write ", "name ")) for x in answers.values())

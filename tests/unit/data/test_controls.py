@@ -153,6 +153,12 @@ def test_rows_name_their_controls() -> None:
     assert items["data/cat"].controls == ("./other/1.png",)
 
 
+def test_items_of_a_list_may_have_a_folder_of_controls() -> None:
+    put("cat")
+    draw("control/data/cat_0.png")
+    assert controls_of("flux_kontext", **write(row())) == {"data/cat": ["cat_0.png"]}
+
+
 def test_a_wan_model_and_one_without_controls_leave_the_columns_alone() -> None:
     put("cat")
     settings = write(row(control_path="nowhere.png"))
@@ -245,4 +251,4 @@ def test_rows_name_their_layers() -> None:
     (line,) = layered(**write(row(image_path_1=3)))[1]
     assert "line 1: has image_path_1: 3, which is no path; correct the row" in line
     (line,) = layered(**write(row(image_path_1="other/9.png")))[1]
-    assert "other/9.png does not exist" in line
+    assert "line 1: ./other/9.png: does not exist" in line

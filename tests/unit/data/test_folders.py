@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from latentmake.config.datasets import Dataset
 from latentmake.data.folders import items, scan
 from latentmake.data.item import CAPTION, IMAGE, IMAGE_EXTENSIONS, Fault, File, Item, Scan
+from latentmake.data.texts import with_texts
 from latentmake.errors import DatasetError
-from latentmake.index.memo import source_stat
+from latentmake.index.memo import Memo, source_stat
 
 
 def put(root: Path, *names: str) -> None:
@@ -25,7 +26,13 @@ def put(root: Path, *names: str) -> None:
 
 def find(root: Path, **changes: object) -> tuple[list[Item], list[Fault]]:
     settings_ = Dataset(path=str(root), **changes)  # type: ignore[arg-type]
-    return items("cats", settings_, scan("cats", settings_))
+    return described(settings_, scan("cats", settings_))
+
+
+def described(settings_: Dataset, scanned: Scan) -> tuple[list[Item], list[Fault]]:
+    found, faults = items("cats", settings_, scanned)
+    found, more = with_texts("cats", settings_, scanned, found, Memo(None), first_line=False)
+    return found, sorted(faults + more)
 
 
 def stems(root: Path, **changes: object) -> list[str]:
@@ -264,7 +271,7 @@ def test_each_image_is_an_item_or_in_a_fault_and_never_both(names: set[str], mis
     images = {name for name in names if is_image(name)}
     captions = {name for name in names if name.endswith(".txt")}
     try:
-        found, faults = items("cats", settings_, scanned(names))
+        found, faults = described(settings_, scanned(names))
     except DatasetError:
         assert not images
         return
@@ -299,5 +306,5 @@ def test_a_scan_finds_just_what_lies_there(names: set[str]) -> None:
         found = scan("cats", settings_)
         expected = sorted(str(path.relative_to(folder)) for path in paths)
         assert sorted(name for name, *_ in found.entries) == expected
-        made = [item.stem for item in items("cats", settings_, found)[0]]
+        made = [item.stem for item in described(settings_, found)[0]]
         assert made == sorted(name.removesuffix(".png") for name in expected)

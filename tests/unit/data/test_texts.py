@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from latentmake.config.datasets import Captions, Dataset
 from latentmake.data import folders
-from latentmake.data.item import CAPTION, IMAGE, File, Item
-from latentmake.data.rows import metadata_of
-from latentmake.data.texts import Texts, texts_of
-from latentmake.index.memo import Memo, SourceStat
+from latentmake.data.item import Item
+from latentmake.data.texts import with_texts
+from latentmake.index.memo import Memo
 
 FILES = {
     "a.png": b"", "a.caption": b"a cat\r\nsecond\n", "a.txt": b"x, y\n",
@@ -34,25 +33,24 @@ def folder(tmp_path: Path) -> Path:
 
 def made(
     folder: Path, metadata: Any = None, memo: Memo | None = None, **settings: Any
-) -> tuple[Texts, list[str]]:
-    """Return the texts of a folder, and the lines of all faults."""
+) -> tuple[dict[str, list[str] | None], list[str]]:
+    """Return the texts of a folder's items by their stems, and the lines of all faults."""
     values = {"path": str(folder), "caption_extension": ".caption", "tags_extension": ".txt"}
     if metadata is not None:
         file = folder.parent / "meta.json"
         file.write_text(json.dumps(metadata), encoding="utf-8")
         values["metadata_file"] = str(file)
     asked = Dataset.model_validate({**values, **settings})
-    memo = memo or Memo(None)
-    root = str(folder)
-    listed = metadata_of("d", asked.metadata_file, root) if asked.metadata_file else None
-    items, faults = folders.items("d", asked, folders.scan("d", asked))
-    found = texts_of(asked, [root], items, listed, memo)
-    return found, [fault.line for fault in (*faults, *found.faults)]
+    scan = folders.scan("d", asked)
+    items, faults = folders.items("d", asked, scan)
+    found, more = with_texts("d", asked, scan, items, memo or Memo(None), first_line=False)
+    texts = {item.stem: item.texts for item in found}
+    return texts, [fault.line for fault in (*faults, *more)]
 
 
 def test_caption_and_tags_lie_in_files_of_their_own(folder: Path) -> None:
     found, faults = made(folder)
-    assert found.found == {"a": ["a cat\nsecond,x, y"], "sub/b": ["z"], "c": ["a dog"]}
+    assert found == {"a": ["a cat\nsecond,x, y"], "sub/b": ["z"], "c": ["a dog"]}
     assert faults == []
 
 
@@ -68,7 +66,7 @@ def test_class_tokens_stand_for_a_missing_caption_and_a_prefix_may_name_the_fold
         class_tokens="someone",
         captions={"caption_prefix": "{folder}:", "enable_wildcard": True},
     )
-    assert found.found == {
+    assert found == {
         "10_sks man/d": ["sks man: someone"],
         "a": ["images: x, y"],
         "c": ["images: someone"],
@@ -80,7 +78,7 @@ def test_class_tokens_stand_for_a_missing_caption_and_a_prefix_may_name_the_fold
 def test_a_tags_extension_may_end_as_that_of_captions_does(folder: Path) -> None:
     (folder / "c.tags.caption").write_text("fluffy")
     found, faults = made(folder, tags_extension=".tags.caption")
-    assert found.found["c"] == ["a dog,fluffy"]
+    assert found["c"] == ["a dog,fluffy"]
     assert len(faults) == 1  # b has tags of another ending
 
 
@@ -94,7 +92,7 @@ def test_metadata_stands_in_for_files(folder: Path) -> None:
         "c": {"tags": "three"},
     }
     found, faults = made(folder, rows)
-    assert found.found == {"a": ["one,t"], "sub/b": ["two"], "c": ["three"]}
+    assert found == {"a": ["one,t"], "sub/b": ["two"], "c": ["three"]}
     assert faults == []
 
 
@@ -107,13 +105,13 @@ def test_files_and_metadata_come_together_as_asked(
 ) -> None:
     rows = {"c.png": {"caption": "new"}}
     found, faults = made(folder, rows, **how)
-    assert found.found == {"a": ["a cat\nsecond,x, y"], "sub/b": ["z"], "c": [text]}
+    assert found == {"a": ["a cat\nsecond,x, y"], "sub/b": ["z"], "c": [text]}
     assert faults == []
 
 
 def test_a_file_and_metadata_that_differ_are_a_fault(folder: Path) -> None:
     found, faults = made(folder, {"c.png": {"caption": "new"}, "a": {"caption": "a cat\nsecond"}})
-    assert set(found.found) == {"a", "sub/b"}
+    assert set(found) == {"a", "sub/b"}
     (line,) = faults
     assert line.startswith(f"{folder}/c.caption: differs from the entry in")
     assert "override or join" in line
@@ -122,7 +120,7 @@ def test_a_file_and_metadata_that_differ_are_a_fault(folder: Path) -> None:
 def test_entries_that_name_no_image_are_counted_in_one_line(folder: Path) -> None:
     rows = {f"lost{number}.png": {"caption": "x"} for number in range(1000)}
     found, (line,) = made(folder, {**rows, "a.png": {"tags": "x, y"}})
-    assert len(found.found) == 3
+    assert len(found) == 3
     assert "lost0.png and 999 more name no image of the dataset" in line
     assert "\n" not in line
 
@@ -147,21 +145,14 @@ def test_a_bad_caption_is_named_and_stops_no_other(
         (folder / name).write_bytes(data)
     found, (line,) = made(folder, captions={"enable_wildcard": True})
     assert what in line
-    assert {"a", "sub/b"} <= set(found.found)
+    assert {"a", "sub/b"} <= set(found)
 
 
 def test_missing_and_empty_captions_may_be_allowed(folder: Path) -> None:
     (folder / "c.caption").write_text("")
     (folder / "sub/b.txt").unlink()
     found, faults = made(folder, missing_caption="empty", empty_caption="allow")
-    assert (found.found["c"], found.found["sub/b"], faults) == ([""], [""], [])
-
-
-def test_items_with_too_few_different_texts_are_named(folder: Path) -> None:
-    settings = {"variants": 4, "shuffle_caption": True}
-    assert sorted(made(folder, captions=settings)[0].alike) == ["c", "sub/b"]
-    (folder / "c.caption").write_text("a, b, c, d, e")
-    assert "c" not in made(folder, captions=settings)[0].alike
+    assert (found["c"], found["sub/b"], faults) == ([""], [""], [])
 
 
 def test_no_caption_file_is_read_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +169,7 @@ def test_no_caption_file_is_read_twice(folder: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Path, "read_bytes", read)
     (folder / "c.caption").write_text("another dog")
     again = made(folder, memo=Memo(folder.parent / "memo.sqlite"))
-    assert again[0].found == {**first[0].found, "c": ["another dog"]}
+    assert again[0] == {**first[0], "c": ["another dog"]}
     assert opened == [folder / "c.caption"]
 
 
@@ -198,15 +189,16 @@ def test_any_subset_of_items_has_the_same_variants(
     settings = Dataset(
         path=str(folder), captions=Captions(variants=3, shuffle_caption=True, seed=3)
     )
-    items = []
     for stem, tags in captions.items():
-        path = folder / f"{stem}.txt"
-        path.write_text(", ".join(tags))
-        scan = folders.scan("d", settings)
-        stat = next(SourceStat(*each[1:]) for each in scan.entries if each[0] == path.name)
-        image = File(IMAGE, f"{folder}/{stem}.png", stat)
-        items.append(Item(stem, (image, File(CAPTION, str(path), stat))))
-    whole = texts_of(settings, [str(folder)], items, None, Memo(None)).found
+        (folder / f"{stem}.png").touch()
+        (folder / f"{stem}.txt").write_text(", ".join(tags))
+    scan = folders.scan("d", settings)
+    items, _ = folders.items("d", settings, scan)
+
+    def texts(some: list[Item]) -> dict[str, list[str] | None]:
+        made, _ = with_texts("d", settings, scan, some, Memo(None), first_line=False)
+        return {item.stem: item.texts for item in made}
+
     subset = data.draw(st.lists(st.sampled_from(items), unique=True))
-    part = texts_of(settings, [str(folder)], subset, None, Memo(None)).found
-    assert part == {item.stem: whole[item.stem] for item in subset}
+    whole = texts(items)
+    assert texts(subset) == {item.stem: whole[item.stem] for item in subset}

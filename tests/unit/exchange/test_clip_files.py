@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -104,16 +103,3 @@ def test_a_disk_without_room_is_said_before_anything_is_written(
     with pytest.raises(StorageError, match=r"of clips must be written, but only .* is free;"):
         cut(order_of(tmp_path, huge), say=print)
     assert not (tmp_path / "clips").exists()
-
-
-def test_a_clip_is_never_in_memory(videos: list[Path], tmp_path: Path) -> None:
-    file = file_of(videos[0], 0, frames=17, size=Size(640, 480))
-    cut(order_of(tmp_path, file_of(videos[1], 0)), say=print)  # imports
-    tracemalloc.start()
-    try:
-        cut(order_of(tmp_path, file), say=print)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    frame = 640 * 480 * 3
-    assert peak < 8 * frame < np.prod(file.shape)

@@ -26,10 +26,10 @@ from latentmake.exchange.ai_training.export import export
 from latentmake.exchange.ai_training.orders import ExportOrder, Text
 from latentmake.exchange.ai_training.plan import plan_adopt, plan_export
 from latentmake.exchange.record import Record
+from latentmake.exchange.shapes import Latents, Tokens
 from latentmake.files import cachefile
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo, source_stat, target_stat
-from latentmake.models.shapes import Latents, Tokens
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import FOLDER, Order
 from latentmake.plan.receipts import read_receipt

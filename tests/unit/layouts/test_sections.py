@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from item_world import work_of
 from latentmake import layouts
+from latentmake.config.architectures import MUSUBI
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
-from latentmake.config.rows import MUSUBI
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Media, Section, kept_indices, sections
 from latentmake.plan.orders import Order

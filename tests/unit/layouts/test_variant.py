@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from latentmake import layouts
 from latentmake.caches.pixels import plain as pixels
-from latentmake.caches.pixels import sdscripts as sdscripts_pixels
-from latentmake.caches.pixels import wan
+from latentmake.caches.pixels import scaling
 from latentmake.config.datasets import Dataset
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size, wan_size
@@ -45,13 +44,13 @@ def plain(image: np.ndarray, resolution: Size, settings: Dataset) -> np.ndarray:
 
 def sdscripts(image: np.ndarray, resolution: Size, settings: Dataset) -> np.ndarray:
     size = Size(image.shape[1], image.shape[0])
-    return sdscripts_pixels.fit(image, placement(size, resolution, settings, "sdxl"))
+    return scaling.fit(image, placement(size, resolution, settings, "sdxl"))
 
 
 def musubi(image: np.ndarray, resolution: Size, settings: Dataset) -> np.ndarray:
     size = Size(image.shape[1], image.shape[0])
     bucket, no_upscale = settings.fit == "bucket", settings.bucket_no_upscale
-    return wan.fit(image, wan_size(size, resolution, bucket=bucket, no_upscale=no_upscale))
+    return scaling.cover(image, wan_size(size, resolution, bucket=bucket, no_upscale=no_upscale))
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def test_what_is_not_in_the_cache_comes_with_the_command_that_fetches_it(
 ) -> None:
     model = model_of(architecture="qwen_image", vae={**HUB, **place}, text="text")
     with pytest.raises(ModelError) as error:
-        refuse_missing(model.vae)
+        refuse_missing(Path(model.vae.path or ""))
     assert str(error.value).endswith(f"not in the local hub cache; run `{line}`")
 
 

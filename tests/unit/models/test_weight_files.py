@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from latentmake.config.weights import TextWeights, Weights
 from latentmake.errors import ModelError
-from latentmake.models import files, shapes
+from latentmake.models import files
 from test_recipe import network, put
 
 
@@ -94,6 +97,42 @@ def test_shards_are_looked_for_in_their_own_folder_alone(tmp_path: Path) -> None
     assert f"{tmp_path}/model/secret.safetensors: these" in refusal(tmp_path / "model")
 
 
+# -- the configuration of a network ----------------------------------------------------------------
+
+
+def fault_of(folder: Path, config: str) -> str:
+    with pytest.raises(ModelError) as caught:
+        files.network_config(Weights(path=str(network(folder, config=config))))
+    assert "config.json: " in str(caught.value) and "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("scaling_factor", each) for each in (0, math.nan, math.inf, "1", True, [0.1], 10**18)),
+        *(("shift_factor", each) for each in (math.nan, "1", {})),
+        *(("latent_channels", each) for each in (0, -4, 4.5, "4", [4], True)),
+        *(("block_out_channels", each) for each in (4, "4", {"4": 4}, [4] * 1000)),
+        *(("hidden_size", each) for each in ("768", math.inf, 10**18)),
+        *(("d_model", each) for each in ("768", -1)),
+        *(("max_position_embeddings", each) for each in ("77", 0, [77])),
+        *(("text_config", each) for each in ("clip", 1, ["clip"], {"hidden_size": "768"})),
+        *(("num_hidden_layers", each) for each in (1_000_000, [1_000_000])),
+        ("vision_config", {"num_hidden_layers": 10**18}),
+        ("layers_per_block", 10**9),
+    ],
+)
+def test_what_no_network_can_have_is_refused(tmp_path: Path, key: str, value: Any) -> None:
+    fault = fault_of(tmp_path, json.dumps({"block_out_channels": [4], key: value}))
+    assert re.search(r"no network has `\w+: .{,120}$", fault)
+
+
+@pytest.mark.parametrize("config", ["[]", '{"a": ' + "[" * 100_000], ids=["list", "deep"])
+def test_a_damaged_configuration_is_named(tmp_path: Path, config: str) -> None:
+    assert "cannot be read" in fault_of(tmp_path, config)
+
+
 # -- tokenizers -----------------------------------------------------------------------------------
 
 
@@ -111,8 +150,7 @@ def test_the_tokenizer_of_a_pipeline_lies_beside_its_encoder(
     network(tmp_path / encoder)
     put(tmp_path / tokenizer, tokenizer_config__json="{}")
     place = TextWeights(path=str(tmp_path / encoder))
-    assert files.tokenizer_folder(place) == tmp_path / tokenizer
-    assert [path.name for path in files.tokenizer_files(place)] == ["tokenizer_config.json"]
+    assert files.tokenizer_files(place) == [tmp_path / tokenizer / "tokenizer_config.json"]
 
 
 def test_an_encoder_that_holds_its_tokenizer_uses_it(tmp_path: Path) -> None:
@@ -120,14 +158,14 @@ def test_an_encoder_that_holds_its_tokenizer_uses_it(tmp_path: Path) -> None:
         network(tmp_path / name)
         put(tmp_path / name, tokenizer__json="{}")
         place = TextWeights(path=str(tmp_path / name))
-        assert files.tokenizer_folder(place) == tmp_path / name
+        assert files.tokenizer_files(place) == [tmp_path / name / "tokenizer.json"]
 
 
 def test_a_single_file_finds_the_tokenizer_of_its_folder(tmp_path: Path) -> None:
     put(tmp_path / "text_encoder", model__safetensors="w")
     put(tmp_path / "tokenizer", vocab__json="{}")
     place = TextWeights(path=str(tmp_path / "text_encoder" / "model.safetensors"))
-    assert files.tokenizer_folder(place) == tmp_path / "tokenizer"
+    assert files.tokenizer_files(place) == [tmp_path / "tokenizer" / "vocab.json"]
 
 
 def test_a_named_tokenizer_wins(tmp_path: Path) -> None:
@@ -135,7 +173,7 @@ def test_a_named_tokenizer_wins(tmp_path: Path) -> None:
     put(tmp_path / "tokenizer", tokenizer__json="{}")
     put(tmp_path / "named", tokenizer__json="{}")
     place = TextWeights(path=str(tmp_path / "text_encoder"), tokenizer=str(tmp_path / "named"))
-    assert files.tokenizer_folder(place) == tmp_path / "named"
+    assert files.tokenizer_files(place) == [tmp_path / "named" / "tokenizer.json"]
 
 
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
@@ -151,20 +189,20 @@ def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("blocks", "factor"), [(1, 1), (2, 2), (3, 4), (4, 8)])
 def test_the_factor_is_what_the_blocks_make_it(tmp_path: Path, blocks: int, factor: int) -> None:
     network(tmp_path, config=json.dumps({"block_out_channels": [8] * blocks}))
-    assert shapes.vae_factor(Weights(path=str(tmp_path))) == factor
+    assert files.vae_factor(Weights(path=str(tmp_path))) == factor
 
 
 def test_where_no_configuration_says_the_factor_is_unknown(tmp_path: Path) -> None:
     put(tmp_path, vae__safetensors="w")
-    assert shapes.vae_factor(Weights(path=str(tmp_path / "vae.safetensors"))) is None
-    assert shapes.vae_factor(Weights(hub="someone/vae", revision="a" * 40)) is None
+    assert files.vae_factor(Weights(path=str(tmp_path / "vae.safetensors"))) is None
+    assert files.vae_factor(Weights(hub="someone/vae", revision="a" * 40)) is None
 
 
-@pytest.mark.parametrize("config", ["", "{}", "[]", '{"block_out_channels": 5}'])
+@pytest.mark.parametrize("config", ["", "{}", '{"block_out_channels": 5}'])
 def test_the_configuration_of_something_else_is_refused(tmp_path: Path, config: str) -> None:
     network(tmp_path, config=config)
     with pytest.raises(ModelError, match=r"is not the configuration of|cannot be read"):
-        shapes.vae_factor(Weights(path=str(tmp_path)))
+        files.vae_factor(Weights(path=str(tmp_path)))
 
 
 def test_a_path_that_looks_like_a_hub_id_is_told_how_one_is_written(

@@ -17,7 +17,6 @@ from latentmake.config.root import parse
 from latentmake.data import probe
 from latentmake.index.memo import MEMO, Memo
 from latentmake.plan.facts import Facts
-from latentmake.plan.planner import make_plan
 from latentmake.session import Session
 from video_world import write_video
 
@@ -149,23 +148,6 @@ def test_videos_are_probed_once_for_all_tasks(
 
 
 # -- items ----------------------------------------------------------------------------------------
-
-
-def test_files_that_nothing_uses_are_told_once_for_all_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    for name in ("a.png", "a.txt", "notes.pdf"):
-        (tmp_path / "data" / name).write_text("a")
-    models = ("tiny", "other")
-    values = {
-        "datasets": {"cats": {"path": "data"}},
-        "models": {name: {"vae": "vae", "text": "text"} for name in models},
-        "runs": {x: {"datasets": "cats", "model": x, "resolutions": [64]} for x in models},
-    }
-    make_plan(Facts(parse(values), Memo(None), encoders=False), models)
-    assert capsys.readouterr().err == "note: datasets.cats: 1 file is not used: notes.pdf\n"
 
 
 @pytest.mark.parametrize("models", [("ours", "theirs"), ("theirs", "ours")])

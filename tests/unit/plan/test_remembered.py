@@ -318,4 +318,4 @@ def test_lines_of_a_replaced_state_are_not_those_of_another(built: tuple[World, 
     assert {*lines} == {*STEMS[:4]}
     read.keep(state, dict.fromkeys(lines, ""))
     assert unread.lines("text") == {}
-    assert read.lines("text") == lines
+    assert Remembered(facts, "cats", "tiny", ["64", "96", "text"]).lines("text") == lines

@@ -67,7 +67,7 @@ def pixels_of(facts: Facts, stem: str) -> list[np.ndarray]:
     work = Order("latents", "shapes", "micro", settings, model, {}, ())
     sizes = facts.config.runs["tiny"].resolutions
     targets = {Target(x.name, x.name, None, layouts.size_of(x.name)): x.name for x in sizes}
-    source = item.inputs("latents")
+    source = item.inputs("latents", facts.layout("micro"))
     samples = samples_of(work, SourceBytes(source, Path(item.image).read_bytes(), ""), targets)
     return [np.asarray(sample.content) for sample in samples]
 

@@ -51,8 +51,6 @@ class ClipTextEncoder:
     def queue(self, captions: Sequence[str], chunks: Sequence[int]) -> Results:
         """Begin to encode captions of so many chunks of 75 tokens each, all chunks as one batch.
 
-        On a CPU each caption is encoded by itself: 77 rows of a matrix are many enough.
-
         Returns:
             What waits for the device. Of each caption of n chunks `hidden_state` [75n + 2, D]: BOS
             of the first chunk, tokens of all, end of the last; `pooled` [D'] of the first chunk;
@@ -62,9 +60,7 @@ class ClipTextEncoder:
             tokenizers.chunked(caption, self.tokens, number)
             for caption, number in zip(captions, chunks, strict=True)
         ]
-        size = 1 if self.model.device.type == "cpu" else max(len(rows), 1)
-        begun = [self._queue(rows[start : start + size]) for start in range(0, len(rows), size)]
-        return lambda: [tensors for results in begun for tensors in results()]
+        return self._queue(rows)
 
     @torch.inference_mode()
     def _queue(self, rows: Sequence[tokenizers.Row]) -> Results:

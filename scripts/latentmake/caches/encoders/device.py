@@ -116,6 +116,20 @@ def attempt(
     return None, words
 
 
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that this process can still use on a GPU.
+
+    Those that torch keeps for reuse are among them; a limit of torch's allocator counts.
+    """
+    if device.type != "cuda":  # an Apple GPU has the machine's
+        return psutil.virtual_memory().available
+    free, total = torch.cuda.mem_get_info(device)
+    reserved = torch.cuda.memory_reserved(device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    allowed = int(total * torch.cuda.get_per_process_memory_fraction(index)) - reserved
+    return min(free, allowed) + reserved - torch.cuda.memory_allocated(device)
+
+
 def held_by_others() -> tuple[int, int]:
     """Return the bytes of the GPU's memory, or the machine's, that other programs hold, and all.
 

@@ -10,10 +10,8 @@ import psutil
 import torch
 
 from latentmake.caches.encoders import Loaded
-from latentmake.caches.encoders.device import pick_device
+from latentmake.caches.encoders.device import free_memory, pick_device
 from latentmake.caches.encoders.imports import encoding_only
-from latentmake.caches.encoders.measured import batch_sizes, measured
-from latentmake.caches.encoders.memory import keep_memory
 from latentmake.config.models import Model
 from latentmake.config.weights import Weights
 from latentmake.models.checkpoints import section_of
@@ -21,14 +19,12 @@ from latentmake.models.files import weights_files
 from latentmake.plan.orders import Order
 
 _OVERHEAD = 1_000_000_000  # bytes of memory besides the weights, at the least
-_IMAGE, _CLIP = 3000, 16_000  # bytes that encoding takes a pixel of an image, or of a clip's frame
+_IMAGE, _CLIP, _TOKEN = 3000, 16_000, 400_000
+"""Bytes that encoding takes at the most: a pixel of an image, or of a clip's frame, and a token of
+a T5-XXL, in float32."""
+_MOST = {"latents": 64, "text": 256}  # samples in a batch
 _IN_FLIGHT = 3  # batches on their way through a GPU
-_BATCH = {  # samples at once where none are measured: on an Apple GPU; (Wan, kind)
-    (False, "latents"): 8,
-    (False, "text"): 32,
-    (True, "latents"): 4,
-    (True, "text"): 16,
-}
+_ROWS, _CAPTIONS = 256, 4  # tokens and captions in a batch on a CPU: with more a core gains little
 
 
 def encoder(
@@ -36,11 +32,10 @@ def encoder(
 ) -> Loaded:
     """Load the encoder of an order.
 
-    On a CPU several threads encode a sample each, side by side: batches would change the last bits,
-    and threads that share the work on one small sample wait for each other most of the time. (What
-    captions may go together says `together`, and what pictures `recorded`.) On a GPU batches are
-    encoded one after the other, while results of those before are written; those of a CUDA device
-    grow while that is faster. There float32 is not computed in TF32, as cuDNN would: its 10 bits of
+    On a CPU several threads encode a picture or a few captions each, side by side: threads that
+    share the work on one small sample wait for each other most of the time. On a GPU batches take
+    half of the memory that is free, and are encoded one after the other, while results of those
+    before are written. There float32 is not computed in TF32, as cuDNN would: its 10 bits of
     mantissa are those of float16.
 
     A process that works on this order `alone` leaves out imports that encoding does not need.
@@ -51,26 +46,30 @@ def encoder(
     device = pick_device()
     model = order.model_settings
     on_cpu = device.type == "cpu"
-    on_cuda = device.type == "cuda"
-    size = 1 if on_cpu else _BATCH[model.spec.video, order.kind]
-    workers = side_by_side(order, threads) if on_cpu else _IN_FLIGHT
+    if on_cpu:
+        workers, size, budget = side_by_side(order, threads), 1, None
+        if order.kind == "text":
+            size, budget = _CAPTIONS, _ROWS
+        say(f"encoding on cpu, {workers} at once")
+    else:
+        taken = _TOKEN if order.kind == "text" else _CLIP if model.spec.video else _IMAGE
+        workers, size, budget = _IN_FLIGHT, _MOST[order.kind], free_memory(device) // 2 // taken
+        say(f"encoding on {device.type}, at most {size} at once")
     torch.set_num_threads(max(1, threads // workers) if on_cpu else threads)
-    number = "as many as is fastest" if on_cuda else workers if on_cpu else size
-    say(f"encoding on {device.type}, {number} at once")
     if line := _too_little_memory(model, order.kind, device):
         say(line)
     torch.backends.cudnn.allow_tf32 = False
     with encoding_only(*_unused(model, order.kind)) if alone else nullcontext():
         module = import_module(f"latentmake.caches.encoders.{order.layout.encoding}")
         load = module.latents if order.kind == "latents" else module.text
-        loaded: Loaded = load(order, device, size, say)
-    if on_cpu:
-        keep_memory()
-        return loaded._replace(workers=workers, threads=torch.get_num_threads())
-    if on_cuda:
-        sizes = batch_sizes(order, device)
-        loaded = loaded._replace(encode=measured(loaded.encode, sizes, device), sizes=sizes)
-    return loaded._replace(workers=_IN_FLIGHT, queues=True)
+        loaded: Loaded = load(order, device, say)
+    return loaded._replace(
+        size=size,
+        budget=budget,
+        workers=workers,
+        threads=torch.get_num_threads() if on_cpu else None,
+        queues=not on_cpu,
+    )
 
 
 def _unused(model: Model, kind: str) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ import torch
 
 from latentmake.caches.encoders import Encoded, Loaded
 from latentmake.caches.encoders.device import DTYPES, compute_dtype
-from latentmake.caches.encoders.recorded import Recorded, by_onednn, pictures_at_once
 from latentmake.caches.encoders.transfer import download, stacked
 from latentmake.caches.inputs import Sample
 from latentmake.caches.tokenizers import CutCaptions
@@ -29,20 +28,12 @@ class ImageEncoder:
         model: its settings.
         device: to encode on.
         say: told what the user should know of it.
-        together: whether several small pictures may be encoded at once on a CPU.
 
     Raises:
         ModelError: it is missing or of another kind.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        device: torch.device,
-        say: Callable[[str], None],
-        *,
-        together: bool = False,
-    ) -> None:
+    def __init__(self, model: Model, device: torch.device, say: Callable[[str], None]) -> None:
         from diffusers.utils import logging  # seconds of import, which text jobs do without
 
         from latentmake.caches.encoders.vae import load_vae, tile
@@ -54,12 +45,6 @@ class ImageEncoder:
         self.vae: AutoencoderKL = load_vae(model.vae, device, dtype, decoder=False)
         if model.vae_tiling:
             tile(self.vae)
-        elif device.type == "cpu":
-            if together:
-                by_onednn(self.vae)
-            quantize = self.vae.quant_conv or torch.nn.Identity()
-            self.vae.encoder = Recorded(torch.nn.Sequential(self.vae.encoder, quantize))
-            self.vae.quant_conv = None
 
     def encode(self, samples: list[Sample], *, flipped: bool = False) -> torch.Tensor:
         """Encode samples, or their mirror images, to unscaled latents [N, C, h, w], float32.
@@ -77,10 +62,10 @@ class ImageEncoder:
         return encode_images(self.vae, pixels.flip(2) if flipped else pixels, seeds=seeds)
 
 
-def latents(order: Order, device: torch.device, size: int, say: Callable[[str], None]) -> Loaded:
+def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> Loaded:
     """Load the VAE."""
     model = order.model_settings
-    encoder = ImageEncoder(model, device, say, together=True)
+    encoder = ImageEncoder(model, device, say)
     stored = DTYPES[model.vae_dtype or model.dtype]
     scale = float(encoder.vae.config.get("scaling_factor") or 1.0)
     shift = float(encoder.vae.config.get("shift_factor") or 0.0)
@@ -96,16 +81,14 @@ def latents(order: Order, device: torch.device, size: int, say: Callable[[str], 
 
         return results()
 
-    is_recorded = isinstance(encoder.vae.encoder, Recorded)
-    return Loaded(encode, size, alike=pictures_at_once if is_recorded else None)
+    return Loaded(encode)
 
 
-def text(order: Order, device: torch.device, size: int, say: Callable[[str], None]) -> Loaded:
+def text(order: Order, device: torch.device, say: Callable[[str], None]) -> Loaded:
     """Load the text encoders."""
     from transformers.utils import logging
 
     from latentmake.caches.encoders.text import TextEncoders
-    from latentmake.caches.encoders.together import alike_on_cpu
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -131,10 +114,4 @@ def text(order: Order, device: torch.device, size: int, say: Callable[[str], Non
 
         return results()
 
-    return Loaded(
-        encode,
-        size,
-        remarks=cut.lines,
-        lengths=encoders.lengths,
-        alike=alike_on_cpu if device.type == "cpu" else None,
-    )
+    return Loaded(encode, remarks=cut.lines, lengths=encoders.lengths)

@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from latentmake.caches.encoders import Encoded, Loaded
-from latentmake.caches.encoders.plain import ImageEncoder, text
+from latentmake.caches.encoders.plain import ImageEncoder
+from latentmake.caches.encoders.plain import text as text_of_plain
 from latentmake.caches.encoders.transfer import download
 from latentmake.caches.inputs import Sample
 from latentmake.config.models import Model
@@ -26,12 +27,13 @@ from latentmake.layouts import plain
 from latentmake.layouts.sdscripts import array_name
 from latentmake.plan.orders import Order
 
-__all__ = ["file_bytes", "latents", "text", "text_arrays"]
-
 Arrays = dict[str, NDArray[Any]]
 
+text = text_of_plain
+"""Text encoders are those of the plain layout."""
 
-def latents(order: Order, device: torch.device, size: int, say: Callable[[str], None]) -> Loaded:
+
+def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> Loaded:
     """Load the VAE."""
     model = order.model_settings
     architecture = model.architecture
@@ -68,7 +70,7 @@ def latents(order: Order, device: torch.device, size: int, say: Callable[[str], 
 
         return results()
 
-    return Loaded(encode, size)
+    return Loaded(encode)
 
 
 def file_bytes(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from transformers import PreTrainedModel
@@ -13,13 +12,13 @@ from latentmake import layouts
 from latentmake.caches import tokenizers
 from latentmake.caches.encoders.clip_text import CLIP_LENGTH, ClipTextEncoder, load_clip_text
 from latentmake.caches.encoders.text_model import load_text_model
-from latentmake.caches.encoders.together import BitEqual, Results, groups, hiding, padded
+from latentmake.caches.encoders.together import Results, hiding, padded
 from latentmake.caches.encoders.transfer import download, upload
 from latentmake.caches.tokenizers import TokenCache
 from latentmake.config.models import Model
 from latentmake.config.weights import TextWeights
 from latentmake.layouts.plain import encoder_name
-from latentmake.models.shapes import T5_LENGTH
+from latentmake.models.files import T5_LENGTH
 
 
 class TextEncoders:
@@ -131,11 +130,6 @@ class TextEncoder:
         """Tokens kept of a caption, without BOS and EOS."""
         return self.max_length - int(self.tokens.tokenizer.num_special_tokens_to_add())
 
-    @cached_property
-    def _equal(self) -> BitEqual | None:
-        on_cpu = self.model.device.type == "cpu"
-        return BitEqual(self.model, self.projection) if on_cpu else None
-
     def length(self, caption: str) -> int:
         """Return how many tokens of a caption the network gets at least, with padding."""
         return self.max_length if self.padded else len(self._ids(caption))
@@ -161,20 +155,7 @@ class TextEncoder:
     def queue(self, captions: Sequence[str]) -> Results:
         """Begin to encode captions; what is returned waits for the device."""
         rows = [self._ids(caption) for caption in captions]
-        lengths = [self.max_length if self.padded else len(row) for row in rows]
-        begun = [
-            (group, self._queue([rows[index] for index in group], [lengths[i] for i in group]))
-            for group in groups(lengths, self._equal)
-        ]
-
-        def wait() -> list[dict[str, torch.Tensor]]:
-            found: list[dict[str, torch.Tensor]] = [{} for _ in captions]
-            for group, results in begun:
-                for index, tensors in zip(group, results(), strict=True):
-                    found[index] = tensors
-            return found
-
-        return wait
+        return self._queue(rows, [self.max_length if self.padded else len(row) for row in rows])
 
     @torch.inference_mode()
     def _queue(self, rows: Sequence[Sequence[int]], lengths: Sequence[int]) -> Results:

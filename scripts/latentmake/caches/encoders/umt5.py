@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedTokenizerBase, UMT5Config, UMT5EncoderModel
 
 from latentmake.caches.encoders.local_state import Kind, State, load_network, place
-from latentmake.caches.encoders.together import BitEqual, groups, hiding, padded
+from latentmake.caches.encoders.together import hiding, padded
 from latentmake.caches.encoders.transfer import Wait, download, upload
 from latentmake.caches.tokenizers import TokenCache
 from latentmake.caches.tokenizers import load as load_tokenizer
@@ -67,7 +67,6 @@ class Umt5Encoder:
         self._network = network
         self._tokens = TokenCache(tokenizer)
         self._padding = int(tokenizer.pad_token_id or 0)
-        self._equal = BitEqual(network) if network.device.type == "cpu" else None
 
     def count_tokens(self, caption: str) -> int:
         """Count a caption's tokens before truncation, with the end token."""
@@ -84,8 +83,7 @@ class Umt5Encoder:
         """Encode captions.
 
         Wan pads to 512 tokens, masks the padding and strips it again. Masked tokens change only the
-        order of sums, so here captions are padded to the longest of the batch. On a CPU no
-        neighbour changes a bit of a caption: see `together`.
+        order of sums, so here captions are padded to the longest of the batch.
 
         Returns:
             Of each caption the last hidden state of its T tokens, [T, D], bfloat16, on the CPU.
@@ -95,18 +93,10 @@ class Umt5Encoder:
     def queue(self, captions: Sequence[str]) -> Callable[[], list[torch.Tensor]]:
         """Begin to encode captions; what is returned waits for the device."""
         rows = [self._ids(caption, self.max_length) for caption in captions]
-        begun = [
-            (group, self._queue([rows[index] for index in group]))
-            for group in groups([len(row) for row in rows], self._equal)
-        ]
+        copied = self._queue(rows)
 
         def wait() -> list[torch.Tensor]:
-            found = {
-                index: hidden[: len(rows[index])]
-                for group, copied in begun
-                for index, hidden in zip(group, copied()[0], strict=True)
-            }
-            return [found[index] for index in range(len(rows))]
+            return [hidden[: len(row)] for hidden, row in zip(copied()[0], rows, strict=True)]
 
         return wait
 

@@ -18,7 +18,7 @@ from latentmake.layouts import musubi
 from latentmake.plan.orders import Order
 
 
-def latents(order: Order, device: torch.device, size: int, say: Callable[[str], None]) -> Loaded:
+def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> Loaded:
     """Load the VAE, and for Wan 2.1 image-to-video the CLIP image encoder."""
     from diffusers.utils import logging
 
@@ -59,14 +59,13 @@ def latents(order: Order, device: torch.device, size: int, say: Callable[[str], 
 
         return results()
 
-    return Loaded(encode, size, partial(encode, vae=vae.frugal()))
+    return Loaded(encode, frugal=partial(encode, vae=vae.frugal()))
 
 
-def text(order: Order, device: torch.device, size: int, say: Callable[[str], None]) -> Loaded:
+def text(order: Order, device: torch.device, say: Callable[[str], None]) -> Loaded:
     """Load umT5."""
     from transformers.utils import logging
 
-    from latentmake.caches.encoders.together import alike_on_cpu
     from latentmake.caches.encoders.umt5 import load_umt5
 
     logging.set_verbosity_error()
@@ -89,10 +88,4 @@ def text(order: Order, device: torch.device, size: int, say: Callable[[str], Non
 
         return results()
 
-    return Loaded(
-        encode,
-        size,
-        remarks=cut.lines,
-        lengths=lambda caption: (encoder.length(caption),),
-        alike=alike_on_cpu if device.type == "cpu" else None,
-    )
+    return Loaded(encode, remarks=cut.lines, lengths=lambda caption: (encoder.length(caption),))

@@ -1,28 +1,30 @@
-"""Clips cut from a video one after the other, so that few of their frames are in memory at once.
+"""Clips cut from a video one after the other, in all of their sizes, by one reading.
 
-Frames that a clip shares with the one before are decoded and scaled once. Where that cannot be, for
-a clip needs a frame of before that is gone, the file is read anew from there.
+Scaled frames that later clips use too are kept, so that each frame is decoded and scaled once.
 """
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from latentmake.caches.inputs import FramesAt
-from latentmake.files.frames import EndedError
+from latentmake.caches.pixels.arrays import Array
+from latentmake.caches.pixels.scaling import MAX_PIXELS, cover
+from latentmake.files.video import EndedError, frame_of, read_frames
+from latentmake.geometry.buckets import Size, wan_size
 
-Key = TypeVar("Key", bound=Hashable)
-Array = NDArray[np.uint8]
+Key = tuple[Size, Size]
+"""Size of a clip's frames, and the resolution whose bucket it is."""
 
 
-class Cut(NamedTuple, Generic[Key]):
-    """One clip.
+class Cut(NamedTuple):
+    """One clip of a file.
 
     Attributes:
         kept: indices in the file of all frames that its item uses, none smaller than the one
@@ -35,163 +37,103 @@ class Cut(NamedTuple, Generic[Key]):
     kept: Sequence[int]
     start: int
     frames: int
-    keys: tuple[Key, ...]
-
-    @property
-    def first(self) -> int:
-        """Index in the file of its first frame."""
-        return self.kept[self.start]
-
-    @property
-    def last(self) -> int:
-        """Index in the file of its last frame."""
-        return self.kept[self.start + self.frames - 1]
-
-    @property
-    def reach(self) -> tuple[int, int]:
-        """Indices in the file of its first and last frames, by which cuts are put in order."""
-        return self.first, self.last
+    keys: Sequence[Key]
 
     @property
     def indices(self) -> Sequence[int]:
         """Indices in the file of its frames."""
         return self.kept[self.start : self.start + self.frames]
 
-
-class _Step(NamedTuple, Generic[Key]):
-    """A cut, whether it takes frames from the clip at hand, and what a new reading reads."""
-
-    cut: Cut[Key]
-    shares: bool
-    reading: list[int] | None
+    @property
+    def reach(self) -> tuple[int, int]:
+        """Indices in the file of its first and last frames, by which cuts are put in order."""
+        return self.kept[self.start], self.kept[self.start + self.frames - 1]
 
 
-class _Held(NamedTuple, Generic[Key]):
-    """A clip at hand: the rows of its frames by their indices, and its pixels."""
+class Film(NamedTuple):
+    """A video or npz clip.
 
-    last: int
-    rows: dict[int, int]
-    stacks: dict[Key, Array]
-
-
-class Cutter(Generic[Key]):
-    """Clips of one file.
-
-    Args:
+    Attributes:
         path: of the file.
-        cuts: clips to be made, in the order of their first and last frames.
-        scaled: gives the pixels of a frame for a key, all of one shape.
-        frames_at: reads frames.
-        repeats_last: whether the last frame that is used is repeated where the file ends early.
+        rotation: degrees clockwise by which frames are turned first.
+        max_pixels: most pixels of a scaled frame before it is cut, see `cover`.
+        bucket: of a control, whether its own shape, that of its first frame, decides its bucket.
     """
 
-    def __init__(
-        self,
-        path: str,
-        cuts: Sequence[Cut[Key]],
-        scaled: Callable[[Array, Key], Array],
-        frames_at: FramesAt,
-        *,
-        repeats_last: bool = False,
-    ) -> None:
-        self._path = path
-        self._scaled = scaled
-        self._frames_at = frames_at
-        self._repeats_last = repeats_last
-        self._steps = deque(_steps(cuts))
-        self._frames: Iterator[tuple[int, Array]] = iter(())
-        self._frame: tuple[int, Array] | None = None
-        self._end: int | None = None
-        self._held: _Held[Key] | None = None
-        self._latest = True
+    path: str
+    rotation: int = 0
+    max_pixels: int = MAX_PIXELS
+    bucket: bool | None = None
 
-    @property
-    def holds_another(self) -> bool:
-        """Whether a clip besides the one made last is in memory, for frames that others share."""
-        return self._held is not None and not self._latest
-
-    def cut(self) -> dict[Key, Array]:
-        """Make the next clip: [frames, height, width, 3] for each key.
-
-        Raises:
-            SourceError: the file is damaged, or ends before.
-        """
-        cut, shares, reading = self._steps.popleft()
-        if reading is not None:
-            self._frames, self._frame = self._frames_at(self._path, reading), None
-        held = self._held if shares else None
-        if held is None:
-            self._held = None
-        stacks: dict[Key, Array] = {}
-        rows: dict[int, int] = {}
-        for row, index in enumerate(cut.indices):
-            if index in rows:
-                for stack in stacks.values():
-                    stack[row] = stack[rows[index]]
-                continue
-            is_there = self._end is None or index < self._end
-            if held is not None and index in held.rows and is_there:
-                pixels = {key: held.stacks[key][held.rows[index]] for key in cut.keys}
-            else:
-                frame = self._frame_at(cut.kept, index)
-                pixels = {key: self._scaled(frame, key) for key in cut.keys}
-            rows[index] = row
-            for key, values in pixels.items():
-                if key not in stacks:
-                    stacks[key] = np.empty((cut.frames, *values.shape), np.uint8)
-                stacks[key][row] = values
-        self._hold(_Held(cut.last, rows, stacks))
-        if not self._steps:
-            self._frames, self._frame = iter(()), None
-        return dict(stacks)
-
-    def _hold(self, made: _Held[Key]) -> None:
-        """Keep the clip that reaches furthest, if the next one takes frames from it."""
-        shares = bool(self._steps) and self._steps[0].shares
-        self._latest = self._held is None or made.last >= self._held.last
-        if self._latest:
-            self._held = made
-        if not shares:
-            self._held = None
-
-    def _frame_at(self, kept: Sequence[int], index: int) -> Array:
-        if self._end is None or index < self._end:
-            try:
-                self._frame = next(self._frames)
-                return self._frame[1]
-            except EndedError as error:
-                if not self._repeats_last:
-                    raise
-                self._end = error.frames
-        place = bisect_left(kept, self._end)
-        if place == 0:
-            raise EndedError(self._path, self._end, index)
-        last = kept[place - 1]
-        if self._frame is None or self._frame[0] != last:
-            (self._frame,) = self._frames_at(self._path, [last])
-        return self._frame[1]
+    def scaled(self, frame: Array, key: Key, shape: Size | None) -> Array:
+        """Scale a frame; that of a control of some shape twice, as musubi-tuner does."""
+        size, resolution = key
+        if self.rotation:
+            frame = np.rot90(frame, -self.rotation // 90)
+        if shape is not None:
+            own = wan_size(shape, resolution, bucket=bool(self.bucket), no_upscale=False)
+            frame = cover(frame, own, path=self.path, max_pixels=self.max_pixels)
+        return cover(frame, size, path=self.path, max_pixels=self.max_pixels)
 
 
-def _steps(cuts: Sequence[Cut[Key]]) -> Iterator[_Step[Key]]:
-    """Yield what to do for each cut."""
-    steps: list[tuple[Cut[Key], bool]] = []
-    reading: list[int] = []
-    held: Cut[Key] | None = None
-    at_hand: frozenset[int] = frozenset()
-    for cut in cuts:
-        shares = held is not None and cut.first <= held.last and {*cut.keys} <= {*held.keys}
-        needed = [*dict.fromkeys(cut.indices)]
-        new = [index for index in needed if index not in at_hand] if shares else needed
-        if not steps or (new and reading and new[0] <= reading[-1]):
-            yield from _run(steps, reading)
-            steps, reading, shares, new = [], [], False, needed
-        steps.append((cut, shares))
-        reading += new
-        if not shares or held is None or cut.last >= held.last:
-            held, at_hand = cut, frozenset(needed)
-    yield from _run(steps, reading)
+def cut(film: Film, cuts: Sequence[Cut]) -> Iterator[dict[Key, Array] | None]:
+    """Yield clips, [frames, height, width, 3] for each key; None is a sign of life.
+
+    Of a control that ends early the last frame that its item uses is repeated.
+
+    Args:
+        film: the file.
+        cuts: clips in the order of their `reach`.
+
+    Raises:
+        SourceError: the file is damaged or gone, ends before, or its frames are too narrow.
+    """
+    left, shape = deque(cuts), None
+    if film.bucket is None:
+        yield from _clips(film, left, None)
+        return
+    for first in frame_of(film.path, cuts[0].kept[0]):
+        if first is not None:
+            shape = Size(first.shape[1], first.shape[0])
+    try:
+        yield from _clips(film, left, shape)
+    except EndedError as error:
+        yield from _clips(film, deque(_repeating(each, error.frames) for each in left), shape)
 
 
-def _run(steps: Sequence[tuple[Cut[Key], bool]], reading: list[int]) -> Iterator[_Step[Key]]:
-    for number, (cut, shares) in enumerate(steps):
-        yield _Step(cut, shares, reading if number == 0 else None)
+def _repeating(each: Cut, end: int) -> Cut:
+    """Repeat the last frame before the end that its item uses, if there is one."""
+    place = bisect_left(each.kept, end)
+    if not place:
+        return each
+    indices = [min(index, each.kept[place - 1]) for index in each.indices]
+    return Cut(indices, 0, each.frames, each.keys)
+
+
+def _clips(film: Film, left: deque[Cut], shape: Size | None) -> Iterator[dict[Key, Array] | None]:
+    """Yield clips and take them from `left`."""
+    keys = dict.fromkeys(key for each in left for key in each.keys)
+    frames = read_frames(film.path, sorted({index for each in left for index in each.indices}))
+    firsts = [*accumulate((each.reach[0] for each in reversed(left)), min)]  # of all that follow
+    at_hand: dict[int, dict[Key, Array]] = {}  # scaled frames
+    while left:
+        each, following = left[0], firsts[len(left) - 2] if len(left) > 1 else sys.maxsize
+        clips = {
+            key: np.empty((each.frames, key[0].height, key[0].width, 3), np.uint8)
+            for key in each.keys
+        }
+        for row, index in enumerate(each.indices):
+            while index not in at_hand:
+                number, frame = next(frames)
+                if frame is None:
+                    yield None
+                    continue
+                least = min(index, following)
+                at_hand = {at: made for at, made in at_hand.items() if at >= least}
+                at_hand[number] = {key: film.scaled(frame, key, shape) for key in keys}
+            for key, clip in clips.items():
+                clip[row] = at_hand[index][key]
+        at_hand = {at: made for at, made in at_hand.items() if at >= following}
+        left.popleft()
+        yield clips
+        del clips

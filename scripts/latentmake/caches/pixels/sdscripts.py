@@ -10,20 +10,16 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Mapping
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from latentmake.caches.inputs import Sample, SourceBytes, stored_size
 from latentmake.caches.pixels.arrays import array_of
+from latentmake.caches.pixels.scaling import fit
 from latentmake.files.media import check_image, load, opened_image
-from latentmake.geometry.buckets import Placement
 from latentmake.geometry.sdscripts_buckets import placement
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
-
-cv2.setNumThreads(1)  # files are read in parallel already
 
 
 def samples_of(order: Order, source: SourceBytes, missing: Mapping[Target, str]) -> list[Sample]:
@@ -68,16 +64,3 @@ def open_image(data: bytes, path: str, max_pixels: int, *, alpha: bool) -> NDArr
     with opened_image(io.BytesIO(data), path, max_pixels) as image:
         load(image, path)
         return array_of(image if image.mode == mode else image.convert(mode))
-
-
-def fit(pixels: NDArray[np.uint8], found: Placement) -> NDArray[np.uint8]:
-    """Scale and cut an image: by OpenCV's area averaging where no side grows, else by Lanczos."""
-    height, width = pixels.shape[:2]
-    resized, left, top, target = found
-    if (width, height) != resized:
-        if width >= resized.width and height >= resized.height:
-            pixels = np.asarray(cv2.resize(pixels, resized, interpolation=cv2.INTER_AREA), np.uint8)
-        else:
-            picture = Image.fromarray(pixels).resize(resized, Image.Resampling.LANCZOS)
-            pixels = np.array(picture)
-    return np.ascontiguousarray(pixels[top : top + target.height, left : left + target.width])

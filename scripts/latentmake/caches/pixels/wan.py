@@ -9,19 +9,16 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
 from PIL import Image
 
 from latentmake.caches.inputs import Sample, SourceBytes, stored_size
-from latentmake.caches.pixels import sdscripts
 from latentmake.caches.pixels.arrays import Array, array_of
+from latentmake.caches.pixels.scaling import cover
 from latentmake.errors import SourceError
 from latentmake.files.media import check_image, load, opened_image
-from latentmake.geometry.buckets import Size, place, refuse_narrow
+from latentmake.geometry.buckets import Size, refuse_narrow
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
-
-MAX_PIXELS = 178_956_970  # Pillow's own limit for a decompression bomb
 
 
 def samples_of(order: Order, source: SourceBytes, missing: Mapping[Target, str]) -> list[Sample]:
@@ -76,7 +73,7 @@ def refuse_misfit(order: Order, size: Size, missing: Iterable[Target], path: str
 
 def _fitted(image: Image.Image, sizes: Sequence[Size], path: str, limit: int) -> list[Array]:
     pixels = array_of(image)
-    return [fit(pixels, size, path=path, max_pixels=limit)[None] for size in sizes]
+    return [cover(pixels, size, path=path, max_pixels=limit)[None] for size in sizes]
 
 
 def target_size(order: Order, image: Size, resolution: Size) -> Size:
@@ -96,24 +93,3 @@ def open_image(data: bytes, path: str, max_pixels: int) -> Image.Image:
     with opened_image(io.BytesIO(data), path, max_pixels) as image:
         load(image, path)
         return image if image.mode in ("RGB", "RGBA") else image.convert("RGB")
-
-
-def fit(
-    image: Image.Image | Array, target: Size, *, path: str = "", max_pixels: int = MAX_PIXELS
-) -> Array:
-    """Scale an image to cover its target size and cut it around its centre.
-
-    Alpha takes part in Lanczos' scaling up, and is dropped at the end.
-
-    Returns:
-        [height, width, 3], contiguous, a copy.
-
-    Raises:
-        SourceError: it is so narrow that it would be scaled up to more than `max_pixels`.
-    """
-    pixels = array_of(image) if isinstance(image, Image.Image) else image
-    size = Size(pixels.shape[1], pixels.shape[0])
-    placement = place(size, target)
-    refuse_narrow(size, placement, max_pixels, path)
-    found = sdscripts.fit(pixels, placement)[:, :, :3]
-    return np.array(found, order="C") if placement.resized == size else np.ascontiguousarray(found)

@@ -16,10 +16,10 @@ from latentmake.errors import CacheError
 from latentmake.exchange.adoption import File, OtherSizeError, OutdatedError, header_of
 from latentmake.exchange.ai_training.naming import from_bytes
 from latentmake.exchange.ai_training.orders import Text
+from latentmake.exchange.shapes import Latents
 from latentmake.files import cachefile
 from latentmake.geometry.buckets import Size, placement
 from latentmake.layouts import plain
-from latentmake.models.shapes import Latents
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
 

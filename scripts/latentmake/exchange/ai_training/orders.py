@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from latentmake.models.shapes import Tokens
+from latentmake.exchange.shapes import Tokens
 
 
 class Text(BaseModel, extra="forbid", frozen=True):

@@ -11,8 +11,14 @@ from latentmake.config.weights import Adopt
 from latentmake.data.item import IMAGE_EXTENSIONS
 from latentmake.errors import ConfigError
 from latentmake.exchange.ai_training.orders import ExportOrder, Text
+from latentmake.exchange.shapes import (
+    Latents,
+    attended_width,
+    latents_shape,
+    text_tokens,
+    text_width,
+)
 from latentmake.geometry.buckets import Size
-from latentmake.models.shapes import Latents, attended_width, latents_shape, text_tokens, text_width
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
 from latentmake.plan.run_plan import RunPlan

@@ -1,7 +1,7 @@
 """Cutting clips into .npz files, only those whose content would change.
 
-A file holds `frames`, uint8 [F, H, W, 3], uncompressed, written frame by frame while its video is
-decoded once for all of its clips. Its key and origin are in the archive's comment.
+A file holds `frames`, uint8 [F, H, W, 3], uncompressed. A video is decoded once for all of its
+clips. Key and origin are in the archive's comment.
 """
 
 from __future__ import annotations
@@ -11,23 +11,26 @@ import json
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+import numpy as np
 from numpy.lib import format as npy
+from numpy.typing import NDArray
 
 from latentmake import digest
-from latentmake.caches.clip_frames import Wanted, clip_frames
+from latentmake.caches.pixels import cutting
 from latentmake.errors import SourceError
 from latentmake.exchange.clip_files.order import LIST, ClipFile, ClipsOrder, npz_bytes
 from latentmake.files import atomic, npz
 from latentmake.files.cachefile import KEY
 from latentmake.files.disk import refuse
+from latentmake.files.readers import Readers
 from latentmake.geometry.clips import WAN_FPS, SourceFps
 from latentmake.index.memo import source_stat
-from latentmake.models.reasons import Difference, short, value_differences
+from latentmake.plan.reasons import Difference, short, value_differences
 from latentmake.plan.receipts import Receipt
 from latentmake.progress import Progress
 
@@ -62,10 +65,11 @@ def cut(order: ClipsOrder, *, say: Say, threads: int = 1) -> Counter[str]:
     for file in order.files:
         groups.setdefault((file.dataset, file.clip.item.image), []).append(file)
     with (
+        Readers() as readers,
         ThreadPoolExecutor(threads) as pool,
         Progress(total=len(order.files), desc=f"clips of {order.run}", unit="clip") as progress,
     ):
-        jobs = {pool.submit(_cut_source, order, files): files for files in groups.values()}
+        jobs = {pool.submit(_cut_source, order, files, readers): files for files in groups.values()}
         try:
             for job in as_completed(jobs):
                 files = jobs[job]
@@ -81,7 +85,8 @@ def cut(order: ClipsOrder, *, say: Say, threads: int = 1) -> Counter[str]:
                 counts["kept"] += len(files) - written
                 rows |= made
         except BaseException:
-            pool.shutdown(cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
+            readers.close()
             raise
     Receipt(sources, {}, [], dict(counts), time.time() - began, began).write(Path(order.receipt))
     counts["faulty"] = sum(map(len, faults.values()))
@@ -108,7 +113,7 @@ def _remove_unfinished(folder: Path) -> None:
 
 
 def _cut_source(
-    order: ClipsOrder, files: Sequence[ClipFile]
+    order: ClipsOrder, files: Sequence[ClipFile], readers: Readers
 ) -> tuple[list[Any], int, dict[str, dict[str, Any]]]:
     """Write the stale files of one video.
 
@@ -129,36 +134,17 @@ def _cut_source(
         for file in files
         if _differences(folder / f"{file.name}.npz", keys[file.name], _origin(file, fps, rate))
     ]
-    if stale:
-        wanted = [Wanted(file.clip.indices(fps, rate), file.size) for file in stale]
-        paths = [folder / f"{file.name}.npz" for file in stale]
-        comments = [{KEY: keys[file.name], **_origin(file, fps, rate)} for file in stale]
-        frames = clip_frames(
-            first.item.image,
-            wanted,
-            rotation=first.media.rotation,
-            max_pixels=order.max_pixels[files[0].dataset],
-        )
-        with contextlib.ExitStack() as held:
-            open_files: dict[int, tuple[contextlib.ExitStack, IO[bytes]]] = {}
-            left = [len(each.indices) for each in wanted]
-            for frame in frames:
-                number = frame.clip
-                if number not in open_files:
-                    own = held.enter_context(contextlib.ExitStack())
-                    shape = stale[number].shape
-                    file = own.enter_context(_writing(paths[number], shape, comments[number]))
-                    open_files[number] = own, file
-                own, file = open_files[number]
-                file.write(frame.pixels.tobytes() * frame.times)
-                left[number] -= frame.times
-                if not left[number]:
-                    own.close()
-                    del open_files[number]
-            if any(left):  # no file that lacks frames gets its name
-                raise SourceError(
-                    "ends before its clips do", where=first.item.image, hint="replace it"
-                )
+    cuts = []
+    for file in stale:
+        indices = file.clip.indices(fps, rate)
+        cuts.append((cutting.Cut(indices, 0, len(indices), [(file.size, file.size)]), file))
+    cuts.sort(key=lambda pair: pair[0].reach)
+    film = cutting.Film(first.item.image, first.media.rotation, order.max_pixels[files[0].dataset])
+    clips = readers.each(film.path, cutting.cut, film, [each for each, _ in cuts])
+    for _, file in cuts:
+        comment = {KEY: keys[file.name], **_origin(file, fps, rate)}
+        (clip,) = next(clips).values()
+        _write(folder / f"{file.name}.npz", clip, comment)
     return content, len(stale), rows
 
 
@@ -207,23 +193,20 @@ def _differences(path: Path, key: str, origin: Mapping[str, object]) -> list[Dif
     return known or [Difference("key of video, size and frame rate", short(found[KEY]), short(key))]
 
 
-@contextlib.contextmanager
-def _writing(
-    path: Path, shape: tuple[int, ...], comment: Mapping[str, object]
-) -> Iterator[IO[bytes]]:
-    """Yield the place of an array's bytes in a new npz file, which gets its name at the end."""
+def _write(path: Path, clip: NDArray[np.uint8], comment: Mapping[str, object]) -> None:
+    """Write an npz file, which gets its name at the end."""
     entry = zipfile.ZipInfo(f"{ARRAY}.npy", _EPOCH)
     entry.create_system, entry.external_attr = 3, 0o644 << 16
-    entry.file_size = npz_bytes(shape)  # tells zipfile whether it needs fields for large files
+    entry.file_size = npz_bytes(clip.shape)  # tells zipfile whether it needs fields for large files
     with (
         atomic.replacing(path) as temporary,
         zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive,
     ):
         archive.comment = json.dumps(dict(comment), separators=(",", ":")).encode()
         with archive.open(entry, "w") as array:
-            head = {"descr": "|u1", "fortran_order": False, "shape": shape}
+            head = {"descr": "|u1", "fortran_order": False, "shape": clip.shape}
             npy.write_array_header_1_0(array, head)
-            yield array
+            array.write(clip.data)
 
 
 def _row(file: ClipFile, fps: SourceFps, rate: float) -> dict[str, Any]:

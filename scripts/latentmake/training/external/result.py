@@ -12,7 +12,7 @@ from typing import TypeVar
 from pydantic import Field
 
 from latentmake.errors import ModelError
-from latentmake.models.reasons import Difference
+from latentmake.plan.reasons import Difference
 from latentmake.training.external.order import ExternalOrder
 from latentmake.training.json_file import JsonFile
 from latentmake.training.order import Wanted

@@ -8,9 +8,9 @@ from latentmake.config.root import Config
 from latentmake.config.runs import Run
 from latentmake.config.trainers import LoopTrainer
 from latentmake.files import atomic
-from latentmake.models.reasons import Difference
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import run_order
+from latentmake.plan.reasons import Difference
 from latentmake.plan.run_plan import RunPlan
 from latentmake.training.loop.order import TextSchedule, TrainingOrder
 from latentmake.training.loop.result import Record, RunFiles, checkpoint_digest, wanted_of

@@ -15,7 +15,7 @@ from pydantic import JsonValue, StringConstraints
 
 from latentmake import digest
 from latentmake.files import atomic
-from latentmake.models.reasons import Difference, short, value_differences
+from latentmake.plan.reasons import Difference, short, value_differences
 from latentmake.training.json_file import JsonFile
 from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.loop.result import RunFiles

@@ -50,7 +50,7 @@ def _check_network(config: Config, name: str, trainer: SdTrainer) -> None:
             what = f"{path} is a checkpoint of SDXL, which the trainer sd does not train"
             hint = "use kind: sdscripts, or name a checkpoint of Stable Diffusion 1.x or 2.x"
             raise ModelError(what, where=f"models.{key}.checkpoint", hint=hint)
-        is_sd2 = checkpoints.kind_of(checkpoints.shapes_in(path)) == "sd2"
+        is_sd2 = checkpoints.kind_of(checkpoints.tensors_in(path)) == "sd2"
         if is_sd2 and scheduler == str(checkpoints.SCHEDULE) and trainer.prediction_type is None:
             what = f"this key is missing: {path} does not say what Stable Diffusion 2.x predicts"
             hint = "use v_prediction for 2.1 of 768 pixels, epsilon for the base models of 512"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
 
-from latentmake.models import shapes
+from latentmake.models import files
 from latentmake.training.loop.batch_order import generator
 from latentmake.training.loop.data.batch import pad
 from latentmake.training.loop.data.headers import Stored, read_text
@@ -120,7 +120,7 @@ class Sampler(LoopSampler):
 def make_sampler(order: SdOrder, schedule: NoiseSchedule, latents: Stored) -> Sampler:
     """Return the sampler of a training; `latents` of a cache file have its scale and size."""
     samples = order.trainer.samples
-    pixels = latents.pixels or shapes.vae_factor(order.vae) or _PIXELS
+    pixels = latents.pixels or files.vae_factor(order.vae) or _PIXELS
     width, height = (max(1, round(side / pixels)) for side in order.sample_size)
     return Sampler(
         schedule,

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from latentmake.models.reasons import Difference
 from latentmake.plan.facts import Facts
+from latentmake.plan.reasons import Difference
 from latentmake.plan.run_plan import RunPlan
 from latentmake.training.checks import Finding, model_finding
 from latentmake.training.loop.backend import LoopBackend

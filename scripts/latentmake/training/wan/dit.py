@@ -95,7 +95,7 @@ def read_dit(path: str) -> Dit:
 def _files(weights: Weights) -> list[Path]:
     """Return the files of a network; beside a single file, a config.json counts if it is Wan's."""
     place = Path(weights.path or "")
-    refuse_missing(weights)
+    refuse_missing(place)
     if place.is_file() and place.suffix != ".safetensors":
         raise ModelError("is not a .safetensors file", where=place, hint=HINT)
     files = weights_files(weights)

@@ -80,19 +80,8 @@ def estimate_training(config: Config, name: str, model: Model) -> TrainingEstima
     for dit in dits:
         layers = check_targets(trainer.target_modules, dit.shapes, where)
         numbers += lora_numbers(dit.shapes, layers, trainer.rank)
-        taken = training_memory(
-            dit.shapes,
-            dit.config,
-            layers,
-            latent=latent,
-            rank=trainer.rank,
-            batch=trainer.train_batch_size,
-            text_tokens=_TEXT + (_IMAGE if model.needs_clip else 0),
-            half=trainer.mixed_precision != "no",
-            gradient_checkpointing=trainer.gradient_checkpointing,
-            optimizer=trainer.optimizer,
-            ema=trainer.ema_decay is not None,
-        )
+        tokens = _TEXT + (_IMAGE if model.needs_clip else 0)
+        taken = training_memory(dit.shapes, dit.config, layers, latent, trainer, tokens)
         activations = max(memory["activations"], taken["activations"])
         memory = {key: memory[key] + taken[key] for key in memory} | {"activations": activations}
     memory["CUDA"] = _CONTEXT
@@ -138,61 +127,39 @@ def training_memory(
     shapes: Mapping[str, Sequence[int]],
     config: Mapping[str, Any],
     layers: Sequence[str],
-    *,
     latent: tuple[int, int, int],
-    rank: int,
-    batch: int = 1,
+    trainer: WanTrainer,
     text_tokens: int = _TEXT,
-    half: bool = True,
-    gradient_checkpointing: bool = True,
-    optimizer: str = "adamw",
-    ema: bool = False,
 ) -> dict[str, int]:
-    """Return the bytes of one device that trains a LoRA: weights, LoRA, optimizer, activations.
+    """Return the bytes that one device needs to train a LoRA on `layers`, part by part.
 
-    Activations at the peak of a step were counted on diffusers' WanTransformer3DModel with peft's
-    LoRA, with networks of Wan's real sizes; the tests repeat it. What a block keeps of a token for
-    its backward pass is a multiple of the block's width. Not counted: what the allocator cannot use
-    (usually under a tenth).
-
-    Args:
-        shapes: of all tensors, by their names in diffusers.
-        config: diffusers' of the network.
-        layers: that get a LoRA, as `check_targets` returns them.
-        latent: frames, height and width of the largest latents.
-        rank: of the LoRA.
-        batch: items of a device's step, without accumulation, which costs none.
-        text_tokens: of the longest text, with an image encoder's tokens if any.
-        half: bfloat16 or float16 with autocast; else float32.
-        gradient_checkpointing: keep the input of each block alone, and compute the rest again.
-        optimizer: its name in the configuration.
-        ema: whether the weights' EMA is kept.
+    What a block keeps of a token for its backward pass is a multiple of the block's width, counted
+    on networks of Wan's real sizes; the tests repeat it. `latent` is frames, height and width.
+    Memory that the allocator cannot use is not included (usually under a tenth).
     """
-    size = 2 if half else 4
-    # Widths of a block that are kept of a token, of a text token, of a token outside of blocks, and
-    # that a backward pass takes at least.
+    half, rank = trainer.mixed_precision != "no", trainer.rank
+    size, trained = 4 - 2 * half, lora_numbers(shapes, layers, rank)
+    # Widths kept of a token, a text token, a token outside of blocks; the least of a backward pass.
     kept, text, outside, backward = (20, 4, 2, 9) if half else (14, 3, 1, 4)
     out, dim = shapes["proj_out.weight"]  # of a token's patch, and of a block
-    ffn, blocks = config["ffn_dim"], config["num_layers"]
+    ffn, blocks, batch = config["ffn_dim"], config["num_layers"], trainer.train_batch_size
     patches = (x // step for x, step in zip(latent, config["patch_size"], strict=True))
     tokens = batch * math.prod(patches)
     first, second = (any(x.endswith(end) for x in layers) for end in _FEED_FORWARD)
-    on_tokens = Counter(x.split(".")[1] for x in layers if not x.endswith(_TEXT_SIDE))
-    wide = kept * dim + ffn + dim * first + ffn * second + rank * max(on_tokens.values(), default=0)
-    block = size * (tokens * wide + batch * text_tokens * text * dim)
-    held = blocks * tokens * dim * size + block if gradient_checkpointing else blocks * block
-    values = 6 * out * 4  # of a token's prediction and loss
+    loras = Counter(x.split(".")[1] for x in layers if not x.endswith(_TEXT_SIDE))
+    wide = (kept + first) * dim + (1 + second) * ffn + rank * max(loras.values(), default=0)
+    block = tokens * wide + batch * text_tokens * text * dim
+    held = blocks * tokens * dim + block if trainer.gradient_checkpointing else blocks * block
     # The most is held where the feed-forward part is derived; a LoRA before it alone adds to that.
     derived = max(backward * dim, 2 * ffn + 2 * dim * (first and not second))
-    trained = lora_numbers(shapes, layers, rank)
+    exact = (math.prod(x) for name, x in shapes.items() if _EXACT & {*name.split(".")})
     return {
-        "weights": sum(
-            math.prod(shape) * (4 if _EXACT & {*name.split(".")} else size)
-            for name, shape in shapes.items()
-        ),
-        "LoRA": trained * (8 + 2 * half + 4 * ema),  # weight, gradient; autocast's copy; EMA's
-        "optimizer": trained * _STATES[optimizer],
-        "activations": held + tokens * (outside * dim * size + values + size * derived),
+        "weights": size * sum(map(math.prod, shapes.values())) + (4 - size) * sum(exact),
+        # Weight and gradient, autocast's copy, EMA's.
+        "LoRA": trained * (8 + 2 * half + 4 * (trainer.ema_decay is not None)),
+        "optimizer": trained * _STATES[trainer.optimizer],
+        # A token's prediction and loss are six copies of its patch in float32.
+        "activations": size * (held + tokens * (outside * dim + derived)) + tokens * 6 * out * 4,
     }
 
 

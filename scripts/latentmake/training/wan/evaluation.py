@@ -6,10 +6,10 @@ from pathlib import Path
 
 from latentmake import digest
 from latentmake.files import atomic
-from latentmake.models.reasons import Difference
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import read_lock
 from latentmake.plan.orders import run_order
+from latentmake.plan.reasons import Difference
 from latentmake.plan.run_plan import RunPlan
 from latentmake.training.child import run_module
 from latentmake.training.evaluation import EvaluationOrder, evaluation_folder, result_reasons

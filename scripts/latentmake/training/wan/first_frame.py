@@ -8,7 +8,7 @@ import torch
 from latentmake.caches.encoders.clip_vision import load_clip_vision
 from latentmake.caches.encoders.wan_vae import load_wan_vae
 from latentmake.caches.pixels.plain import decode
-from latentmake.caches.pixels.wan import fit
+from latentmake.caches.pixels.scaling import cover
 from latentmake.config.datasets import Dataset
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size
@@ -39,7 +39,7 @@ def condition_of(order: GenerationOrder, device: torch.device) -> Condition | No
             where=path,
             hint="check that the file exists and is readable",
         ) from None
-    first = fit(decode(data, path, _READING), Size(order.width, order.height), path=path)
+    first = cover(decode(data, path, _READING), Size(order.width, order.height), path=path)
     frame = torch.from_numpy(np.ascontiguousarray(first))[None]
     pixels = frame.new_zeros(1, order.frames, *frame.shape[1:])
     pixels[:, 0] = frame

@@ -169,7 +169,7 @@ def _load(
             read_lora(network, trained, high_noise=high)
         found[high] = network.eval().requires_grad_(False)
     networks = Networks(found.get(False), found.get(True), order.boundary)
-    if model.has_two_networks and len(networks.all) == 1:
+    if model.version.boundary is not None and len(networks.all) == 1:
         _say(f"{order.run}: the model names one of Wan 2.2's two networks, which draws all steps")
     if len(networks.all) == 1 or device.type == "cpu":
         for network in networks.all:

@@ -12,11 +12,11 @@ from latentmake.config.runs import Run
 from latentmake.config.trainers import WanTrainer
 from latentmake.errors import ConfigError, ModelError
 from latentmake.files import atomic
-from latentmake.models.reasons import Difference
 from latentmake.models.recipe import FileDigest, make, weights_digest
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
 from latentmake.plan.orders import run_order
+from latentmake.plan.reasons import Difference
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.target import generation_prompts, prompt_path
 from latentmake.training.child import run_module

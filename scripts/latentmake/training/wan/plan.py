@@ -50,7 +50,7 @@ def boundary_of(trainer: WanTrainer, model: Model) -> float | None:
     Returns:
         None for a model with one network.
     """
-    if not model.has_two_networks:
+    if model.version.boundary is None:
         return None
     if trainer.timestep_boundary is not None:
         return trainer.timestep_boundary / 1000

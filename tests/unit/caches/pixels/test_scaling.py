@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from item_world import inputs_of
 from latentmake.caches.inputs import Sample, SourceBytes
-from latentmake.caches.pixels import plain, sdscripts, wan
+from latentmake.caches.pixels import plain, scaling, sdscripts, wan
 from latentmake.caches.pixels.arrays import array_of, by_pillow, lanczos, view_of
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
@@ -229,5 +229,5 @@ def test_the_other_layouts_pixels_are_what_they_have_always_been(target: tuple[i
         scaled = np.array(image.resize(resized, Image.Resampling.LANCZOS))
     wanted = scaled[top : top + size.height, left : left + size.width]
     opened = sdscripts.open_image(data, "a.jpg", 10**9, alpha=False)
-    assert np.array_equal(sdscripts.fit(opened, found), wanted)
-    assert np.array_equal(wan.fit(wan.open_image(data, "a.jpg", 10**9), size), wanted)
+    assert np.array_equal(scaling.fit(opened, found), wanted)
+    assert np.array_equal(scaling.cover(wan.open_image(data, "a.jpg", 10**9), size), wanted)

@@ -604,7 +604,7 @@ def test_folders_are_named_by_a_pattern() -> None:
     with pytest.raises(ConfigError, match="like one of caches"):
         published(with_publish(order_of(), folder="{resolution}_cache"))
     for pattern in ("{stem}", "a/{dataset}", "../{dataset}", "{dataset", "{dataset!r}", " "):
-        with pytest.raises(ValueError, match=r"folder|placeholder"):
+        with pytest.raises(ValueError, match="folder"):
             Publish(folder=pattern)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from latentmake.config.trainers import WanTrainer
 from latentmake.training.wan.dit import check_targets
 from latentmake.training.wan.estimate import lora_numbers, training_memory
 from memory_world import Sizes, count_step
@@ -45,15 +46,13 @@ def test_the_formula_is_what_a_step_of_real_size_takes(
     )
     shapes = dit.shapes()
     layers = check_targets(targets, shapes, "targets")
-    formula = training_memory(
-        shapes,
-        dit.settings(),
-        layers,
-        latent=latent,
+    trainer = WanTrainer(
+        kind="wan",
         rank=rank,
-        half=half,
+        mixed_precision="bf16" if half else "no",
         gradient_checkpointing=gradient_checkpointing,
     )
+    formula = training_memory(shapes, dit.settings(), layers, latent, trainer)
     assert formula["weights"] == counted.weights
     # Gradients are made in the backward pass, when others of its tensors are gone.
     assert counted.peak == pytest.approx(sum(formula.values()), rel=0.06)
@@ -64,10 +63,9 @@ def test_the_formula_is_what_a_step_of_real_size_takes(
 
 def test_the_formula_is_what_a_step_with_data_takes() -> None:
     dit = Sizes(dim=384, heads=3, ffn_dim=1536, layers=4, text_dim=512)
-    settings = {"latent": (5, 24, 32), "rank": 16, "text_tokens": 64}
-    counted = count_step(dit, targets=USUAL, fake=False, **settings)
+    latent, trainer = (5, 24, 32), WanTrainer(kind="wan", rank=16, mixed_precision="bf16")
+    counted = count_step(dit, targets=USUAL, fake=False, latent=latent, rank=16, text_tokens=64)
     shapes = dit.shapes()
     layers = check_targets(USUAL, shapes, "targets")
-    assert counted.peak == pytest.approx(
-        sum(training_memory(shapes, dit.settings(), layers, **settings).values()), rel=0.06
-    )
+    formula = training_memory(shapes, dit.settings(), layers, latent, trainer, 64)
+    assert counted.peak == pytest.approx(sum(formula.values()), rel=0.06)

@@ -54,12 +54,6 @@ def test_a_step_takes_the_memory_that_was_told(
     assert all(each.grad is None for each in frozen)
     assert {each.dtype for each in frozen} == {torch.bfloat16, torch.float32}
     read = read_dit(str(tmp_path / "dit"))
-    told = training_memory(
-        read.shapes,
-        read.config,
-        check_targets(order.trainer.target_modules, read.shapes, "targets"),
-        latent=LATENT,
-        rank=8,
-        gradient_checkpointing=gradient_checkpointing,
-    )
+    layers = check_targets(order.trainer.target_modules, read.shapes, "targets")
+    told = training_memory(read.shapes, read.config, layers, LATENT, order.trainer)
     assert living.peak == pytest.approx(sum(told.values()), rel=0.1)

@@ -12,7 +12,7 @@ from latentmake.errors import ModelError, TrainingError
 from latentmake.files import atomic
 from latentmake.index.memo import Memo
 from latentmake.models.files import scripted_files
-from latentmake.models.model_files import ModelFile, model_files, networks
+from latentmake.models.model_files import ModelFile
 from latentmake.training.backend import Say
 from latentmake.training.checks import Finding, model_finding, refuse_failed
 from latentmake.training.external.arguments import depends_on_length
@@ -20,6 +20,7 @@ from latentmake.training.external.backend import External
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi import installation, preflight
 from latentmake.training.external.musubi.deploy import deploy
+from latentmake.training.external.musubi.networks import model_files, networks
 from latentmake.training.external.musubi.order import DEPLOYED, MusubiOrder
 from latentmake.training.external.musubi.training_command import local_arguments
 from latentmake.training.external.order import fields_of, with_defaults

@@ -21,7 +21,7 @@ from latentmake.files.media import VIDEO_EXTENSIONS
 from latentmake.files.paths import System
 from latentmake.index.memo import Memo
 from latentmake.models.files import script_of
-from latentmake.models.model_files import ModelFile, model_files
+from latentmake.models.model_files import ModelFile
 from latentmake.training.backend import Say
 from latentmake.training.checks import Finding, model_finding
 from latentmake.training.external.arguments import located
@@ -32,6 +32,7 @@ from latentmake.training.external.musubi.caching_command import caching_argument
 from latentmake.training.external.musubi.dataset_toml import dataset_toml, shapes
 from latentmake.training.external.musubi.deploy import names_of
 from latentmake.training.external.musubi.installation import find
+from latentmake.training.external.musubi.networks import model_files
 from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
 from latentmake.training.external.musubi.preflight import precision
 from latentmake.training.external.musubi.training_command import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from latentmake.models.shapes import T5_LENGTH
+from latentmake.models.files import T5_LENGTH
 from latentmake.training.external.arguments import absolute, command_line, located
 from latentmake.training.external.result import RunFiles
 from latentmake.training.external.resume import Resume

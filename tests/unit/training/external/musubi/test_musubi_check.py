@@ -15,10 +15,11 @@ from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.errors import TrainingError
 from latentmake.models.kinds import kinds_of, tensors_of, weight_file
-from latentmake.models.model_files import encoder_fault, model_files
+from latentmake.models.model_files import encoder_fault
 from latentmake.training.checks import Finding, checklist, failed, refuse_failed
 from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.check import training_toml
+from latentmake.training.external.musubi.networks import model_files
 from latentmake.training.external.musubi.order import MusubiOrder
 from musubi_world import (
     COLOURS,

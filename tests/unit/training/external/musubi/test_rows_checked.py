@@ -8,9 +8,9 @@ import pytest
 import torch
 from latentmake.config.architectures import WAN
 from latentmake.config.external_trainers import MusubiTrainer
-from latentmake.models.model_files import networks
 from latentmake.training.checks import Finding
 from latentmake.training.external.musubi.check import data_findings
+from latentmake.training.external.musubi.networks import networks
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.order import with_defaults
 from publish_world import order_of

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import sdscripts_world
+from latentmake.config.architectures import SDSCRIPTS
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import SdScriptsTrainer
 from latentmake.config.machines import ExternalProgram, PathMap, Publish
 from latentmake.config.models import Model
-from latentmake.config.rows import SDSCRIPTS
 from latentmake.errors import CacheError, ModelError, SourceError, TrainingError
 from latentmake.layouts.sdscripts import SdScripts as Names
 from latentmake.training.external.arguments import accelerate_arguments

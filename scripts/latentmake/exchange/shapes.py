@@ -1,7 +1,4 @@
-"""Shapes of a model's latents and embeddings, read off configurations; no network is loaded.
-
-A cache made by another program must have the shapes of ours.
-"""
+"""Shapes of what a model's encoders make, read from the files beside its weights."""
 
 from __future__ import annotations
 
@@ -10,10 +7,7 @@ from typing import Any, NamedTuple
 from latentmake.config.weights import TextWeights, Weights
 from latentmake.errors import ModelError
 from latentmake.files.safetensors import read_head
-from latentmake.models.files import config_file, network_config, projection_file
-
-T5_LENGTH = 512
-"""Tokens kept of a caption for T5, as SD3, Flux and Wan do."""
+from latentmake.models.files import T5_LENGTH, network_config, projection_file, vae_factor
 
 
 class Latents(NamedTuple):
@@ -42,27 +36,6 @@ class Tokens(NamedTuple):
 
     longest: int
     padded: bool
-
-
-def vae_factor(weights: Weights) -> int | None:
-    """Return the width of one latent in pixels; None where no configuration on this disk says.
-
-    Source: diffusers' AutoencoderKL halves the size after each block but the last.
-
-    Raises:
-        ModelError: the configuration cannot be read.
-    """
-    config = network_config(weights)
-    if config is None:
-        return None
-    try:
-        return int(2 ** (len(config["block_out_channels"]) - 1))
-    except (KeyError, TypeError):
-        raise ModelError(
-            "this is not the configuration of an AutoencoderKL",
-            where=config_file(weights) or "",
-            hint="name the folder of a VAE",
-        ) from None
 
 
 def latents_shape(weights: Weights) -> Latents | None:

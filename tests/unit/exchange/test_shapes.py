@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ import world
 from latentmake.caches.encoders.text import load_text_encoder
 from latentmake.caches.encoders.vae import encode_images, load_vae
 from latentmake.config.weights import TextWeights, Weights
-from latentmake.errors import ModelError
-from latentmake.models.shapes import Latents, Tokens, latents_shape, text_tokens, text_width
+from latentmake.exchange.shapes import Latents, Tokens, latents_shape, text_tokens, text_width
 
 CPU = torch.device("cpu")
 
@@ -84,42 +82,3 @@ def test_nothing_is_told_of_what_lies_elsewhere(tmp_path: Path) -> None:
     assert text_width(TextWeights(**hub)) is None
     (tmp_path / "vae.safetensors").touch()
     assert latents_shape(Weights(path=str(tmp_path / "vae.safetensors"))) is None
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        *(("scaling_factor", each) for each in (0, math.nan, math.inf, "1", True, [0.1], 10**18)),
-        *(("shift_factor", each) for each in (math.nan, "1", {})),
-        *(("latent_channels", each) for each in (0, -4, 4.5, "4", [4], True)),
-        *(("block_out_channels", each) for each in (4, "4", {"4": 4}, [4] * 1000)),
-        *(("hidden_size", each) for each in ("768", math.inf, 10**18)),
-        *(("d_model", each) for each in ("768", -1)),
-        *(("max_position_embeddings", each) for each in ("77", 0, [77])),
-        *(("text_config", each) for each in ("clip", 1, ["clip"], {"hidden_size": "768"})),
-        *(("num_hidden_layers", each) for each in (1_000_000, [1_000_000])),
-        ("vision_config", {"num_hidden_layers": 10**18}),
-        ("layers_per_block", 10**9),
-    ],
-)
-def test_what_no_network_can_have_is_refused_in_one_line(
-    tmp_path: Path, key: str, value: Any
-) -> None:
-    config = {"model_type": "clip", "block_out_channels": [4], key: value}
-    place = configured(tmp_path / "odd", config)
-    for fact in (latents_shape, text_tokens, text_width):
-        with pytest.raises(ModelError, match=r"config\.json: .*no network has `\w+: [^\n]{,120}$"):
-            fact(text(place))
-
-
-def test_a_configuration_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
-    place = configured(tmp_path / "deep", {})
-    (place / "config.json").write_text('{"a": ' + "[" * 100_000)
-    with pytest.raises(ModelError, match=r"config\.json: cannot be read"):
-        text_width(text(place))
-
-
-def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
-    place = configured(tmp_path / "t5", ["no object"])
-    with pytest.raises(ModelError, match=r"t5/config\.json: cannot be read"):
-        text_width(text(place))

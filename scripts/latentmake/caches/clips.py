@@ -1,0 +1,193 @@
+"""Clips of videos, encoded while they are made; few of them are in memory at any time."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any, NamedTuple
+
+from latentmake.caches.inputs import Sample, stored_size
+from latentmake.caches.pipeline import Pipeline
+from latentmake.caches.pixels.cutting import Cut, Film, Key, cut
+from latentmake.caches.pixels.wan import refuse_misfit, target_size
+from latentmake.caches.reading import Reading, refuse_changed
+from latentmake.data.item import Item
+from latentmake.errors import SourceError
+from latentmake.files.readers import Readers
+from latentmake.files.video import frame_of
+from latentmake.geometry.clips import Clip, Span, kept_indices
+from latentmake.plan.orders import Order, Work
+from latentmake.plan.target import Target
+
+_CLIPS = 2  # of a thread in memory: one being made, and one that waits or is being encoded
+
+
+def make_clips(
+    order: Order,
+    items: Sequence[Work],
+    pipeline: Pipeline,
+    threads: int,
+    *,
+    read_item: Callable[[Work, dict[str, list[Any]] | None], Reading],
+    count: Callable[[Reading], object],
+    fail: Callable[[Reading, int, str], object],
+) -> None:
+    """Make and encode the clips of videos that a job lacks.
+
+    Items of one file are read together, so that it is opened once.
+
+    Args:
+        order: of the job.
+        items: of it.
+        pipeline: encodes them.
+        threads: number of threads, each of which reads one file at a time.
+        read_item: reads an item; told the stat and digest of files read just now.
+        count: told of each reading.
+        fail: told of a reading whose clips cannot be made to the end, how many are left, and the
+            fault in a line.
+    """
+    files: dict[tuple[str | None, tuple[str, ...]], list[Work]] = {}
+    for work in items:
+        files.setdefault((work.item.source, work.item.controls), []).append(work)
+    claimed: set[str] = set()
+    lock = threading.Lock()  # of `pipeline`, and of all that a job counts
+    room = threading.Semaphore(_CLIPS * threads)
+
+    def take_room() -> None:
+        seconds = 0.0
+        while not room.acquire(timeout=seconds):
+            with lock:
+                pipeline.flush()  # or clips would wait there for others, and these for room
+            seconds = 1.0
+
+    def add(samples: list[Sample]) -> None:
+        releases = iter([bool] * (len(samples) - 1) + [room.release])
+        with lock:
+            while samples:  # no name is given to a sample: it would keep it in memory
+                pipeline.add(samples.pop(0), lambda: next(releases)())
+
+    def make(works: Sequence[Work]) -> None:
+        readings: list[Reading] = []
+        for work in works:
+            readings.append(read_item(work, readings[-1].sources if readings else None))
+        with lock:
+            for each in readings:
+                new = {key: x for x, key in each.missing.items() if key not in claimed}
+                each.missing = {target: key for key, target in new.items()}
+                claimed.update(new)
+            places = _places(order, [each for each in readings if each.missing])
+            for each in readings:
+                count(each)
+        clips = _samples(order, places, readers)
+        try:
+            while places:
+                take_room()
+                add(next(clips))
+        except SourceError as error:
+            room.release()
+            with lock:
+                for each in readings:
+                    if left := sum(len(place.keys) for place in places if place.reading is each):
+                        fail(each, left, str(error))
+
+    with Readers() as readers, ThreadPoolExecutor(threads) as pool:
+        jobs = [pool.submit(make, works) for works in files.values()]
+        try:
+            for job in as_completed(jobs):
+                job.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            readers.close()
+            raise
+
+
+class _Place(NamedTuple):
+    """One clip of one item, and the key of its target for each size."""
+
+    reading: Reading
+    cut: Cut
+    keys: list[str]
+
+
+def _places(order: Order, readings: Sequence[Reading]) -> deque[_Place]:
+    """Return the missing clips of items of one file, in the order of their frames.
+
+    If the file is not what was planned for, none are, and the readings are faulty.
+    """
+    found: list[_Place] = []
+    try:
+        for reading in readings:
+            found += _places_of(order, reading)
+    except SourceError as error:
+        for reading in readings:
+            reading.fault, reading.keys, reading.missing = str(error), {}, {}
+        return deque()
+    return deque(sorted(found, key=lambda place: place.cut.reach))
+
+
+def _places_of(order: Order, reading: Reading) -> Iterator[_Place]:
+    item, size = reading.item, stored_size(reading.item)
+    assert item.media is not None
+    fps, span = order.dataset_settings.source_fps, item.span or Span()
+    frames, timing, rate = item.media.frames, item.media.timing, order.layout.rate
+    kept = [index for index, _ in kept_indices(frames, fps, span, timing, rate)]
+    clips: dict[Clip, list[tuple[Key, str]]] = {}
+    for target, key in reading.missing.items():
+        clip, resolution = Clip(*(target.clip or (0, 1))[:2]), target.size or size
+        if clip.start + clip.frames > len(kept):
+            what = f"has {len(kept)} frames to use, but its clips need {clip.start + clip.frames}"
+            raise SourceError(what, where=item.name, hint="run the same command again")
+        place = (target_size(order, size, resolution), resolution)
+        clips.setdefault(clip, []).append((place, key))
+    for clip, pairs in clips.items():
+        sizes, keys = zip(*pairs, strict=True)
+        yield _Place(reading, Cut(kept, *clip, sizes), [*keys])
+
+
+def _samples(order: Order, places: deque[_Place], readers: Readers) -> Iterator[list[Sample]]:
+    """Yield the samples of each clip, and take it from `places`.
+
+    Raises:
+        SourceError: the video or its control is damaged, was changed, is too narrow, or ends
+            before.
+    """
+    item, sources = places[0].reading.item, places[0].reading.sources
+    settings, original = order.dataset_settings, stored_size(item)
+    films = [Film(item.source or "", item.media.rotation if item.media else 0)]
+    films += [Film(path, bucket=settings.fit == "bucket") for path in item.controls[:1]]
+    films = [film._replace(max_pixels=settings.max_image_pixels) for film in films]
+    cuts = [place.cut for place in places]
+    streams = [readers.each(film.path, cut, film, cuts) for film in films]
+    while places:
+        made = [next(stream) for stream in streams]
+        refuse_changed([film.path for film in films], sources)
+        (reading, (*_, sizes), keys), both = places.popleft(), len(made) > 1
+        samples = [
+            Sample(
+                key,
+                reading.content,
+                reading.item,
+                made[0][size],
+                original,
+                made[1][size] if both else None,
+                clip=True,
+            )
+            for size, key in zip(sizes, keys, strict=True)
+        ]
+        del made  # or its clips would stay in memory while the next ones are waited for
+        yield samples
+
+
+def check_clips(order: Order, item: Item, missing: Iterable[Target], readers: Readers) -> None:
+    """Open a video, and its control if it has one, that another program will decode.
+
+    Raises:
+        SourceError: one holds no frame that can be decoded, is too narrow, or was changed.
+    """
+    found = []
+    for path in filter(None, (item.source, *item.controls)):
+        (first,) = readers.each(path, frame_of, path, 0)
+        found.append((first.shape[1], first.shape[0]))
+    refuse_misfit(order, stored_size(item, found[0]), missing, item.source or "")

@@ -1,0 +1,287 @@
+"""Frames of videos and npz clips by their indices: exactly those of a full sequential decode.
+
+Where many frames are to be skipped, reading jumps to a key frame, if the packets tell for certain
+which frame that is. What then differs from the packets is decoded from the beginning after all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import zipfile
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import dropwhile, pairwise
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from latentmake.errors import SourceError
+from latentmake.files.media import (
+    COUNTED_CONTAINERS,
+    NPZ,
+    is_plain,
+    opened,
+    opened_video,
+    probe_video,
+)
+from latentmake.geometry.clips import Media
+
+if TYPE_CHECKING:
+    import numpy as np
+    from av.container import InputContainer
+    from av.video.frame import VideoFrame
+    from av.video.stream import VideoStream
+    from numpy.typing import NDArray
+
+_FAR = 48  # frames that are rather decoded than skipped
+_ALIVE = 256  # frames decoded in vain between two signs of life
+_REPLACE = "convert it again, replace or remove it"
+
+# Types of the NAL units where decoding may begin, for FFmpeg's filter `filter_units`: IDR pictures
+# of H.264, whose other key frames may follow what stands before, and HEVC's random access points.
+# In the other codecs each key frame is one. Other codecs than these are decoded from the beginning.
+_UNITS = {"h264": "5", "hevc": "16-21", "vp9": "", "av1": "", "libdav1d": "", "prores": ""}
+
+
+class EndedError(SourceError):
+    """A file has fewer frames than are needed.
+
+    Attributes:
+        frames: those it has.
+    """
+
+    frames = 0
+
+
+def _ended(path: str, frames: int, needed: int) -> EndedError:
+    what = f"ends after {frames} frames, but frame {needed} is needed"
+    error = EndedError(what, where=path, hint=_REPLACE)
+    error.frames = frames
+    return error
+
+
+# -- frames ---------------------------------------------------------------------------------------
+
+
+class _LostError(SourceError):
+    """What follows a jump is damaged, or unlike the packets: the whole decides."""
+
+
+class _Index(NamedTuple):
+    """Timestamps of all frames and of those where decoding may begin, both ascending."""
+
+    times: array[int]
+    entries: list[int]
+
+
+def read_frames(path: str, wanted: Iterable[int]) -> Iterator[tuple[int, NDArray[np.uint8] | None]]:
+    """Yield (index, RGB [H, W, 3]) of some frames of a video or npz clip, in this process.
+
+    Now and then (index, None) while other frames are decoded.
+
+    Args:
+        path: the file.
+        wanted: indices of frames in the order of display, ascending, none twice.
+
+    Raises:
+        SourceError: it cannot be read, is no video, or is damaged before the last of them.
+        EndedError: it has fewer frames.
+    """
+    left = deque(wanted)
+    if path.lower().endswith(NPZ):
+        yield from _npz_frames(path, left)
+        return
+    for may_jump in (True, False):
+        with contextlib.suppress(_LostError):
+            for index, frame in _decoded(path, left, may_jump=may_jump):
+                yield index, None if frame is None else _rgb(frame)
+            return
+
+
+def frame_of(path: str, index: int) -> Iterator[NDArray[np.uint8] | None]:
+    """Yield one frame, and None while others are decoded; errors are those of `read_frames`."""
+    return (pixels for _, pixels in read_frames(path, [index]))
+
+
+def _rgb(frame: VideoFrame) -> NDArray[np.uint8]:
+    """Return a frame's pixels, those of its `to_image`."""
+    import numpy as np
+
+    plane = frame.reformat(format="rgb24").planes[0]
+    buffer: Any = plane
+    rows: NDArray[np.uint8] = np.frombuffer(buffer, np.uint8).reshape(-1, abs(plane.line_size))
+    rows = rows[: frame.height, : 3 * frame.width]
+    if plane.line_size < 0:
+        rows = rows[::-1]
+    return np.ascontiguousarray(rows).reshape(frame.height, frame.width, 3)
+
+
+def _decoded(
+    path: str, left: deque[int], *, may_jump: bool
+) -> Iterator[tuple[int, VideoFrame | None]]:
+    """Yield frames and take their indices from `left`; see `read_frames`."""
+    position, frame, index, has_jumped = -1, None, None, False
+    with opened(path) as file, opened_video(file, path) as (container, stream):
+        frames: Iterator[Any] = container.decode(stream)  # half typed
+        while left:
+            if may_jump and frame is not None and left[0] - position > _FAR:
+                index = _index_of(path, _stat(file))
+                may_jump = _agrees(index, position, frame)
+                if may_jump and index is not None and left[0] < len(index.times):
+                    place = bisect_right(index.entries, index.times[left[0]]) - 1
+                    start = bisect_left(index.times, index.entries[place])
+                    if start - position > _FAR:
+                        frames = _from_entry(container, stream, index.entries, place)
+                        position, has_jumped = start - 1, True
+            try:
+                frame = next(frames, None)
+            except Exception:
+                if has_jumped:
+                    raise _LostError(path) from None
+                raise
+            position += 1
+            if has_jumped and (frame is None or not _agrees(index, position, frame)):
+                raise _LostError(path)
+            if frame is None:
+                raise _ended(path, position, left[0])
+            if frame.is_corrupt:  # FFmpeg goes on with guesses
+                what = f"is damaged at frame {position}"
+                raise SourceError(what, where=path, hint=_REPLACE)
+            if position == left[0]:
+                yield left.popleft(), frame
+            elif position % _ALIVE == 0:
+                yield position, None
+
+
+def _stat(file: IO[bytes]) -> tuple[int, ...]:
+    stat = os.fstat(file.fileno())
+    return stat.st_size, stat.st_mtime_ns, stat.st_ino
+
+
+def _agrees(index: _Index | None, position: int, frame: VideoFrame) -> bool:
+    """Whether a frame is that of the index; each field of an interlaced one may have a packet."""
+    is_whole = not (frame.interlaced_frame or frame.is_corrupt)
+    return bool(
+        index and is_whole and position < len(index.times) and frame.pts == index.times[position]
+    )
+
+
+@lru_cache(maxsize=8)
+def _index_of(path: str, _: tuple[int, ...]) -> _Index | None:
+    """Read a file's packets without decoding them; None where these are not frames for certain."""
+    from av import Packet
+    from av.bitstream import BitStreamFilterContext
+
+    first, times = None, array("q")
+    entries: list[int] = []
+    with contextlib.suppress(SourceError), opened(path) as file:
+        with opened_video(file, path) as (container, stream):
+            units = _UNITS.get(stream.codec_context.name)
+            if units is None or container.format.name.partition(",")[0] not in COUNTED_CONTAINERS:
+                return None
+            name = f"filter_units=pass_types={units}" if units else "null"
+            pick = BitStreamFilterContext(name, stream)
+            for packet in container.demux(stream):
+                if packet.size == 0 and packet.dts is None:  # PyAV's sign of the end
+                    continue
+                first, pts = first or packet, packet.pts
+                is_new = packet.has_sidedata("new_extradata") or packet.has_sidedata("palette")
+                if pts is None or is_new or not is_plain(packet, first):
+                    return None
+                times.append(pts)
+                if packet.is_keyframe and pick.filter(Packet(bytes(packet))):
+                    entries.append(pts)
+        times, entries = array("q", sorted(times)), sorted(entries)
+        if entries[:1] == [*times[:1]] and all(one < other for one, other in pairwise(times)):
+            return _Index(times, entries)
+    return None
+
+
+def _from_entry(
+    container: InputContainer, stream: VideoStream, entries: Sequence[int], place: int
+) -> Iterator[VideoFrame]:
+    """Yield the frames from an entry on.
+
+    Some demuxers seek by other timestamps than those of display, and come out at the entry after
+    that. So it goes to the entry before, and from there without decoding.
+    """
+    container.seek(entries[max(place - 1, 0)], stream=stream)
+    entry = entries[place]
+    for packet in dropwhile(lambda packet: packet.pts != entry, container.demux(stream)):
+        for frame in packet.decode():
+            if frame.pts is None or frame.pts >= entry:  # not those that an entry leads with
+                yield frame
+
+
+def probe(path: str) -> Media:
+    """Return size and length of a video or npz clip; a SourceError says why it cannot be read."""
+    if not path.lower().endswith(NPZ):
+        return probe_video(path)
+    with _opened_npz(path) as (_, (frames, height, width, _)):
+        return Media(width, height, frames)
+
+
+# -- npz clips ------------------------------------------------------------------------------------
+
+_SAVE = "write it with numpy.savez(path, frames), frames uint8 of shape [F, H, W, 3]"
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # those of numpy
+_MOST = 1032  # bytes that deflate makes of one
+
+
+def _npz_frames(path: str, left: deque[int]) -> Iterator[tuple[int, NDArray[np.uint8] | None]]:
+    import numpy as np
+
+    with _opened_npz(path) as (member, (frames, *shape)):
+        for index in range(left[-1] + 1 if left else 0):
+            if index >= frames:
+                raise _ended(path, frames, left[0])
+            data = member.read(math.prod(shape))
+            if len(data) != math.prod(shape):
+                raise SourceError("is cut short", where=path, hint=_SAVE)
+            if index == left[0]:
+                yield left.popleft(), np.frombuffer(data, np.uint8).reshape(shape)
+
+
+@contextlib.contextmanager
+def _opened_npz(path: str) -> Iterator[tuple[IO[bytes], tuple[int, ...]]]:
+    """Open the array of a clip behind its header, without pickles; return its shape."""
+    from numpy.lib import format as npy
+
+    def refused(what: str) -> SourceError:
+        return SourceError(what, where=path, hint=_SAVE)
+
+    with opened(path) as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                names = [name for name in archive.namelist() if name.endswith(".npy")]
+                name = "frames.npy" if "frames.npy" in names or len(names) != 1 else names[0]
+                if name not in names:
+                    raise refused(f"holds {len(names)} arrays, none of which is called frames")
+                info = archive.getinfo(name)
+                if info.compress_type not in _METHODS:
+                    raise refused("is compressed in a way that numpy does not write")
+                with archive.open(name) as member:
+                    version = npy.read_magic(member)
+                    if version not in ((1, 0), (2, 0)):
+                        raise refused(f"holds an array of numpy's format {version}")
+                    is_old = version == (1, 0)
+                    read = npy.read_array_header_1_0 if is_old else npy.read_array_header_2_0
+                    shape, is_fortran, dtype = read(member)
+                    is_clip = len(shape) == 4 and shape[-1] == 3 and min(shape) > 0
+                    if not is_clip or dtype.str != "|u1" or is_fortran:
+                        order = " in Fortran's order" * is_fortran
+                        raise refused(f"holds {dtype} {[*shape]}{order}, no clip")
+                    # What a file says of sizes is believed as far as it is large enough for them.
+                    held = min(info.file_size, _MOST * min(info.compress_size, _stat(file)[0]))
+                    if math.prod(shape) > held - member.tell():
+                        what = f"is too small for {[*shape]}"
+                        raise refused(f"{what} (cut short, or a decompression bomb?)")
+                    yield member, shape
+        except SourceError:
+            raise
+        except Exception as error:  # zipfile and zlib raise many things for a damaged file
+            what = f"is damaged or no npz file ({error or type(error).__name__})"
+            raise SourceError(what, where=path, hint="write it again, or remove it") from None

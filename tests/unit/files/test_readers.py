@@ -1,0 +1,179 @@
+"""Files are read by processes that may hang or crash: each takes its one file with it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from clip_world import whole
+from latentmake.errors import SourceError, StorageError
+from latentmake.files import readers as module
+from latentmake.files.media import probe_video
+from latentmake.files.readers import ClosedError, Readers, probe_videos
+from latentmake.files.video import frame_of
+from reader_world import counting, dying, facts, full, wrong
+from video_world import write_video
+
+SCRIPTS = Path(module.__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("videos") / "a.mp4"
+    return str(write_video(path, "libx264", 12))
+
+
+@pytest.fixture
+def readers() -> Iterator[Readers]:
+    with Readers() as made:
+        yield made
+
+
+def frame(of: Readers, path: str, index: int = 0) -> Any:
+    (pixels,) = of.each(path, frame_of, path, index)
+    return pixels
+
+
+def pids(of: Readers) -> list[int]:
+    return [reader._pid for reader in of._all]
+
+
+def refusal(of: Readers, path: str, *what: Any) -> str:
+    with pytest.raises(SourceError) as caught:
+        [*of.each(path, *what)]
+    line = str(caught.value)
+    assert line.startswith(f"{path}: ") and "\n" not in line and "; " in line
+    return line
+
+
+def test_values_come_one_by_one_and_a_process_serves_again(video: str, readers: Readers) -> None:
+    assert np.array_equal(frame(readers, video, 7), whole(Path(video))[7])
+    values = [*readers.each("", counting, 3)]
+    assert [value.tolist() for value in values] == [[[n] * 3] * 2 for n in range(3)]
+    assert all(value.flags.writeable for value in values)
+    left = readers.each("", counting, 3)
+    next(left)
+    left.close()
+    circle: list[object] = [left]
+    circle.append(circle)
+    del left, circle
+    gc.collect()
+    assert "but frame 12 is needed" in refusal(readers, video, frame_of, video, 12)
+    assert len(pids(readers)) == 1
+    assert not [*Path(readers._folder.name).iterdir()]
+
+
+def test_a_crash_or_a_hang_names_its_file_and_others_go_on(video: str) -> None:
+    with Readers(timeout=3) as readers:
+        other = readers.each("", counting, 3)
+        next(other)
+        (untouched,) = pids(readers)
+        for number, what in (
+            (signal.SIGSEGV, "crashed the process that reads it, or memory was short"),
+            (signal.SIGSTOP, "gave no frame for 3 seconds"),
+        ):
+            assert what in refusal(readers, "a.mp4", dying, number)
+        assert len([*other]) == 2 and untouched in pids(readers)
+        os.kill(untouched, signal.SIGKILL)  # while it is idle
+        psutil.wait_procs([psutil.Process(untouched)], 60)
+        assert frame(readers, video).shape == (48, 64, 3)
+    _gone, alive = psutil.wait_procs(
+        [*map(psutil.Process, filter(psutil.pid_exists, pids(readers)))], 60
+    )
+    assert not alive
+
+
+def test_faults_of_others_are_no_faults_of_the_file(readers: Readers) -> None:
+    with pytest.raises(StorageError, match="no space left"):
+        [*readers.each("a.mp4", full)]
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        [*readers.each("a.mp4", wrong)]
+    ((group, heavy),) = readers.each("a.mp4", facts)
+    assert group != os.getpgrp()  # Ctrl-C and a closed terminal do not reach it
+    assert not heavy
+    left = readers.each("a.mp4", counting, 3)
+    next(left)
+    readers.close()
+    for values in (left, readers.each("a.mp4", counting, 3)):
+        with pytest.raises(ClosedError):
+            next(values)
+
+
+def test_several_threads_read_side_by_side(video: str, readers: Readers) -> None:
+    expected = whole(Path(video))
+    with ThreadPoolExecutor(2) as pool:
+        found = pool.map(lambda index: frame(readers, video, index), range(8))
+        assert all(np.array_equal(*pair) for pair in zip(found, expected, strict=False))
+    assert len(pids(readers)) <= 2
+
+
+def test_a_process_ends_with_the_one_that_asked_which_may_be_any_script(
+    video: str, tmp_path: Path
+) -> None:
+    (script := tmp_path / "script.py").write_text(
+        "import os, signal\n"
+        "from latentmake.files.readers import Readers\n"
+        "from latentmake.files.video import frame_of\n"
+        "readers = Readers()\n"
+        f"next(readers.each('', frame_of, {video!r}, 0))\n"
+        "print(*[each._pid for each in readers._all], readers._folder.name, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPTS)}
+    done = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    pid, folder = done.stdout.split()
+    for _ in range(600):
+        if not psutil.pid_exists(int(pid)) or psutil.Process(int(pid)).status() == "zombie":
+            break
+        time.sleep(0.1)
+    assert not Path(folder).exists()
+
+
+# -- probing --------------------------------------------------------------------------------------
+
+
+def test_probing_tells_size_and_length_or_the_fault_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = []
+    for number in range(8):
+        path = tmp_path / f"{number}.mp4"
+        paths.append(str(path))
+        if number % 4 == 3:
+            path.write_text("hello" * number)
+        else:
+            write_video(path, "mpeg4", number + 1)
+    monkeypatch.setattr(module, "_ENOUGH", 4)  # two processes
+    found = [*probe_videos(paths)]
+    for number, each in enumerate(found):
+        if number % 4 == 3:
+            assert isinstance(each, SourceError)
+            assert str(each).startswith(f"{paths[number]}: is not a video")
+        else:
+            assert each == probe_video(paths[number])
+            assert each.frames == number + 1
+    assert [*probe_videos([])] == []
+
+
+def test_a_file_that_never_answers_is_named_while_planning(
+    video: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe.mp4")  # whoever opens it waits for a writer
+    monkeypatch.setattr(module, "Readers", lambda: Readers(timeout=3))
+    sound, hanging, other = probe_videos([video, str(pipe), video])
+    assert sound == other == probe_video(video)
+    assert f"{pipe}: gave no frame for 3 seconds" in str(hanging)
