@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from latentmake.files.atomic import open_to_group, replacing_folder
+from latentmake.files.atomic import replacing_folder
 
 from demo.tiny_sd import write_tiny_sd
 from demo.tiny_wan import write_tiny_wan
@@ -30,7 +30,6 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     with replacing_folder(arguments.folder) as folder:
         _WRITERS[arguments.model](folder)
-        open_to_group(folder, "**/*")
 
 
 if __name__ == "__main__":

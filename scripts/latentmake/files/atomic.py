@@ -42,6 +42,8 @@ def replacing(path: Path) -> Iterator[Path]:
 def replacing_folder(folder: Path) -> Iterator[Path]:
     """Yield a new folder that takes the place of another at the end of the `with`.
 
+    Its files get the permissions that the umask says.
+
     Raises:
         StorageError: the disk is full or cannot be written.
     """
@@ -50,6 +52,7 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True)
         yield new
+        open_to_group(new, "**/*")
         shutil.rmtree(folder, ignore_errors=True)
         new.rename(folder)
     except Exception as error:  # torch and safetensors have their own for a full disk
@@ -113,7 +116,7 @@ def link(existing: Path, path: Path) -> None:
             temporary.write_bytes(existing.read_bytes())
 
 
-def open_to_group(folder: Path, pattern: str = "*") -> None:
+def open_to_group(folder: Path, pattern: str) -> None:
     """Set the permissions that the umask says; safetensors lets only their owner read its files."""
     umask = os.umask(0)
     os.umask(umask)

@@ -16,6 +16,7 @@ import os
 import re
 import struct
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -173,5 +174,5 @@ def arrays_of(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, tuple[in
                 with archive.open(name) as member:
                     dtype, shape, _ = parse_array(member.read(_HEADER_OF_ARRAY))
                     yield name.removesuffix(".npy"), dtype, shape
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"no npz file: {error}") from None

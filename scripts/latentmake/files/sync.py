@@ -156,11 +156,7 @@ class _Sync:
             return "linked"
         with _reading(source):
             file = source.open("rb")
-        with (
-            file,
-            atomic.replacing(path) as temporary,
-            temporary.open("wb") as new,
-        ):
+        with file, atomic.replacing(path) as temporary, temporary.open("wb") as new:
             shutil.copyfileobj(file, new)
         return "copied"
 

@@ -217,7 +217,6 @@ def save(checkpoints: Path, progress: Progress, state: State, kept: Iterable[str
             torch.save(state[1], file)
         digests = {name: digest.of_file(new / name, quiet=True) for name in _FILES}
         progress.model_copy(update={"files": digests}).write(new / _PROGRESS)
-        atomic.open_to_group(new)
 
 
 def prune(

@@ -258,7 +258,6 @@ def write_copy(
         else:
             unet = new / UNET_FOLDER
             denoiser.unet.save_pretrained(unet, safe_serialization=True, max_shard_size="1TB")
-            atomic.open_to_group(unet)
         if denoiser.text_projection is not None:
             write_projection(denoiser.text_projection, new / PROJECTION_FOLDER)
 
