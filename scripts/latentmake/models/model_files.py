@@ -28,7 +28,7 @@ _ORIGINALS = {
     "text": "the original models_t5_umt5-xxl-enc-bf16.pth",
     "clip": "the original models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth",
 }
-# Kind -> parts of names that its weights have in a library alone, and the library.
+# Kind -> pattern of names that only the files of a library have, and the library.
 _CONVERTED = {
     "Wan DiT": (r"\.attn1\.to_|condition_embedder\.", "diffusers"),
     "Wan VAE": (r"(encoder|decoder)\.conv_in\.|encoder\.down_blocks\.", "diffusers"),
@@ -137,7 +137,7 @@ def _words(vae: Vae) -> str:
 
 def in_original_names(file: ModelFile, kind: str, *, demanded: bool) -> ModelFile:
     """Return a file of Wan, with a fault or doubt if musubi-tuner does not know its names."""
-    marks, library = _CONVERTED.get(kind, ("$^", ""))
+    marks, library = _CONVERTED[kind]
     if not re.search(marks, "\n".join(file.tensors)):
         return file
     names, hint = f"is in {library}' names", _ORIGINALS[file.key]
