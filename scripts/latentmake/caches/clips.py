@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, NamedTuple
 
 from latentmake.caches.inputs import Sample, stored_size
 from latentmake.caches.pipeline import Pipeline
-from latentmake.caches.pixels.cutting import Cut, Film, Key, cut
+from latentmake.caches.pixels.cutting import Cut, cut
+from latentmake.caches.pixels.scaling import Film, Key
 from latentmake.caches.pixels.wan import refuse_misfit, target_size
 from latentmake.caches.reading import Reading, refuse_changed
-from latentmake.data.item import Item
 from latentmake.errors import SourceError
 from latentmake.files.readers import Readers
 from latentmake.files.video import frame_of
 from latentmake.geometry.clips import Clip, Span, kept_indices
 from latentmake.plan.orders import Order, Work
-from latentmake.plan.target import Target
 
 _CLIPS = 2  # of a thread in memory: one being made, and one that waits or is being encoded
 
@@ -180,14 +179,14 @@ def _samples(order: Order, places: deque[_Place], readers: Readers) -> Iterator[
         yield samples
 
 
-def check_clips(order: Order, item: Item, missing: Iterable[Target], readers: Readers) -> None:
+def check_clips(order: Order, reading: Reading, readers: Readers) -> None:
     """Open a video, and its control if it has one, that another program will decode.
 
     Raises:
         SourceError: one holds no frame that can be decoded, is too narrow, or was changed.
     """
-    found = []
+    item, found = reading.item, []
     for path in filter(None, (item.source, *item.controls)):
         (first,) = readers.each(path, frame_of, path, 0)
         found.append((first.shape[1], first.shape[0]))
-    refuse_misfit(order, stored_size(item, found[0]), missing, item.source or "")
+    refuse_misfit(order, stored_size(item, found[0]), reading.missing, item.source or "")

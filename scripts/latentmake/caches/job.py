@@ -148,7 +148,7 @@ class Job:
         reading = self.read(work)
         if self.cuts_clips and reading.missing:
             try:
-                check_clips(self.order, work.item, reading.missing, readers)
+                check_clips(self.order, reading, readers)
             except SourceError as error:
                 reading.fault = str(error)
                 reading.keys, reading.missing = {}, {}

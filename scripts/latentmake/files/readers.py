@@ -51,7 +51,6 @@ class Readers:
 
     def __init__(self, timeout: float = READ_TIMEOUT) -> None:
         self._timeout = timeout
-        self._folder = tempfile.TemporaryDirectory(prefix="latentmake-", ignore_cleanup_errors=True)
         self._idle: list[_Reader] = []
         self._all: set[_Reader] = set()
         self._lock = threading.RLock()  # the garbage collector may end an iterator at any moment
@@ -79,7 +78,7 @@ class Readers:
         except TimeoutError:
             raise _fault(f"gave no frame for {self._timeout:g} seconds", path) from None
         except OSError as error:
-            raise storage_error(error, self._folder.name) or error from None
+            raise storage_error(error, tempfile.gettempdir()) or error from None
         except RuntimeError as error:
             if self._is_closed:
                 raise ClosedError from None
@@ -99,7 +98,7 @@ class Readers:
             with self._lock:
                 reader = self._idle.pop() if self._idle else None
             if reader is None:
-                reader = _Reader(self._folder.name)
+                reader = _Reader()
                 with self._lock:
                     self._all.add(reader)
             if self._is_closed:
@@ -116,7 +115,6 @@ class Readers:
             readers = [*self._all]
         for reader in readers:
             reader.kill()
-        self._folder.cleanup()
 
     def __enter__(self) -> Readers:
         return self
@@ -133,12 +131,13 @@ _starting = threading.Lock()
 
 
 class _Reader:
-    """A process, and its latest answer."""
+    """A process, its latest answer, and the folder of files that it hands over."""
 
     answer: Future[_Packed | tuple[()] | None]
 
-    def __init__(self, folder: str) -> None:
-        context = multiprocessing.get_context("spawn")
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="latentmake-", ignore_cleanup_errors=True)
+        context, folder = multiprocessing.get_context("spawn"), self._folder.name
         self._pool = ProcessPoolExecutor(
             1, mp_context=context, initializer=_begin, initargs=(folder,)
         )
@@ -163,6 +162,7 @@ class _Reader:
                 process.kill()
                 process.join(_KILLED_SECONDS)
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._folder.cleanup()
 
 
 def _unpacked(pickled: bytes, path: str, sizes: list[int]) -> Any:

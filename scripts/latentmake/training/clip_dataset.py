@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
-from latentmake.caches.pixels.cutting import Cut, Film, cut
+from latentmake.caches.pixels.cutting import Cut, cut
+from latentmake.caches.pixels.scaling import Film
 from latentmake.config.architectures import WAN
 from latentmake.config.root import Config, parse
 from latentmake.data.clips import listed_clips

@@ -15,12 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from latentmake.caches.pixels.arrays import Array
-from latentmake.caches.pixels.scaling import MAX_PIXELS, cover
+from latentmake.caches.pixels.scaling import Film, Key
 from latentmake.files.video import EndedError, frame_of, read_frames
-from latentmake.geometry.buckets import Size, wan_size
-
-Key = tuple[Size, Size]
-"""Size of a clip's frames, and the resolution whose bucket it is."""
+from latentmake.geometry.buckets import Size
 
 
 class Cut(NamedTuple):
@@ -48,32 +45,6 @@ class Cut(NamedTuple):
     def reach(self) -> tuple[int, int]:
         """Indices in the file of its first and last frames, by which cuts are put in order."""
         return self.kept[self.start], self.kept[self.start + self.frames - 1]
-
-
-class Film(NamedTuple):
-    """A video or npz clip.
-
-    Attributes:
-        path: of the file.
-        rotation: degrees clockwise by which frames are turned first.
-        max_pixels: most pixels of a scaled frame before it is cut, see `cover`.
-        bucket: of a control, whether its own shape, that of its first frame, decides its bucket.
-    """
-
-    path: str
-    rotation: int = 0
-    max_pixels: int = MAX_PIXELS
-    bucket: bool | None = None
-
-    def scaled(self, frame: Array, key: Key, shape: Size | None) -> Array:
-        """Scale a frame; that of a control of some shape twice, as musubi-tuner does."""
-        size, resolution = key
-        if self.rotation:
-            frame = np.rot90(frame, -self.rotation // 90)
-        if shape is not None:
-            own = wan_size(shape, resolution, bucket=bool(self.bucket), no_upscale=False)
-            frame = cover(frame, own, path=self.path, max_pixels=self.max_pixels)
-        return cover(frame, size, path=self.path, max_pixels=self.max_pixels)
 
 
 def cut(film: Film, cuts: Sequence[Cut]) -> Iterator[dict[Key, Array] | None]:

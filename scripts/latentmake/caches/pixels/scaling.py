@@ -5,12 +5,14 @@ Processes that read videos import this, and so neither configuration nor plan.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import cv2
 import numpy as np
 from PIL import Image
 
 from latentmake.caches.pixels.arrays import Array, array_of
-from latentmake.geometry.buckets import Placement, Size, place, refuse_narrow
+from latentmake.geometry.buckets import Placement, Size, place, refuse_narrow, wan_size
 
 MAX_PIXELS = 178_956_970  # Pillow's own limit for a decompression bomb
 
@@ -49,3 +51,33 @@ def cover(
     refuse_narrow(size, placement, max_pixels, path)
     found = fit(pixels, placement)[:, :, :3]
     return np.array(found, order="C") if placement.resized == size else np.ascontiguousarray(found)
+
+
+Key = tuple[Size, Size]
+"""Size of a clip's frames, and the resolution whose bucket it is."""
+
+
+class Film(NamedTuple):
+    """A video or npz clip.
+
+    Attributes:
+        path: of the file.
+        rotation: degrees clockwise by which frames are turned first.
+        max_pixels: most pixels of a scaled frame before it is cut, see `cover`.
+        bucket: of a control, whether its own shape, that of its first frame, decides its bucket.
+    """
+
+    path: str
+    rotation: int = 0
+    max_pixels: int = MAX_PIXELS
+    bucket: bool | None = None
+
+    def scaled(self, frame: Array, key: Key, shape: Size | None) -> Array:
+        """Scale a frame; that of a control of some shape twice, as musubi-tuner does."""
+        size, resolution = key
+        if self.rotation:
+            frame = np.rot90(frame, -self.rotation // 90)
+        if shape is not None:
+            own = wan_size(shape, resolution, bucket=bool(self.bucket), no_upscale=False)
+            frame = cover(frame, own, path=self.path, max_pixels=self.max_pixels)
+        return cover(frame, size, path=self.path, max_pixels=self.max_pixels)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from latentmake import digest
 from latentmake.caches.pixels import cutting
+from latentmake.caches.pixels.scaling import Film
 from latentmake.errors import SourceError
 from latentmake.exchange.clip_files.order import LIST, ClipFile, ClipsOrder, npz_bytes
 from latentmake.files import atomic, npz
@@ -139,7 +140,7 @@ def _cut_source(
         indices = file.clip.indices(fps, rate)
         cuts.append((cutting.Cut(indices, 0, len(indices), [(file.size, file.size)]), file))
     cuts.sort(key=lambda pair: pair[0].reach)
-    film = cutting.Film(first.item.image, first.media.rotation, order.max_pixels[files[0].dataset])
+    film = Film(first.item.image, first.media.rotation, order.max_pixels[files[0].dataset])
     clips = readers.each(film.path, cutting.cut, film, [each for each, _ in cuts])
     for _, file in cuts:
         comment = {KEY: keys[file.name], **_origin(file, fps, rate)}

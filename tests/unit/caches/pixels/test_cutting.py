@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake.caches.pixels import cutting
-from latentmake.caches.pixels.cutting import Cut, Film, cut
-from latentmake.caches.pixels.scaling import cover
+from latentmake.caches.pixels.cutting import Cut, cut
+from latentmake.caches.pixels.scaling import Film, cover
 from latentmake.files.video import EndedError, read_frames
 from latentmake.geometry.buckets import Size
 
