@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import marshal
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from latentmake import digest
 from latentmake.errors import CacheError
 from latentmake.index.memo import Listing, TargetStat
 
-_BLOCK = 1024  # files
+unpacked: Callable[[bytes], list[Any]] = marshal.loads
+"""Return the entries of a block that `packed` made."""
 
 
 class Folder:
@@ -79,24 +80,12 @@ class Folder:
 
     def listing(self) -> Listing:
         """Return the path and stat of every file."""
-        return {
-            f"{folder}/{name}": TargetStat(*stat)
-            for folder, block in self.blocks
-            for name, *stat in unpacked(block)
-        }
+        files = ((folder, file) for folder, block in self.blocks for file in unpacked(block))
+        return {f"{folder}/{name}": TargetStat(*stat) for folder, (name, *stat) in files}
 
 
 def packed(entries: Iterable[Any]) -> Iterator[bytes]:
-    """Pack the entries of a listing, tuples of text and whole numbers, in blocks.
-
-    Equal entries make equal blocks. Half a million tuples would cost more than the rest of a plan.
-    """
-    entries = iter(entries)
-    while block := [*islice(entries, _BLOCK)]:
-        yield marshal.dumps(block, 2)  # with version 2, values alone count: see `of_entries`
-
-
-def unpacked(block: bytes) -> list[Any]:
-    """Return the entries of a block."""
-    found: list[Any] = marshal.loads(block)  # noqa: S302 -- made by `packed`
-    return found
+    """Pack the entries of a listing, tuples of text and whole numbers; equal ones equally."""
+    entries = iter(entries)  # half a million tuples would cost more than the rest of a plan
+    while block := [*islice(entries, 1024)]:
+        yield marshal.dumps(block, 2)  # of version 2, because of what `of_entries` says

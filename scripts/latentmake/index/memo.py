@@ -13,15 +13,13 @@ import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from latentmake import digest
 from latentmake.files.cachefile import Picture
 from latentmake.files.paths import is_text
 from latentmake.geometry.buckets import Size
-
-if TYPE_CHECKING:
-    from latentmake.geometry.clips import Media
+from latentmake.geometry.clips import Media
 
 MEMO = Path(".latentmake/memo.sqlite")  # of a project
 Stat = TypeVar("Stat", bound=tuple[int, ...])
@@ -203,8 +201,6 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
 
     def media(self, paths: Collection[str], *folders: str) -> dict[str, tuple[SourceStat, Media]]:
         """Return stat, size and length of known images and videos; see `Table.known`."""
-        from latentmake.geometry.clips import Media
-
         found = self._media.known(paths, *folders).items()
         rows = ((path, stat, text) for path, (stat, text) in found if text[0] == "[")  # since 0.2
         return {path: (stat, Media(*json.loads(text))) for path, stat, text in rows}

@@ -112,7 +112,11 @@ class Build:
             # Only here: to take it alone, flock gives up the shared one first, and whoever comes
             # between would remove the locks that Snakemake holds for this build.
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _forget_orders({order.name for order in self.orders})
+            keep_orders, oldest = {x.name for x in self.orders}, time.time() - KEPT_SECONDS
+            for path in [*FOLDER.glob("*"), *RUNS.glob("*")]:  # the next plan reads receipts
+                with contextlib.suppress(OSError):
+                    if path.name.split(".")[0] not in keep_orders and path.stat().st_mtime < oldest:
+                        path.unlink()
             store.forget_made(self.orders)
             store.limit(keep)
 
@@ -153,15 +157,6 @@ def _unlock(machine: str) -> None:
         if left.name.endswith(atomic.TEMPORARY_SUFFIX) and left.is_file():
             left.unlink(missing_ok=True)
     sys.stderr.write("note: a build was killed here; its lock of this folder is removed\n")
-
-
-def _forget_orders(keep: set[str]) -> None:
-    """Delete orders and receipts of a week ago, but for some orders: the next plan reads them."""
-    oldest = time.time() - KEPT_SECONDS
-    for path in [*FOLDER.glob("*"), *RUNS.glob("*")]:
-        with contextlib.suppress(OSError):
-            if path.name.split(".")[0] not in keep and path.stat().st_mtime < oldest:
-                path.unlink()
 
 
 # -- running builds -------------------------------------------------------------------------------

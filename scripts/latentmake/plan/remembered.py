@@ -172,7 +172,8 @@ class Remembered:
         None where all items must be judged.
         """
         before: dict[str, str] | None = self._head and self._row(_PLACES)
-        if not before or (touched := self._touched(before)) is None:
+        most = max(_ALWAYS, _MOST_CHANGED * len(before or ()))
+        if not before or (touched := self._touched(before, most)) is None:
             return None
         (stems, caches), base, entries = touched, self._layout.base, self._scan.entries
         paths = _of_stems((path for path, *_ in entries), stems)
@@ -183,7 +184,7 @@ class Remembered:
         gone, new = _of_stems(before, stems) - now.keys(), now.keys() - before.keys()
         affected = {base(stem) for stem in (*now, *gone)}
         others = {stem for stem in before if base(stem) in affected} - now.keys() - gone
-        if others or len(now) + len(gone) > _most(before) or len(before) + len(new) == len(gone):
+        if others or len(now) + len(gone) > most or len(before) + len(new) == len(gone):
             return None
         if (gone or new) and (self._layout.names_media or any(x[1] < 0 for x in entries)):
             return None
@@ -210,7 +211,7 @@ class Remembered:
         state.images = digest.of_lines(places.values())
         return state, places
 
-    def _touched(self, before: Collection[str]) -> tuple[set[str], set[str]] | None:
+    def _touched(self, before: Collection[str], most: float) -> tuple[set[str], set[str]] | None:
         """Return the stems that changed files may belong to, and the changed cache files.
 
         None where all must be judged: an item may depend on files that do not bear its stem, too
@@ -234,7 +235,7 @@ class Remembered:
                 return None
             changes.append(set() if same else _difference(then, now))
         files, caches = changes[0], {f"{folder}/{name}" for folder, name, *_ in changes[1]}
-        if len(files) + len(caches) > _most(before) or any(size < 0 for _, _, size, *_ in files):
+        if len(files) + len(caches) > most or any(size < 0 for _, _, size, *_ in files):
             return None
         stems, owners = set[str](), set[str]()
         endings = [x.lower() for x in (settings.caption_extension, settings.tags_extension) if x]
@@ -268,11 +269,6 @@ class Remembered:
                 if f"{place}/{file}" in changed:
                     found[f"{place}/{file}"] = TargetStat(*stat)
         return found
-
-
-def _most(places: Collection[str]) -> float:
-    """Return how many items may change; where more do, all are judged."""
-    return max(_ALWAYS, _MOST_CHANGED * len(places))
 
 
 def _difference(then: Iterable[tuple[str, bytes]], now: Iterable[tuple[str, bytes]]) -> set[Any]:

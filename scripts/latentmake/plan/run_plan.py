@@ -143,9 +143,13 @@ def plan_manifest(facts: Facts, plan: RunPlan, *, force: bool = False, dry: bool
         _skipped(facts, plan),
     )
     lock = read_lock(plan.name)
+    aside, left_out = (
+        {name: sorted({fault["stem"] for fault in each}) for name, each in faults.items() if each}
+        for faults in (lock.aside, skipped)
+    )
     found = [
         *_data_differences(facts, plan, lock, texts, repeats, validation),
-        *value_differences(_stems(lock.aside), _stems(skipped), "skipped {}"),
+        *value_differences(aside, left_out, "skipped {}"),
         *_file_differences(facts, plan, lock),
         *(Difference(f"items of {name} are faulty") for name in skipped if name not in skip),
     ]
@@ -239,11 +243,6 @@ def _skipped(facts: Facts, plan: RunPlan) -> _Skipped:
         said = ({"stem": x.stem, "path": x.path, "digest": "", "line": x.line} for x in faults)
         found[name] = [*facts.skipped(name), *said]
     return {name: each for name, each in found.items() if each}
-
-
-def _stems(skipped: _Skipped) -> dict[str, list[str]]:
-    stems = {name: sorted({fault["stem"] for fault in each}) for name, each in skipped.items()}
-    return {name: each for name, each in stems.items() if each}
 
 
 def _text_digests(facts: Facts, run: Run, name: str) -> dict[str, str]:

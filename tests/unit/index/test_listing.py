@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from latentmake.errors import CacheError
-from latentmake.index.listing import Folder
+from latentmake.index.listing import Folder, packed, unpacked
 
 FILES = ["cache/64/a", "cache/64/sub/b", "cache/text/a"]
 
@@ -85,3 +85,10 @@ def test_a_folder_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(CacheError, match=r"^cache: cannot be read \(Permission denied\); check"):
         Folder("cache")
+
+
+def test_packed_entries_come_back_in_their_order() -> None:
+    entries = [(f"{number}.png", number) for number in range(3000)]
+    blocks = [*packed(entries)]
+    assert len(blocks) == 3
+    assert [entry for block in blocks for entry in unpacked(block)] == entries
