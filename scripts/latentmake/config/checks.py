@@ -207,7 +207,7 @@ def training_faults(where: str, trainer: MusubiTrainer, model: Model) -> Iterato
         hint = f"use one of auto, {', '.join(scripts.attentions)}"
         yield f"{where}.attention", f"{title} is not trained with {name}", hint
     most = scripts.attentions.get(name)
-    if most is not None and trainer.batch_size > most and not trainer.splits_attention:
+    if most is not None and trainer.batch_size > most and "--split_attn" not in trainer.arguments:
         beyond = f"batches of more than {most}" if most else "any batch"
         what = f"{title} needs --split_attn for {beyond} with {name}"
         yield f"{where}.arguments", what, "add --split_attn"

@@ -200,11 +200,6 @@ class MusubiTrainer(Trainer):
     accelerate_config: AccelerateConfig = None
     """Configuration file for `accelerate launch`."""
 
-    @property
-    def splits_attention(self) -> bool:
-        """Whether each item of a batch has an attention of its own."""
-        return "--split_attn" in self.arguments
-
     @model_validator(mode="after")
     def _fits(self) -> Self:
         decided = decided_flags(type(self), MUSUBI)
@@ -298,11 +293,6 @@ class SdScriptsTrainer(Trainer):
     from the project, is taken as a path and made absolute."""
     accelerate_config: AccelerateConfig = None
     """Configuration file for `accelerate launch`."""
-
-    @property
-    def flags(self) -> list[str]:
-        """The flags among its further arguments."""
-        return [*flags_of(self.arguments)]
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

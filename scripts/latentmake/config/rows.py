@@ -7,7 +7,6 @@ trainers make; layout, recipe, launch, checks and publication ask it. Sources: m
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
@@ -235,19 +234,27 @@ def options_in(arguments: Sequence[str], known: Mapping[str, Option]) -> dict[st
     Raises:
         ValueError: one is unknown, lacks its value, or has a wrong one.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for flag, option in known.items():
-        value: Any = {"type": int if option.kind == "number" else str}
-        value = {"action": "store_true"} if option.kind == "flag" else value
-        parser.add_argument(flag, dest=flag, default=argparse.SUPPRESS, **value)
-    try:
-        found, others = parser.parse_known_args([*arguments])
-    except argparse.ArgumentError as error:
-        raise ValueError(f"{error.argument_name} {error.message}") from None
-    if others:
-        names = ", ".join(known) or "none"
-        raise ValueError(f"{others[0]} is no option that caches depend on; known: {names}")
-    return vars(found)
+    found: dict[str, object] = {}
+    left = list(arguments)
+    while left:
+        flag, equals, value = left.pop(0).partition("=")
+        option = known.get(flag)
+        if option is None:
+            names = ", ".join(known) or "none"
+            raise ValueError(f"{flag} is no option that caches depend on; known: {names}")
+        if option.kind == "flag":
+            if equals:
+                raise ValueError(f"{flag} takes no value")
+            found[flag] = True
+            continue
+        if not equals:
+            if not left:
+                raise ValueError(f"{flag} lacks its value")
+            value = left.pop(0)
+        if option.kind == "number" and not (value.isascii() and value.isdecimal()):
+            raise ValueError(f"{flag} takes a number, not {value}")
+        found[flag] = int(value) if option.kind == "number" else value
+    return found
 
 
 @dataclass(frozen=True)

@@ -112,8 +112,10 @@ class LoopTrainer(Trainer):
 
     Attributes:
         former_defaults: defaults of earlier releases, which digests of settings leave out.
+        draws_captions: whether captions are prompts of its samples where it has no others.
     """
 
+    draws_captions: ClassVar[bool] = True
     former_defaults: ClassVar[Mapping[str, object]] = {"mixed_precision": "no"}
 
     kind: str
@@ -165,9 +167,10 @@ class LoopTrainer(Trainer):
     """Decay of an EMA of the weights, such as `0.9999` for long trainings. Sample pictures and the
     result are then those of the EMA."""
     mixed_precision: AutoPrecision = "auto"
-    """Mixed precision, as in accelerate. `auto` is `bf16` if the GPU supports it, else `fp16`, and
-    `no` on a CPU. The training writes the choice into `runs/{run}/training.json` and keeps it when
-    it resumes; another machine does not train again because of it."""
+    """Mixed precision, as in accelerate; with `wan` also the dtype of the frozen weights. `auto` is
+    `bf16` if the GPU supports it, else `fp16`, and `no` on a CPU. The training writes the choice
+    into `runs/{run}/training.json` and keeps it when it resumes; another machine does not train
+    again because of it."""
     gradient_checkpointing: bool = False
     """Less memory for about a third more time."""
     torch_compile: bool = False
@@ -222,13 +225,13 @@ class LoopTrainer(Trainer):
     @property
     def draws(self) -> bool:
         """Whether it draws samples along a training."""
-        return True
+        return self.draws_captions or bool(self.samples.prompts)
 
     @property
     def prompts(self) -> list[str]:
-        """Its prompts and, where guidance needs one, the negative prompt."""
+        """Its prompts and, where guidance needs one, the negative prompt; none without samples."""
         samples = self.samples
-        guided = [samples.negative_prompt] if samples.guidance_scale > 1 else []
+        guided = [samples.negative_prompt] if samples.guidance_scale > 1 and self.draws else []
         return list(dict.fromkeys([*samples.prompts, *guided]))
 
     @model_validator(mode="before")
@@ -374,6 +377,7 @@ class WanTrainer(LoopTrainer):
     layout: ClassVar[str] = "musubi"
     network: ClassVar[str] = "dit"
     alternatives: ClassVar[tuple[str, ...]] = ("dit_high_noise",)
+    draws_captions: ClassVar[bool] = False
     generates: ClassVar[bool] = True
     evaluates: ClassVar[bool] = True
     former_defaults: ClassVar[Mapping[str, object]] = {"mixed_precision": "bf16"}
@@ -396,11 +400,6 @@ class WanTrainer(LoopTrainer):
     """Timestep, in thousandths, at which Wan 2.2 changes its network; by default 875 for
     text-to-video and 900 for image-to-video."""
     train_batch_size: BatchSize = 1
-    mixed_precision: AutoPrecision = "auto"
-    """Mixed precision, as in accelerate, and dtype of the frozen weights. `auto` is `bf16` if the
-    GPU supports it, else `fp16`, and `no` on a CPU. The training writes the choice into
-    `runs/{run}/training.json` and keeps it when it resumes; another machine does not train again
-    because of it."""
     gradient_checkpointing: bool = True
     checkpointing_steps: Number = shaped(100, MACHINE, ge=1)
     checkpointing_epochs: Number | None = shaped(None, MACHINE, ge=1)
@@ -417,16 +416,6 @@ class WanTrainer(LoopTrainer):
     def checkpoint_epochs(self) -> int | None:
         """Epochs between two checkpoints."""
         return self.checkpointing_epochs
-
-    @property
-    def draws(self) -> bool:
-        """Whether it draws sample clips: captions of clips are no prompts of theirs."""
-        return bool(self.samples.prompts)
-
-    @property
-    def prompts(self) -> list[str]:
-        """Its prompts and, where guidance needs one, the negative prompt; none without clips."""
-        return super().prompts if self.samples.prompts else []
 
     def shift(self, resolutions: Iterable[Resolution]) -> float:
         """Return the shift of the timesteps for a run of these resolutions.

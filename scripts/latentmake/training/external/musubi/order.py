@@ -47,7 +47,7 @@ class MusubiOrder(ExternalOrder):
     @property
     def attentions(self) -> set[str]:
         """Attentions of the network for batches of the trainer's size."""
-        size, splits = self.trainer.batch_size, self.trainer.splits_attention
+        size, splits = self.trainer.batch_size, "--split_attn" in self.trainer.arguments
         known = self.scripts.attentions.items()
         return {name for name, most in known if most is None or size <= most or splits}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from latentmake.config.external_trainers import flags_of
 from latentmake.models.files import T5_LENGTH
 from latentmake.training.external.arguments import absolute, command_line, located
 from latentmake.training.external.result import RunFiles
@@ -22,7 +23,7 @@ def encoder_places(order: SdScriptsOrder) -> dict[str, str]:
 
     Some scripts load them even with caches. Flags among the user's own arguments are left out.
     """
-    given = set(order.trainer.flags)
+    given = flags_of(order.trainer.arguments)
     places = {file.flag: order.model.weights(file.key) for file in order.strategies.files}
     return {
         flag: place.path
@@ -44,7 +45,7 @@ def caching_arguments(order: SdScriptsOrder, *, vae: str | None) -> list[str]:
         "--vae_batch_size": size,
         "--text_encoder_batch_size": size if strategies.batches_text else None,
     }
-    given = set(order.trainer.flags)
+    given = flags_of(order.trainer.arguments)
     return command_line({flag: value for flag, value in options.items() if flag not in given})
 
 
