@@ -45,7 +45,6 @@ STILL_TO_DO = {
     "caches",
     "exchange",
     "files",
-    "layouts",
     "regular",
     "reports",
     "training",

@@ -9,7 +9,6 @@ from os.path import normpath
 from posixpath import splitext
 from typing import TYPE_CHECKING
 
-from latentmake import layouts
 from latentmake.config.root import Config
 from latentmake.data import folders
 from latentmake.data.item import IMAGE_EXTENSIONS, Entry, Fault, Item, Scan
@@ -17,7 +16,7 @@ from latentmake.errors import DatasetError, SourceError, shortened
 from latentmake.files.media import VIDEO_EXTENSIONS
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo, SourceStat
-from latentmake.layouts import Layout
+from latentmake.layouts.layout import Layout, layout_of
 
 if TYPE_CHECKING:
     from latentmake.data.probe import Measured
@@ -49,7 +48,7 @@ class Datasets:
 
     def layout(self, model: str) -> Layout:
         """Return the layout of a model's caches."""
-        return layouts.of(self.config.models[model].layout_name)
+        return layout_of(self.config.models[model].layout_name)
 
     def scan(self, dataset: str, key: str = "path") -> Scan:
         """Return the listing of a dataset, or of its `control_directory`: empty without one."""

@@ -13,7 +13,7 @@ from latentmake.files.paths import is_text
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media, Span
 from latentmake.index.memo import SourceStat
-from latentmake.layouts import DROPPED, kind_of, text_of
+from latentmake.layouts.layout import DROPPED, parsed
 
 if TYPE_CHECKING:
     from latentmake.data.rows import Row
@@ -109,12 +109,12 @@ class Item(NamedTuple):
             part: name of the part; all parts of latents have the same inputs.
             controlled_text: whether text depends on control images.
         """
-        if kind_of(part) == "latents":
+        if parsed(part).kind == "latents":
             files = tuple(each for each in self.files if each.role in _OF_LATENTS)
             return Item(
                 self.stem, files, None, self.media, self.span, control_sizes=self.control_sizes
             )
-        files, name = (), text_of(part)
+        files, name = (), parsed(part).text
         if self.texts is not None:
             number = int(name.partition(".")[2] or 0) if name != DROPPED else 0
             texts: list[str] | None = ["" if name == DROPPED else self.texts[number]]

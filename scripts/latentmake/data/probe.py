@@ -21,7 +21,7 @@ from latentmake.files.frames import probe_videos
 from latentmake.files.media import probe_image
 from latentmake.geometry.clips import Media, Timing
 from latentmake.index.memo import Memo, SourceStat
-from latentmake.layouts import Layout
+from latentmake.layouts.layout import Layout
 from latentmake.progress import Progress
 
 _LOOKS_LONG = 1000  # images whose measuring is worth a progress bar
@@ -169,7 +169,7 @@ def _check_name(layout: Layout, item: Item, owners: dict[str, Item], texts: int)
     """
     base, name = layout.base(item.stem), item.stem.rpartition("/")[2]
     names = [base]
-    if layout.numbers_variants:
+    if layout.flat:
         names += [f"{base}.v{number}" for number in range(1, texts)]
     for each in names:
         if (other := owners.setdefault(each, item)).stem != item.stem:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from latentmake.config.datasets import Dataset
 from latentmake.data.item import Item
-from latentmake.layouts import kind_of
+from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import EncodingJob, Order, Work, job_of
 from latentmake.plan.state import State
@@ -48,7 +48,7 @@ def batches(
         together = everyone if "@" in part else frozenset(wanting)
         for stale in states.parts[part].stale:
             item, target = stale.item, stale.target
-            group = groups.setdefault((kind_of(part), together, bool(target.at_hand)), {})
+            group = groups.setdefault((parsed(part).kind, together, bool(target.at_hand)), {})
             found = group.setdefault((item.stem, item.text), (item, [], []))
             found[1].append(target)
             found[2].append(stale.content)

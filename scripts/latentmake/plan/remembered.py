@@ -20,7 +20,7 @@ from latentmake.data.item import Item
 from latentmake.files.paths import is_remote
 from latentmake.index.listing import Folder
 from latentmake.index.memo import Listing, TargetStat
-from latentmake.layouts import kind_of
+from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import place_of
 from latentmake.plan.state import PartState, State
@@ -45,7 +45,7 @@ def judge_dataset(facts: Facts, dataset: str, model: str, parts: Sequence[str]) 
     items, faults = facts.items(dataset, model)
     wanted, layout = facts.wanted_items(dataset, model), facts.layout(model)
     owned = {item.stem for item in items} | {fault.stem for fault in faults}
-    if layout.drops_skipped and facts.config.datasets[dataset].on_error == "skip":
+    if layout.flat and facts.config.datasets[dataset].on_error == "skip":
         owned = {item.stem for item in wanted}
     made = past.judged(wanted, owned, past.folder.listing())
     places = {item.stem: place_of(item, layout) for item in wanted}
@@ -79,7 +79,7 @@ class Remembered:
         self._scan = facts.scan(dataset)
         self._rows, name = facts.memo.snapshots, "\n".join((dataset, model, *parts))
         self._head_name, self._rest_name = f"{name}\n\nstate", f"{name}\n\nlists"
-        recipes = {part: facts.recipe_digest(dataset, model, kind_of(part)) for part in parts}
+        recipes = {part: facts.recipe_digest(dataset, model, parsed(part).kind) for part in parts}
         version = [latentmake.__version__, latentmake.PLAN_VERSION]
         base = [
             version,
@@ -161,12 +161,12 @@ class Remembered:
         facts, (_, model) = self._facts, self._asked
         latents = facts.inputs(model, "latents", items)  # the same at each resolution
         inputs = {
-            part: latents if kind_of(part) == "latents" else facts.inputs(model, part, items)
+            part: latents if parsed(part).kind == "latents" else facts.inputs(model, part, items)
             for part in self._parts
         }
         some = None if gone is None else (items, [*found, *gone])
         judge = facts.judge(*self._asked, self._parts, some)
-        if not any(kind_of(part) == "text" for part in self._parts):  # the trainer encodes it
+        if not any(parsed(part).kind == "text" for part in self._parts):  # the trainer encodes it
             for each in facts.inputs(model, "text", items):
                 judge.contents.of(each)
         return judge.judge(inputs, owned, found)

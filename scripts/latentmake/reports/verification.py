@@ -24,7 +24,7 @@ from latentmake.files import verified
 from latentmake.files.cachefile import Header, read_header, read_recipe
 from latentmake.files.intact import read_intact
 from latentmake.index.memo import Memo
-from latentmake.layouts import kind_of
+from latentmake.layouts.layout import parsed
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
@@ -155,7 +155,7 @@ def _expected(facts: Facts, run: Run) -> Iterator[Expected]:
             else:
                 inputs = facts.inputs(run.model, name, items)
             judge.contents.fetch(file[1:] for item in inputs for file in item.read)
-            if kind_of(name) == "latents":
+            if parsed(name).kind == "latents":
                 judge.contents.prepare_sizes(filter(None, map(judge.contents.of, inputs)))
             for item, targets in judge.targets(name, inputs):
                 yield from (_wanted(judge, item, target, facts.memo) for target in targets)
@@ -177,7 +177,7 @@ def _wanted(judge: Judge, item: Item, target: Target, memo: Memo) -> Expected:
 
 def _recipes(facts: Facts, run: Run) -> Iterable[Mapping[str, object]]:
     for part in parts_of(facts.config, run):
-        if recipe := facts.recipe(part.dataset, part.model, kind_of(part.name)):
+        if recipe := facts.recipe(part.dataset, part.model, parsed(part.name).kind):
             yield recipe
 
 
@@ -192,7 +192,7 @@ def _read(recipes: _Recipes, wanted: Expected) -> _Read:
         if size is not None:
             return _Read(size, has_checksum=True)
         size = Path(path).stat().st_size
-        checked = verified.verify(path, may_be_zero=kind_of(wanted.part) == "text")
+        checked = verified.verify(path, may_be_zero=parsed(wanted.part).kind == "text")
         if checked.is_foreign:
             reason = f"{checked.damage}; the next build replaces it"
             return _Read(size, False, Finding(path, UNEXPECTED, reason, is_ours=False))

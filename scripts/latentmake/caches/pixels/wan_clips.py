@@ -11,10 +11,10 @@ import numpy as np
 
 from latentmake.caches.inputs import Clips, FramesAt, Sample, stored_size
 from latentmake.caches.pixels.cutting import Array, Cut, Cutter
-from latentmake.caches.pixels.wan import fit, refuse_misfit, target_size
+from latentmake.caches.pixels.wan import fit, targets_of
 from latentmake.data.item import Item
 from latentmake.errors import SourceError
-from latentmake.geometry.buckets import Size, wan_size
+from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Span, kept_indices
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
@@ -116,7 +116,8 @@ class ClipMaker:
 
     def _sizes(self, place: _Place) -> list[Size]:
         size = stored_size(place.item)
-        return [target_size(self._order, size, target.size or size) for target, _ in place.targets]
+        missing = (target for target, _ in place.targets)
+        return targets_of(self._order, size, missing, self._path)
 
     def _scaled(self, frame: Array, size: Size) -> Array:
         turned = np.rot90(frame, -self._rotation // 90) if self._rotation else frame
@@ -136,8 +137,7 @@ class ClipMaker:
         if self._shape is None:
             ((_, first),) = self._frames_at(self._control_path, [self._first])
             self._shape = Size(first.shape[1], first.shape[0])
-        is_bucket = self._order.dataset_settings.fit == "bucket"
-        own = wan_size(self._shape, resolution, bucket=is_bucket, no_upscale=False)
+        own = self._order.layout.size(self._shape, resolution, self._order.dataset_settings)
         once = fit(frame, own, path=self._control_path, max_pixels=self._limit)
         return fit(once, size, path=self._control_path, max_pixels=self._limit)
 
@@ -152,7 +152,7 @@ def check(order: Order, item: Item, missing: Iterable[Target], frames_at: Frames
     for path in filter(None, (item.source, *item.controls)):
         ((_, first),) = frames_at(path, [0])
         found.append((first.shape[1], first.shape[0]))
-    refuse_misfit(order, stored_size(item, found[0]), missing, item.source or "")
+    targets_of(order, stored_size(item, found[0]), missing, item.source or "")
 
 
 def _places(order: Order, wanted: Clips) -> list[_Place]:
