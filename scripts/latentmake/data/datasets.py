@@ -109,7 +109,7 @@ class Datasets:
             if read not in self._found:
                 self._found[read] = self._composed(dataset, scan, layout)
             found, faults = self._found[read]
-            if layout.names_media:
+            if layout.external:
                 made = self._measured(dataset, model, scan, found)
                 for line in made.lines():
                     self._note(dataset, line)
@@ -137,7 +137,7 @@ class Datasets:
             return []
         try:
             found, faults = self._composed(dataset, scan, self.layout(model))
-            if self.layout(model).names_media:
+            if self.layout(model).external:
                 made = self._measured(dataset, model, scan, found)
                 found, faults = made.found, faults + made.faults
                 if made.short or made.notes:

@@ -65,30 +65,6 @@ def nearest_bucket(image: Size, resolution: Size, widths: range, most: int | Non
     return min(sizes, key=lambda size: abs(size.width / size.height - aspect))
 
 
-def target_size(
-    image: Size, resolution: Size, step: int, *, no_upscale: bool = False, wan: bool = False
-) -> Size:
-    """Return the bucket of an image by musubi-tuner's rules.
-
-    With s = int(sqrt(area)), the widths go from s // 2, rounded down to `step`, up to s.
-
-    Args:
-        image: its own size, in pixels.
-        resolution: its area is what buckets keep.
-        step: multiple of which the sides of buckets are, in pixels.
-        no_upscale: an image whose area is not above the resolution's keeps its size, each side
-            rounded down to `step`.
-        wan: the widths go on to the first multiple of `step` from s on, as in musubi-tuner's code.
-            This may add a pair: 160 x 176 and 176 x 160 for 160 x 192.
-    """
-    area = resolution.width * resolution.height
-    if no_upscale and image.width * image.height <= area:
-        return Size(max(image.width // step * step, step), max(image.height // step * step, step))
-    side = math.isqrt(area)
-    first = max(side // 2 // step * step, step)
-    return nearest_bucket(image, resolution, range(first, side + (step if wan else 1), step))
-
-
 def cover(image: Size, target: Size, limit: int, path: str = "") -> Placement:
     """Return how an image covers its target size: scaled up or down to cover, centre kept.
 

@@ -226,13 +226,11 @@ def clips(
 
     Args:
         count: frames in the file.
-        target_frames: lengths of clips, in frames; rounded down to 4 n + 1.
-        frame_extraction: `head`: the beginning. `chunk`: one after the other. `slide`: one every
-            `frame_stride` frames. `uniform`: `frame_sample` of them, evenly spread; 1 of them is
-            `head`. `full`: one of all frames up to `max_frames`, rounded down to 4 n + 1, whatever
-            `target_frames` says.
-        frame_stride: frames from the beginning of a clip to that of the next.
-        frame_sample: clips of each length.
+        target_frames: lengths of clips; rounded down to 4 n + 1.
+        frame_extraction: see `config.datasets`; `uniform` of one clip is `head`, and `full` makes
+            one clip whatever the lengths.
+        frame_stride: frames from the beginning of a clip of `slide` to that of the next.
+        frame_sample: clips of each length of `uniform`.
         max_frames: most frames of the one clip of `full`.
         source_fps: frame rate of the file; None keeps each frame.
         span: the part of the file that clips are cut from; a single one is one clip of its length.
@@ -269,13 +267,9 @@ def clips(
     return list(dict.fromkeys(found))
 
 
-def sections(frames: int, window: int) -> int:
-    """Return the number of sections of a clip: windows of latents behind that of its first frame.
+def sections(clip: Clip, window: int) -> list[Section]:
+    """Return the sections of a clip: windows of latents behind that of its first frame.
 
     Source: `encode_and_save_batch` of musubi-tuner's fpack_cache_latents.py.
-
-    Args:
-        frames: length of the clip.
-        window: latents of a section.
     """
-    return (frames - 1) // 4 // window
+    return [Section(*clip, number) for number in range((clip.frames - 1) // 4 // window)]

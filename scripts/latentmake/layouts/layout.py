@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
@@ -9,8 +10,8 @@ from importlib import import_module
 from typing import NamedTuple
 
 from latentmake.config.datasets import Dataset
-from latentmake.geometry.buckets import Placement, Size, cover, target_size
-from latentmake.geometry.clips import WAN_FPS, AnyClip, Clip, Media, Span
+from latentmake.geometry.buckets import Placement, Size, cover, nearest_bucket
+from latentmake.geometry.clips import WAN_FPS, AnyClip, Clip, Media, Section, Span, clips, sections
 
 SIZED = re.compile(r"(.+)_(\d{4,})x(\d{4,})", re.DOTALL)
 """The name of a latents cache without its ending, where it contains the size of the image."""
@@ -57,17 +58,17 @@ class Layout:
         text_ending: end of the name of a text cache; None where text is not cached.
         latents_ending: end of the name of a latents cache.
         longest_ending: the longest text that follows an item's own name in that of a cache file.
-        external: whether another program trains on the files. It says which resolutions it takes
-            (`config.checks`), and `adopt_from` of a dataset may name files of its own making. A
-            manifest's row names caption and control file.
-        names_media: whether names contain the size or clips of images and videos, so that planning
-            must probe these.
+        external: whether another program trains on the files. Their names contain the size or the
+            clips of images and videos, so that planning must probe these; a manifest's row names
+            caption and control file; `config.checks` knows the rule of its resolutions; and
+            `adopt_from` of a dataset may name files of its own making.
         flat: whether the caches of a resolution, texts too, lie flat in one folder. The trainer
             trains on all files there: those of skipped items must go, and the further texts of an
             item belong to further items, named `{stem}.v1` and so on.
+        sections: whether a clip has a file for each of its sections.
         clip_name: pattern of the name of a clip, whose first group is the name of its video.
-        bucket_side: sides of buckets are multiples of this, in pixels, by the rule of
-            musubi-tuner's code; None: a dataset says it.
+        bucket_side: step between the sides of musubi-tuner's buckets, in pixels; None: a dataset
+            says it.
         npz: whether cache files are .npz and not .safetensors.
         names_architecture: whether the recipe of latents contains the model's architecture.
         numbered_controls: whether an item has several control images, by numbers in their names;
@@ -84,8 +85,8 @@ class Layout:
     latents_ending: str
     longest_ending: str
     external = True
-    names_media = True
     flat = False
+    sections = False
     clip_name: re.Pattern[str] | None = None
     bucket_side: int | None = None
     npz = False
@@ -130,17 +131,26 @@ class Layout:
         settings: Dataset | None,
         span: Span | None = None,
     ) -> Sequence[tuple[str, AnyClip | None]]:
-        """Return the cache files of one item in one part's folder.
+        """Return the cache files of one item in one part's folder, each with its frames, if any.
 
-        Each has the frames that it is made of, if any; `span` is the item's part of a video.
+        `span` is the item's part of a video.
         """
-        name = f"{folder}/{self.base(stem)}"
-        if parsed(part).kind == "text":
+        name, (kind, _, resolution) = f"{folder}/{self.base(stem)}", parsed(part)
+        if kind == "text":
             return [(f"{name}{self.text_ending}", None)]
-        if self.names_media:
-            assert media is not None
-            name += f"_{media.width:04d}x{media.height:04d}"
-        return [(f"{name}{self.latents_ending}", None)]
+        if not self.external:
+            return [(f"{name}{self.latents_ending}", None)]
+        assert media is not None
+        size = Size(media.width, media.height)
+        places: list[tuple[str, AnyClip | None]] = [("", None)]
+        if settings is not None and settings.video:
+            assert resolution is not None
+            size, window = self.size(size, resolution, settings), settings.fp_latent_window_size
+            each = self.clips(media, settings, span)
+            files = [x for clip in each for x in sections(clip, window)] if self.sections else each
+            places = [(f"_{x.start:05d}-{x.frames:03d}{_section(x)}", x) for x in files]
+        ending = f"_{size.width:04d}x{size.height:04d}{self.latents_ending}"
+        return [(f"{name}{place}{ending}", clip) for place, clip in places]
 
     def owners(self, name: str) -> Sequence[str]:
         """Return the bases that a file below a part's folder may belong to; none: no cache file."""
@@ -149,7 +159,7 @@ class Layout:
         if not name.endswith(self.latents_ending):
             return ()
         found = name.removesuffix(self.latents_ending)
-        if self.names_media:
+        if self.external:
             if not (sized := SIZED.fullmatch(found)):
                 return ()
             found = sized[1]
@@ -163,12 +173,20 @@ class Layout:
     # -- sizes and clips --------------------------------------------------------------------------
 
     def size(self, image: Size, resolution: Size, settings: Dataset) -> Size:
-        """Return the size that an image or a frame is brought to; see `place`."""
+        """Return the size that an image or a frame is brought to; see `place`.
+
+        Buckets are those of musubi-tuner. With s = int(sqrt(area)) the widths go from s // 2,
+        rounded down to the step, up to s by its rule, and by its code to the first multiple of the
+        step from s on. This may add a pair: 160 x 176 and 176 x 160 for 160 x 192.
+        """
         if settings.fit == "crop":
             return resolution
-        side, keeps = self.bucket_side, settings.bucket_no_upscale
-        step = side or settings.bucket_steps
-        return target_size(image, resolution, step, no_upscale=keeps, wan=side is not None)
+        step, area = self.bucket_side or settings.bucket_steps, resolution.width * resolution.height
+        if settings.bucket_no_upscale and image.width * image.height <= area:
+            return Size(*(max(side // step * step, step) for side in image))
+        side = math.isqrt(area)
+        first, after = max(side // 2 // step * step, step), step if self.bucket_side else 1
+        return nearest_bucket(image, resolution, range(first, side + after, step))
 
     def place(self, image: Size, resolution: Size, settings: Dataset, path: str = "") -> Placement:
         """Return how an image or a frame is brought to its size.
@@ -186,8 +204,21 @@ class Layout:
         return cover(image, size, settings.max_image_pixels, path)
 
     def clips(self, media: Media, settings: Dataset, span: Span | None = None) -> list[Clip]:
-        """Return the clips that are made of a video, or of a span of it."""
-        return []
+        """Return the clips that are made of a video, or of a span of it; in sections, if any."""
+        found = clips(
+            media.frames,
+            target_frames=settings.target_frames or [],
+            frame_extraction=settings.frame_extraction,
+            frame_stride=settings.frame_stride,
+            frame_sample=settings.frame_sample,
+            max_frames=settings.max_frames,
+            source_fps=settings.source_fps,
+            span=span or Span(),
+            timing=media.timing,
+            rate=self.rate,
+        )
+        window = settings.fp_latent_window_size
+        return [clip for clip in found if not self.sections or sections(clip, window)]
 
     def view(
         self,
@@ -248,6 +279,10 @@ class Layout:
     def caption(self, text: str) -> str:
         """Return a caption as its trainer would read it."""
         return text
+
+
+def _section(clip: AnyClip) -> str:
+    return f"-{clip.number:04d}" if isinstance(clip, Section) else ""
 
 
 @cache

@@ -23,18 +23,14 @@ from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.files.cachefile import CAPTION
 from latentmake.geometry.buckets import Size, control_size
-from latentmake.geometry.clips import AnyClip, Clip, Media, Section, Span, clips, sections
+from latentmake.geometry.clips import AnyClip, Section, Span
 from latentmake.layouts.layout import DROPPED, Layout, parsed
 
 _VERSION = "1.0.1"
 
 
 class Musubi(Layout):
-    """The layout of one of its architectures; "" stands for Wan.
-
-    Attributes:
-        sections: whether a clip has a file for each of its sections.
-    """
+    """The layout of one of its architectures; "" stands for Wan."""
 
     encoding = "wan"
     flat = True
@@ -58,52 +54,6 @@ class Musubi(Layout):
         section = "-0000" * self.sections
         self.longest_ending = f"_00000-000{section}_00000x00000{self.latents_ending}"
         self.clip_name = re.compile(r"(.+)_\d{5,}-\d{3,}" + r"-\d{4,}" * self.sections)
-
-    def named(
-        self,
-        folder: str,
-        part: str,
-        stem: str,
-        media: Media | None,
-        settings: Dataset | None,
-        span: Span | None = None,
-    ) -> Sequence[tuple[str, AnyClip | None]]:
-        """Return the cache files of one item: its text, an image's latents, or a file a clip."""
-        resolution = parsed(part).size
-        if parsed(part).kind == "text" or settings is None or not settings.video:
-            return super().named(folder, part, stem, media, settings)
-        assert media is not None and resolution is not None
-        size = self.size(Size(media.width, media.height), resolution, settings)
-        ending = f"_{size.width:04d}x{size.height:04d}{self.latents_ending}"
-        found: list[tuple[str, AnyClip]] = []
-        for clip in self.clips(media, settings, span):
-            name = f"{folder}/{self.base(stem)}_{clip.start:05d}-{clip.frames:03d}"
-            if not self.sections:
-                found.append((f"{name}{ending}", clip))
-                continue
-            for number in range(sections(clip.frames, settings.fp_latent_window_size)):
-                found.append((f"{name}-{number:04d}{ending}", Section(*clip, number)))
-        return found
-
-    def clips(self, media: Media, settings: Dataset, span: Span | None = None) -> list[Clip]:
-        """Return the clips that are made of a video, or of a span of it.
-
-        Of clips in sections those with at least one.
-        """
-        found = clips(
-            media.frames,
-            target_frames=settings.target_frames or [],
-            frame_extraction=settings.frame_extraction,
-            frame_stride=settings.frame_stride,
-            frame_sample=settings.frame_sample,
-            max_frames=settings.max_frames,
-            source_fps=settings.source_fps,
-            span=span or Span(),
-            timing=media.timing,
-            rate=self.rate,
-        )
-        window = settings.fp_latent_window_size
-        return [x for x in found if not self.sections or sections(x.frames, window) > 0]
 
     def view(
         self,

@@ -24,7 +24,6 @@ class Plain(Layout):
     latents_ending = ".latents.safetensors"
     longest_ending = latents_ending
     external = False
-    names_media = False
 
     def __init__(self, architecture: str = "") -> None:
         pass

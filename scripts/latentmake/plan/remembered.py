@@ -190,7 +190,7 @@ class Remembered:
         gone, new = {*_of_stems(sorted(before), stems)} - now.keys(), now.keys() - before.keys()
         affected = {self._layout.base(stem) for stem in (*now, *gone)}
         others = {stem for base in affected for stem in bases.get(base, ())} - now.keys() - gone
-        odd = self._layout.names_media or any(size < 0 for _, size, *_ in self._scan.entries)
+        odd = self._layout.external or any(size < 0 for _, size, *_ in self._scan.entries)
         if others or ((gone or new) and odd) or len(now) + len(gone) > most:
             return None
         places = {stem: place for stem, place in before.items() if stem not in gone}

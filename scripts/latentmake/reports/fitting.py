@@ -31,7 +31,7 @@ def fitting_lines(facts: Facts, plan: Plan) -> Iterator[str]:
         if kind == "text" or resolution is None or not state.stale:
             continue
         settings, layout = facts.config.datasets[part.dataset], facts.layout(part.model)
-        if not layout.names_media and settings.exif_rotation and len(set(resolution)) > 1:
+        if not layout.external and settings.exif_rotation and len(set(resolution)) > 1:
             continue  # EXIF may turn an image, and its header's size does not tell
         sizes = Counter(_sizes(facts, part.dataset, state))
         enlarged, cut, most = 0, 0, 0.0

@@ -24,8 +24,9 @@ from latentmake.config.models import Model
 from latentmake.errors import SourceError
 from latentmake.files.frames.reading import read_frames
 from latentmake.files.media import probe_image, probe_video
-from latentmake.geometry.buckets import Size, target_size
+from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Media, clips, kept_indices
+from latentmake.layouts.layout import layout_of
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target
 from numpy.typing import NDArray
@@ -38,7 +39,7 @@ RESOLUTION = Size(64, 64)
 
 
 def bucket_of(size: Size) -> Size:
-    return target_size(size, RESOLUTION, 16, wan=True)
+    return layout_of("musubi").size(size, RESOLUTION, Dataset(path="data", fit="bucket"))
 
 
 # -- a second reading of the rules ----------------------------------------------------------------

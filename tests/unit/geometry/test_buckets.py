@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake.config.architectures import ARCHITECTURES
 from latentmake.config.datasets import Bucketing, Dataset
@@ -21,11 +21,11 @@ from latentmake.geometry.buckets import (
     nearest_bucket,
     refuse_odd,
     shrink,
-    target_size,
 )
 from latentmake.layouts.layout import layout_of
 
 LIMIT = 10**12  # pixels
+BUCKETS = Dataset(path="x", fit="bucket")
 sides = st.integers(1, 6000)
 images = st.builds(Size, sides, sides)
 steps = st.sampled_from([8, 16, 32, 64])
@@ -60,6 +60,15 @@ def wan_listed(resolution: Size) -> list[tuple[int, int]]:
     return sorted({*one_way, *((height, width) for width, height in one_way)})
 
 
+def bucket(image: Size, resolution: Size, step: int = 16, **changes: object) -> Size:
+    section = BUCKETS.model_copy(update={"bucket_reso_steps": step, **changes})
+    return layout_of("plain").size(image, resolution, section)
+
+
+def wan_bucket(image: Size, resolution: Size, **changes: object) -> Size:
+    return layout_of("musubi").size(image, resolution, BUCKETS.model_copy(update=changes))
+
+
 def nearest(image: Size, sizes: list[tuple[int, int]]) -> tuple[int, int]:
     errors = np.array([width / height for width, height in sizes]) - image.width / image.height
     return sizes[int(np.abs(errors).argmin())]
@@ -70,12 +79,11 @@ def nearest(image: Size, sizes: list[tuple[int, int]]) -> tuple[int, int]:
 def test_an_image_gets_the_first_bucket_of_the_nearest_aspect(
     image: Size, resolution: Size, step: int
 ) -> None:
-    chosen = target_size(image, resolution, step)
-    assert chosen == nearest(image, listed(resolution, step))
-    wan = target_size(image, resolution, 16, wan=True)
+    assert bucket(image, resolution, step) == nearest(image, listed(resolution, step))
+    wan = wan_bucket(image, resolution)
     assert wan == nearest(image, wan_listed(resolution))
     # Wan's trainer computes the bucket of a clip from the size of that very bucket.
-    assert target_size(wan, resolution, 16, wan=True) == wan
+    assert wan_bucket(wan, resolution) == wan
 
 
 def test_the_first_bucket_wins_a_tie() -> None:
@@ -85,27 +93,28 @@ def test_the_first_bucket_wins_a_tie() -> None:
     image = Size(middle.numerator, middle.denominator)
     aspect = image.width / image.height
     assert abs(low.width / low.height - aspect) == abs(high.width / high.height - aspect)
-    assert target_size(image, Size(64, 64), 16) == low
+    assert bucket(image, Size(64, 64)) == low
 
 
 def test_wan_has_buckets_beyond_the_square_root() -> None:
     resolution = Size(160, 192)  # int(sqrt(160 * 192)) is 175
     assert (160, 176) not in listed(resolution, 16)
-    assert target_size(Size(160, 176), resolution, 16, wan=True) == (160, 176)
-    assert target_size(Size(17, 16), resolution, 16, wan=True) == (176, 160)
+    assert wan_bucket(Size(160, 176), resolution) == (160, 176)
+    assert wan_bucket(Size(17, 16), resolution) == (176, 160)
 
 
 @settings(deadline=None)
-@given(images, resolutions(), steps, st.booleans())
+@given(images, resolutions(), steps)
 def test_no_upscale_keeps_small_images_rounded_down(
-    image: Size, resolution: Size, step: int, wan: bool
+    image: Size, resolution: Size, step: int
 ) -> None:
-    assume(not wan or min(resolution) >= 2 * step)
-    chosen = target_size(image, resolution, step, no_upscale=True, wan=wan)
+    chosen = bucket(image, resolution, step, bucket_no_upscale=True)
+    wan = wan_bucket(image, resolution, bucket_no_upscale=True)
     if image.width * image.height <= resolution.width * resolution.height:
         assert chosen == tuple(max(side - side % step, step) for side in image)
+        assert wan == tuple(max(side >> 4 << 4, 16) for side in image)
     else:
-        assert chosen == target_size(image, resolution, step, wan=wan)
+        assert (chosen, wan) == (bucket(image, resolution, step), wan_bucket(image, resolution))
 
 
 @pytest.mark.parametrize("layout", ["plain", "musubi", "sdscripts-sdxl"])
