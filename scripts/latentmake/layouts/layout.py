@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from latentmake.config.datasets import Dataset
-from latentmake.geometry.buckets import Placement, Size, cover, nearest_bucket
-from latentmake.geometry.clips import WAN_FPS, AnyClip, Clip, Media, Section, Span, clips, sections
+from latentmake.geometry.buckets import Placement, Size, control_size, cover, nearest_bucket
+from latentmake.geometry.clips import WAN_FPS, AnyClip, Clip, Media, Span, clips, sections
 
 SIZED = re.compile(r"(.+)_(\d{4,})x(\d{4,})", re.DOTALL)
 """The name of a latents cache without its ending, where it contains the size of the image."""
@@ -47,7 +47,7 @@ def parsed(part: str) -> PartName:
 
 
 class Layout:
-    """A layout; the defaults are the answers for our own trainers.
+    """A layout: data, and functions of these.
 
     A part of a dataset and model is a resolution (`64`, `512x768`) or a text (`text`, `text.1`,
     `text@512`).
@@ -146,9 +146,9 @@ class Layout:
         if settings is not None and settings.video:
             assert resolution is not None
             size, window = self.size(size, resolution, settings), settings.fp_latent_window_size
-            each = self.clips(media, settings, span)
-            files = [x for clip in each for x in sections(clip, window)] if self.sections else each
-            places = [(f"_{x.start:05d}-{x.frames:03d}{_section(x)}", x) for x in files]
+            found = self.clips(media, settings, span)
+            files = [x for clip in found for x in sections(clip, window)]
+            places = [(_place(each), each) for each in (files if self.sections else found)]
         ending = f"_{size.width:04d}x{size.height:04d}{self.latents_ending}"
         return [(f"{name}{place}{ending}", clip) for place, clip in places]
 
@@ -234,14 +234,17 @@ class Layout:
     ) -> str:
         """Return the view of a target that depends on a size: the part of its key on size and clip.
 
-        Two settings with the same placement of an image give the same pixels, and one view:
-        `80x72+8+4:64x64`.
+        Settings that place an image alike give the same pixels and one view: `80x72+8+4:64x64`. In
+        musubi-tuner the size says it all: `64x64`. Its clips are named by their frames; the first
+        one is counted in the file where all frames of it are kept, so that equal clips of several
+        spans have one key. Sizes of control images are named where one is unusual, and always for
+        a text, whose pictures get these sizes before they are resized for the text encoder.
 
         Args:
             image: size of the image or video, as `place` takes it.
             resolution: the size asked for, in pixels.
             settings: the dataset's section of the configuration.
-            is_text: whether it is a text with control images, which take part in its embedding.
+            is_text: whether it is a text with control images.
             clip: frames of a video that it is made of.
             span: part of the video that the clip's frames are counted in.
             rotation: degrees clockwise by which frames are turned before anything else.
@@ -250,12 +253,30 @@ class Layout:
         Raises:
             SourceError: no target can be made of a source of this size.
         """
-        (width, height), left, top, target = self.place(image, resolution, settings)
-        return f"{width}x{height}+{left}+{top}:{target.width}x{target.height}"
+        if self.bucket_side is None:
+            (width, height), left, top, target = self.place(image, resolution, settings)
+            return f"{width}x{height}+{left}+{top}:{target.width}x{target.height}"
+        step, most = self.bucket_side, settings.control_resolution
+        area, keeps = most.width * most.height if most else None, settings.no_resize_control
+        usual = _name(self.size(image, resolution, settings))
+        sizes = [_name(control_size(each, area, step, keeps=keeps)) for each in controls] or [usual]
+        if is_text:
+            return f"controls:{'+'.join(sizes if len({*sizes}) > 1 else sizes[:1])}"
+        found = usual
+        if clip is not None:
+            start, (first, _, stride, _) = clip.start, span or Span()
+            if settings.source_fps is None:
+                start, first = first + start * stride, 0
+            found += f":{start}-{clip.frames}" + "".join(f"#{number}" for number in clip[2:])
+            found += f"x{stride}" * (stride > 1) + f"+{first}" * (first > 0)
+            if settings.control_directory:  # it is first brought to a bucket of its own
+                found += f"@{_name(resolution)}"
+        found += f":r{rotation}" * (rotation != 0)
+        return found if {*sizes} == {usual} else "+".join((found, *sizes))
 
     # -- texts and manifests ----------------------------------------------------------------------
 
-    def row(self, targets: Mapping[str, Sequence[str]]) -> dict[str, object]:
+    def row(self, targets: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         """Return the entries of a manifest's row for an item's cache files.
 
         Args:
@@ -263,26 +284,39 @@ class Layout:
 
         Returns:
             `latents` (resolution -> path), `text` (path, or None), `dropped` (path of the empty
-            caption) and, where there are several texts, `variants`: the paths of all of them.
+            caption) and, where there are several texts, `variants`: the paths of all of them. Where
+            they lie flat, latents have several paths, and texts are those of each resolution.
         """
-        texts = {part: x[0] for part, x in targets.items() if parsed(part).kind == "text"}
-        row: dict[str, object] = {
-            "latents": {part: paths[0] for part, paths in targets.items() if part not in texts},
-            "text": texts.get("text"),
-        }
+        latents: dict[str, list[str]] = {}
+        texts: dict[str, dict[str, str]] = {}
+        for part, paths in targets.items():
+            if text := parsed(part).text:
+                texts.setdefault(text, {})[part.partition("@")[2]] = paths[0]
+            else:
+                latents[part] = list(paths)
+        row: dict[str, Any] = {"text": texts.get("text", {})}
         if DROPPED in texts:
             row["dropped"] = texts.pop(DROPPED)
         if len(texts) > 1:
-            row["variants"] = list(texts.values())
-        return row
+            several = texts.values()
+            row["variants"] = {each: [x[each] for x in several] for each in texts["text"]}
+        if self.flat:
+            return {"latents": latents, **row}
+        first = {part: paths[0] for part, paths in latents.items()}
+        return {"latents": first, **{key: found.get("") for key, found in row.items()}}
 
     def caption(self, text: str) -> str:
         """Return a caption as its trainer would read it."""
         return text
 
 
-def _section(clip: AnyClip) -> str:
-    return f"-{clip.number:04d}" if isinstance(clip, Section) else ""
+def _name(size: Size) -> str:
+    return f"{size.width}x{size.height}"
+
+
+def _place(clip: AnyClip) -> str:
+    section = "".join(f"-{number:04d}" for number in clip[2:])
+    return f"_{clip.start:05d}-{clip.frames:03d}{section}"
 
 
 @cache

@@ -15,16 +15,15 @@ and cache_io.py there).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 from latentmake import digest
 from latentmake.config.architectures import ARCHITECTURES, WAN
-from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.files.cachefile import CAPTION
-from latentmake.geometry.buckets import Size, control_size
-from latentmake.geometry.clips import AnyClip, Section, Span
-from latentmake.layouts.layout import DROPPED, Layout, parsed
+from latentmake.geometry.buckets import Size
+from latentmake.geometry.clips import AnyClip
+from latentmake.layouts.layout import Layout
 
 _VERSION = "1.0.1"
 
@@ -34,8 +33,6 @@ class Musubi(Layout):
 
     encoding = "wan"
     flat = True
-    text_ending: str
-    bucket_side: int
 
     def __init__(self, architecture: str = "") -> None:
         # Wan's is as old as the layout, and a model of it has no `architecture`.
@@ -55,78 +52,12 @@ class Musubi(Layout):
         self.longest_ending = f"_00000-000{section}_00000x00000{self.latents_ending}"
         self.clip_name = re.compile(r"(.+)_\d{5,}-\d{3,}" + r"-\d{4,}" * self.sections)
 
-    def view(
-        self,
-        image: Size,
-        resolution: Size,
-        settings: Dataset,
-        *,
-        is_text: bool = False,
-        clip: AnyClip | None = None,
-        span: Span | None = None,
-        rotation: int = 0,
-        controls: Sequence[Size] = (),
-    ) -> str:
-        """Return the view of a target: the size that pictures are resized to, and a clip's frames.
-
-        Where each frame of a file is kept, a clip's first frame is that of the file, so that equal
-        clips of different spans have the same key. A control video is first resized to a bucket of
-        its own, which depends on the resolution. Control images are named where one has another
-        size than usual. Of a text they are all: musubi-tuner's scripts bring them to these sizes
-        before they are resized for a text encoder.
-        """
-        size = self.size(image, resolution, settings)
-        most = settings.control_resolution
-        area = most.width * most.height if most else None
-        keeps = settings.no_resize_control
-        sizes = [control_size(x, area, self.bucket_side, keeps=keeps) for x in controls] or [size]
-        if is_text:
-            return f"controls:{_names(sizes if len({*sizes}) > 1 else sizes[:1])}"
-        found = f"{size.width}x{size.height}"
-        if clip is not None:
-            span = span or Span()
-            start, first = clip.start, span.first
-            if settings.source_fps is None:
-                start, first = first + start * span.stride, 0
-            found += f":{start}-{clip.frames}"
-            found += f"#{clip.number}" if isinstance(clip, Section) else ""
-            found += f"x{span.stride}" * (span.stride > 1) + f"+{first}" * (first > 0)
-            if settings.control_directory:
-                found += f"@{resolution.width}x{resolution.height}"
-        found += f":r{rotation}" if rotation else ""
-        return found if {*sizes} == {size} else f"{found}+{_names(sizes)}"
-
-    def row(self, targets: Mapping[str, Sequence[str]]) -> dict[str, object]:
-        """Return `latents` (resolution -> paths) and `text` (resolution -> path).
-
-        Where there are several texts, `variants` (resolution -> paths of all of them) and `dropped`
-        (resolution -> path of the empty caption) too.
-        """
-        texts: dict[str, dict[str, str]] = {}
-        latents: dict[str, list[str]] = {}
-        for part, paths in targets.items():
-            if text := parsed(part).text:
-                texts.setdefault(text, {})[part.partition("@")[2]] = paths[0]
-            else:
-                latents[part] = list(paths)
-        row: dict[str, object] = {"latents": latents, "text": texts.get("text", {})}
-        if DROPPED in texts:
-            row["dropped"] = texts.pop(DROPPED)
-        if len(texts) > 1:
-            sizes = texts["text"]
-            row["variants"] = {size: [paths[size] for paths in texts.values()] for size in sizes}
-        return row
-
     def caption(self, text: str) -> str:
         """Return a caption with newlines as Python's text mode reads them."""
         return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 LAYOUT = Musubi
-
-
-def _names(sizes: Iterable[Size]) -> str:
-    return "+".join(f"{size.width}x{size.height}" for size in sizes)
 
 
 def latents_key(kind: str, shape: Sequence[int], dtype: str) -> str:
