@@ -132,12 +132,9 @@ def crop_ltrb(target: Size, image: Size) -> tuple[float, float, float, float]:
     sd-scripts calls this the crop, and hands it to SDXL.
     """
     aspect = image.width / image.height
-    width: float = target.width
-    height: float = target.height
-    if target.width / target.height > aspect:
-        width = target.height * aspect
-    else:
-        height = target.width / aspect
+    is_wider = target.width / target.height > aspect
+    width = target.height * aspect if is_wider else target.width
+    height = target.height if is_wider else target.width / aspect
     left, top = (target.width - width) // 2, (target.height - height) // 2
     return left, top, left + width, top + height
 

@@ -98,13 +98,8 @@ def text_metadata(caption: str) -> dict[str, str]:
 def frames_and_sides(model: Model, size: Size, clip: AnyClip | None) -> tuple[str, str]:
     """Return the frames and the sides of an item's latents, as names of tensors have them.
 
-    Args:
-        model: of the latents.
-        size: that the image, or each frame of the clip, was brought to.
-        clip: None for an image.
-
-    Returns:
-        A pattern of the number of frames, and `{height}x{width}`.
+    They are a pattern of the number of frames, and `{height}x{width}`. The image, or each frame of
+    the clip, was brought to `size`.
     """
     scripts = model.spec.scripts
     assert scripts is not None
