@@ -27,10 +27,10 @@ sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/worlds"), str(ROOT / "t
 
 from demo.text import clip_tokenizer, t5_tokenizer  # noqa: E402
 from item_world import work_of  # noqa: E402
-from latentmake import layouts  # noqa: E402
 from latentmake.config.datasets import Dataset  # noqa: E402
 from latentmake.config.models import Model  # noqa: E402
 from latentmake.geometry.clips import Media  # noqa: E402
+from latentmake.layouts.layout import layout_of, parsed  # noqa: E402
 from latentmake.plan.orders import Order  # noqa: E402
 from latentmake.plan.target import Target  # noqa: E402
 
@@ -153,10 +153,10 @@ def pixels(count: int, *shape: int) -> torch.Tensor:
 
 def order_of(kind: str, model: Model, sources: list[Path] | list[str], part: str) -> Order:
     """Return an order for pictures, all of one size, or captions."""
-    layout = layouts.of(model.layout_name)
+    layout = layout_of(model.layout_name)
     base = layout.folder("bench", "bench", part)
     suffix = "npz" if layout.npz else "safetensors"
-    size = layouts.size_of(part)
+    size = parsed(part).size
     media = None
     if kind == "latents":
         with Image.open(sources[0]) as image:

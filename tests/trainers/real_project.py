@@ -11,10 +11,10 @@ from pathlib import Path
 
 import real_models
 import torch
-from latentmake import layouts
 from latentmake.backends import encoder_of
 from latentmake.caches.encode import carry_out
 from latentmake.config.root import parse
+from latentmake.layouts.layout import layout_of
 from latentmake.plan.orders import Order
 from latentmake.session import Session
 from latentmake.training.external.musubi.backend import Musubi
@@ -209,7 +209,7 @@ def check(real: RealProject) -> None:
     assert real.changed(before) == NOTHING._replace(content=edited)
     assert not real.build()
 
-    folder = Path(layouts.of(model.layout_name).folder("shapes", "tiny", "64"))
+    folder = Path(layout_of(model.layout_name).folder("shapes", "tiny", "64"))
     batches = real.load(folder.resolve(), scripts.suffix, len(latents))
     assert len(batches) == len(latents)
     assert real.faults() == []

@@ -28,7 +28,7 @@ from latentmake.exchange.datasets_toml.importing import Imported, imported
 from latentmake.exchange.trainer_caches import TrainerCaches
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
-from latentmake.layouts import kind_of, size_of
+from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.plan.run_plan import RunPlan
@@ -156,22 +156,24 @@ def planned(made: Imported) -> Counter[Found]:
 def _targets(layout: Any, settings: Any, item: Any, part: str) -> Iterator[Found]:
     text = None
     if layout.name == "musubi" or layout.name.startswith("musubi-"):
-        (named,) = layout.named("", f"text@{part}", item.stem, None, settings)
-        text = named.path.rpartition("/")[2]
+        ((path, _),) = layout.named("", f"text@{part}", item.stem, None, settings)
+        text = path.rpartition("/")[2]
     caption = read_caption(item.caption) if item.caption else ""
     tags: list[str] | None = [caption if item.texts is None else item.texts[0]]
     if item.texts is not None and settings.captions is not None:
         drops = settings.captions.caption_tag_dropout_rate
         tags = None if drops else sorted(item.texts[0].split(", "))
-    for named in layout.named("", part, item.stem, item.media, settings, item.span):
-        assert kind_of(part) == "latents"
+    size = parsed(part).size
+    assert size is not None
+    for path, clip in layout.named("", part, item.stem, item.media, settings, item.span):
+        assert parsed(part).kind == "latents"
         image = Size(item.media.width, item.media.height)
-        placed = layout.variant(size_of(part), image, settings, named.clip, item.span)
+        placed = layout.view(image, size, settings, clip=clip, span=item.span)
         sizes = re.findall(r"(?:^|:)(\d+)x(\d+)", placed)
-        width, height = sizes[0] if named.clip else sizes[-1]
+        width, height = sizes[0] if clip else sizes[-1]
         yield Found(
             str(Path(item.image).absolute()),
-            named.path.rpartition("/")[2],
+            path.rpartition("/")[2],
             text,
             (int(width), int(height)),
             json.dumps(tags),
@@ -482,5 +484,7 @@ def test_latents_that_sdscripts_own_code_cached_are_adopted(
     run, said = facts.config.runs["cats"], list[str]()
     counts = adopt(plan, TrainerCaches.of(facts.config, "cats", run), say=said.append)
     assert counts["adopted"] == len(IMAGES), said
-    latents = [state for part, state in planned()[1].parts.items() if kind_of(part.name) != "text"]
+    latents = [
+        state for part, state in planned()[1].parts.items() if parsed(part.name).kind != "text"
+    ]
     assert [(state.fresh, state.stale) for state in latents] == [(len(IMAGES), [])]

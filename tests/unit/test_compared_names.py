@@ -5,18 +5,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 
 from latentmake.backends import BACKENDS
-from latentmake.config.architectures import WAN, ArchitectureName
-from latentmake.layouts import musubi, plain, sdscripts
+from latentmake.config.architectures import ARCHITECTURES, WAN
 
 PACKAGE = Path(__file__).resolve().parents[2] / "scripts" / "latentmake"
-LAYOUTS = (*plain.LAYOUTS, *musubi.LAYOUTS, *sdscripts.LAYOUTS)
 NAMES = {
     *BACKENDS,
-    *(each.name for each in LAYOUTS),
-    *get_args(ArchitectureName),
+    *("plain", "musubi", *(f"{x}-{y}" for x in ("musubi", "sdscripts") for y in ARCHITECTURES)),
+    *ARCHITECTURES,
     "sdscripts",
     WAN.name,
 }

@@ -44,7 +44,6 @@ TOP = ("backends", "extras", "request", "session", "entry")
 STILL_TO_DO = {
     "caches",
     "exchange",
-    "layouts",
     "regular",
     "reports",
     "training",

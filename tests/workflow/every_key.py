@@ -21,7 +21,7 @@ import pytest
 from config_keys import keys_of
 from latentmake import backends, digest
 from latentmake.config.root import Config
-from latentmake.layouts import kind_of
+from latentmake.layouts.layout import parsed
 from latentmake.plan.lock import read_lock
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.target import PROMPTS
@@ -197,7 +197,7 @@ def planned(project: Project, values: dict[str, Any]) -> Planned:
     except SystemExit as error:
         raise Refused(str(error)) from None
     found = {
-        kind_of(part.name)
+        parsed(part.name).kind
         for part, each in plan.parts.items()
         if part.dataset != PROMPTS and (each.stale or each.orphans)
     }

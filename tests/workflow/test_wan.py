@@ -446,9 +446,12 @@ for block in tomllib.load(open(args.dataset_config, "rb"))["datasets"]:
             save_file({{"varlen_t5_bfloat16": embedding}}, f"{{stem}}_wan_te.safetensors", said)
             continue
         image = Image.open(item["image_path"])
-        from latentmake.geometry.buckets import Size, wan_size
+        from latentmake.config.datasets import Dataset
+        from latentmake.geometry.buckets import Size
+        from latentmake.layouts.layout import layout_of
         asked = Size(*block["resolution"])
-        w, h = wan_size(Size(*image.size), asked, bucket=True, no_upscale=False)
+        buckets = Dataset(path="-", fit="bucket")
+        w, h = layout_of("musubi").size(Size(*image.size), asked, buckets)
         name = f"latents_1x{{h // 8}}x{{w // 8}}_bfloat16"
         latents = torch.full((16, 1, h // 8, w // 8), 0.5, dtype=torch.bfloat16)
         said |= {{"width": str(image.width), "height": str(image.height)}}

@@ -7,6 +7,7 @@ from typing import Any
 
 from latentmake.data.item import BUCKET, CAPTION, CONTROL, IMAGE, LAYER, File, Item
 from latentmake.index.memo import SourceStat
+from latentmake.layouts.layout import layout_of
 from latentmake.plan.orders import Work
 from latentmake.plan.target import Target
 
@@ -30,6 +31,13 @@ def inputs_of(
     files.append((BUCKET, image))
     found = tuple(File(role, path, stat) for role, path in files if path is not None)
     return Item(stem, found, None if text is None else [text], **values)
+
+
+def plain_path(dataset: str, model: str, part: str, stem: str) -> str:
+    """Return the path of a target of the plain layout."""
+    layout = layout_of("plain")
+    ((path, _),) = layout.named(layout.folder(dataset, model, part), part, stem, None, None)
+    return path
 
 
 def work_of(

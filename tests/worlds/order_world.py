@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from item_world import work_of
-from latentmake import digest, layouts
+from item_world import plain_path, work_of
+from latentmake import digest
 from latentmake.caches.inputs import Sample
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.files import cachefile
 from latentmake.files.media import probe_image
 from latentmake.geometry.buckets import Size
-from latentmake.layouts import plain, size_of
+from latentmake.layouts import plain
+from latentmake.layouts.layout import layout_of, parsed
 from latentmake.models import recipe
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
@@ -34,13 +35,14 @@ def put_image(path: Path, colour: Iterable[int], size: tuple[int, int] = (16, 16
 
 
 def target(stem: str, part: str, *, dataset: str = "cats", found: str | None = None) -> Target:
-    return Target(part, plain.path(dataset, "tiny", part, stem), found, size_of(part))
+    return Target(part, plain_path(dataset, "tiny", part, stem), found, parsed(part).size)
 
 
 def key_of(order: Order, source: Path, part: str) -> str:
     """Return the key that a target of an order gets: of a text, or of an image with no EXIF."""
     size = Size(0, 0) if part == "text" else Size(*probe_image(str(source))[:2])
-    variant = layouts.of("plain").variant(size_of(part), size, order.dataset_settings, None)
+    asked = parsed(part).size
+    variant = layout_of("plain").view(size, asked, order.dataset_settings) if asked else ""
     recipe_digest = digest.of_value(order.recipe)
     return cachefile.target_key(digest.of_file(source), recipe_digest, variant)
 

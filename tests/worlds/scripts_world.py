@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from item_world import work_of
-from latentmake import layouts
 from latentmake.config.datasets import Dataset
 from latentmake.config.machines import MusubiTuner
 from latentmake.config.models import Model
 from latentmake.geometry.clips import Media
-from latentmake.layouts import size_of
+from latentmake.layouts.layout import layout_of, parsed
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
 from PIL import Image
@@ -213,7 +212,7 @@ def order(
         Path(f"models/{name}").write_bytes(b"weights")
     section = {"architecture": architecture, "vae": "models/vae", "text": texts, **model}
     settings = Model.model_validate(section)
-    layout = layouts.of(settings.layout_name)
+    layout = layout_of(settings.layout_name)
     items = []
     for number, stem in enumerate(stems):
         source = Path(f"data/{stem}.png")
@@ -223,9 +222,9 @@ def order(
         media = Media(80, 64, 0) if kind == "latents" else None
         named = [part if kind == "latents" else f"text@{part}" for part in parts]
         targets = tuple(
-            Target(part, each.path, None, size_of(part))
+            Target(part, path, None, parsed(part).size if kind == "latents" else None)
             for part in named
-            for each in layout.named(
+            for path, _ in layout.named(
                 layout.folder("cats", "model", part), part, stem, media, Dataset(path="data")
             )
         )

@@ -16,7 +16,8 @@ from latentmake.config.root import parse
 from latentmake.files import atomic, cachefile
 from latentmake.files.cachefile import target_key
 from latentmake.index.memo import Memo
-from latentmake.layouts import kind_of, plain
+from latentmake.layouts import plain
+from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.reports.verification import DAMAGED, UNEXPECTED, Expected, _expected
 from PIL import Image
@@ -205,7 +206,7 @@ def spoil(folder: Path, files: list[Expected]) -> dict[str, tuple[str, str]]:
             found[each.path] = UNEXPECTED, "was not made by latentmake"
         for _ in range(3):
             each = chosen.pop()
-            recipe = {**facts.recipe(DATASET, MODEL, kind_of(each.part)), "dtype": "float16"}
+            recipe = {**facts.recipe(DATASET, MODEL, parsed(each.part).kind), "dtype": "float16"}
             key = target_key(each.content, digest.of_value(recipe), "16x16")
             write_cache(facts, each, stamp={"key": key, "recipe": recipe})
             found[each.path] = UNEXPECTED, "dtype float16 -> float32"

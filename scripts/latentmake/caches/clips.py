@@ -12,7 +12,7 @@ from latentmake.caches.inputs import Sample, stored_size
 from latentmake.caches.pipeline import Pipeline
 from latentmake.caches.pixels.cutting import Cut, cut
 from latentmake.caches.pixels.scaling import Film, Key
-from latentmake.caches.pixels.wan import refuse_misfit, target_size
+from latentmake.caches.pixels.wan import targets_of
 from latentmake.caches.reading import Reading, refuse_changed
 from latentmake.errors import SourceError
 from latentmake.files.readers import Readers
@@ -138,7 +138,7 @@ def _places_of(order: Order, reading: Reading) -> Iterator[_Place]:
         if clip.start + clip.frames > len(kept):
             what = f"has {len(kept)} frames to use, but its clips need {clip.start + clip.frames}"
             raise SourceError(what, where=item.name, hint="run the same command again")
-        place = (target_size(order, size, resolution), resolution)
+        place = (order.layout.size(size, resolution, order.dataset_settings), resolution)
         clips.setdefault(clip, []).append((place, key))
     for clip, pairs in clips.items():
         sizes, keys = zip(*pairs, strict=True)
@@ -155,7 +155,8 @@ def _samples(order: Order, places: deque[_Place], readers: Readers) -> Iterator[
     item, sources = places[0].reading.item, places[0].reading.sources
     settings, original = order.dataset_settings, stored_size(item)
     films = [Film(item.source or "", item.media.rotation if item.media else 0)]
-    films += [Film(path, bucket=settings.fit == "bucket") for path in item.controls[:1]]
+    bucket = order.layout.bucket_side if settings.fit == "bucket" else 0
+    films += [Film(path, bucket=bucket or 0) for path in item.controls[:1]]
     films = [film._replace(max_pixels=settings.max_image_pixels) for film in films]
     cuts = [place.cut for place in places]
     streams = [readers.each(film.path, cut, film, cuts) for film in films]
@@ -189,4 +190,4 @@ def check_clips(order: Order, reading: Reading, readers: Readers) -> None:
     for path in filter(None, (item.source, *item.controls)):
         (first,) = readers.each(path, frame_of, path, 0)
         found.append((first.shape[1], first.shape[0]))
-    refuse_misfit(order, stored_size(item, found[0]), reading.missing, item.source or "")
+    targets_of(order, stored_size(item, found[0]), reading.missing, item.source or "")

@@ -23,7 +23,7 @@ from latentmake.geometry.clips import (
     Timing,
     kept_indices,
 )
-from latentmake.layouts import Layout
+from latentmake.layouts.layout import Layout
 
 _GRACE = 0.1  # seconds by which a row may end after its video
 

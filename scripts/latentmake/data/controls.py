@@ -17,10 +17,12 @@ from latentmake.data.item import CONTROL, IMAGE_EXTENSIONS, NO_FILE, File, Item,
 from latentmake.data.lists import columns_of
 from latentmake.errors import SourceError
 from latentmake.files.media import VIDEO_EXTENSIONS
-from latentmake.geometry.buckets import Size, control_size, has_own_sizes, refuse_odd
+from latentmake.geometry.buckets import Size, control_size, refuse_odd
 from latentmake.geometry.clips import Media
 from latentmake.index.memo import SourceStat
-from latentmake.layouts import Layout
+from latentmake.layouts.layout import Layout
+
+_VAE_SIDE = 8  # pixels of a side of a latent: a VAE leaves out what remains of a side
 
 ControlsOf = Callable[[Item], Sequence[File]]
 """Returns the controls of an item; a SourceError says that they are missing or too many."""
@@ -114,18 +116,20 @@ def sizes_of(
     Raises:
         SourceError: one cannot be read, or has a size that the model cannot take.
     """
-    if settings.video or not files or not has_own_sizes(settings):
+    keeps, most = settings.no_resize_control, settings.control_resolution
+    if settings.video or not files or not (keeps or most):
         return ()
     sizes: list[Size] = []
     step, scripts = model.spec.side, model.spec.scripts
-    vae = scripts is not None and bool(scripts.latents.files)
+    area = most.width * most.height if most else None
+    cut = _VAE_SIDE - 1 if scripts and scripts.latents.files else 0
     measured = measure(files)
     for _, path, _ in files:
         try:
             if isinstance(media := measured[path], SourceError):
                 raise media
             sizes.append(Size(media.width, media.height))
-            refuse_odd(control_size(sizes[-1], settings, step), step, vae=vae)
+            refuse_odd(control_size(sizes[-1], area, step, keeps=keeps), step, cut)
         except SourceError as error:
             what = f"has a control {path}, which {error.what}"
             raise SourceError(what, hint=error.hint) from None

@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from latentmake import layouts
 from latentmake.config.root import Config
 from latentmake.data import folders
 from latentmake.data.item import Entry, Fault, Item, Scan
 from latentmake.errors import DatasetError, SourceError
 from latentmake.index.memo import Memo
-from latentmake.layouts import Layout
+from latentmake.layouts.layout import Layout, layout_of
 
 
 class Datasets:
@@ -36,7 +35,7 @@ class Datasets:
 
     def layout(self, model: str) -> Layout:
         """Return the layout of a model's caches."""
-        return layouts.of(self.config.models[model].layout_name)
+        return layout_of(self.config.models[model].layout_name)
 
     def scan(self, dataset: str, key: str = "path") -> Scan:
         """Return the listing of a dataset, or of its `control_directory`: empty without one."""
@@ -63,7 +62,7 @@ class Datasets:
             if read not in self._found:
                 self._found[read] = self._described(dataset, model, scan)
             found, faults = self._found[read]
-            if layout.names_media:
+            if layout.external:
                 listed = len(found)
                 found, more, notes = self._measured(dataset, model, scan, found)
                 faults = faults + more
@@ -93,7 +92,7 @@ class Datasets:
         scan, notes = self.scan(dataset)._replace(entries=entries), list[str]()
         try:
             found, faults = self._described(dataset, model, scan)
-            if self.layout(model).names_media:
+            if self.layout(model).external:
                 found, more, notes = self._measured(dataset, model, scan, found)
                 faults = faults + more
         except DatasetError:

@@ -13,7 +13,7 @@ from latentmake.files.paths import is_text
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media, Span
 from latentmake.index.memo import SourceStat
-from latentmake.layouts import DROPPED, Layout, kind_of, text_of
+from latentmake.layouts.layout import DROPPED, Layout, parsed
 
 if TYPE_CHECKING:
     from latentmake.data.rows import Row
@@ -108,7 +108,7 @@ class Item(NamedTuple):
 
         All parts of latents have the same.
         """
-        if kind_of(part) == "latents":
+        if parsed(part).kind == "latents":
             files = tuple(each for each in self.files if each.role in _OF_LATENTS)
             sizes = self.control_sizes
             return Item(self.stem, files, None, self.media, self.span, control_sizes=sizes)
@@ -116,7 +116,7 @@ class Item(NamedTuple):
         if texts is None:
             files = tuple(each for each in self.files if each.role == CAPTION)
             texts = None if files else [""]
-        elif (name := text_of(part)) == DROPPED:
+        elif (name := parsed(part).text) == DROPPED:
             texts = [""]
         else:
             texts = [texts[int(name.partition(".")[2] or 0)]]

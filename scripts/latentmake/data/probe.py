@@ -20,7 +20,7 @@ from latentmake.files.media import probe_image
 from latentmake.files.readers import probe_videos
 from latentmake.geometry.clips import Media, Timing
 from latentmake.index.memo import Memo, SourceStat
-from latentmake.layouts import Layout
+from latentmake.layouts.layout import Layout
 from latentmake.progress import Progress
 
 _LOOKS_LONG = 1000  # images whose measuring is worth a progress bar
@@ -156,7 +156,7 @@ def _check_name(layout: Layout, item: Item, owners: dict[str, Item], texts: int)
     `texts` is the number of an item's texts: those of further ones may have names of their own.
     """
     base, name = layout.base(item.stem), item.stem.rpartition("/")[2]
-    endings = ["", *(f".v{number}" for number in range(1, texts) if layout.numbers_variants)]
+    endings = ["", *(f".v{number}" for number in range(1, texts) if layout.flat)]
     for ending in endings:
         if (other := owners.setdefault(base + ending, item)).stem != item.stem:
             what = f"shares the name {base}{ending} in the cache with {other.image}"

@@ -17,8 +17,7 @@ from latentmake.data.item import Item
 from latentmake.errors import CacheError, SourceError
 from latentmake.exchange.shapes import latents_shape, text_width
 from latentmake.files import npz
-from latentmake.geometry.buckets import Size
-from latentmake.geometry.sdscripts_buckets import crop_ltrb, placement
+from latentmake.geometry.buckets import Size, crop_ltrb
 from latentmake.layouts.sdscripts import array_name
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
@@ -87,7 +86,7 @@ def _check_latents(
     assert strategies is not None
     image = Size(item.media.width, item.media.height)
     try:
-        size = placement(image, target.size, settings, architecture).target
+        size = work.layout.size(image, target.size, settings)
     except SourceError as error:
         raise CacheError(f"is of an image that {error.what}") from None
     height, width = size.height // strategies.pixels, size.width // strategies.pixels

@@ -17,6 +17,7 @@ from latentmake.exchange.adoption import OutdatedError
 from latentmake.files.cachefile import CAPTION, head_of
 from latentmake.files.safetensors import Head, Tensor, parse_head
 from latentmake.files.tensor_bytes import is_finite
+from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import SIZED
 from latentmake.layouts.musubi import frames_and_sides
 from latentmake.plan.orders import Order
@@ -107,9 +108,9 @@ def _check_latents(
         if head.metadata.get(key) != str(int(side or 0)):
             raise CacheError(f"has another {key} in its header than in its name")
     assert item.media is not None and target.size is not None
-    frames, shape = frames_and_sides(
-        model, work.dataset_settings, item.media, target.size, target.clip
-    )
+    stored = Size(item.media.width, item.media.height)
+    size = layout.size(stored, target.size, work.dataset_settings)
+    frames, shape = frames_and_sides(model, size, target.clip)
     pattern = re.compile(rf"latents_({frames}x)?{shape}_")
     latents = next((key for key in found if pattern.match(key)), None)
     if latents is None:

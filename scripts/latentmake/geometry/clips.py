@@ -7,19 +7,23 @@ Planning keeps timestamps as a short text: of a constant rate there is one run o
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
-from itertools import accumulate, groupby, islice, pairwise
-from itertools import count as counting
+from itertools import accumulate, groupby, islice, pairwise, repeat
 from typing import Literal, NamedTuple
 
 _TOLERANCE = Fraction(1, 50)
 """Of a frame: containers round timestamps, Matroska and WebM to milliseconds."""
 
 _ROUNDING = Fraction(1, 400)  # seconds by which two durations may differ for that reason
+
+SourceFps = float | Literal["auto"] | None
+"""Frame rate of a file; `auto`: its own timestamps; None keeps each frame."""
+
+WAN_FPS = 16.0
+"""Frames a second that Wan was trained on, the default here."""
 
 
 class Timing(NamedTuple):
@@ -40,14 +44,15 @@ class Timing(NamedTuple):
         runs = ((step, len(list(same))) for step, same in groupby([*steps, last]))
         return cls(base, tuple(runs))
 
-    @classmethod
-    def parse(cls, text: str) -> Timing:
-        """Read what `text` gives.
-
-        Raises:
-            ValueError: it is no such text.
-        """
-        return _parsed(text)
+    @staticmethod
+    @lru_cache(maxsize=4)  # many spans of one film
+    def parse(text: str) -> Timing:
+        """Read what `text` gives; a ValueError says that it is no such text."""
+        base, colon, rest = text.partition(":")
+        if not colon:
+            raise ValueError("the timestamps of the video are not known")
+        pairs = (each.partition("x") for each in rest.split(","))
+        return Timing(Fraction(base), tuple((int(step), int(number)) for step, _, number in pairs))
 
     @property
     def text(self) -> str:
@@ -55,19 +60,9 @@ class Timing(NamedTuple):
         return f"{self.base}:{','.join(f'{step}x{number}' for step, number in self.runs)}"
 
     @property
-    def frames(self) -> int:
-        """Number of frames."""
-        return sum(number for _, number in self.runs)
-
-    @property
     def seconds(self) -> Fraction:
         """Duration of all frames."""
         return self.base * sum(step * number for step, number in self.runs)
-
-    @property
-    def rate(self) -> float:
-        """Mean number of frames a second; 0 where all durations are 0."""
-        return float(self.frames / self.seconds) if self.seconds else 0.0
 
     @property
     def is_variable(self) -> bool:
@@ -83,30 +78,25 @@ class Timing(NamedTuple):
 
     def simplified(self) -> Timing:
         """Return the mean rate alone, where the rate is constant but for rounding."""
-        if self.is_variable or self.frames < 2:
+        starts = _starts(self)
+        frames = len(starts) - 1
+        if self.is_variable or frames < 2:
             return self
-        starts = self.starts()
-        mean = self.base * (starts[-2] - starts[0]) / (self.frames - 1)
-        return Timing(mean, ((1, self.frames),)) if mean else self
+        mean = self.base * starts[-2] / (frames - 1)
+        return Timing(mean, ((1, frames),)) if mean else self
 
     def index_at(self, seconds: float) -> int:
         """Return the first frame that begins at a time or later, by a millisecond's grace."""
         moment = (Fraction(seconds) - Fraction(1, 1000)) / self.base
-        return bisect_left(self.starts()[:-1], moment)
-
-    def starts(self) -> list[int]:
-        """Return the timestamp of each frame and the end of the last, in ticks from the first."""
-        return _starts(self)
+        return bisect_left(_starts(self)[:-1], moment)
 
     def at_rate(self, rate: int, first: int = 0, most: int | None = None) -> list[int]:
         """Return the frames that are shown at each 1 / rate of a second, from a first frame on.
 
-        At most `most` of them, if that is given.
-
-        A frame is shown from its timestamp to that of the next: of frames that come faster some are
-        left out, and those that stay longer are repeated.
+        At most `most` of them, if that is given. A frame is shown from its timestamp to that of the
+        next: of frames that come faster some are left out, and those that stay longer are repeated.
         """
-        starts = self.starts()
+        starts = _starts(self)
         if first >= len(starts) - 1 or most == 0:
             return []
         begin, last = starts[first], len(starts) - 1
@@ -122,26 +112,11 @@ class Timing(NamedTuple):
         return shown
 
 
-@lru_cache(maxsize=4)
-def _parsed(text: str) -> Timing:
-    base, colon, rest = text.partition(":")
-    if not colon:
-        raise ValueError("the timestamps of the video are not known")
-    pairs = (each.partition("x") for each in rest.split(","))
-    return Timing(Fraction(base), tuple((int(step), int(number)) for step, _, number in pairs))
-
-
 @lru_cache(maxsize=4)  # many spans of one film
 def _starts(timing: Timing) -> list[int]:
+    """Return the timestamp of each frame and the end of the last, in ticks from the first."""
     steps = (step for step, number in timing.runs for _ in range(number))
     return list(accumulate(steps, initial=0))
-
-
-SourceFps = float | Literal["auto"] | None
-"""Frame rate of a file; `auto`: its own timestamps; None keeps each frame."""
-
-WAN_FPS = 16.0
-"""Frames a second that Wan was trained on, the default here."""
 
 
 class Media(NamedTuple):
@@ -200,34 +175,15 @@ class Span(NamedTuple):
 _ALL = Span()
 
 
-def time_indices(source_fps: float | None, rate: float = WAN_FPS) -> Iterator[int]:
-    """Yield, for each frame of a file in turn, its index in time at `rate` a second; no end.
-
-    The step rate / source_fps is added up in float64 frame by frame, as musubi-tuner does, rounding
-    errors and all. Of frames with the same index only the first is kept; without a rate, all are.
-    """
-    if source_fps is None:
-        yield from counting()
-    else:
-        step = rate / source_fps
-        time = 0.0
-        while True:
-            yield int(time)
-            time += step
-
-
 def kept_indices(
-    count: int,
-    source_fps: SourceFps,
-    span: Span = _ALL,
-    timing: str = "",
-    rate: float = WAN_FPS,
+    count: int, source_fps: SourceFps, span: Span = _ALL, timing: str = "", rate: float = WAN_FPS
 ) -> list[tuple[int, int]]:
     """Return which of `count` frames are kept: (index in the file, index in time) of each.
 
     Conversion of the frame rate comes first, counted from the first frame of the span, then its
-    stride. Of a file below that rate all frames are kept, and their indices in time have gaps; with
-    `auto` frames are repeated there, so that indices in the file may be equal.
+    stride. Of frames with the same index in time only the first is kept. Of a file below that rate
+    all frames are kept, and their indices in time have gaps; with `auto` frames are repeated there,
+    so that indices in the file may be equal.
 
     Args:
         count: frames in the file.
@@ -244,10 +200,13 @@ def kept_indices(
     if source_fps == "auto":
         chosen = Timing.parse(timing).at_rate(int(rate), span.first, most)
         return [(index, time) for time, index in enumerate(chosen) if index < count][:: span.stride]
-    times = zip(range(span.first, count), time_indices(source_fps, rate), strict=False)
-    kept = (next(frames) for _, frames in groupby(times, key=lambda frame: frame[1]))
-    stop = None if most is None else min(most, sys.maxsize)
-    return list(islice(kept, 0, stop, min(span.stride, sys.maxsize)))
+    # Added up in float64 frame by frame, as musubi-tuner does, rounding errors and all.
+    step = 1 if source_fps is None else rate / source_fps
+    times = map(int, accumulate(repeat(step), initial=0))
+    frames = zip(range(span.first, count), times, strict=False)
+    kept = (next(same) for _, same in groupby(frames, key=lambda frame: frame[1]))
+    most = count if most is None else min(most, count)
+    return list(islice(kept, 0, most, min(span.stride, count + 1)))
 
 
 def clips(
@@ -267,13 +226,11 @@ def clips(
 
     Args:
         count: frames in the file.
-        target_frames: lengths of clips, in frames; rounded down to 4 n + 1.
-        frame_extraction: `head`: the beginning. `chunk`: one after the other. `slide`: one every
-            `frame_stride` frames. `uniform`: `frame_sample` of them, evenly spread; 1 of them is
-            `head`. `full`: one of all frames up to `max_frames`, rounded down to 4 n + 1, whatever
-            `target_frames` says.
-        frame_stride: frames from the beginning of a clip to that of the next.
-        frame_sample: clips of each length.
+        target_frames: lengths of clips; rounded down to 4 n + 1.
+        frame_extraction: see `config.datasets`; `uniform` of one clip is `head`, and `full` makes
+            one clip whatever the lengths.
+        frame_stride: frames from the beginning of a clip of `slide` to that of the next.
+        frame_sample: clips of each length of `uniform`.
         max_frames: most frames of the one clip of `full`.
         source_fps: frame rate of the file; None keeps each frame.
         span: the part of the file that clips are cut from; a single one is one clip of its length.
@@ -281,58 +238,38 @@ def clips(
         rate: frames a second that it is converted to.
 
     Raises:
-        ValueError: `frame_extraction` is none of these, or `auto` without durations.
+        ValueError: `auto` without durations.
     """
-    lengths = sorted({_rounded(length) for length in target_frames})
     kept = kept_indices(count, source_fps, span, timing, rate)
     if span.single:
         return [Clip(0, len(kept))] if len(kept) == span.frames else []
+    if frame_extraction == "full":
+        length = (min(len(kept), max_frames) - 1) // 4 * 4 + 1
+        return [Clip(0, length)] if length > 0 else []
+    lengths = sorted({(length - 1) // 4 * 4 + 1 for length in target_frames})
     if frame_extraction == "uniform" and frame_sample == 1:
         frame_extraction = "head"
-    if frame_extraction == "head":
+    if frame_extraction == "head" and lengths:
         # It stops reading by time: a file below that rate ends before its clip is full.
-        longest = max(lengths, default=0)
-        kept = [(index, time) for index, time in kept if time < longest * span.stride]
-    if frame_extraction == "full":
-        length = _rounded(min(len(kept), max_frames))
-        return [Clip(0, length)] if length > 0 else []
+        kept = [(index, time) for index, time in kept if time < lengths[-1] * span.stride]
     found: list[Clip] = []
     for length in lengths:
         last = len(kept) - length
-        if last < 0:
-            continue
-        match frame_extraction:
-            case "head":
-                starts = [0]
-            case "chunk":
-                starts = list(range(0, last + 1, length))
-            case "slide":
-                starts = list(range(0, last + 1, frame_stride))
-            case "uniform":
-                starts = _spread(last, frame_sample)
-            case _:
-                raise ValueError(f"there is no frame_extraction {frame_extraction!r}")
-        found.extend(Clip(start, length) for start in starts)
+        starts: Sequence[int] = [0]
+        if frame_extraction == "chunk":
+            starts = range(0, last + 1, length)
+        elif frame_extraction == "slide":
+            starts = range(0, last + 1, frame_stride)
+        elif frame_extraction == "uniform":  # numpy.linspace(0, last, frame_sample, dtype=int)
+            step = last / (frame_sample - 1)
+            starts = [*(int(index * step) for index in range(frame_sample - 1)), last]
+        found += [Clip(start, length) for start in starts if last >= 0]
     return list(dict.fromkeys(found))
 
 
-def sections(frames: int, window: int) -> int:
-    """Return the number of sections of a clip: windows of latents behind that of its first frame.
+def sections(clip: Clip, window: int) -> list[Section]:
+    """Return the sections of a clip: windows of latents behind that of its first frame.
 
     Source: `encode_and_save_batch` of musubi-tuner's fpack_cache_latents.py.
-
-    Args:
-        frames: length of the clip.
-        window: latents of a section.
     """
-    return (frames - 1) // 4 // window
-
-
-def _rounded(frames: int) -> int:
-    return (frames - 1) // 4 * 4 + 1
-
-
-def _spread(last: int, number: int) -> list[int]:
-    """Return what numpy.linspace(0, last, number, dtype=int) gives, for two or more."""
-    step = last / (number - 1)
-    return [int(index * step) for index in range(number - 1)] + [last]
+    return [Section(*clip, number) for number in range((clip.frames - 1) // 4 // window)]

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from functools import cache, lru_cache
+from importlib import import_module
+from typing import Any, NamedTuple
 
-from latentmake.config.datasets import Dataset
-from latentmake.geometry.buckets import Placement, Size
-from latentmake.geometry.clips import WAN_FPS, AnyClip, Clip, Media, Span
+from latentmake.config.datasets import BUCKET_STEPS, Dataset
+from latentmake.geometry.buckets import (
+    Placement,
+    Size,
+    control_size,
+    cover,
+    nearest_bucket,
+    widths,
+)
+from latentmake.geometry.clips import WAN_FPS, AnyClip, Clip, Media, Span, clips, sections
 
 SIZED = re.compile(r"(.+)_(\d{4,})x(\d{4,})", re.DOTALL)
 """The name of a latents cache without its ending, where it contains the size of the image."""
@@ -17,68 +25,57 @@ SIZED = re.compile(r"(.+)_(\d{4,})x(\d{4,})", re.DOTALL)
 DROPPED = "text.dropped"
 """Part of the empty captions that replace the others in some epochs."""
 
-
-def kind_of(part: str) -> str:
-    """Return whether a part is `text` or `latents`."""
-    return "text" if part.startswith("text") else "latents"
+_RESOLUTION = re.compile(r"(\d+)(?:x(\d+))?")
 
 
-def beside(part: str) -> Size | None:
-    """Return the resolution beside whose latents a text lies (`text@512x768`); None elsewhere."""
-    return size_of(part.partition("@")[2]) if "@" in part else None
-
-
-def size_of(part: str) -> Size | None:
-    """Return width and height of a part of latents (`64`, `512x768`); None for text."""
-    if kind_of(part) == "text":
-        return None
-    width, _, height = part.partition("x")
-    return Size(int(width), int(height or width))
-
-
-def text_of(part: str) -> str:
-    """Return which text a part of text holds: `text`, `text.1`, `text.dropped`.
-
-    A layout may have it beside each resolution: `text.1@512`.
-    """
-    return part.partition("@")[0]
-
-
-class Named(NamedTuple):
-    """One target of an item.
+class PartName(NamedTuple):
+    """What the name of a part says: `64`, `512x768`, `text`, `text.1`, `text.1@512x768`.
 
     Attributes:
-        path: its cache file.
-        clip: frames that it is made of; None for an image or a caption.
+        kind: `latents` or `text`.
+        text: which text they hold: `text`, `text.1`, `text.dropped`.
+        size: resolution of the latents, or of those beside which texts lie.
     """
 
-    path: str
-    clip: AnyClip | None = None
+    kind: str
+    text: str
+    size: Size | None
 
 
-class Layout(ABC):
-    """A layout with everything that may differ between layouts; the defaults are the usual answers.
+@lru_cache(maxsize=256)
+def parsed(part: str) -> PartName:
+    """Return what the name of a part says."""
+    is_text = part.startswith("text")
+    text, _, resolution = part.partition("@") if is_text else ("", "", part)
+    sides = _RESOLUTION.fullmatch(resolution)
+    size = Size(int(sides[1]), int(sides[2] or sides[1])) if sides else None
+    return PartName("text" if is_text else "latents", text, size)
+
+
+class Layout:
+    """A layout: data, and functions of these.
 
     A part of a dataset and model is a resolution (`64`, `512x768`) or a text (`text`, `text.1`,
     `text@512`).
 
     Attributes:
-        name: as `of` takes it.
+        name: as `layout_of` takes it.
         encoding: name of the modules of `caches.pixels` and `caches.encoders` that make its caches.
         text_ending: end of the name of a text cache; None where text is not cached.
         latents_ending: end of the name of a latents cache.
         longest_ending: the longest text that follows an item's own name in that of a cache file.
-        names_media: whether names contain the size or clips of images and videos, so that planning
-            must probe these.
-        any_size: whether resolutions must fit the VAE alone; else `config.checks` knows the rule.
-        drops_skipped: whether its trainer trains on all files of a folder, so that caches of
-            skipped items must go.
-        lists_sources: whether a manifest's row names caption and control file.
-        adopts: whether its files are those of another program, which a dataset's `adopt_from` may
-            name; else `ai_training` of the model says what is adopted.
+        external: whether another program trains on the files. Their names contain the size or the
+            clips of images and videos, so that planning must probe these; a manifest's row names
+            caption and control file; `config.checks` knows the rule of its resolutions; and
+            `adopt_from` of a dataset may name files of its own making.
+        flat: whether the caches of a resolution, texts too, lie flat in one folder. The trainer
+            trains on all files there: those of skipped items must go, and the further texts of an
+            item belong to further items, named `{stem}.v1` and so on.
+        sections: whether a clip has a file for each of its sections.
+        clip_name: pattern of the name of a clip, whose first group is the name of its video.
+        bucket_side: step between the sides of musubi-tuner's buckets, in pixels; None: a dataset
+            says it.
         npz: whether cache files are .npz and not .safetensors.
-        numbers_variants: whether an item with several texts is several items to its trainer, of
-            which those of further texts are named `{stem}.v1` and so on, flat in one folder.
         names_architecture: whether the recipe of latents contains the model's architecture.
         numbered_controls: whether an item has several control images, by numbers in their names;
             else the one of its own name.
@@ -89,23 +86,24 @@ class Layout(ABC):
     """
 
     name: str
-    encoding: ClassVar[str]
+    encoding: str
     text_ending: str | None
     latents_ending: str
     longest_ending: str
-    names_media: ClassVar[bool] = True
-    any_size: ClassVar[bool] = False
-    drops_skipped: ClassVar[bool] = False
-    lists_sources: ClassVar[bool] = True
-    adopts: ClassVar[bool] = False
-    npz: ClassVar[bool] = False
+    external = True
+    flat = False
+    sections = False
+    clip_name: re.Pattern[str] | None = None
+    bucket_side: int | None = None
+    npz = False
+    names_architecture = False
+    numbered_controls = False
+    controlled_text = False
     rate: float = WAN_FPS
-    pads_t5: ClassVar[bool] = False
-    first_line: ClassVar[bool] = False
-    names_architecture: ClassVar[bool] = False
-    numbers_variants: ClassVar[bool] = False
-    numbered_controls: bool = False
-    controlled_text: bool = False
+    pads_t5 = False
+    first_line = False
+
+    # -- names ------------------------------------------------------------------------------------
 
     def parts(self, resolutions: Iterable[str], texts: Sequence[str] = ("text",)) -> list[str]:
         """Return the parts of one dataset and model.
@@ -114,7 +112,10 @@ class Layout(ABC):
             resolutions: their names.
             texts: `text`, and a name for each further variant of an item's text.
         """
-        return [*resolutions, *(texts if self.text_ending else ())]
+        names = list(resolutions)
+        if self.flat:
+            return [*names, *(f"{text}@{name}" for text in texts for name in names)]
+        return [*names, *(texts if self.text_ending else ())]
 
     def folder(self, dataset: str, model: str, part: str) -> str:
         """Return the folder of a part's cache files.
@@ -122,6 +123,10 @@ class Layout(ABC):
         The first text of a resolution lies beside its latents, where musubi-tuner looks for it.
         """
         return f"cache/{dataset}/{model}/{part.removeprefix('text@')}"
+
+    def base(self, stem: str) -> str:
+        """Return the beginning of the names of an item's cache files."""
+        return stem.rpartition("/")[2] if self.flat else stem
 
     def named(
         self,
@@ -131,36 +136,121 @@ class Layout(ABC):
         media: Media | None,
         settings: Dataset | None,
         span: Span | None = None,
-    ) -> Sequence[Named]:
-        """Return the targets of one item in one part's folder; `span` is its part of a video."""
-        if kind_of(part) == "text":
-            return (Named(f"{folder}/{stem}{self.text_ending}"),)
-        size = ""
-        if self.names_media:
-            assert media is not None
-            size = f"_{media.width:04d}x{media.height:04d}"
-        return (Named(f"{folder}/{stem}{size}{self.latents_ending}"),)
+    ) -> Sequence[tuple[str, AnyClip | None]]:
+        """Return the cache files of one item in one part's folder, each with its frames, if any.
+
+        `span` is the item's part of a video.
+        """
+        name, (kind, _, resolution) = f"{folder}/{self.base(stem)}", parsed(part)
+        if kind == "text":
+            return [(f"{name}{self.text_ending}", None)]
+        if not self.external:
+            return [(f"{name}{self.latents_ending}", None)]
+        assert media is not None
+        size = Size(media.width, media.height)
+        places: list[tuple[str, AnyClip | None]] = [("", None)]
+        if settings is not None and settings.video:
+            assert resolution is not None
+            size, window = self.size(size, resolution, settings), settings.fp_latent_window_size
+            found = self.clips(media, settings, span)
+            files = [x for clip in found for x in sections(clip, window)]
+            places = [(_place(each), each) for each in (files if self.sections else found)]
+        ending = f"_{size.width:04d}x{size.height:04d}{self.latents_ending}"
+        return [(f"{name}{place}{ending}", clip) for place, clip in places]
+
+    def owners(self, name: str) -> Sequence[str]:
+        """Return the bases that a file below a part's folder may belong to; none: no cache file."""
+        if self.text_ending and name.endswith(self.text_ending):
+            return (name.removesuffix(self.text_ending),)
+        if not name.endswith(self.latents_ending):
+            return ()
+        found = name.removesuffix(self.latents_ending)
+        if self.external:
+            if not (sized := SIZED.fullmatch(found)):
+                return ()
+            found = sized[1]
+        clip = self.clip_name.fullmatch(found) if self.clip_name else None
+        return (found, clip[1]) if clip else (found,)
+
+    def identity(self, stem: str, path: str) -> str:
+        """Return the name under which a target's key enters the digest of its part."""
+        return path.rpartition("/")[2] if self.flat else stem
+
+    # -- sizes and clips --------------------------------------------------------------------------
+
+    def size(self, image: Size, resolution: Size, settings: Dataset) -> Size:
+        """Return the size that an image or a frame is brought to; see `place`.
+
+        Buckets are those of musubi-tuner. With s = int(sqrt(area)) the widths go from s // 2,
+        rounded down to the step, up to s by its rule, and by its code to the first multiple of the
+        step from s on. This may add a pair: 160 x 176 and 176 x 160 for 160 x 192.
+        """
+        if settings.fit == "crop":
+            return resolution
+        step = self.bucket_side or settings.bucket_reso_steps or BUCKET_STEPS
+        area = resolution.width * resolution.height
+        if settings.bucket_no_upscale and image.width * image.height <= area:
+            return Size(*(max(side // step * step, step) for side in image))
+        beyond = step if self.bucket_side else 1
+        return nearest_bucket(image, resolution, widths(resolution, step, beyond))
+
+    def place(self, image: Size, resolution: Size, settings: Dataset, path: str = "") -> Placement:
+        """Return how an image or a frame is brought to its size.
+
+        Args:
+            image: its own size, in pixels: upright for `plain`, as stored for the others.
+            resolution: the size asked for, in pixels.
+            settings: the dataset's section of the configuration.
+            path: of the image, for the error.
+
+        Raises:
+            SourceError: no target can be made of an image of this size.
+        """
+        size = self.size(image, resolution, settings)
+        return cover(image, size, settings.max_image_pixels, path)
 
     def clips(self, media: Media, settings: Dataset, span: Span | None = None) -> list[Clip]:
-        """Return the clips that are made of a video, or of a span of it."""
-        return []
+        """Return the clips that are made of a video, or of a span of it; in sections, if any."""
+        found = clips(
+            media.frames,
+            target_frames=settings.target_frames or [],
+            frame_extraction=settings.frame_extraction,
+            frame_stride=settings.frame_stride,
+            frame_sample=settings.frame_sample,
+            max_frames=settings.max_frames,
+            source_fps=settings.source_fps,
+            span=span or Span(),
+            timing=media.timing,
+            rate=self.rate,
+        )
+        window = settings.fp_latent_window_size
+        return [clip for clip in found if not self.sections or sections(clip, window)]
 
-    def variant(
+    def view(
         self,
-        resolution: Size | None,
         image: Size,
-        settings: Dataset | None,
-        clip: AnyClip | None,
+        resolution: Size,
+        settings: Dataset,
+        *,
+        is_text: bool = False,
+        clip: AnyClip | None = None,
         span: Span | None = None,
         rotation: int = 0,
         controls: Sequence[Size] = (),
     ) -> str:
-        """Return the part of a target's key for resizing and clips; "" for text.
+        """Return the view of a target that depends on a size: the part of its key on size and clip.
+
+        Settings that place an image alike give the same pixels and one view: `80x72+8+4:64x64`. In
+        musubi-tuner the size says it all: `64x64`. Its clips are named by their frames; the first
+        one is counted in the file where all frames of it are kept, so that equal clips of several
+        spans have one key. Sizes of control images are named where one is unusual, and always for
+        a text, whose pictures get these sizes before they are resized for the text encoder.
 
         Args:
-            resolution: the size asked for, in pixels; None for text.
-            image: size of the source, in pixels: upright for `plain`, as stored for the others.
+            image: size of the image or video, as `place` takes it.
+            resolution: the size asked for, in pixels.
             settings: the dataset's section of the configuration.
+            is_text: whether it is a text with control images.
             clip: frames of a video that it is made of.
             span: part of the video that the clip's frames are counted in.
             rotation: degrees clockwise by which frames are turned before anything else.
@@ -169,59 +259,30 @@ class Layout(ABC):
         Raises:
             SourceError: no target can be made of a source of this size.
         """
-        if resolution is None or settings is None:
-            return ""
-        turned = f":r{rotation}" if rotation else ""
-        return self._resizing(resolution, image, settings, clip, span or Span()) + turned
+        if self.bucket_side is None:
+            (width, height), left, top, target = self.place(image, resolution, settings)
+            return f"{width}x{height}+{left}+{top}:{target.width}x{target.height}"
+        step, most = self.bucket_side, settings.control_resolution
+        area, keeps = most.width * most.height if most else None, settings.no_resize_control
+        usual = _name(self.size(image, resolution, settings))
+        sizes = [_name(control_size(each, area, step, keeps=keeps)) for each in controls] or [usual]
+        if is_text:
+            return f"controls:{'+'.join(sizes if len({*sizes}) > 1 else sizes[:1])}"
+        found = usual
+        if clip is not None:
+            start, (first, _, stride, _) = clip.start, span or Span()
+            if settings.source_fps is None:
+                start, first = first + start * stride, 0
+            found += f":{start}-{clip.frames}" + "".join(f"#{number}" for number in clip[2:])
+            found += f"x{stride}" * (stride > 1) + f"+{first}" * (first > 0)
+            if settings.control_directory:  # it is first brought to a bucket of its own
+                found += f"@{_name(resolution)}"
+        found += f":r{rotation}" * (rotation != 0)
+        return found if {*sizes} == {usual} else "+".join((found, *sizes))
 
-    def text_variant(
-        self,
-        resolution: Size | None,
-        image: Size,
-        settings: Dataset | None,
-        controls: Sequence[Size] = (),
-    ) -> str:
-        """Return the part of a text's key for what is done to its control images; see `variant`.
+    # -- texts and manifests ----------------------------------------------------------------------
 
-        `resolution` is None where it has none, and `image` the size of the image that it describes.
-        """
-        return ""
-
-    @abstractmethod
-    def placement(self, resolution: Size, image: Size, settings: Dataset) -> Placement:
-        """Return how an image or a frame is brought to its size; arguments as of `variant`.
-
-        Raises:
-            SourceError: no target can be made of an image of this size.
-        """
-
-    def _resizing(
-        self, resolution: Size, image: Size, settings: Dataset, clip: AnyClip | None, span: Span
-    ) -> str:
-        """Return the part of a latent's key; see `variant`."""
-        return self.placement(resolution, image, settings).name
-
-    def base(self, stem: str) -> str:
-        """Return the beginning of the names of an item's cache files."""
-        return stem
-
-    def owners(self, name: str) -> Sequence[str]:
-        """Return the bases that a file below a part's folder may belong to; none: no cache file."""
-        if self.text_ending and name.endswith(self.text_ending):
-            return (name.removesuffix(self.text_ending),)
-        if not name.endswith(self.latents_ending):
-            return ()
-        rest = name.removesuffix(self.latents_ending)
-        if not self.names_media:
-            return (rest,)
-        sized = SIZED.fullmatch(rest)
-        return (sized[1],) if sized else ()
-
-    def identity(self, stem: str, path: str) -> str:
-        """Return the name under which a target's key enters the digest of its part."""
-        return stem
-
-    def row(self, targets: Mapping[str, Sequence[str]]) -> dict[str, object]:
+    def row(self, targets: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         """Return the entries of a manifest's row for an item's cache files.
 
         Args:
@@ -229,19 +290,48 @@ class Layout(ABC):
 
         Returns:
             `latents` (resolution -> path), `text` (path, or None), `dropped` (path of the empty
-            caption) and, where there are several texts, `variants`: the paths of all of them.
+            caption) and, where there are several texts, `variants`: the paths of all of them. Where
+            they lie flat, latents have several paths, and texts are those of each resolution.
         """
-        texts = {part: paths[0] for part, paths in targets.items() if kind_of(part) == "text"}
-        row: dict[str, object] = {
-            "latents": {part: paths[0] for part, paths in targets.items() if part not in texts},
-            "text": texts.get("text"),
-        }
+        latents: dict[str, list[str]] = {}
+        texts: dict[str, dict[str, str]] = {}
+        for part, paths in targets.items():
+            if text := parsed(part).text:
+                texts.setdefault(text, {})[part.partition("@")[2]] = paths[0]
+            else:
+                latents[part] = list(paths)
+        row: dict[str, Any] = {"text": texts.get("text", {})}
         if DROPPED in texts:
             row["dropped"] = texts.pop(DROPPED)
         if len(texts) > 1:
-            row["variants"] = list(texts.values())
-        return row
+            several = texts.values()
+            row["variants"] = {each: [x[each] for x in several] for each in texts["text"]}
+        if self.flat:
+            return {"latents": latents, **row}
+        first = {part: paths[0] for part, paths in latents.items()}
+        return {"latents": first, **{key: found.get("") for key, found in row.items()}}
 
     def caption(self, text: str) -> str:
         """Return a caption as its trainer would read it."""
         return text
+
+
+def _name(size: Size) -> str:
+    return f"{size.width}x{size.height}"
+
+
+def _place(clip: AnyClip) -> str:
+    section = "".join(f"-{number:04d}" for number in clip[2:])
+    return f"_{clip.start:05d}-{clip.frames:03d}{section}"
+
+
+@cache
+def layout_of(name: str) -> Layout:
+    """Return a layout by its name: `plain`, `musubi` (Wan), `musubi-qwen_image` and so on.
+
+    Raises:
+        KeyError: there is no such architecture.
+    """
+    module, _, architecture = name.partition("-")
+    made: Layout = import_module(f"latentmake.layouts.{module}").LAYOUT(architecture)
+    return made

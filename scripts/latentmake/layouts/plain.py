@@ -9,37 +9,27 @@ Images in sub-folders keep their relative path.
 
 from __future__ import annotations
 
-from latentmake.config.datasets import Dataset
 from latentmake.files.cachefile import ORIGINAL_HEIGHT, ORIGINAL_WIDTH
-from latentmake.geometry.buckets import Placement, Size, placement
 from latentmake.layouts.layout import Layout
 
 LATENTS = "latents"
-LATENTS_ENDING = ".latents.safetensors"
-TEXT_ENDING = ".text.safetensors"
-
-
-def path(dataset: str, model: str, part: str, stem: str) -> str:
-    """Return a target's path; `part` is one of text or a resolution's name."""
-    ending = TEXT_ENDING if part.startswith("text") else LATENTS_ENDING
-    return f"cache/{dataset}/{model}/{part}/{stem}{ending}"
 
 
 class Plain(Layout):
-    """Layout of our own trainers."""
+    """Layout of our own trainers, whatever the architecture."""
 
     name = "plain"
     encoding = "plain"
-    text_ending = TEXT_ENDING
-    latents_ending = LATENTS_ENDING
-    longest_ending = LATENTS_ENDING
-    names_media = False
-    any_size = True
-    lists_sources = False
+    text_ending = ".text.safetensors"
+    latents_ending = ".latents.safetensors"
+    longest_ending = latents_ending
+    external = False
 
-    def placement(self, resolution: Size, image: Size, settings: Dataset) -> Placement:
-        """Return how an upright image is brought to its size."""
-        return placement(image, resolution, settings)
+    def __init__(self, architecture: str = "") -> None:
+        pass
+
+
+LAYOUT = Plain
 
 
 def latents_metadata(
@@ -68,6 +58,3 @@ def hidden_state(index: int) -> str:
 def encoder_name(index: int) -> str:
     """Return a text encoder's name as in a diffusers pipeline: text_encoder, text_encoder_2, ..."""
     return "text_encoder" if index == 0 else f"text_encoder_{index + 1}"
-
-
-LAYOUTS = (Plain(),)

@@ -14,25 +14,24 @@ from __future__ import annotations
 
 from latentmake.config.architectures import ARCHITECTURES, ArchitectureName
 from latentmake.config.datasets import Dataset
-from latentmake.geometry.buckets import Placement, Size
-from latentmake.geometry.sdscripts_buckets import placement
-from latentmake.layouts.layout import SIZED, Layout
+from latentmake.errors import SourceError
+from latentmake.geometry.buckets import Placement, Size, cover, nearest_bucket, shrink
+from latentmake.layouts.layout import Layout
 
 
 class SdScripts(Layout):
     """The layout of one architecture."""
 
     encoding = "sdscripts"
-    adopts = True
     npz = True
     pads_t5 = True
     first_line = True
     names_architecture = True
 
     def __init__(self, architecture: ArchitectureName) -> None:
-        self.architecture = architecture
+        self._architecture = ARCHITECTURES[architecture]
         self.name = f"sdscripts-{architecture}"
-        strategies = ARCHITECTURES[architecture].strategies
+        strategies = self._architecture.strategies
         assert strategies is not None
         self.latents_ending = strategies.latents_ending
         self.text_ending = strategies.text_ending
@@ -40,26 +39,28 @@ class SdScripts(Layout):
         longest = max(f"_00000x00000{self.latents_ending}", self.text_ending or "", key=len)
         self.longest_ending = f"{longest}.v000"
 
-    def placement(self, resolution: Size, image: Size, settings: Dataset) -> Placement:
+    def size(self, image: Size, resolution: Size, settings: Dataset) -> Size:
+        """Return the size that an image is brought to."""
+        return self.place(image, resolution, settings).target
+
+    def place(self, image: Size, resolution: Size, settings: Dataset, path: str = "") -> Placement:
         """Return how an image, as stored, is brought to its size."""
-        return placement(image, resolution, settings, self.architecture)
+        limit = settings.max_image_pixels
+        if settings.fit == "crop":  # `enable_bucket = false`
+            return cover(image, resolution, limit, path)
+        step, no_upscale, least, most = settings.bucketing(self._architecture)
+        if not no_upscale:
+            target = nearest_bucket(image, resolution, range(least, most + 1, step), most)
+            return cover(image, target, limit, path)
+        try:
+            return shrink(image, resolution, step)
+        except ValueError as error:
+            what = f"{error} ({image.width} x {image.height})"
+            hint = "remove it, or leave out the dataset's `bucket_no_upscale`"
+            raise SourceError(what, where=path, hint=hint) from None
 
-    def size(self, path: str) -> Size:
-        """Return the size of the image that a latents file was made of, from its name.
 
-        Raises:
-            ValueError: it is not named as latents are.
-        """
-        found = SIZED.fullmatch(path.removesuffix(self.latents_ending))
-        if found is None or not path.endswith(self.latents_ending):
-            raise ValueError(f"{path} is not named as latents are")
-        return Size(int(found[2]), int(found[3]))
-
-
-LAYOUTS = tuple(
-    SdScripts(name) for name, each in ARCHITECTURES.items() if each.strategies is not None
-)
-"""The layout of each architecture."""
+LAYOUT = SdScripts
 
 
 def array_name(kind: str, architecture: ArchitectureName, height: int, width: int) -> str:

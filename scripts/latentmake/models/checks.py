@@ -11,13 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from latentmake import layouts
 from latentmake.config.checks import check_sides, check_steps
 from latentmake.config.datasets import BUCKET_STEPS
 from latentmake.config.root import Config
 from latentmake.config.runs import Run
 from latentmake.config.weights import Weights
 from latentmake.errors import ConfigError, ModelError
+from latentmake.layouts.layout import layout_of
 from latentmake.models import checkpoints
 from latentmake.models.files import network_config, vae_factor
 from latentmake.models.kinds import kinds_of, one, tensors_of
@@ -53,7 +53,7 @@ def check_run(config: Config, name: str, run: Run) -> None:
                 checkpoints.check(place, model.architecture, f"{key}.checkpoint")
             elif place is not None:
                 check_kind(place, role, f"{key}.{role}")
-    if not layouts.of(model.layout_name).any_size:
+    if layout_of(model.layout_name).external:
         return  # the configuration has been checked for its rule
     factor = vae_factor(model.vae) or _USUAL_FACTOR
     reason = f"the VAE's factor {factor}"

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latentmake import digest, layouts
+from latentmake import digest
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import shaping
 from latentmake.config.models import Model
 from latentmake.config.weights import NO_WEIGHTS, TextWeights, Weights
 from latentmake.errors import ModelError
+from latentmake.layouts.layout import layout_of
 from latentmake.models import checkpoints
 from latentmake.models.files import (
     projection_file,
@@ -83,9 +84,9 @@ def latents_recipe(
 ) -> dict[str, object]:
     """Return the recipe of latents, from the digests of the VAE and the CLIP image encoder.
 
-    The placement of each image is in its target's own key (`Layout.variant`).
+    The placement of each image is in its target's own key (`Layout.view`).
     """
-    layout = layouts.of(model.layout_name)
+    layout = layout_of(model.layout_name)
     own = shaping(model, "latents", model.layout, defaults=False)
     recipe: dict[str, object] = {
         "format": FORMAT_VERSIONS[layout.encoding],

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from latentmake.config.datasets import Dataset
-from latentmake.layouts import kind_of
+from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import EncodingJob, Order, Work, job_of
 from latentmake.plan.state import State
@@ -42,7 +42,7 @@ def batches(
     for part, wanting in asked.items():
         # A text that lies beside each resolution is encoded once for all of them.
         runs = everyone if "@" in part else frozenset(wanting)
-        alike.setdefault((kind_of(part), runs), []).append(part)
+        alike.setdefault((parsed(part).kind, runs), []).append(part)
     for (kind, runs), parts in alike.items():
         # Whether all is at hand -> of an item: itself, the digest of its inputs where that is
         # known, and its stale targets.

@@ -12,7 +12,7 @@ from latentmake.data.datasets import Datasets
 from latentmake.data.item import Item
 from latentmake.errors import ModelError, TrainingError
 from latentmake.index.memo import Memo
-from latentmake.layouts import kind_of
+from latentmake.layouts.layout import parsed
 from latentmake.models import files, recipe
 from latentmake.plan.lock import read_lock
 from latentmake.plan.state import UNKNOWN, Contents, Judge
@@ -128,7 +128,7 @@ class Facts(Datasets):
             (dataset, model),
             self.config.datasets.get(dataset),
             self.layout(model),
-            {part: self.recipe_digest(dataset, model, kind_of(part)) for part in parts},
+            {part: self.recipe_digest(dataset, model, parsed(part).kind) for part in parts},
             self.contents(dataset, some and some[0]),
             cached.below(folder) if some is None else cached.known(some[1], folder),
         )

@@ -16,7 +16,7 @@ from pathlib import Path
 from latentmake import digest
 from latentmake.data.item import Item
 from latentmake.errors import ConfigError
-from latentmake.layouts import Layout
+from latentmake.layouts.layout import Layout
 
 CAPTIONS = "captions"
 """Part of the texts of items, where a trainer encodes them itself."""

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-from latentmake import digest, layouts
+from latentmake import digest
 from latentmake.data.item import Item
 from latentmake.errors import CacheError, DatasetError
 from latentmake.files import atomic, cachefile
-from latentmake.layouts import Layout, kind_of
+from latentmake.layouts.layout import Layout, layout_of, parsed
 from latentmake.plan import store
 from latentmake.plan.lock import (
     CAPTIONS,
@@ -118,14 +118,14 @@ def write_manifest(
         )
     check_listed(made)
     without = {(name, fault["stem"]) for name, each in skipped.items() for fault in each}
-    layout = layouts.of(order.layout)
+    layout = layout_of(order.layout)
     keys: dict[str, list[tuple[str, str]]] = {}
     trained: dict[str, list[tuple[str, str]]] = {}
     images: dict[str, list[str]] = {}
     rows: list[dict[str, Any]] = []
     dropped: list[str] = []
     kept = [each for each in order.items if (each.dataset, each.item.stem) not in without]
-    if layout.drops_skipped:
+    if layout.flat:
         lost = [each for each in order.items if (each.dataset, each.item.stem) in without]
         dropped = [path for each in lost for found in each.targets.values() for path, _ in found]
     held = _held_out(order, kept, read)
@@ -202,7 +202,7 @@ def _content_of(member: Member) -> str:
     """Return the digest of an item's source, from the header of its latents where that has it."""
     if member.item.controls or member.item.layers:
         return digest.of_file(Path(member.item.image))  # the header's is of all its files
-    latents = next(x for part, x in member.targets.items() if kind_of(part) == "latents")
+    latents = next(x for part, x in member.targets.items() if parsed(part).kind == "latents")
     return _header_of(latents[0][0]).source
 
 
@@ -212,7 +212,7 @@ def row_of(member: Member, repeats: int, layout: Layout) -> dict[str, Any]:
     row = {"dataset": member.dataset, "stem": item.stem, "source": item.image, "repeats": repeats}
     row |= layout.row({part: [path for path, _ in x] for part, x in member.targets.items()})
     row |= {} if item.texts is None else {"texts": item.texts}
-    if layout.lists_sources:
+    if layout.external:
         row |= {"caption": item.caption, "control": next(iter(item.controls), None)}
         row |= {"controls": [*item.controls]} if len(item.controls) > 1 else {}
         row |= {"layers": [*item.layers]} if item.layers else {}

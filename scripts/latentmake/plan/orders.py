@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, TypeAdapter
 from pydantic_core import to_json
 
-from latentmake import digest, layouts
+from latentmake import digest
 from latentmake.config.datasets import Dataset
 from latentmake.config.machines import ExternalProgram, MusubiTuner
 from latentmake.config.models import Model
 from latentmake.data.item import Item
 from latentmake.files import atomic
-from latentmake.layouts import Layout
+from latentmake.layouts.layout import Layout, layout_of
 from latentmake.plan.target import Target
 
 FOLDER = Path(".latentmake/orders")
@@ -115,7 +115,7 @@ class Order:
     @property
     def layout(self) -> Layout:
         """Layout of its targets."""
-        return layouts.of(self.model_settings.layout_name)
+        return layout_of(self.model_settings.layout_name)
 
     @property
     def skips(self) -> bool:

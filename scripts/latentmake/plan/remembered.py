@@ -19,7 +19,7 @@ from latentmake.data.item import Item
 from latentmake.files.paths import is_remote
 from latentmake.index.listing import Folder, packed, unpacked
 from latentmake.index.memo import Listing, TargetStat
-from latentmake.layouts import kind_of
+from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import place_of
 from latentmake.plan.state import PartState, State
@@ -43,7 +43,7 @@ def judge_dataset(facts: Facts, dataset: str, model: str, parts: Sequence[str]) 
     items, faults = facts.items(dataset, model)
     wanted, layout = facts.wanted_items(dataset, model), facts.layout(model)
     owned = {item.stem for item in items} | {fault.stem for fault in faults}
-    if layout.drops_skipped and facts.config.datasets[dataset].on_error == "skip":
+    if layout.flat and facts.config.datasets[dataset].on_error == "skip":
         owned = {item.stem for item in wanted}
     made = past.judged(wanted, owned, past.folder.listing())
     places = {item.stem: place_of(item, layout) for item in wanted}
@@ -76,7 +76,7 @@ class Remembered:
         self._settings, self._layout = facts.config.datasets[dataset], facts.layout(model)
         self._scan = facts.scan(dataset)
         self._rows, self._name = facts.memo.snapshots, "\n".join((dataset, model, *parts))
-        recipes = {part: facts.recipe_digest(dataset, model, kind_of(part)) for part in parts}
+        recipes = {part: facts.recipe_digest(dataset, model, parsed(part).kind) for part in parts}
         version = [latentmake.__version__, latentmake.PLAN_VERSION]
         base = [
             version,
@@ -154,12 +154,12 @@ class Remembered:
         facts, layout = self._facts, self._layout
         latents = [x.inputs("latents", layout) for x in items]  # the same at each resolution
         inputs = {
-            part: latents if kind_of(part) == "latents" else [x.inputs(part, layout) for x in items]
+            part: [x.inputs(part, layout) for x in items] if parsed(part).text else latents
             for part in self._parts
         }
         some = None if gone is None else (items, [*found, *gone])
         judge = facts.judge(*self._asked, self._parts, some)
-        if not any(kind_of(part) == "text" for part in self._parts):  # the trainer encodes it
+        if not any(parsed(part).kind == "text" for part in self._parts):  # the trainer encodes it
             for each in (x.inputs("text", layout) for x in items):
                 judge.contents.of(each)
         return judge.judge(inputs, owned, found)
@@ -186,7 +186,7 @@ class Remembered:
         others = {stem for stem in before if base(stem) in affected} - now.keys() - gone
         if others or len(now) + len(gone) > most or len(before) + len(new) == len(gone):
             return None
-        if (gone or new) and (self._layout.names_media or any(x[1] < 0 for x in entries)):
+        if (gone or new) and (self._layout.external or any(x[1] < 0 for x in entries)):
             return None
         found = self._listing(affected, caches)
         state = self.judged(items, now, found, caches - found.keys())

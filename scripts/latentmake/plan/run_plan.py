@@ -15,7 +15,7 @@ from latentmake import digest
 from latentmake.config.runs import Run
 from latentmake.data.item import Fault
 from latentmake.files.disk import Need
-from latentmake.layouts import kind_of
+from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import (
     CAPTIONS,
@@ -226,7 +226,7 @@ def stale_targets(states: Mapping[str, PartState]) -> list[Difference]:
     stale, counts = Counter[tuple[str, str, str]](), Counter[tuple[str, str]]()
     for name, state in states.items():
         dataset, part = name.split("/", 1)
-        kind = "texts" if kind_of(part) == "text" else "latents"
+        kind = "texts" if parsed(part).kind == "text" else "latents"
         counts[dataset, kind] += state.fresh + len(state.stale)
         stale.update((dataset, kind, each.reason) for each in state.stale)
     return [
@@ -250,7 +250,7 @@ def _text_digests(facts: Facts, run: Run, name: str) -> dict[str, str]:
 
     sd-scripts does so with Stable Diffusion 1.x and 2.x: no cache tells that a caption changed.
     """
-    if any(kind_of(part) == "text" for part in part_names(facts.config, run, name)):
+    if any(parsed(part).kind == "text" for part in part_names(facts.config, run, name)):
         return {}
     found: dict[str, str] = {}
     for item in facts.wanted_items(name, run.model):

@@ -13,7 +13,7 @@ from latentmake.config.runs import Run
 from latentmake.data.item import Item
 from latentmake.errors import ConfigError, SourceError, nearest, refuse_unknown
 from latentmake.index.memo import target_stat
-from latentmake.layouts import kind_of, text_of
+from latentmake.layouts.layout import parsed
 from latentmake.models.checks import check_run
 from latentmake.plan.batches import order_of
 from latentmake.plan.facts import Facts
@@ -51,7 +51,7 @@ def single(facts: Facts, path: str) -> tuple[Order, bool]:
         if target.path == path:
             stale = judge_one(facts, dataset, model, item, target).stale(path)
             work = Work(item, (target if stale is None else stale.target,))
-            order = order_of(facts, dataset, model, kind_of(target.part), [work])
+            order = order_of(facts, dataset, model, parsed(target.part).kind, [work])
             order.write()
             return order, stale is not None
     for fault in facts.faults.get((dataset, model), ()):
@@ -71,12 +71,12 @@ def named_targets(
     """Yield inputs and target of each cache file in a folder; of some bases only, if given."""
     layout, settings = facts.layout(model), facts.config.datasets.get(dataset)
     for part in layout.parts([place]):
-        wanted, is_text = Part(dataset, model, part), kind_of(part) == "text"
+        wanted, is_text = Part(dataset, model, part), parsed(part).kind == "text"
         if layout.folder(*wanted) != f"cache/{dataset}/{model}/{place}":
             continue
         if settings is None:
             inputs = facts.wanted_items(dataset, model) if part == "text" else []
-        elif not (text_of(part) in text_parts(settings) if is_text else _SIZE.fullmatch(part)):
+        elif not (parsed(part).text in text_parts(settings) if is_text else _SIZE.fullmatch(part)):
             continue
         else:
             inputs = [x.inputs(part, layout) for x in facts.items(dataset, model)[0]]

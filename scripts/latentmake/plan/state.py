@@ -26,7 +26,7 @@ from latentmake.files.cachefile import Header, read_header, target_key
 from latentmake.files.paths import is_remote, is_text
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Listing, Memo, SourceStat, TargetStat
-from latentmake.layouts import Layout, kind_of
+from latentmake.layouts.layout import Layout, parsed
 from latentmake.plan.target import Part, Target, joined, targets_of, view_of
 
 REASONS = ("reusable", "new", "edited", "changed recipe", "damaged")
@@ -342,7 +342,7 @@ class Judge:
         if known and self.needed(item, target, content) == known:
             return content, known, None
         header = self.header(target.path)
-        if kind_of(target.part) == "text":
+        if parsed(target.part).kind == "text":
             content = self.contents.with_line_ends(item, content, header.source)
         return content, self.needed(item, target, content, header) or "", header
 
@@ -417,7 +417,7 @@ class Judge:
                 for file in item.files[:1]
                 if file.role in (IMAGE, CAPTION)
             )
-        if kind_of(part) == "latents" and found:
+        if parsed(part).kind == "latents" and found:
             self.contents.prepare_sizes(filter(None, map(self.contents.known, items)))
         for item, targets in self.targets(part, items):
             for target in targets:

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from latentmake import digest, layouts
+from latentmake import digest
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import Config
 from latentmake.config.runs import Run
@@ -18,7 +18,7 @@ from latentmake.data.item import BUCKET, Item
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import AnyClip
-from latentmake.layouts import Layout, beside, kind_of, size_of
+from latentmake.layouts.layout import DROPPED, Layout, layout_of, parsed
 
 PROMPTS = "_prompts"
 """Dataset of the prompts of samples and of generated clips, each an item named by its digest."""
@@ -65,7 +65,7 @@ def parts_of(config: Config, run: Run, *, generated: bool = False) -> list[Part]
 
 def part_names(config: Config, run: Run, dataset: str) -> list[str]:
     """Return the names of the parts that a run needs of one of its datasets."""
-    layout = layouts.of(config.models[run.model].layout_name)
+    layout = layout_of(config.models[run.model].layout_name)
     resolutions = [size.name for size in run.resolutions]
     return layout.parts(resolutions, text_parts(config.datasets[dataset]))
 
@@ -74,7 +74,7 @@ def text_parts(settings: Dataset) -> list[str]:
     """Return a part for each variant of the items' texts: `text`, `text.1`, ..., `text.dropped`."""
     names = ["text", *(f"text.{number}" for number in range(1, settings.text_variants))]
     making = settings.captions
-    return [*names, layouts.DROPPED] if making and making.caption_dropout_every_n_epochs else names
+    return [*names, DROPPED] if making and making.caption_dropout_every_n_epochs else names
 
 
 def prompts_of(config: Config, run: Run, *, generated: bool = False) -> list[str]:
@@ -97,7 +97,7 @@ def prompt_items(texts: Iterable[str]) -> list[Item]:
 
 def prompt_path(config: Config, model: str, text: str) -> str:
     """Return the cache file of a prompt's embedding."""
-    layout = layouts.of(config.models[model].layout_name)
+    layout = layout_of(config.models[model].layout_name)
     ((_, (target,)),) = targets_of(layout, None, Part(PROMPTS, model, "text"), prompt_items([text]))
     return target.path
 
@@ -117,10 +117,10 @@ def targets_of(
         items: the inputs of these targets (`Item.inputs`), or complete items.
     """
     name, folder = part.name, layout.folder(*part)
-    own, other = size_of(name), beside(name)
+    kind, _, asked = parsed(name)
     for item in items:
         named = layout.named(folder, name, item.stem, item.media, settings, item.span)
-        size = own if own is not None or other is None or not item.file(BUCKET) else other
+        size = asked if kind == "latents" or item.file(BUCKET) else None
         yield item, [Target(name, path, None, size, clip) for path, clip in named]
 
 
@@ -142,11 +142,17 @@ def view_of(
     Raises:
         SourceError: no target can be made of an image of this size.
     """
-    if kind_of(target.part) == "text":
-        return layout.text_variant(target.size, image, settings, item.control_sizes)
-    turned = item.media.rotation if item.media else 0
-    return layout.variant(
-        target.size, image, settings, target.clip, item.span, turned, item.control_sizes
+    if target.size is None or settings is None:
+        return ""
+    return layout.view(
+        image,
+        target.size,
+        settings,
+        is_text=parsed(target.part).kind == "text",
+        clip=target.clip,
+        span=item.span,
+        rotation=item.media.rotation if item.media else 0,
+        controls=item.control_sizes,
     )
 
 

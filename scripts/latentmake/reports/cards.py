@@ -24,7 +24,7 @@ from latentmake.files.paths import is_remote
 from latentmake.files.readers import Readers
 from latentmake.geometry.buckets import Placement, Size
 from latentmake.geometry.clips import Span
-from latentmake.layouts import Layout, size_of
+from latentmake.layouts.layout import Layout, parsed
 from latentmake.plan.facts import Facts
 from latentmake.progress import Progress
 from latentmake.reports.kept_tokens import Cut, Limit, cut, limits
@@ -270,11 +270,11 @@ def _opened(item: Item, settings: Dataset, readers: Readers) -> tuple[Size, Imag
 
 def _crop(layout: Layout, resolution: str, size: Size | None, settings: Dataset) -> dict[str, Any]:
     """Return what a resolution keeps of an image: words, and shares of its width and height."""
-    asked = size_of(resolution)
+    asked = parsed(resolution).size
     if size is None or asked is None:
         return {"words": resolution, "crop": None}
     try:
-        found = layout.placement(asked, size, settings)
+        found = layout.place(size, asked, settings)
     except SourceError as error:
         return {"words": f"{resolution}: {error.what}", "crop": None}
     words = f"{resolution} → {found.target.width} × {found.target.height}"

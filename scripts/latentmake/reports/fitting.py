@@ -11,7 +11,7 @@ from latentmake.files.paths import is_remote
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media
 from latentmake.index.memo import SourceStat
-from latentmake.layouts import size_of
+from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import Plan
 from latentmake.plan.state import PartState
@@ -28,17 +28,17 @@ def fitting_lines(facts: Facts, plan: Plan) -> Iterator[str]:
     """
     parts = {part: state for run in plan.runs.values() for part, state in run.parts.items()}
     for part, state in parts.items():
-        resolution = size_of(part.name)
-        if resolution is None or not state.stale:
+        kind, _, resolution = parsed(part.name)
+        if kind == "text" or resolution is None or not state.stale:
             continue
         settings, layout = facts.config.datasets[part.dataset], facts.layout(part.model)
-        if not layout.names_media and settings.exif_rotation and len(set(resolution)) > 1:
+        if not layout.external and settings.exif_rotation and len(set(resolution)) > 1:
             continue  # EXIF may turn an image, and its header's size does not tell
         sizes = Counter(_sizes(facts, part.dataset, state))
         enlarged, cut, most = 0, 0, 0.0
         for size, count in sizes.items():
             try:
-                resized, _, _, target = layout.placement(resolution, size, settings)
+                resized, _, _, target = layout.place(size, resolution, settings)
             except SourceError:  # a faulty item, said elsewhere
                 continue
             scale = max(resized.width / size.width, resized.height / size.height)

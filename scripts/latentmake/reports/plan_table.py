@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from tabulate import tabulate
 
-from latentmake.layouts import kind_of
+from latentmake.layouts.layout import parsed
 from latentmake.plan.run_plan import Plan
 from latentmake.plan.state import REASONS
 from latentmake.plan.target import Part
@@ -69,7 +69,7 @@ def _in_numbers(name: str) -> list[tuple[int, str]]:
 def row_of(part: Part) -> tuple[str, str, str]:
     """Return dataset, model and kind of a part's row: all variants of a text make one."""
     kind = f"latents {part.name}"
-    if kind_of(part.name) == "text":
+    if parsed(part.name).kind == "text":
         text, _, resolution = part.name.partition("@")
         kind = f"{text.partition('.')[0]} {resolution}".rstrip()
     return part.dataset, part.model, kind

@@ -14,7 +14,7 @@ from latentmake.config.models import Model
 from latentmake.config.weights import TextWeights
 from latentmake.errors import CacheError, ModelError, SourceError
 from latentmake.files.cachefile import read_header, read_recipe, target_key
-from latentmake.layouts import kind_of
+from latentmake.layouts.layout import parsed
 from latentmake.models.files import script_of, tokenizer_files
 from latentmake.plan.facts import Facts
 from latentmake.plan.reasons import Difference, is_digest, short, some, text_of
@@ -134,7 +134,7 @@ def recipe_changes(facts: Facts, runs: Collection[RunPlan]) -> Iterator[str]:
     first: dict[tuple[str, str, str, str], tuple[Part, Stale]] = {}
     numbers: dict[tuple[str, str, str, str], int] = defaultdict(int)
     for part, state in {part: state for run in runs for part, state in run.parts.items()}.items():
-        kind = kind_of(part.name)
+        kind = parsed(part.name).kind
         for each in state.stale:
             if each.reason == "changed recipe":
                 group = part.dataset, part.model, kind, each.recipe
@@ -151,7 +151,7 @@ def recipe_changes(facts: Facts, runs: Collection[RunPlan]) -> Iterator[str]:
 
 
 def _difference(facts: Facts, part: Part, stale: Stale) -> str:
-    if not facts.recipe(part.dataset, part.model, kind_of(part.name)):
+    if not facts.recipe(part.dataset, part.model, parsed(part.name).kind):
         return f"unknown without the model {part.model}"
     found = differences(facts, None, part, stale)
     settings = some([str(each) for each in found if each.name != PLACED])
@@ -167,7 +167,7 @@ def differences(facts: Facts, judge: Judge | None, part: Part, stale: Stale) -> 
         part: of the target.
         stale: a target with a file of another key.
     """
-    now = facts.recipe(part.dataset, part.model, kind_of(part.name))
+    now = facts.recipe(part.dataset, part.model, parsed(part.name).kind)
     found = []
     if now:
         model = facts.config.models[part.model]

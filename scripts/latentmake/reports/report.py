@@ -13,7 +13,7 @@ from latentmake.errors import UserError
 from latentmake.files import atomic, npz
 from latentmake.files.disk import human
 from latentmake.files.safetensors import read_head
-from latentmake.layouts import kind_of
+from latentmake.layouts.layout import parsed
 from latentmake.models.files import vae_factor
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
@@ -97,7 +97,7 @@ def _buckets(facts: Facts, name: str) -> dict[str, Any]:
     sizes: Counter[tuple[str, str, int, int, int]] = Counter()
     for item in members(facts, run, {}, {}):
         for part, targets in item.targets.items():
-            if kind_of(part) == _LATENTS:
+            if parsed(part).kind == _LATENTS:
                 found = filter(None, (_size(path) for path, _ in targets))
                 sizes.update((item.dataset, part, *size) for size in found)
     most = max(sizes.values(), default=1)

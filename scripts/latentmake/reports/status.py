@@ -13,7 +13,7 @@ from pydantic import BaseModel, ByteSize
 
 from latentmake.index.listing import Folder, unpacked
 from latentmake.index.memo import Memo
-from latentmake.layouts import kind_of
+from latentmake.layouts.layout import parsed
 from latentmake.plan import estimates, store
 from latentmake.plan.build import running
 from latentmake.plan.facts import Facts
@@ -129,7 +129,7 @@ def _rows(facts: Facts, plan: RunPlan) -> list[StatusRow]:
 
 def _add_sizes(facts: Facts, row: StatusRow, parts: Iterable[Part], listing: Folder) -> None:
     layout = facts.layout(row.model)
-    ending = layout.text_ending if kind_of(row.kind) == "text" else layout.latents_ending
+    ending = layout.text_ending if parsed(row.kind).kind == "text" else layout.latents_ending
     folders = {layout.folder(*part) for part in parts}
     seen: dict[int, int] = {}
     for folder, block in listing.blocks:
@@ -158,7 +158,7 @@ def _lines(facts: Facts, plan: RunPlan) -> Iterator[str]:
 
 
 def _past_jobs(plan: RunPlan, memo: Memo) -> Iterator[str]:
-    for work in dict.fromkeys((kind_of(part.name), part.model) for part in plan.parts):
+    for work in dict.fromkeys((parsed(part.name).kind, part.model) for part in plan.parts):
         if past := estimates.past_jobs(memo, " ".join(work)):
             speed, words = past.targets / past.seconds, past.words and f", {past.words}"
             yield f"past jobs of {' of '.join(work)}: {_speed(speed)} targets/s{words}"

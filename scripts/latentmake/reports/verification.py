@@ -19,7 +19,7 @@ from latentmake import digest
 from latentmake.errors import CacheError, shortened, storage_error
 from latentmake.files.cachefile import Header, read_recipe
 from latentmake.files.verify import verify as verify_file
-from latentmake.layouts import kind_of
+from latentmake.layouts.layout import parsed
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
@@ -79,7 +79,7 @@ def verify(facts: Facts, runs: Sequence[str], *, threads: int, repair: bool = Fa
     """
     expected = {each.path: each for run in runs for each in _expected(facts, run)}
     parts = {part for run in runs for part in parts_of(facts.config, facts.config.runs[run])}
-    known = (facts.recipe(part.dataset, part.model, kind_of(part.name)) for part in parts)
+    known = (facts.recipe(part.dataset, part.model, parsed(part.name).kind) for part in parts)
     recipes = {digest.of_value(recipe): recipe for recipe in known if recipe}
     found, began = Verified(), time.monotonic()
     with (
@@ -145,7 +145,7 @@ def _expected(facts: Facts, run_name: str) -> Iterator[Expected]:
             else:
                 inputs = [x.inputs(name, judge.layout) for x in items]
             judge.contents.fetch(file[1:] for item in inputs for file in item.read)
-            if kind_of(name) == "latents":
+            if parsed(name).kind == "latents":
                 judge.contents.prepare_sizes(filter(None, map(judge.contents.of, inputs)))
             for item, targets in judge.targets(name, inputs):
                 source = item.source if item.source is not None else item.text or ""
@@ -172,7 +172,7 @@ def _read(recipes: _Recipes, wanted: Expected) -> tuple[int, bool, Finding | Non
     path = wanted.path
     try:
         size = Path(path).stat().st_size
-        checked = verify_file(path, may_be_zero=kind_of(wanted.part) == "text")
+        checked = verify_file(path, may_be_zero=parsed(wanted.part).kind == "text")
     except FileNotFoundError:
         if not os.path.lexists(path):
             return 0, False, Finding(path, MISSING)

@@ -10,7 +10,6 @@ from torch.utils.data import Dataset as TorchDataset
 
 from latentmake.caches.pixels.cutting import Cut, cut
 from latentmake.caches.pixels.scaling import Film
-from latentmake.config.architectures import WAN
 from latentmake.config.root import Config, parse
 from latentmake.data.clips import listed_clips
 from latentmake.data.datasets import Datasets
@@ -27,13 +26,12 @@ _SIDE = 16  # of a Wan network's patches, in pixels
 class _Clips(Musubi):
     """Names of clips, of which no cache is made: those of two folders may be the same."""
 
-    def base(self, stem: str) -> str:
-        return stem
+    flat = False
 
 
 class _Listing(Datasets):
     def layout(self, model: str) -> Musubi:
-        return _Clips(WAN)
+        return _Clips()
 
 
 class ClipDataset(TorchDataset[dict[str, Any]]):

@@ -27,7 +27,7 @@ def adopt(
         plans = project.plan(names).runs
         for name in names:
             run = project.config.runs[name]
-            theirs = facts.layout(run.model).adopts
+            theirs = facts.layout(run.model).external
             form: Format = (
                 TrainerCaches.of(project.config, name, run)
                 if theirs

@@ -59,7 +59,7 @@ def _findings(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
     backend = backends.of_run(facts.config, plan.name)
     if backend is not None and plan.trainer is not None:
         yield from backend.check(plan.trainer, current=current)
-    if not current and facts.layout(run.model).adopts:
+    if not current and facts.layout(run.model).external:
         from latentmake.training.image_checks import image_findings
 
         items = (item for name in run.datasets for item in facts.items(name, run.model)[0])

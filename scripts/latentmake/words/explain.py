@@ -20,7 +20,7 @@ from latentmake.exchange.clip_files.order import CLIPS, LIST, plan_clips
 from latentmake.files.cachefile import read_header, read_metadata, read_recipe
 from latentmake.files.paths import is_remote
 from latentmake.files.verify import verify
-from latentmake.layouts import kind_of
+from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.reasons import Difference, short
 from latentmake.plan.run_plan import RunPlan, stale_targets
@@ -322,7 +322,7 @@ def _of_target(facts: Facts, part: Part, item: Item, target: Target) -> Explanat
             *_source_differences(facts, part.model, item, found, content),
             *differences(facts, judge, part, stale),
         ]
-        if not facts.recipe(part.dataset, part.model, kind_of(part.name)):
+        if not facts.recipe(part.dataset, part.model, parsed(part.name).kind):
             found.reason += f": the model {part.model} is not here"
         elif not found.differences:
             found.differences = [Difference("key", short(found.header.key), short(found.key or ""))]

@@ -26,7 +26,7 @@ from latentmake.files import atomic
 from latentmake.files.cachefile import read_header
 from latentmake.files.disk import human
 from latentmake.files.workspace import ADOPTED, OWNER, other_owner
-from latentmake.layouts import kind_of
+from latentmake.layouts.layout import parsed
 from latentmake.plan.build import alone
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import read_lock
@@ -282,7 +282,7 @@ def _find_stored(facts: Facts, found: Pruning) -> None:
     try:
         for run in facts.config.runs.values():
             for part in parts_of(facts.config, run, generated=True):
-                recipe = facts.recipe(part.dataset, part.model, kind_of(part.name))
+                recipe = facts.recipe(part.dataset, part.model, parsed(part.name).kind)
                 if not recipe:
                     raise CacheError("is not made yet", where=f"models.{part.model}")
                 recipes.add(digest.of_value(recipe))

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from clip_world import Encoder, fingerprint, order_of
-from latentmake import layouts
 from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded
 from latentmake.config.datasets import Dataset
@@ -22,6 +21,7 @@ from latentmake.data.item import Scan
 from latentmake.data.probe import measured
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
+from latentmake.layouts.layout import layout_of
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target
 from numpy.typing import NDArray
@@ -52,7 +52,7 @@ def clips_of(row: dict[str, Any], size: str, **settings: Any) -> dict[str, torch
     """Encode the clips of a row; clip -> its fingerprint."""
     Path("list.jsonl").write_text(json.dumps({"prompt": "p", **row}))
     asked = Dataset.model_validate({"path": "list.jsonl", **SETTINGS, **settings})
-    memo, layout = Memo(None), layouts.of("musubi")
+    memo, layout = Memo(None), layout_of("musubi")
     scan = lists.scan("d", asked)
     assert scan.items is not None
     (item,), faults, _ = measured(layout, asked, scan, scan.items, Scan("", [], ""), memo, WAN)

@@ -27,7 +27,7 @@ from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.errors import SourceError
 from latentmake.files.media import probe_image, probe_video
-from latentmake.geometry.buckets import Size, wan_size
+from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Media, clips, kept_indices
 from latentmake.index.memo import source_stat
 from latentmake.plan.orders import Order, Work
@@ -39,6 +39,10 @@ from video_world import KINDS, write_kind, write_video
 Pixels = NDArray[np.uint8]
 LIMIT = 178_956_970
 RESOLUTION = Size(64, 64)
+
+
+def bucket_of(size: Size) -> Size:
+    return layout_of("musubi").size(size, RESOLUTION, Dataset(path="data", fit="bucket"))
 
 
 # -- a second reading of the rules ----------------------------------------------------------------
@@ -355,7 +359,7 @@ def test_clips_of_every_way_and_rate_are_those_of_the_rules(
 def test_portrait_and_landscape_are_cut_to_their_buckets(tmp_path: Path) -> None:
     for size in ((48, 80), (80, 48), (160, 96), (36, 64)):
         path = write_video(tmp_path / f"{size}.mp4", "mpeg4", 5, size=size)
-        bucket = wan_size(Size(*size), RESOLUTION, bucket=True, no_upscale=False)
+        bucket = bucket_of(Size(*size))
         check(path, None, [(bucket, Clip(0, 5))])
 
 
@@ -385,9 +389,7 @@ def test_nothing_is_read_beyond_the_last_frame_needed(tmp_path: Path) -> None:
 def control_of(path: Path, fps: float | None, target: Size, clip: Clip) -> Pixels:
     """Scale all frames to the bucket of their own, then to the other's; repeat the last one."""
     kept = kept_pictures(path, fps)
-    own = wan_size(
-        Size(kept[0].shape[1], kept[0].shape[0]), RESOLUTION, bucket=True, no_upscale=False
-    )
+    own = bucket_of(Size(kept[0].shape[1], kept[0].shape[0]))
     twice = [scaled(scaled(picture, *own), *target) for picture in kept]
     twice += [twice[-1]] * (clip.start + clip.frames)
     return np.stack(twice[clip.start : clip.start + clip.frames])
@@ -401,7 +403,7 @@ def test_controls_are_those_of_the_rules(
 ) -> None:
     path = write_video(tmp_path / "a.mp4", "libx264", count, size=size)
     shape = Size(96, 48)
-    target = wan_size(shape, RESOLUTION, bucket=True, no_upscale=False)
+    target = bucket_of(shape)
     cut = [Clip(0, 5), Clip(3, 5), Clip(7, 5)]
     video = write_video(tmp_path / "video.mp4", "mpeg4", 30, size=shape)
     found = made(video, fps, [(RESOLUTION, clip) for clip in cut], control=path, fit="bucket")

@@ -13,7 +13,6 @@ import pytest
 import text_world
 import torch
 from item_world import work_of
-from latentmake import layouts
 from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders.sdscripts import text_arrays
 from latentmake.config.datasets import Dataset
@@ -22,6 +21,7 @@ from latentmake.files import cachefile
 from latentmake.files.media import probe_image
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media
+from latentmake.layouts.layout import layout_of
 from latentmake.layouts.sdscripts import SdScripts
 from latentmake.models import recipe
 from latentmake.plan.orders import Order
@@ -55,15 +55,15 @@ def model(architecture: str, **settings: Any) -> Model:
 
 def order(which: Model, resolution: str = "128", **dataset: Any) -> Order:
     settings = Dataset.model_validate({"path": "data", **BUCKETS, **dataset})
-    layout = layouts.of(which.layout_name)
+    layout = layout_of(which.layout_name)
     folder = layout.folder("shapes", "tiny", resolution)
     side = int(resolution)
     items = []
     for stem in SIZES:
         path = f"data/sub/{stem}.png"
         media = probe_image(path)
-        (named,) = layout.named(folder, resolution, f"sub/{stem}", media, settings)
-        target = Target(resolution, named.path, None, Size(side, side))
+        ((name, _),) = layout.named(folder, resolution, f"sub/{stem}", media, settings)
+        target = Target(resolution, name, None, Size(side, side))
         items.append(work_of(f"sub/{stem}", path, None, (target,), media=media))
     return Order(
         kind="latents",
@@ -106,15 +106,14 @@ def test_names_are_those_of_sd_scripts_and_lead_back_to_their_items(
     architecture: str, latents: str, text: str | None
 ) -> None:
     layout = SdScripts(architecture)
-    (named,) = layout.named("cache/d/m/64", "64", "sub/a", Media(200, 120, 0), None)
-    assert named.path == f"cache/d/m/64/{latents}"
+    ((path, _),) = layout.named("cache/d/m/64", "64", "sub/a", Media(200, 120, 0), None)
+    assert path == f"cache/d/m/64/{latents}"
     assert layout.owners(latents) == ("sub/a",)
-    assert layout.size(named.path) == (200, 120)
     assert layout.parts(["64", "96"]) == ["64", "96", *(["text"] if text else [])]
     assert layout.owners("sub/a.npz") == () == layout.owners("sub/a.latents.safetensors")
     if text is not None:
-        (named,) = layout.named("cache/d/m/text", "text", "sub/a", None, None)
-        assert named.path == f"cache/d/m/text/{text}"
+        ((path, _),) = layout.named("cache/d/m/text", "text", "sub/a", None, None)
+        assert path == f"cache/d/m/text/{text}"
         assert layout.owners(text) == ("sub/a",)
 
 
@@ -289,11 +288,11 @@ def test_text_of_real_encoders_is_what_sd_scripts_would_train_on(
     which = text_world.model_of(
         texts, architecture, layout="sdscripts", dtype="bfloat16", t5_length=24, **applied
     )
-    layout = layouts.of(which.layout_name)
+    layout = layout_of(which.layout_name)
     items = []
     for stem, caption in {"a": "a red circle", "b": ""}.items():
-        (named,) = layout.named("cache/shapes/tiny/text", "text", f"sub/{stem}", None, None)
-        target = Target("text", named.path, None)
+        ((path, _),) = layout.named("cache/shapes/tiny/text", "text", f"sub/{stem}", None, None)
+        target = Target("text", path, None)
         items.append(work_of(f"sub/{stem}", None, caption, (target,)))
     work = Order(
         kind="text",

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latentmake import layouts
 from latentmake.config import architectures
 from latentmake.config.architectures import ARCHITECTURES, MUSUBI, WAN, rows
 from latentmake.config.models import Model
 from latentmake.config.rows import File, Scripts
+from latentmake.layouts.layout import layout_of
 from pydantic import ValidationError
 
 SHIPPED = Path(architectures.__file__).with_name("musubi.yaml")
@@ -40,7 +40,7 @@ def test_each_version_of_each_row_makes_a_model(name: str, task: str) -> None:
     assert Model.model_validate(model.model_dump()) == model
     scripts = ROWS[name].scripts
     assert scripts is not None
-    layout = layouts.of(model.layout_name)
+    layout = layout_of(model.layout_name)
     assert layout.latents_ending == f"_{scripts.suffix}.safetensors"
     assert layout.text_ending == f"_{scripts.suffix}_te.safetensors"
     for file in (*scripts.latents.files, *scripts.text.files):

@@ -13,7 +13,6 @@ import pytest
 import video_world
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from latentmake import layouts
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.data import lists
@@ -25,6 +24,7 @@ from latentmake.data.texts import with_texts
 from latentmake.errors import DatasetError
 from latentmake.geometry.clips import Clip, Span, kept_indices
 from latentmake.index.memo import Memo
+from latentmake.layouts.layout import layout_of
 
 WAN = Model.model_validate({"task": "t2v-1.3B", "vae": "vae", "text": "text"})
 
@@ -62,7 +62,7 @@ def probe(
     memo = memo or Memo(None)
     scan = lists.scan("d", asked)
     assert scan.items is not None and scan.faults == []
-    return measured(layouts.of("musubi"), asked, scan, scan.items, Scan("", [], ""), memo, WAN)
+    return measured(layout_of("musubi"), asked, scan, scan.items, Scan("", [], ""), memo, WAN)
 
 
 # -- rows -----------------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ def test_a_listing_changes_with_each_file_that_rows_name(tmp_path: Path) -> None
 def clips(item: Item, **changes: Any) -> list[Clip]:
     assert item.media is not None
     asked = Dataset.model_validate({"path": "d", "target_frames": [5], **changes})
-    return layouts.of("musubi").clips(item.media, asked, item.span)
+    return layout_of("musubi").clips(item.media, asked, item.span)
 
 
 def test_spans_are_found_by_frames_and_by_seconds(tmp_path: Path) -> None:

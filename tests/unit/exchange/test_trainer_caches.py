@@ -16,8 +16,7 @@ from latentmake.errors import ConfigError
 from latentmake.exchange.adoption import STATES, adopt
 from latentmake.exchange.trainer_caches import TrainerCaches
 from latentmake.files.cachefile import read_header
-from latentmake.geometry.buckets import Size
-from latentmake.geometry.sdscripts_buckets import crop_ltrb
+from latentmake.geometry.buckets import Size, crop_ltrb
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan

@@ -1,4 +1,4 @@
-"""Sizes follow the rules of musubi-tuner's image datasets, transcribed here a second time."""
+"""Sizes follow the rules of musubi-tuner and sd-scripts, transcribed here a second time."""
 
 from __future__ import annotations
 
@@ -7,13 +7,28 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from latentmake.geometry.buckets import Size, bucket_sizes, place, target_size, wan_size
+from latentmake.config.architectures import ARCHITECTURES
+from latentmake.config.datasets import Bucketing, Dataset
+from latentmake.errors import SourceError
+from latentmake.geometry.buckets import (
+    Placement,
+    Size,
+    control_size,
+    cover,
+    crop_ltrb,
+    nearest_bucket,
+    refuse_odd,
+    shrink,
+)
+from latentmake.layouts.layout import layout_of
 
+LIMIT = 10**12  # pixels
+BUCKETS = Dataset(path="x", fit="bucket")
 sides = st.integers(1, 6000)
-steps = st.sampled_from([8, 16, 32, 64])
 images = st.builds(Size, sides, sides)
+steps = st.sampled_from([8, 16, 32, 64])
 
 
 @st.composite
@@ -23,144 +38,17 @@ def resolutions(draw: st.DrawFn, smallest: int = 64) -> Size:
 
 
 def listed(resolution: Size, step: int) -> list[tuple[int, int]]:
-    """The list of buckets as musubi-tuner writes it down."""
+    """The list of buckets by musubi-tuner's rule."""
     area = resolution.width * resolution.height
     longest = int(math.sqrt(area))
-    shortest = longest // 2
-    shortest -= shortest % step
-    found = []
-    width = max(shortest, step)  # it never starts at 0 for the sizes it is used with
+    width = max(longest // 2 - longest // 2 % step, step)
+    found = set()
     while width <= longest:
         height = area // width
         height -= height % step
-        found.append((width, height))
-        found.append((height, width))
+        found |= {(width, height), (height, width)}
         width += step
-    return sorted(set(found))
-
-
-@settings(deadline=None)
-@given(resolutions(), steps)
-def test_buckets_are_those_of_the_rules(resolution: Size, step: int) -> None:
-    assert list(bucket_sizes(resolution, step)) == listed(resolution, step)
-
-
-@settings(deadline=None)
-@given(resolutions(), steps)
-def test_buckets_are_multiples_of_the_step_of_no_more_than_the_area(
-    resolution: Size, step: int
-) -> None:
-    for width, height in bucket_sizes(resolution, step):
-        assert width % step == height % step == 0
-        assert 0 < width * height <= resolution.width * resolution.height
-
-
-@settings(deadline=None)
-@given(resolutions(), steps)
-def test_every_bucket_has_its_turned_twin_and_none_comes_twice(resolution: Size, step: int) -> None:
-    sizes = bucket_sizes(resolution, step)
-    assert {Size(height, width) for width, height in sizes} == set(sizes)
-    assert sorted(set(sizes)) == list(sizes)
-
-
-@settings(deadline=None)
-@given(images, resolutions(), steps)
-def test_an_image_gets_the_bucket_of_the_nearest_aspect(
-    image: Size, resolution: Size, step: int
-) -> None:
-    chosen = target_size(image, resolution, fit="bucket", step=step)
-    sizes = listed(resolution, step)
-    assert chosen in sizes
-    errors = [abs(width / height - image.width / image.height) for width, height in sizes]
-    assert sizes.index(tuple(chosen)) == errors.index(min(errors))
-
-
-def test_the_first_bucket_wins_a_tie() -> None:
-    # Between 384 / 672 and 448 / 576 lies no float tie; two aspects equally far apart make one.
-    sizes = bucket_sizes(Size(64, 64), 16)
-    low, high = sizes[0], sizes[1]
-    middle = (Fraction(*low) + Fraction(*high)) / 2
-    image = Size(middle.numerator, middle.denominator)
-    aspect = image.width / image.height
-    assert abs(low.width / low.height - aspect) == abs(high.width / high.height - aspect)
-    assert target_size(image, Size(64, 64), fit="bucket") == low
-
-
-@settings(deadline=None)
-@given(images, resolutions())
-def test_crop_is_the_resolution_itself(image: Size, resolution: Size) -> None:
-    assert target_size(image, resolution, fit="crop") == resolution
-    assert target_size(image, resolution, fit="crop", no_upscale=True) == resolution
-
-
-@settings(deadline=None)
-@given(images, resolutions(), steps)
-def test_no_upscale_keeps_small_images_rounded_down(
-    image: Size, resolution: Size, step: int
-) -> None:
-    assume(min(image) >= step)
-    chosen = target_size(image, resolution, fit="bucket", step=step, no_upscale=True)
-    if image.width * image.height <= resolution.width * resolution.height:
-        assert chosen == (image.width - image.width % step, image.height - image.height % step)
-        assert place(image, chosen).resized <= image
-    else:
-        assert chosen == target_size(image, resolution, fit="bucket", step=step)
-
-
-@settings(deadline=None)
-@given(st.integers(1, 15), st.integers(1, 4096))
-def test_no_upscale_never_gives_an_empty_side(width: int, height: int) -> None:
-    chosen = target_size(Size(width, height), Size(4096, 64), fit="bucket", no_upscale=True)
-    assert min(chosen) >= 16
-
-
-@settings(deadline=None)
-@given(images, st.builds(Size, st.integers(8, 2048), st.integers(8, 2048)))
-def test_a_placement_covers_its_target_and_keeps_the_centre(image: Size, target: Size) -> None:
-    resized, left, top, kept = place(image, target)
-    assert kept == target
-    assert resized.width >= target.width
-    assert resized.height >= target.height
-    assert target.width == resized.width or target.height == resized.height
-    for cut, whole, part in (
-        (left, resized.width, target.width),
-        (top, resized.height, target.height),
-    ):
-        rest = whole - part - cut
-        assert cut >= 0
-        assert rest - cut in (0, 1)
-
-
-@settings(deadline=None)
-@given(images, st.builds(Size, st.integers(8, 2048), st.integers(8, 2048)))
-def test_a_placement_scales_both_sides_alike(image: Size, target: Size) -> None:
-    resized = place(image, target).resized
-    scale = max(Fraction(target.width, image.width), Fraction(target.height, image.height))
-    assert abs(resized.width - image.width * scale) <= 1
-    assert abs(resized.height - image.height * scale) <= 1
-
-
-@settings(deadline=None)
-@given(images)
-def test_an_image_of_the_right_size_is_left_alone(image: Size) -> None:
-    assert place(image, image) == (image, 0, 0, image)
-
-
-def test_numbers_of_the_rules() -> None:
-    sizes = bucket_sizes(Size(512, 512), 16)
-    assert sizes[0] == (256, 1024)
-    assert sizes[-1] == (1024, 256)
-    assert (512, 512) in sizes
-    assert target_size(Size(1000, 1000), Size(512, 512), fit="bucket") == (512, 512)
-    assert place(Size(300, 200), Size(64, 64)) == ((96, 64), 16, 0, (64, 64))
-
-
-def test_a_resolution_smaller_than_a_step_is_refused() -> None:
-    with pytest.raises(ValueError, match="has no buckets"):
-        bucket_sizes(Size(32, 32), 64)
-
-
-# -- Wan ------------------------------------------------------------------------------------------
+    return sorted(found)
 
 
 def wan_listed(resolution: Size) -> list[tuple[int, int]]:
@@ -172,58 +60,224 @@ def wan_listed(resolution: Size) -> list[tuple[int, int]]:
     return sorted({*one_way, *((height, width) for width, height in one_way)})
 
 
+def bucket(image: Size, resolution: Size, step: int = 16, **changes: object) -> Size:
+    section = BUCKETS.model_copy(update={"bucket_reso_steps": step, **changes})
+    return layout_of("plain").size(image, resolution, section)
+
+
+def wan_bucket(image: Size, resolution: Size, **changes: object) -> Size:
+    return layout_of("musubi").size(image, resolution, BUCKETS.model_copy(update=changes))
+
+
+def nearest(image: Size, sizes: list[tuple[int, int]]) -> tuple[int, int]:
+    errors = np.array([width / height for width, height in sizes]) - image.width / image.height
+    return sizes[int(np.abs(errors).argmin())]
+
+
 @settings(deadline=None)
-@given(images, resolutions(32))
-def test_wan_takes_the_first_bucket_of_the_nearest_aspect(image: Size, resolution: Size) -> None:
-    sizes = wan_listed(resolution)
-    aspects = np.array([width / height for width, height in sizes])
-    nearest = int(np.abs(aspects - image.width / image.height).argmin())
-    assert wan_size(image, resolution, bucket=True, no_upscale=False) == sizes[nearest]
+@given(images, resolutions(), steps)
+def test_an_image_gets_the_first_bucket_of_the_nearest_aspect(
+    image: Size, resolution: Size, step: int
+) -> None:
+    assert bucket(image, resolution, step) == nearest(image, listed(resolution, step))
+    wan = wan_bucket(image, resolution)
+    assert wan == nearest(image, wan_listed(resolution))
+    # Wan's trainer computes the bucket of a clip from the size of that very bucket.
+    assert wan_bucket(wan, resolution) == wan
+
+
+def test_the_first_bucket_wins_a_tie() -> None:
+    # Between 384 / 672 and 448 / 576 lies no float tie; two aspects equally far apart make one.
+    low, high = (Size(*each) for each in listed(Size(64, 64), 16)[:2])
+    middle = (Fraction(*low) + Fraction(*high)) / 2
+    image = Size(middle.numerator, middle.denominator)
+    aspect = image.width / image.height
+    assert abs(low.width / low.height - aspect) == abs(high.width / high.height - aspect)
+    assert bucket(image, Size(64, 64)) == low
 
 
 def test_wan_has_buckets_beyond_the_square_root() -> None:
     resolution = Size(160, 192)  # int(sqrt(160 * 192)) is 175
-    assert Size(160, 176) not in bucket_sizes(resolution, 16)
-    assert wan_size(Size(160, 176), resolution, bucket=True, no_upscale=False) == (160, 176)
-    assert wan_size(Size(17, 16), resolution, bucket=True, no_upscale=False) == (176, 160)
-
-
-@pytest.mark.parametrize("side", [64, 256, 512, 960, 1024])
-def test_wan_has_the_same_buckets_as_all_where_the_root_is_a_multiple(side: int) -> None:
-    resolution = Size(side, side)
-    for width, height in bucket_sizes(resolution, 16):
-        image = Size(width * 3, height * 3)
-        chosen = wan_size(image, resolution, bucket=True, no_upscale=False)
-        assert chosen == target_size(image, resolution, fit="bucket")
+    assert (160, 176) not in listed(resolution, 16)
+    assert wan_bucket(Size(160, 176), resolution) == (160, 176)
+    assert wan_bucket(Size(17, 16), resolution) == (176, 160)
 
 
 @settings(deadline=None)
-@given(images, resolutions(32))
-def test_wan_puts_a_bucket_into_itself(image: Size, resolution: Size) -> None:
-    # Its trainer computes the bucket of a clip from the size of that very bucket.
-    bucket = wan_size(image, resolution, bucket=True, no_upscale=False)
-    assert wan_size(bucket, resolution, bucket=True, no_upscale=False) == bucket
-
-
-@settings(deadline=None)
-@given(images, st.builds(Size, sides, sides), st.booleans())
-def test_wan_without_buckets_is_the_resolution_itself(
-    image: Size, resolution: Size, keep: bool
+@given(images, resolutions(), steps)
+def test_no_upscale_keeps_small_images_rounded_down(
+    image: Size, resolution: Size, step: int
 ) -> None:
-    assert wan_size(image, resolution, bucket=False, no_upscale=keep) == resolution
+    chosen = bucket(image, resolution, step, bucket_no_upscale=True)
+    wan = wan_bucket(image, resolution, bucket_no_upscale=True)
+    if image.width * image.height <= resolution.width * resolution.height:
+        assert chosen == tuple(max(side - side % step, step) for side in image)
+        assert wan == tuple(max(side >> 4 << 4, 16) for side in image)
+    else:
+        assert (chosen, wan) == (bucket(image, resolution, step), wan_bucket(image, resolution))
+
+
+@pytest.mark.parametrize("layout", ["plain", "musubi", "sdscripts-sdxl"])
+def test_crop_is_the_resolution_itself(layout: str) -> None:
+    section = Dataset(path="x", fit="crop")
+    assert layout_of(layout).size(Size(300, 200), Size(60, 70), section) == (60, 70)
+
+
+# -- placements -----------------------------------------------------------------------------------
+
+
+def check_covers(image: Size, found: Placement) -> None:
+    resized, left, top, target = found
+    assert resized.width >= target.width and resized.height >= target.height
+    assert resized.width == target.width or resized.height == target.height
+    assert (left, top) == (
+        (resized.width - target.width) // 2,
+        (resized.height - target.height) // 2,
+    )
+    wide = image.width / image.height > target.width / target.height
+    scale = target.height / image.height if wide else target.width / image.width
+    assert resized == (int(image.width * scale + 0.5), int(image.height * scale + 0.5))
 
 
 @settings(deadline=None)
-@given(images, resolutions(32))
-def test_wan_keeps_small_images_rounded_down(image: Size, resolution: Size) -> None:
-    chosen = wan_size(image, resolution, bucket=True, no_upscale=True)
-    if image.width * image.height <= resolution.width * resolution.height:
-        assert chosen == (max(image.width >> 4 << 4, 16), max(image.height >> 4 << 4, 16))
-    else:
-        assert chosen == wan_size(image, resolution, bucket=True, no_upscale=False)
+@given(images, st.builds(Size, st.integers(8, 2048), st.integers(8, 2048)))
+def test_a_target_is_covered_and_the_centre_kept(image: Size, target: Size) -> None:
+    found = cover(image, target, LIMIT)
+    assert found.target == target
+    check_covers(image, found)
+    assert cover(target, target, LIMIT) == (target, 0, 0, target)
 
 
-def test_a_resolution_without_wan_buckets_is_refused() -> None:
-    with pytest.raises(ValueError, match="31 x 32 has no buckets"):
-        wan_size(Size(64, 64), Size(31, 32), bucket=True, no_upscale=False)
-    assert wan_size(Size(9, 9), Size(32, 32), bucket=True, no_upscale=False) == (32, 32)
+def test_a_narrow_image_is_refused_where_it_would_grow_beyond_the_limit() -> None:
+    assert cover(Size(300, 200), Size(64, 64), LIMIT) == ((96, 64), 16, 0, (64, 64))
+    assert cover(Size(1, 100), Size(10, 10), 10_000).resized == (10, 1000)
+    with pytest.raises(SourceError, match=r"a\.png: is too narrow \(1 x 100\): .* 10000 pixels"):
+        cover(Size(1, 100), Size(10, 10), 9_999, "a.png")
+
+
+# -- sd-scripts -----------------------------------------------------------------------------------
+
+
+@st.composite
+def asked(draw: st.DrawFn) -> tuple[Size, int, int, int]:
+    """A resolution, steps, and sides of buckets that sd-scripts takes."""
+    step = draw(st.sampled_from([32, 64, 128]))
+    least = step * draw(st.integers(1, 4))
+    resolution = Size(draw(st.integers(least, 2048)), draw(st.integers(least, 2048)))
+    most = step * draw(st.integers(math.ceil(max(resolution) / step), 80))
+    return resolution, step, least, most
+
+
+@settings(deadline=None)
+@given(images, asked())
+def test_sd_scripts_takes_the_bucket_of_the_nearest_aspect_or_the_image_s_own(
+    image: Size, question: tuple[Size, int, int, int]
+) -> None:
+    resolution, step, least, most = question
+    area = resolution.width * resolution.height
+    sizes = {(int(math.sqrt(area) // step) * step,) * 2}
+    width = least
+    while width <= most:
+        height = min(most, int((area // width) // step) * step)
+        if height >= least:
+            sizes |= {(width, height), (height, width)}
+        width += step
+    found = nearest_bucket(image, resolution, range(least, most + 1, step), most)
+    assert found == (image if image in sizes else nearest(image, sorted(sizes)))
+    left, top, right, bottom = crop_ltrb(found, image)
+    assert 0 <= left <= right <= found.width + 1e-6 and 0 <= top <= bottom <= found.height + 1e-6
+    assert math.isclose((right - left) * image.height, (bottom - top) * image.width, rel_tol=1e-9)
+    assert left == left // 1 and top == top // 1
+
+
+@settings(deadline=None)
+@given(images, asked())
+def test_sd_scripts_without_upscaling_makes_nothing_grow(
+    image: Size, question: tuple[Size, int, int, int]
+) -> None:
+    resolution, step, _, _ = question
+    area, aspect = resolution.width * resolution.height, image.width / image.height
+    try:
+        resized, left, top, target = shrink(image, resolution, step)
+    except ValueError:
+        return
+    assert target.width % step == target.height % step == 0
+    assert (left, top) == (
+        (resized.width - target.width) // 2,
+        (resized.height - target.height) // 2,
+    )
+    if image.width * image.height <= area:
+        assert resized == image
+        return
+    down = lambda side: int(side + 0.5) - int(side + 0.5) % step  # noqa: E731
+    width = down(math.sqrt(area * aspect))
+    height = down(area / math.sqrt(area * aspect))
+    by_width = (width, int(width / aspect + 0.5))
+    by_height = (int(height * aspect + 0.5), height)
+    nearer = abs(width / down(width / aspect) - aspect) < abs(
+        down(height * aspect) / height - aspect
+    )
+    assert tuple(resized) == (by_width if nearer else by_height)
+
+
+def test_sd_scripts_refuses_an_image_smaller_than_a_step_where_nothing_grows() -> None:
+    section = Dataset(path="x", fit="bucket", bucket_no_upscale=True)
+    with pytest.raises(SourceError, match=r"a\.png: is smaller than a step of 64 .* \(63 x 400\)"):
+        layout_of("sdscripts-sd1").place(Size(63, 400), Size(512, 512), section, "a.png")
+
+
+def test_the_crop_of_a_known_image() -> None:
+    assert crop_ltrb(Size(256, 256), Size(600, 400)) == (0, 42, 256, 42 + 256 / 1.5)
+
+
+def test_steps_and_limits_are_those_of_the_architecture_rounded_to_the_steps() -> None:
+    plain = Dataset(path="x", fit="bucket")
+    assert plain.bucketing(ARCHITECTURES["sd1"]) == Bucketing(64, False, 256, 1024)
+    assert plain.bucketing(ARCHITECTURES["sdxl"]).bucket_reso_steps == 32
+    odd = Dataset(path="x", fit="bucket", min_bucket_reso=300, max_bucket_reso=1000)
+    assert odd.bucketing(ARCHITECTURES["flux"]) == Bucketing(64, False, 256, 1024)
+
+
+# -- control images -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("control", "area", "step", "keeps", "expected"),
+    [
+        (Size(1024, 1024), 1024**2, 16, False, (1024, 1024)),
+        (Size(1920, 1080), 1024**2, 16, False, (1360, 768)),
+        (Size(300, 700), 1024**2, 16, False, (672, 1552)),
+        (Size(500, 400), 1024**2, 32, False, (1152, 896)),
+        (Size(100, 71), None, 16, True, (96, 64)),
+        # An image that has no more is not even rounded.
+        (Size(100, 71), 128**2, 16, True, (100, 71)),
+        (Size(200, 200), 128 * 64, 16, True, (80, 96)),
+    ],
+)
+def test_a_control_image_keeps_its_size_or_gets_one_of_its_shape(
+    control: Size, area: int | None, step: int, keeps: bool, expected: tuple[int, int]
+) -> None:
+    assert control_size(control, area, step, keeps=keeps) == expected
+
+
+@pytest.mark.parametrize(
+    ("control", "area", "keeps"),
+    [(Size(15, 400), None, True), (Size(64, 200), 64 * 64, False)],  # musubi-tuner divides by zero
+)
+def test_a_control_image_of_which_nothing_is_left_is_refused(
+    control: Size, area: int | None, keeps: bool
+) -> None:
+    with pytest.raises(SourceError, match="is too narrow for a control image"):
+        control_size(control, area, 16, keeps=keeps)
+
+
+@pytest.mark.parametrize(
+    ("control", "step", "cut"), [((104, 64), 16, 7), ((64, 111), 16, 7), ((97, 64), 32, 0)]
+)
+def test_a_control_image_that_keeps_a_size_without_whole_patches_is_refused(
+    control: tuple[int, int], step: int, cut: int
+) -> None:
+    refuse_odd(Size(96, 64), step, cut)
+    refuse_odd(Size(103, 71), 16, 7)
+    with pytest.raises(SourceError, match="keeps its size of {} x {}".format(*control)):
+        refuse_odd(Size(*control), step, cut)

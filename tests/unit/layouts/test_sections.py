@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 from item_world import work_of
-from latentmake import layouts
 from latentmake.config.architectures import MUSUBI
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Media, Section, kept_indices, sections
+from latentmake.layouts.layout import layout_of
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
 
-FRAMEPACK = layouts.of("musubi-framepack")
+FRAMEPACK = layout_of("musubi-framepack")
 MEDIA = Media(96, 64, 100)
 
 
@@ -24,8 +24,7 @@ def dataset(**settings: object) -> Dataset:
 
 
 def names(settings: Dataset, media: Media = MEDIA) -> list[str]:
-    named = FRAMEPACK.named("f", "64", "sub/walk", media, settings)
-    return [each.path for each in named]
+    return [path for path, _ in FRAMEPACK.named("f", "64", "sub/walk", media, settings)]
 
 
 @pytest.mark.parametrize(
@@ -34,7 +33,7 @@ def names(settings: Dataset, media: Media = MEDIA) -> list[str]:
 def test_a_clip_has_as_many_sections_as_whole_windows_follow_its_first_frame(
     frames: int, window: int, count: int
 ) -> None:
-    assert sections(frames, window) == count
+    assert len(sections(Clip(0, frames), window)) == count
 
 
 def test_each_section_has_a_file_named_as_the_script_does() -> None:
@@ -60,11 +59,11 @@ def test_a_whole_video_is_cut_to_its_sections_and_one_too_short_has_none() -> No
 def test_files_of_sections_belong_to_their_item_and_differ_in_their_keys() -> None:
     settings = dataset(target_frames=[73])
     named = FRAMEPACK.named("f", "64", "walk", MEDIA, settings)
-    assert [each.clip for each in named] == [Section(0, 73, 0), Section(0, 73, 1)]
-    keys = {FRAMEPACK.variant(Size(64, 64), Size(96, 64), settings, x.clip) for x in named}
+    assert [clip for _, clip in named] == [Section(0, 73, 0), Section(0, 73, 1)]
+    keys = {FRAMEPACK.view(Size(96, 64), Size(64, 64), settings, clip=x) for _, x in named}
     assert len(keys) == 2
-    for each in named:
-        assert "walk" in FRAMEPACK.owners(each.path.removeprefix("f/"))
+    for path, _ in named:
+        assert "walk" in FRAMEPACK.owners(path.removeprefix("f/"))
 
 
 def test_a_work_order_tells_sections_from_clips(
@@ -93,11 +92,11 @@ def test_a_work_order_tells_sections_from_clips(
 
 
 def test_names_and_keys_of_clips_without_sections_stay() -> None:
-    wan, settings = layouts.of("musubi"), dataset()
-    (named,) = wan.named("f", "64", "walk", MEDIA, settings)
-    assert named.path == "f/walk_00000-037_0080x0048_wan.safetensors"
-    assert named.clip == Clip(0, 37)
-    assert wan.variant(Size(64, 64), Size(96, 64), settings, named.clip) == "80x48:0-37"
+    wan, settings = layout_of("musubi"), dataset()
+    ((path, clip),) = wan.named("f", "64", "walk", MEDIA, settings)
+    assert path == "f/walk_00000-037_0080x0048_wan.safetensors"
+    assert clip == Clip(0, 37)
+    assert wan.view(Size(96, 64), Size(64, 64), settings, clip=clip) == "80x48:0-37"
     assert "walk" not in wan.owners("walk_00000-037-0000_0080x0048_wan.safetensors")
 
 
@@ -106,10 +105,10 @@ def test_names_and_keys_of_clips_without_sections_stay() -> None:
     [("hunyuan_video", 24), ("hunyuan_video_1_5", 24), ("kandinsky5", 24), ("framepack", 30)],
 )
 def test_frames_are_dropped_to_the_rate_of_the_architecture(architecture: str, rate: int) -> None:
-    layout = layouts.of(f"musubi-{architecture}")
+    layout = layout_of(f"musubi-{architecture}")
     assert layout.rate == MUSUBI[architecture].fps == rate
     kept = kept_indices(100, 2.0 * rate, rate=layout.rate)
     assert [index for index, _ in kept] == list(range(0, 100, 2))
     settings = dataset(source_fps=2 * rate, frame_extraction="full", max_frames=1000)
     assert layout.clips(MEDIA, settings) == [Clip(0, 49)]
-    assert layouts.of("musubi").clips(MEDIA, settings)[0].frames < 49
+    assert layout_of("musubi").clips(MEDIA, settings)[0].frames < 49

@@ -84,7 +84,7 @@ def put(facts: Facts, sources: Mapping[str, bytes]) -> None:
     layout, recipe = facts.layout("tiny"), facts.recipe("cats", "tiny", "text")
     for stem, data in sources.items():
         folder = layout.folder("cats", "tiny", "text")
-        (named,) = layout.named(folder, "text", stem, None, None)
+        ((path, _),) = layout.named(folder, "text", stem, None, None)
         source = digest.of_bytes(data)
         key = cachefile.target_key(source, digest.of_value(recipe), "")
         stamp = cachefile.stamp(key=key, source=source, recipe=recipe)
@@ -92,7 +92,7 @@ def put(facts: Facts, sources: Mapping[str, bytes]) -> None:
             content = npz.serialize({"x": np.ones(2, np.float32)}, stamp)
         else:
             content = cachefile.serialize({"x": torch.ones(2)}, stamp)
-        atomic.write(named.path, content)
+        atomic.write(path, content)
 
 
 def first_lines() -> dict[str, bytes]:

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from item_world import inputs_of
+from item_world import inputs_of, plain_path
 from latentmake import digest
 from latentmake.errors import ConfigError
 from latentmake.files import atomic, cachefile
-from latentmake.layouts import plain
 from latentmake.plan.lock import Lock, chosen, keys_digest, lock_digest, read_lock, refuse_too_many
 from latentmake.plan.manifest import ManifestOrder, Member
 from latentmake.plan.manifest import write_manifest as _write
@@ -116,7 +115,7 @@ def make(files: Mapping[str, str], validation: int, **receipt: str) -> tuple[Loc
         dataset, stem = name.split("/")
         targets: dict[str, list[tuple[str, str | None]]] = {}
         for part in PARTS:
-            path = plain.path(dataset, "tiny", part, stem)
+            path = plain_path(dataset, "tiny", part, stem)
             source = content if part != "text" else "caption"
             key = cachefile.target_key(source, "r", part)
             stamp = cachefile.stamp(key=key, source=source, recipe={})

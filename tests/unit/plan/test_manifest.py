@@ -11,12 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from item_world import NO_STAT, inputs_of
+from item_world import NO_STAT, inputs_of, plain_path
 from latentmake.data.item import CAPTION, CONTROL, IMAGE, LAYER, File, Item
 from latentmake.errors import CacheError, DatasetError
 from latentmake.files import atomic, cachefile
 from latentmake.geometry.clips import Span
-from latentmake.layouts import plain
 from latentmake.plan import manifest
 from latentmake.plan.lock import Lock, keys_digest, lock_digest, read_lock
 from latentmake.plan.manifest import ManifestOrder, Member
@@ -35,7 +34,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def make(stem: str, part: str, key: str, dataset: str = "cats") -> str:
     """Write a cache file of some key and return its path."""
-    path = plain.path(dataset, "tiny", part, stem)
+    path = plain_path(dataset, "tiny", part, stem)
     stamp = cachefile.stamp(key=key, source="s", recipe={})
     atomic.write(Path(path), cachefile.serialize({"x": torch.ones(1)}, stamp))
     return path
@@ -44,7 +43,7 @@ def make(stem: str, part: str, key: str, dataset: str = "cats") -> str:
 def item(stem: str, dataset: str = "cats", **keys: str | None) -> Member:
     known = {part: keys.get(f"key_{part}", f"{part} of {stem}") for part in PARTS}
     targets = {
-        part: [(plain.path(dataset, "tiny", part, stem), key)] for part, key in known.items()
+        part: [(plain_path(dataset, "tiny", part, stem), key)] for part, key in known.items()
     }
     return Member(dataset, inputs_of(stem, f"data/{stem}.png"), targets)
 
@@ -176,7 +175,7 @@ def test_keys_come_from_receipts_then_from_the_plan_then_from_the_files() -> Non
 
 
 def test_a_target_that_is_missing_or_damaged_is_named() -> None:
-    path = Path(plain.path("cats", "tiny", "64", "a"))
+    path = Path(plain_path("cats", "tiny", "64", "a"))
     with pytest.raises(CacheError, match=f"^{path}: this cache file is gone; run again"):
         write(order(item("a", key_64=None)))
     with pytest.raises(CacheError, match=f"^{path}: this cache file is gone; run again"):

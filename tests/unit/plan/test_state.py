@@ -15,8 +15,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from item_world import inputs_of
-from latentmake import digest, layouts
+from item_world import inputs_of, plain_path
+from latentmake import digest
 from latentmake.config.datasets import Dataset
 from latentmake.data.item import Item
 from latentmake.errors import CacheError
@@ -24,7 +24,8 @@ from latentmake.files import atomic, cachefile
 from latentmake.geometry.buckets import Size
 from latentmake.index.listing import Folder
 from latentmake.index.memo import Memo, SourceStat, source_stat
-from latentmake.layouts import plain, size_of
+from latentmake.layouts import plain
+from latentmake.layouts.layout import layout_of, parsed
 from latentmake.plan.lock import keys_digest
 from latentmake.plan.state import UNKNOWN, Contents, Judge, State
 from safetensors.torch import save_file
@@ -51,7 +52,7 @@ class World:
         return self.root / "data" / f"{stem}{'.txt' if part == 'text' else '.png'}"
 
     def target(self, stem: str, part: str) -> Path:
-        return self.root / plain.path("cats", "tiny", part, stem)
+        return self.root / plain_path("cats", "tiny", part, stem)
 
     def put(self, stem: str, part: str, content: bytes) -> None:
         path = self.source(stem, part)
@@ -65,7 +66,8 @@ class World:
     def make(self, stem: str, part: str) -> None:
         """Write a target as a job would."""
         source = digest.of_file(self.source(stem, part))
-        variant = layouts.of("plain").variant(size_of(part), Size(80, 60), SETTINGS, None)
+        size = parsed(part).size
+        variant = layout_of("plain").view(Size(80, 60), size, SETTINGS) if size else ""
         recipe = self.recipes[part]
         key = cachefile.target_key(source, digest.of_value(recipe), variant)
         stamp = cachefile.stamp(key=key, source=source, recipe=recipe)
@@ -121,7 +123,7 @@ def judge_of(
 ) -> Judge:
     cached = memo.targets.below(f"cache/{'/'.join(place)}")
     contents = Contents(memo, settings, known or {})
-    return Judge(memo, place, settings, layouts.of("plain"), recipes, contents, cached)
+    return Judge(memo, place, settings, layout_of("plain"), recipes, contents, cached)
 
 
 def reasons(found: State) -> dict[tuple[str, str], str]:
@@ -313,7 +315,7 @@ def test_a_caption_in_no_file_is_known_by_its_text(
     recipe = digest.of_value(RECIPES["text"])
     key = cachefile.target_key(digest.of_bytes(b"hello"), recipe, "")
     stamp = cachefile.stamp(key=key, source="s", recipe=RECIPES["text"])
-    path = plain.path("_prompts", "tiny", "text", "p")
+    path = plain_path("_prompts", "tiny", "text", "p")
     atomic.write(Path(path), cachefile.serialize({"x": torch.ones(1)}, stamp))
     for text, expected in (("hello", {}), ("goodbye", {("p", "text"): "edited"})):
         judge = judge_of(Memo(None), ("_prompts", "tiny"), {"text": recipe})
@@ -346,7 +348,7 @@ def test_caches_of_items_that_are_gone_are_orphans(world: World) -> None:
     world.source("a", "64").unlink()
     world.source("a", "text").unlink()
     found = world.judge()
-    assert orphans(found) == sorted(plain.path("cats", "tiny", part, "a") for part in RECIPES)
+    assert orphans(found) == sorted(plain_path("cats", "tiny", part, "a") for part in RECIPES)
     assert reasons(found) == {}
 
 
@@ -363,7 +365,7 @@ def test_orphans_of_parts_that_no_run_asks_for_are_found_too_and_no_others(
     world.make_all()
     world.source(gone, "64").unlink()
     found = world.judge(parts=("64",))
-    assert orphans(found) == sorted(plain.path("cats", "tiny", part, gone) for part in RECIPES)
+    assert orphans(found) == sorted(plain_path("cats", "tiny", part, gone) for part in RECIPES)
 
 
 def test_files_that_are_not_ours_are_no_orphans(world: World) -> None:

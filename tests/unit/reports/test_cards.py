@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import world
-from latentmake import layouts
 from latentmake.caches.inputs import SourceBytes, samples_of
 from latentmake.config.root import parse
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
+from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
@@ -66,7 +66,7 @@ def pixels_of(facts: Facts, stem: str) -> list[np.ndarray]:
     settings, model = facts.config.datasets["shapes"], facts.config.models["micro"]
     work = Order("latents", "shapes", "micro", settings, model, {}, ())
     sizes = facts.config.runs["tiny"].resolutions
-    targets = {Target(x.name, x.name, None, layouts.size_of(x.name)): x.name for x in sizes}
+    targets = {Target(x.name, x.name, None, parsed(x.name).size): x.name for x in sizes}
     source = item.inputs("latents", facts.layout("micro"))
     samples = samples_of(work, SourceBytes(source, Path(item.image).read_bytes(), ""), targets)
     return [np.asarray(sample.content) for sample in samples]

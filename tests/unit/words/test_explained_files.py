@@ -13,7 +13,7 @@ import strategies_world
 import torch
 import world
 from item_world import inputs_of
-from latentmake import digest, layouts
+from latentmake import digest
 from latentmake.config.datasets import Dataset
 from latentmake.errors import UserError
 from latentmake.files import atomic, cachefile
@@ -21,6 +21,7 @@ from latentmake.files.cachefile import read_header, target_key
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.layouts import plain
+from latentmake.layouts.layout import layout_of
 from latentmake.plan import store
 from latentmake.plan.planner import make_plan
 from latentmake.plan.state import Contents, Judge, Stale
@@ -218,7 +219,7 @@ def differences(
 
     Files that earlier releases wrote do not say their settings.
     """
-    layout, content, recipe = layouts.of("plain"), digest.of_bytes(b"x"), {"kind": "latents"}
+    layout, content, recipe = layout_of("plain"), digest.of_bytes(b"x"), {"kind": "latents"}
     settings, today = (Dataset(path="a", **each) for each in (before, now))
     item, target = (
         inputs_of("x", "x.png"),

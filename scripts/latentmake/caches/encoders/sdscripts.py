@@ -21,8 +21,7 @@ from latentmake.caches.encoders.transfer import download
 from latentmake.caches.inputs import Sample
 from latentmake.config.models import Model
 from latentmake.files import npz
-from latentmake.geometry.buckets import Size
-from latentmake.geometry.sdscripts_buckets import crop_ltrb
+from latentmake.geometry.buckets import Size, crop_ltrb
 from latentmake.layouts import plain
 from latentmake.layouts.sdscripts import array_name
 from latentmake.plan.orders import Order

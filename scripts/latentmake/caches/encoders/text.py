@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from latentmake import layouts
 from latentmake.caches import tokenizers
 from latentmake.caches.encoders.clip_text import CLIP_LENGTH, ClipTextEncoder, load_clip_text
 from latentmake.caches.encoders.text_model import load_text_model
@@ -17,6 +16,7 @@ from latentmake.caches.encoders.transfer import download, upload
 from latentmake.caches.tokenizers import TokenCache
 from latentmake.config.models import Model
 from latentmake.config.weights import TextWeights
+from latentmake.layouts.layout import layout_of
 from latentmake.layouts.plain import encoder_name
 from latentmake.models.files import T5_LENGTH
 
@@ -196,7 +196,7 @@ def _load(
     if model.spec.text_encoders[index] != "T5":
         return load_clip_text(model, index, device, dtype, stored)
     # sd-scripts pads T5's captions and shows it the padding, unless told otherwise.
-    pads = layouts.of(model.layout_name).pads_t5
+    pads = layout_of(model.layout_name).pads_t5
     loaded = load_text_model(place, device, dtype, "T5")
     return TextEncoder(
         loaded.network,

@@ -16,7 +16,8 @@ from latentmake.caches.inputs import Sample, SourceBytes
 from latentmake.caches.pixels.arrays import Array, lanczos, view_of
 from latentmake.config.datasets import Dataset
 from latentmake.files.media import load, opened_image
-from latentmake.geometry.buckets import Size, placement
+from latentmake.geometry.buckets import Size
+from latentmake.layouts.plain import Plain
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
 
@@ -35,6 +36,7 @@ _JPEG = b"\xff\xd8\xff"
 _SHRINKS = (1, 2, 4, 8)  # of libjpeg
 # A JPEG is decoded to no less than so many times its size at a resolution (tests/bench/pixels.py).
 _RESERVE = 6
+_LAYOUT = Plain()
 _PNG_TEXTS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
 
 
@@ -74,7 +76,7 @@ def _shrink(size: Size, resolution: tuple[int, int], settings: Dataset, path: st
     Otherwise the last block of pixels would reach beyond the picture, and the first one if it is
     turned.
     """
-    resized = placement(size, resolution, settings, path).resized
+    resized = _LAYOUT.place(size, Size(*resolution), settings, path).resized
     most = shrink_to(size, Size(_RESERVE * resized.width, _RESERVE * resized.height))
     return math.gcd(most, *size)
 
@@ -172,7 +174,7 @@ def fit(
         SourceError: it is too narrow.
     """
     size = whole or Size(pixels.shape[1], pixels.shape[0])
-    resized, left, top, target = placement(size, resolution, settings, path)
+    resized, left, top, target = _LAYOUT.place(size, Size(*resolution), settings, path)
     if size != resized:
         pixels = lanczos(pixels, resized)
     return np.array(pixels[top : top + target.height, left : left + target.width, :3], order="C")

@@ -12,7 +12,8 @@ import numpy as np
 from PIL import Image
 
 from latentmake.caches.pixels.arrays import Array, array_of
-from latentmake.geometry.buckets import Placement, Size, place, refuse_narrow, wan_size
+from latentmake.geometry import buckets
+from latentmake.geometry.buckets import Placement, Size
 
 MAX_PIXELS = 178_956_970  # Pillow's own limit for a decompression bomb
 
@@ -47,8 +48,7 @@ def cover(
     """
     pixels = array_of(image) if isinstance(image, Image.Image) else image
     size = Size(pixels.shape[1], pixels.shape[0])
-    placement = place(size, target)
-    refuse_narrow(size, placement, max_pixels, path)
+    placement = buckets.cover(size, target, max_pixels, path)
     found = fit(pixels, placement)[:, :, :3]
     return np.array(found, order="C") if placement.resized == size else np.ascontiguousarray(found)
 
@@ -64,13 +64,14 @@ class Film(NamedTuple):
         path: of the file.
         rotation: degrees clockwise by which frames are turned first.
         max_pixels: most pixels of a scaled frame before it is cut, see `cover`.
-        bucket: of a control, whether its own shape, that of its first frame, decides its bucket.
+        bucket: of a control, step of the buckets among which its own shape, that of its first
+            frame, has one; 0 where each has the resolution.
     """
 
     path: str
     rotation: int = 0
     max_pixels: int = MAX_PIXELS
-    bucket: bool | None = None
+    bucket: int | None = None
 
     def scaled(self, frame: Array, key: Key, shape: Size | None) -> Array:
         """Scale a frame; that of a control of some shape twice, as musubi-tuner does."""
@@ -78,6 +79,9 @@ class Film(NamedTuple):
         if self.rotation:
             frame = np.rot90(frame, -self.rotation // 90)
         if shape is not None:
-            own = wan_size(shape, resolution, bucket=bool(self.bucket), no_upscale=False)
+            own = resolution
+            if step := self.bucket:
+                widths = buckets.widths(resolution, step, step)
+                own = buckets.nearest_bucket(shape, resolution, widths)
             frame = cover(frame, own, path=self.path, max_pixels=self.max_pixels)
         return cover(frame, size, path=self.path, max_pixels=self.max_pixels)

@@ -17,7 +17,6 @@ from latentmake.caches.inputs import Sample, SourceBytes, stored_size
 from latentmake.caches.pixels.arrays import array_of
 from latentmake.caches.pixels.scaling import fit
 from latentmake.files.media import check_image, load, opened_image
-from latentmake.geometry.sdscripts_buckets import placement
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
 
@@ -28,15 +27,14 @@ def samples_of(order: Order, source: SourceBytes, missing: Mapping[Target, str])
     Raises:
         SourceError: the image is damaged, too large, too small, too narrow, or was changed.
     """
-    dataset, architecture = order.dataset_settings, order.model_settings.architecture
-    assert architecture is not None
+    dataset = order.dataset_settings
     item, data, digest = source[:3]
     path, alpha = item.source or "", dataset.alpha_mask
     image = open_image(data, path, dataset.max_image_pixels, alpha=alpha)
     size = stored_size(item, (image.shape[1], image.shape[0]))
     samples = []
     for target, key in missing.items():
-        found = placement(size, target.size or size, dataset, architecture, path)
+        found = order.layout.place(size, target.size or size, dataset, path)
         fitted = fit(image, found)
         mask = fitted[:, :, 3] if alpha else None
         samples.append(Sample(key, digest, item, fitted[:, :, :3], size, alpha=mask))
@@ -45,13 +43,12 @@ def samples_of(order: Order, source: SourceBytes, missing: Mapping[Target, str])
 
 def check(order: Order, source: SourceBytes, missing: Iterable[Target]) -> None:
     """Check the header of an image for sd-scripts' own code; errors are those of `samples_of`."""
-    dataset, architecture = order.dataset_settings, order.model_settings.architecture
-    assert architecture is not None
+    dataset = order.dataset_settings
     path = source.item.source or ""
     found, _ = check_image(source.data, path, dataset.max_image_pixels)
     size = stored_size(source.item, found)
     for target in missing:
-        placement(size, target.size or size, dataset, architecture, path)
+        order.layout.place(size, target.size or size, dataset, path)
 
 
 def open_image(data: bytes, path: str, max_pixels: int, *, alpha: bool) -> NDArray[np.uint8]:

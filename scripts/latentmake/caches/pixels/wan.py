@@ -16,7 +16,7 @@ from latentmake.caches.pixels.arrays import Array, array_of
 from latentmake.caches.pixels.scaling import cover
 from latentmake.errors import SourceError
 from latentmake.files.media import check_image, load, opened_image
-from latentmake.geometry.buckets import Size, refuse_narrow
+from latentmake.geometry.buckets import Size
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
 
@@ -30,7 +30,7 @@ def samples_of(order: Order, source: SourceBytes, missing: Mapping[Target, str])
     item, data, digest = source[:3]
     dataset, path = order.dataset_settings, item.source or ""
     limit, original = dataset.max_image_pixels, stored_size(item)
-    sizes = [target_size(order, original, target.size or original) for target in missing]
+    sizes = targets_of(order, original, missing, path)
     image = open_image(data, path, limit)
     stored_size(item, image.size)
     made = _fitted(image, sizes, path, limit)
@@ -53,7 +53,7 @@ def check(order: Order, source: SourceBytes, missing: Iterable[Target]) -> None:
     item, path = source.item, source.item.source or ""
     limit = order.dataset_settings.max_image_pixels
     found, _ = check_image(source.data, path, limit)
-    refuse_misfit(order, stored_size(item, found), missing, path)
+    targets_of(order, stored_size(item, found), missing, path)
     for name, content in zip(item.controls, source.controls, strict=True):
         check_image(content, name, limit)
     for name, content in zip(item.layers, source.layers, strict=True):
@@ -64,21 +64,19 @@ def check(order: Order, source: SourceBytes, missing: Iterable[Target]) -> None:
             raise SourceError("is a layer without an alpha channel", where=name, hint=hint)
 
 
-def refuse_misfit(order: Order, size: Size, missing: Iterable[Target], path: str) -> None:
-    """Refuse an image or a video that is too narrow for one of its targets."""
-    for target in missing:
-        placement = order.layout.placement(target.size or size, size, order.dataset_settings)
-        refuse_narrow(size, placement, order.dataset_settings.max_image_pixels, path)
+def targets_of(order: Order, size: Size, missing: Iterable[Target], path: str) -> list[Size]:
+    """Return the sizes that an image or a frame is brought to for its targets.
+
+    Raises:
+        SourceError: it is too narrow for one of them.
+    """
+    place, settings = order.layout.place, order.dataset_settings
+    return [place(size, each.size or size, settings, path).target for each in missing]
 
 
 def _fitted(image: Image.Image, sizes: Sequence[Size], path: str, limit: int) -> list[Array]:
     pixels = array_of(image)
     return [cover(pixels, size, path=path, max_pixels=limit)[None] for size in sizes]
-
-
-def target_size(order: Order, image: Size, resolution: Size) -> Size:
-    """Return the size that an image or a frame is brought to."""
-    return order.layout.placement(resolution, image, order.dataset_settings).target
 
 
 def open_image(data: bytes, path: str, max_pixels: int) -> Image.Image:

@@ -18,7 +18,7 @@ from latentmake.exchange.ai_training.naming import from_bytes
 from latentmake.exchange.ai_training.orders import Text
 from latentmake.exchange.shapes import Latents
 from latentmake.files import cachefile
-from latentmake.geometry.buckets import Size, placement
+from latentmake.geometry.buckets import Size
 from latentmake.layouts import plain
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
@@ -95,7 +95,7 @@ class AiTraining(NamedTuple):
         original = pixels.upright_size(source.data, path, settings)
         shapes: dict[Size, tuple[int, ...]] = {}
         for size in self.sizes:
-            sides = placement(original, size, settings, path).target[::-1]
+            sides = work.layout.place(original, size, settings, path).target[::-1]
             shapes[size] = (
                 self.latents.channels,
                 *(side // self.latents.factor for side in sides),

@@ -13,7 +13,7 @@ from latentmake.config.runs import Run
 from latentmake.data.clips import ListedClip, listed_clips
 from latentmake.errors import ConfigError
 from latentmake.files.disk import Need
-from latentmake.geometry.buckets import Size, wan_size
+from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import WAN_FPS, SourceFps
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan
@@ -129,15 +129,10 @@ def _files(facts: Facts, name: str, run: Run, prefixed: bool) -> Iterator[ClipFi
     settings, layout = facts.config.datasets[name], facts.layout(run.model)
     (resolution,) = run.resolutions
     for clip in listed_clips(facts.items(name, run.model)[0], layout, settings):
-        size = wan_size(
-            Size(clip.media.width, clip.media.height),
-            Size(resolution.width, resolution.height),
-            bucket=settings.fit == "bucket",
-            no_upscale=False,
-            step=facts.config.models[run.model].spec.side,
-        )
-        own = f"{layout.base(clip.item.stem)}_{clip.clip.start:05d}-{clip.clip.frames:03d}"
-        file = f"{name}_{own}" if prefixed else own
+        own = Size(clip.media.width, clip.media.height)
+        size = layout.size(own, Size(resolution.width, resolution.height), settings)
+        stem = f"{layout.base(clip.item.stem)}_{clip.clip.start:05d}-{clip.clip.frames:03d}"
+        file = f"{name}_{stem}" if prefixed else stem
         yield ClipFile(
             file, name, size, clip, facts.memo.sources.get(clip.item.image, clip.item.files[0].stat)
         )

@@ -7,10 +7,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from latentmake import layouts
 from latentmake.config.architectures import ARCHITECTURES, WAN
 from latentmake.config.spec import Architecture
 from latentmake.errors import ConfigError, nearest
+from latentmake.layouts.layout import layout_of
 
 
 def choose(name: str | None, folders: Collection[str], *, musubi: bool) -> tuple[Architecture, str]:
@@ -42,7 +42,7 @@ def _ending(row: Architecture) -> str:
     """Return the end of the names of an architecture's caches of latents."""
     if row.scripts is not None:
         return f"x[0-9][0-9][0-9][0-9]_{row.scripts.suffix}.safetensors"
-    return layouts.of(f"sdscripts-{row.name}").latents_ending
+    return layout_of(f"sdscripts-{row.name}").latents_ending
 
 
 def tasks_of(spec: Architecture) -> list[str | None]:

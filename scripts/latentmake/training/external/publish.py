@@ -16,13 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
-from latentmake import layouts
 from latentmake.config.fields import resolution_name
 from latentmake.config.machines import ExternalProgram
 from latentmake.errors import ConfigError, StorageError
 from latentmake.files.paths import System, absolute, backslashed, is_windows, translate
 from latentmake.files.sync import sync
 from latentmake.index.memo import Memo
+from latentmake.layouts.layout import Layout
 from latentmake.progress import Progress
 from latentmake.training.backend import Say
 from latentmake.training.checks import Finding, Verdict, passed
@@ -78,7 +78,7 @@ class Publication(ABC, Generic[Order]):
 
     @property
     @abstractmethod
-    def layout(self) -> layouts.Layout:
+    def layout(self) -> Layout:
         """Names of the caches."""
 
     @abstractmethod

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from latentmake.layouts import Layout
+from latentmake.layouts.layout import Layout
 
 Kind = Literal["latents", "text"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import random
 import struct
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,9 @@ from latentmake.caches.pixels.plain import decode, fit, upright_size
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.errors import SourceError
-from latentmake.geometry.buckets import Size, target_size
+from latentmake.geometry.buckets import Size
+from latentmake.layouts.layout import layout_of
 from numpy.typing import NDArray
-from order_world import order
 from PIL import Image, ImageOps, PngImagePlugin
 
 SETTINGS = Dataset(path="data")
@@ -298,8 +297,9 @@ def test_the_pixels_have_the_size_that_the_arithmetic_says(
     width: int, height: int, resolution: tuple[int, int], how: str, keep: bool
 ) -> None:
     image = Image.new("RGB", (width, height), (10, 20, 30))
-    found = fit(np.array(image), resolution, Dataset(path="data", fit=how, bucket_no_upscale=keep))
-    expected = target_size(Size(width, height), Size(*resolution), fit=how, no_upscale=keep)
+    settings = Dataset(path="data", fit=how, bucket_no_upscale=keep)
+    found = fit(np.array(image), resolution, settings)
+    expected = layout_of("plain").size(Size(width, height), Size(*resolution), settings)
     assert found.shape == (expected.height, expected.width, 3)
     assert found.dtype == np.uint8
     assert (found == (10, 20, 30)).all()
@@ -338,5 +338,5 @@ def test_a_hair_of_a_picture_is_refused_before_it_fills_the_memory() -> None:
 
 def test_a_picture_is_measured_by_the_bucket_that_its_cache_is_named_after() -> None:
     model = Model(layout="musubi", architecture="hidream_o1", task="t2i")
-    asked = replace(order("latents", {}, fit="bucket"), model_settings=model)
-    assert wan.target_size(asked, Size(100, 220), Size(256, 256)) == (160, 384)
+    layout, settings = layout_of(model.layout_name), Dataset(path="data", fit="bucket")
+    assert layout.size(Size(100, 220), Size(256, 256), settings) == (160, 384)

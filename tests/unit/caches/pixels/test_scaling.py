@@ -18,7 +18,8 @@ from latentmake.caches.pixels.arrays import array_of, by_pillow, lanczos, view_o
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.errors import SourceError
-from latentmake.geometry.buckets import Size, place, placement
+from latentmake.geometry.buckets import Size, cover
+from latentmake.layouts.layout import layout_of
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target
 from picture_world import HARD, PHOTOGRAPHS, Pixels, Shape, encoded, noise, psnr
@@ -36,7 +37,7 @@ def full_lanczos(data: bytes, size: Size, **changes: Any) -> Pixels:
     """Return the same by Pillow alone."""
     dataset = Dataset(path="data", **changes)
     image = plain.decode(data, "a.jpg", dataset)
-    resized, left, top, target = placement(Size(*image.size), size, dataset)
+    resized, left, top, target = layout_of("plain").place(Size(*image.size), size, dataset)
     pixels = by_pillow(np.asarray(image), resized)
     return pixels[top : top + target.height, left : left + target.width]
 
@@ -89,7 +90,10 @@ def test_any_mode_and_ratio_is_near_full_lanczos(mode: str, shape: Shape) -> Non
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 300), st.integers(1, 300))
 def test_any_size_is_near_full_lanczos(width: int, height: int, across: int, down: int) -> None:
-    pixels, size = noise((height, width)), place(Size(width, height), Size(across, down)).resized
+    pixels, size = (
+        noise((height, width)),
+        cover(Size(width, height), Size(across, down), wan.MAX_PIXELS).resized,
+    )
     if size.width * size.height > 500_000:
         return
     wanted = by_pillow(pixels, size)
@@ -222,7 +226,7 @@ def test_the_other_layouts_pixels_are_what_they_have_always_been(target: tuple[i
 
     data = encoded(PHOTOGRAPHS["leaves"]((500, 601)))
     image = Image.open(io.BytesIO(data)).convert("RGB")
-    resized, left, top, size = found = place(Size(*image.size), Size(*target))
+    resized, left, top, size = found = cover(Size(*image.size), Size(*target), wan.MAX_PIXELS)
     if resized.width <= image.width:
         scaled = cv2.resize(np.array(image), resized, interpolation=cv2.INTER_AREA)
     else:

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from latentmake import layouts
 from latentmake.errors import TrainingError
+from latentmake.layouts.layout import layout_of
 from latentmake.training.checks import Finding, of_faults
 from latentmake.training.external.arguments import absolute
 from latentmake.training.external.musubi.check_caches import (
@@ -49,7 +49,7 @@ def training_toml(order: MusubiOrder) -> str:
         return absolute(datasets[name].control_directory or "")
 
     # Its rules for several controls, which it would apply to skipped items too, are ours already.
-    numbered = layouts.of(order.model.layout_name).numbered_controls
+    numbered = layout_of(order.model.layout_name).numbered_controls
     return dataset_toml(
         order,
         image_directory=lambda name, _: absolute(datasets[name].folder),

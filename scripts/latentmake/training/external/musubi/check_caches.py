@@ -19,7 +19,7 @@ from latentmake.data.texts import read_caption
 from latentmake.errors import SourceError
 from latentmake.files.safetensors import Tensor, read_head
 from latentmake.files.tensor_bytes import DTYPES
-from latentmake.geometry.buckets import Size, wan_size
+from latentmake.geometry.buckets import Size
 from latentmake.layouts.musubi import latents_size
 from latentmake.training.external.musubi.deploy import linked_before, names_of
 from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
@@ -204,13 +204,7 @@ class _Files:
         elif name["frames"] is not None:
             frames = (int(name["frames"]) - 1) // scripts.frames + 1
         if name["frames"] is None:  # the name of a clip has the size of its bucket
-            size = wan_size(
-                size,
-                Size(*resolution),
-                bucket=dataset.fit == "bucket",
-                no_upscale=dataset.bucket_no_upscale,
-                step=self._order.model.spec.side,
-            )
+            size = self._order.layout.size(size, Size(*resolution), dataset)
         width, height = latents_size(self._order.model, size)
         return f"{frames}x{height}x{width}"
 

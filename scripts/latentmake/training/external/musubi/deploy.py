@@ -11,10 +11,10 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
-from latentmake import layouts
 from latentmake.config.fields import resolution_name
 from latentmake.errors import CacheError, SourceError
 from latentmake.files.sync import RECORD, Changes, recorded, sync
+from latentmake.layouts.layout import layout_of
 from latentmake.training.external.musubi.order import DEPLOYED, ManifestRow, MusubiOrder
 from latentmake.training.order import rows_of
 
@@ -72,7 +72,7 @@ def names_of(row: ManifestRow, size: str, layout: str) -> Iterator[tuple[str, Pa
     Those of its first text are the files' own; a further text has the name `{base}.v1`, and so have
     the latents beside it.
     """
-    base = layouts.of(layout).base(row.stem)
+    base = layout_of(layout).base(row.stem)
     for number, text in enumerate(row.texts_at(size)):
         for path in (*row.latents.get(size, ()), text):
             name = PurePosixPath(path).name

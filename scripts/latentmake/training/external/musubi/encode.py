@@ -22,7 +22,7 @@ from latentmake.caches.reading import Reading
 from latentmake.config.rows import File
 from latentmake.config.weights import Weights
 from latentmake.errors import DeviceError, ModelError, is_device_fault, is_out_of_memory
-from latentmake.layouts.musubi import frames_and_sides
+from latentmake.geometry.buckets import Size
 from latentmake.models.files import script_of
 from latentmake.plan.orders import Order, Work
 from latentmake.progress import Progress
@@ -339,10 +339,9 @@ def _size(order: Order, each: Awaited) -> _Size:
         return len(each.caption), beside
     assert item.media is not None and target.size is not None
     media, clip = item.media, target.clip
-    _, sides = frames_and_sides(
-        order.model_settings, order.dataset_settings, media, target.size, clip
-    )
-    return 1 if clip is None else clip.frames, math.prod(map(int, sides.split("x"))), beside
+    stored = Size(media.width, media.height)
+    pixels = math.prod(order.layout.size(stored, target.size, order.dataset_settings))
+    return 1 if clip is None else clip.frames, pixels, beside
 
 
 def _is_as_large(size: _Size, other: _Size) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from latentmake import digest, layouts
+from latentmake import digest
 from latentmake.config.external_trainers import MusubiTrainer
 from latentmake.config.fields import resolution_name, shaping
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.rows import Scripts
 from latentmake.config.weights import Version
-from latentmake.layouts import Layout
+from latentmake.layouts.layout import Layout, layout_of
 from latentmake.training.external.order import ExternalOrder
 
 DEPLOYED = "caches"
@@ -54,7 +54,7 @@ class MusubiOrder(ExternalOrder):
     @property
     def layout(self) -> Layout:
         """Names of the caches."""
-        return layouts.of(self.model.layout_name)
+        return layout_of(self.model.layout_name)
 
     def settings_digest(self) -> str:
         """Return the digest of all settings that shape the trained weights."""

@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from latentmake import layouts
 from latentmake.config.fields import resolution_name
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.weights import Weights
@@ -20,6 +19,7 @@ from latentmake.errors import CacheError, ConfigError, SourceError, TrainingErro
 from latentmake.files.media import VIDEO_EXTENSIONS
 from latentmake.files.paths import System
 from latentmake.index.memo import Memo
+from latentmake.layouts.layout import Layout
 from latentmake.models.files import script_of
 from latentmake.models.model_files import ModelFile
 from latentmake.training.backend import Say
@@ -135,7 +135,7 @@ class MusubiPublication(Publication[MusubiOrder]):
         return None
 
     @property
-    def layout(self) -> layouts.Layout:
+    def layout(self) -> Layout:
         """Names of the caches."""
         return self.order.layout
 

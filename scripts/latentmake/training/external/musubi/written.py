@@ -22,6 +22,7 @@ from latentmake import digest
 from latentmake.caches.job import Job
 from latentmake.files.cachefile import CAPTION
 from latentmake.files.safetensors import read_head
+from latentmake.geometry.buckets import Size
 from latentmake.layouts.musubi import frames_and_sides
 from latentmake.plan.orders import Order
 from latentmake.progress import Progress
@@ -235,8 +236,8 @@ def _patterns(order: Order, each: Awaited) -> list[str]:
     if order.kind == "text":
         return [re.escape(each) for each in scripts.tensors]
     assert media is not None and each.target.size is not None
-    frames, sides = frames_and_sides(
-        model, order.dataset_settings, media, each.target.size, each.target.clip
-    )
+    stored = Size(media.width, media.height)
+    size = order.layout.size(stored, each.target.size, order.dataset_settings)
+    frames, sides = frames_and_sides(model, size, each.target.clip)
     shape = f"({frames}x)?{sides}"  # FLUX.2's names have no number of frames
     return [f"latents_{shape}_", *map(re.escape, model.version.tensors)]

@@ -19,6 +19,7 @@ from latentmake.config.datasets import Dataset
 from latentmake.config.fields import resolution_name
 from latentmake.errors import CacheError, SourceError, TrainingError
 from latentmake.files.sync import Changes, sync
+from latentmake.layouts.layout import SIZED
 from latentmake.layouts.sdscripts import SdScripts
 from latentmake.training.external.sdscripts.order import ManifestRow, SdScriptsOrder
 from latentmake.training.order import rows_of
@@ -73,14 +74,18 @@ def deployed(order: SdScriptsOrder, blocks: Blocks | None = None, *, caches: boo
             latents = row.latents[resolution_name(*resolution)]
             for stem, text, cache in _variants(row, texts):
                 image = f"{stem}{PurePosixPath(row.source).suffix}"
-                size = layout.size(latents)
-                named = f"{stem}_{size.width:04d}x{size.height:04d}{layout.latents_ending}"
+                sized = SIZED.fullmatch(latents.removesuffix(layout.latents_ending))
+                assert sized is not None
+                named = f"{stem}_{sized[2]}x{sized[3]}{layout.latents_ending}"
                 _add(files, f"{block}/{image}", row.source)
                 if caches:
                     _add(files, f"{block}/{named}", latents)
                 if caches and cache is not None:
                     _add(files, f"{block}/{stem}{layout.text_ending}", cache)
-                metadata[block][image] = {"caption": text, "image_size": list(size)}
+                metadata[block][image] = {
+                    "caption": text,
+                    "image_size": [int(sized[2]), int(sized[3])],
+                }
     _refuse_shadows(files, metadata)
     for block, entries in metadata.items():
         listed = json.dumps(entries, indent=1, sort_keys=True)

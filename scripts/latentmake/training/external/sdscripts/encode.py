@@ -20,7 +20,6 @@ import torch
 
 from latentmake.caches.inputs import stored_size
 from latentmake.caches.job import Job
-from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.config.rows import Call, Encoder, Network
 from latentmake.data.item import Item
@@ -32,7 +31,7 @@ from latentmake.errors import (
     is_out_of_memory,
 )
 from latentmake.files import atomic
-from latentmake.geometry.sdscripts_buckets import placement
+from latentmake.geometry.buckets import Placement
 from latentmake.layouts.sdscripts import array_name
 from latentmake.models.recipe import encoder_of, options_of
 from latentmake.plan.orders import Order, Work
@@ -305,15 +304,12 @@ def _amount(order: Order, wanted: _Wanted) -> int:
     if wanted.caption is not None:
         return len(wanted.caption)
     bucket = _fitted(order, wanted).target
-    return int(bucket.width * bucket.height)
+    return bucket.width * bucket.height
 
 
-def _fitted(order: Order, wanted: _Wanted) -> Any:
-    architecture = order.model_settings.architecture
-    assert architecture is not None and wanted.target.size is not None
-    settings: Dataset = order.dataset_settings
-    size = stored_size(wanted.item)
-    return placement(size, wanted.target.size, settings, architecture, wanted.item.source or "")
+def _fitted(order: Order, wanted: _Wanted) -> Placement:
+    size, path = stored_size(wanted.item), wanted.item.source or ""
+    return order.layout.place(size, wanted.target.size or size, order.dataset_settings, path)
 
 
 # -- its results ----------------------------------------------------------------------------------

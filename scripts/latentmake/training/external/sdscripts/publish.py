@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from latentmake import layouts
 from latentmake.config.datasets import Dataset
 from latentmake.config.machines import ExternalProgram
 from latentmake.files.paths import System
 from latentmake.index.memo import Memo
+from latentmake.layouts.layout import Layout, layout_of
 from latentmake.training.checks import Finding
 from latentmake.training.external.arguments import located
 from latentmake.training.external.checks import elsewhere
@@ -46,9 +46,9 @@ class SdScriptsPublication(Publication[SdScriptsOrder]):
         return self.order.sd_scripts
 
     @property
-    def layout(self) -> layouts.Layout:
+    def layout(self) -> Layout:
         """Names of the caches."""
-        return layouts.of(self.order.model.layout_name)
+        return layout_of(self.order.model.layout_name)
 
     def find(self, place: ExternalProgram, memory: Memo | None) -> Installation:
         """Find sd-scripts."""
