@@ -92,6 +92,9 @@ def digests(urls: Sequence[str]) -> Iterator[str | None]:
         yield from Progress(found, total=len(urls), desc="reading", unit="file", disable=quiet)
 
 
+_INSTALL = "install it: pip install -r envs/requirements-remote.lock"
+
+
 def _file_system(url: str) -> Any:
     """Return the file system of a URL, which several threads may use."""
     import fsspec
@@ -100,9 +103,8 @@ def _file_system(url: str) -> Any:
     try:
         return fsspec.filesystem(protocol, use_listings_cache=False, **_OPTIONS.get(protocol, {}))
     except ImportError as error:
-        hint = "install it: pip install -r envs/requirements-remote.lock"
         what = f"the Python package for {protocol}:// is missing ({error})"
-        raise DatasetError(what, where="datasets", hint=hint) from None
+        raise DatasetError(what, where="datasets", hint=_INSTALL) from None
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ from latentmake.files.media import probe_image, probe_video
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Media, clips, kept_indices
 from latentmake.index.memo import source_stat
+from latentmake.layouts.layout import layout_of
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target
 from numpy.typing import NDArray

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from latentmake.caches.pixels import plain, sdscripts, wan
+from latentmake.caches.pixels import plain, scaling
 from latentmake.config.datasets import Dataset
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size
@@ -36,8 +36,8 @@ def fitted(layout: Layout, image: np.ndarray, resolution: Size, settings: Datase
         return plain.fit(image, resolution, settings)
     placement = layout.place(Size(image.shape[1], image.shape[0]), resolution, settings)
     if layout.encoding == "wan":
-        return wan.fit(image, placement.target)
-    return sdscripts.fit(image, placement)
+        return scaling.cover(image, placement.target)
+    return scaling.fit(image, placement)
 
 
 @pytest.mark.parametrize("name", ["plain", "sdscripts-sdxl", "musubi"])
