@@ -233,8 +233,7 @@ def path_of(name: str, root: str, roots: Collection[str]) -> str:
     if isabs(path):  # caches are named after it, and stay in their folder
         return "/" + normpath(path).lstrip("/")
     if path == ".." or path.startswith("../"):
-        what = f"names {shortened(name)}, which leaves the list's folder"
-        raise ValueError(f"{what}: write its absolute path")
+        raise ValueError(f"names {shortened(name)} outside the list's folder: make it absolute")
     return f"{root}/{path}"
 
 

@@ -192,8 +192,7 @@ def _table(text: str) -> Iterator[dict[str, str | None]]:
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     columns = reader.fieldnames or []
     if not {*columns} & {*NAMES} or not {*columns} & {*CAPTIONS, "tags"}:
-        names = ", ".join(columns) or "none"
-        raise ValueError(f"has the columns {names}: it needs file_name, and text or tags")
+        raise ValueError(f"has no columns file_name, and text or tags, but {[*columns]}")
     for row in reader:
         if None in row:
             raise ValueError(f"has too many columns in line {reader.line_num}")

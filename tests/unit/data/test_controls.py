@@ -174,7 +174,7 @@ def test_a_wan_model_and_one_without_controls_leave_the_columns_alone() -> None:
     [
         ({}, "has 0 control images in its row, and Qwen-Image-Edit takes 1 or more"),
         ({"control_path": "nowhere.png"}, "has a control ./nowhere.png, which does not exist"),
-        ({"control_path": "../a.png"}, "leaves the list's folder"),
+        ({"control_path": "../a.png"}, "outside the list's folder"),
         ({"control_path_x": "a.png"}, "has 0 control images in its row"),
         ({"control_path_0": 3}, "has control_path_0: 3, which is no path"),
     ],

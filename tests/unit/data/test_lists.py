@@ -215,7 +215,7 @@ def test_captions_and_tags_of_rows_are_composed_like_those_of_files(tmp_path: Pa
         ({"video": "a.mp4/x.mp4", "prompt": "x"}, "a.mp4/x.mp4: does not exist"),
         ({"video": "folder.mp4", "prompt": "x"}, "folder.mp4: is a folder"),
         ({"video": "pipe.mp4", "prompt": "x"}, "pipe.mp4: is a pipe"),
-        ({"video": "../a.mp4", "prompt": "x"}, "which leaves the list's folder"),
+        ({"video": "../a.mp4", "prompt": "x"}, "outside the list's folder"),
         ({"video": "a\x07.mp4", "prompt": "x"}, "has a control character"),
         ({"video": "x" * 300 + ".mp4", "prompt": "x"}, "name too long"),
         ({"video": "b.txt", "prompt": "x"}, "b.txt is no video"),

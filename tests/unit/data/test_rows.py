@@ -108,9 +108,13 @@ FAULTS = [
     ("m.json", '{"a": {"caption": "x \\ud800"}}', "a caption that holds half a character"),
     ("m.json", "[" * 100_000, "is not JSON (maximum recursion depth exceeded"),
     ("m.jsonl", "[1]\n", "has a line 1 that is no object"),
-    ("m.csv", "name,words\na,b\n", "has the columns name, words"),
+    (
+        "m.csv",
+        "name,words\na,b\n",
+        "and text or tags, but ['name', 'words']",
+    ),
     ("m.csv", "file_name,text\na,b,c\n", "has too many columns in line 2"),
-    ("m.csv", "", "has the columns none"),
+    ("m.csv", "", "text or tags, but []"),
     ("m.xml", "<a/>", "is none of .json, .jsonl, .csv, .parquet"),
 ]
 
