@@ -136,9 +136,14 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
 
 def read_recipe(path: str | os.PathLike[str]) -> dict[str, object]:
     """Return the recipe in the header of a cache file; empty where none can be read."""
+    return recipe_of(read_metadata(path))
+
+
+def recipe_of(metadata: Mapping[str, str]) -> dict[str, object]:
+    """Return the recipe in a file's metadata; empty where there is none."""
     try:
-        found = json.loads(read_metadata(path).get(RECIPE, "{}"))
-    except (ValueError, RecursionError):
+        found = json.loads(metadata.get(RECIPE, "{}"))
+    except (ValueError, TypeError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

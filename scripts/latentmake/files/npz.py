@@ -141,8 +141,10 @@ def split(data: bytes) -> tuple[bytes, dict[str, bytes]]:
                 start = place + _MEMBER.size + sum(_MEMBER.unpack_from(data, place))
                 header.append(data[done:start])
                 done = start + entry.compress_size
-    except Exception:  # zipfile and zlib raise many things for a damaged file
-        raise ValueError("is damaged or no npz file") from None
+    except Exception as error:  # zipfile and zlib raise many things for a damaged file
+        is_changed = "CRC-32" in str(error)
+        what = "checksum differs" if is_changed else "is damaged or no npz file"
+        raise ValueError(what) from None
     return b"".join((*header, data[done:])), members
 
 

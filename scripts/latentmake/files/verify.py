@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import os
 import re
-from typing import NamedTuple
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from latentmake.files import npz
-from latentmake.files.cachefile import FOREIGN, KEY, Header, header_of
+from latentmake.files.cachefile import FOREIGN, KEY, Header, header_of, recipe_of
 from latentmake.files.safetensors import Head, parse_head
 from latentmake.files.tensor_bytes import (
     CHECKSUM,
@@ -31,11 +33,13 @@ class Checked(NamedTuple):
         damage: what is wrong with the file; None where it is sound.
         is_foreign: whether another program wrote it.
         header: its origin; None where it cannot be read.
+        recipe: in its header; empty where there is none.
     """
 
     damage: str | None
     is_foreign: bool = False
     header: Header | None = None
+    recipe: Mapping[str, object] = MappingProxyType({})
 
     @property
     def has_checksum(self) -> bool:
@@ -43,15 +47,11 @@ class Checked(NamedTuple):
         return self.header is not None and self.header.checksum != ""
 
 
-def verify(
-    path: str | os.PathLike[str], *, values: bool = True, may_be_zero: bool = False
-) -> Checked:
+def verify(path: str | os.PathLike[str], *, values: bool = True) -> Checked:
     """Read a cache file and check it; several threads may do so at a time.
 
-    Args:
-        path: of the file.
-        values: whether NaN, infinity and tensors of zeros are looked for.
-        may_be_zero: whether a sound file may hold zeros alone, as that of an empty caption.
+    `values` tells whether NaN, infinity and tensors of zeros are looked for. An embedding may be
+    zeros, as that of an empty caption.
 
     Raises:
         OSError: it is gone or cannot be read.
@@ -62,7 +62,7 @@ def verify(
         return Checked(f"{FOREIGN} ({error})", is_foreign=True)
     with file:
         data = file.readall()
-    is_npz, origin = data.startswith(npz.MAGIC), None
+    is_npz, origin, metadata = data.startswith(npz.MAGIC), None, dict[str, Any]()
     try:
         head = None if is_npz else parse_head(data)
         metadata = head.metadata if head else npz.metadata_of(npz.comment_of(data))
@@ -72,17 +72,17 @@ def verify(
         # The end of an npz file may be gone, which has the key; a crash may leave zeros of any.
         is_lost = str(error) != FOREIGN and (is_npz or not data.strip(b"\0"))
         if is_lost or KEY.encode() in data:
-            return Checked(str(error), header=origin)
+            return Checked(str(error), header=origin, recipe=recipe_of(metadata))
         return Checked(FOREIGN, is_foreign=True)
-    damage = None
+    damage, recipe = None, recipe_of(metadata)
     if not metadata.keys().isdisjoint((CHECKSUM, HEADER_CHECKSUM)):  # else of an older release
         if not is_sealed(header, metadata.get(HEADER_CHECKSUM)):
             damage = "has a damaged header"
         elif origin.checksum != checksum(pieces):
             damage = "checksum differs"
     if damage is None and values:
-        damage = _values_fault(arrays, may_be_zero=may_be_zero)
-    return Checked(damage, header=origin)
+        damage = _values_fault(arrays, may_be_zero=recipe.get("kind") == "text")
+    return Checked(damage, header=origin, recipe=recipe)
 
 
 def corruption_of(path: str | os.PathLike[str]) -> str | None:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from latentmake import digest
 from latentmake.errors import CacheError, shortened, storage_error
-from latentmake.files.cachefile import Header, read_recipe
+from latentmake.files.cachefile import Header
 from latentmake.files.verify import verify as verify_file
 from latentmake.layouts.layout import parsed
 from latentmake.plan import store
@@ -172,7 +172,7 @@ def _read(recipes: _Recipes, wanted: Expected) -> tuple[int, bool, Finding | Non
     path = wanted.path
     try:
         size = Path(path).stat().st_size
-        checked = verify_file(path, may_be_zero=parsed(wanted.part).kind == "text")
+        checked = verify_file(path)
     except FileNotFoundError:
         if not os.path.lexists(path):
             return 0, False, Finding(path, MISSING)
@@ -185,11 +185,13 @@ def _read(recipes: _Recipes, wanted: Expected) -> tuple[int, bool, Finding | Non
         return size, False, Finding(path, UNEXPECTED, reason, is_ours=False)
     if checked.damage is not None or checked.header is None:
         return size, False, Finding(path, DAMAGED, checked.damage or "")
-    return size, checked.has_checksum, _compared(wanted, checked.header, recipes)
+    return size, checked.has_checksum, _compared(wanted, checked.header, checked.recipe, recipes)
 
 
-def _compared(wanted: Expected, found: Header, recipes: _Recipes) -> Finding | None:
-    """Compare the origin of a sound file with the one that it should have."""
+def _compared(
+    wanted: Expected, found: Header, recipe: Mapping[str, object], recipes: _Recipes
+) -> Finding | None:
+    """Compare the origin of a sound file, and its recipe, with those that it should have."""
     path, key = wanted.path, found.key
     source_fits = wanted.content in ("", found.source)
     recipe_fits = wanted.recipe in ("", found.recipe)
@@ -199,7 +201,7 @@ def _compared(wanted: Expected, found: Header, recipes: _Recipes) -> Finding | N
         return Finding(path, DAMAGED, "its key is not that of its source and recipe")
     reasons = []
     if not recipe_fits:
-        differences = recipe_differences(read_recipe(path), recipes.get(wanted.recipe, {}))
+        differences = recipe_differences(recipe, recipes.get(wanted.recipe, {}))
         reasons.append(", ".join(map(str, differences)) or "it has another recipe")
     if not source_fits:
         source = shortened(" ".join(wanted.source.split()))

@@ -17,7 +17,7 @@ from latentmake.data.item import Item
 from latentmake.data.texts import read_caption
 from latentmake.errors import CacheError, ConfigError, SourceError, UserError, nearest
 from latentmake.exchange.clip_files.order import CLIPS, LIST, plan_clips
-from latentmake.files.cachefile import read_header, read_metadata, read_recipe
+from latentmake.files.cachefile import read_metadata
 from latentmake.files.paths import is_remote
 from latentmake.files.verify import verify
 from latentmake.layouts.layout import parsed
@@ -277,19 +277,17 @@ def _of_name(facts: Facts, path: str) -> Explanation:
 def _of_header(path: str) -> Explanation:
     """Explain a file by its header alone."""
     try:
-        header = read_header(path)
-    except CacheError as error:
-        return Explanation(path, "unreadable", error.what)
+        checked = verify(path)
     except FileNotFoundError:
         return Explanation(path, "unreadable", "is a link that leads nowhere")
     except OSError as error:
         return Explanation(path, "unreadable", f"cannot be read ({error.strerror})")
-    recipe, metadata = read_recipe(path), read_metadata(path)
-    caption = metadata.get("caption", metadata.get("caption1"))
-    checked = verify(path, may_be_zero=recipe.get("kind") == "text")
-    return Explanation(
-        path, "unknown", header=header, recipe=recipe, caption=caption, checked=checked
-    )
+    if checked.header is None:
+        return Explanation(path, "unreadable", checked.damage or "")
+    found = Explanation(path, "unknown", header=checked.header, recipe={**checked.recipe})
+    metadata, found.checked = read_metadata(path), checked
+    found.caption = metadata.get("caption", metadata.get("caption1"))
+    return found
 
 
 def _of_target(facts: Facts, part: Part, item: Item, target: Target) -> Explanation:
