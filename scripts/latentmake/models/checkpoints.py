@@ -117,7 +117,10 @@ def check(weights: Weights, architecture: str | None, where: str) -> None:
     if kind not in (None, architecture) and (architecture or kind == "sdxl"):
         what = f"{weights.path} is a checkpoint of {_TITLES[kind]}"
         raise ModelError(what, where=where, hint=f"set `architecture: {kind}`")
-    config_of(weights)
+    try:
+        config_of(weights)
+    except ModelError as error:
+        raise ModelError(f"{error.where}: {error.what}", where=where, hint=error.hint) from None
 
 
 def config_of(weights: Weights) -> dict[str, Any]:

@@ -282,8 +282,8 @@ def test_a_file_without_a_part_or_of_another_model_is_refused(place: Path) -> No
     write_header(Path("models/bare.safetensors"), bare)
     line = refusal({"checkpoint": "models/bare.safetensors"} | TOKENS)
     assert line == (
-        "models/bare.safetensors: holds no VAE in the names of a complete checkpoint; name it as "
-        "`vae` beside `checkpoint`"
+        "models.micro.checkpoint: models/bare.safetensors: holds no VAE in the names of a complete "
+        "checkpoint; name it as `vae` beside `checkpoint`"
     )
     line = refusal(FILE | TOKENS | {"architecture": "sd2"})
     assert line.endswith("is a checkpoint of Stable Diffusion 1.x; set `architecture: sd1`")
