@@ -13,8 +13,7 @@ import zipfile
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import dropwhile, pairwise
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _FAR = 48  # frames that are rather decoded than skipped
-_ALIVE = 256  # frames decoded in vain between two signs of life
+_ALIVE = 256  # frames decoded in vain, or packets, between two signs of life
 _REPLACE = "convert it again, replace or remove it"
 
 # Types of the NAL units where decoding may begin, for FFmpeg's filter `filter_units`: IDR pictures
@@ -77,10 +76,14 @@ class _Index(NamedTuple):
     entries: list[int]
 
 
+_REMEMBERED = 8  # indices of files
+_indices: dict[tuple[object, ...], _Index | None] = {}
+
+
 def read_frames(path: str, wanted: Iterable[int]) -> Iterator[tuple[int, NDArray[np.uint8] | None]]:
     """Yield (index, RGB [H, W, 3]) of some frames of a video or npz clip, in this process.
 
-    Now and then (index, None) while other frames are decoded.
+    Now and then a pair with None while others are decoded.
 
     Args:
         path: the file.
@@ -128,7 +131,7 @@ def _decoded(
         frames: Iterator[Any] = container.decode(stream)  # half typed
         while left:
             if may_jump and frame is not None and left[0] - position > _FAR:
-                index = _index_of(path, _stat(file))
+                index = yield from _index_of(path, _stat(file))
                 may_jump = _agrees(index, position, frame)
                 if may_jump and index is not None and left[0] < len(index.times):
                     place = bisect_right(index.entries, index.times[left[0]]) - 1
@@ -169,8 +172,22 @@ def _agrees(index: _Index | None, position: int, frame: VideoFrame) -> bool:
     )
 
 
-@lru_cache(maxsize=8)
-def _index_of(path: str, _: tuple[int, ...]) -> _Index | None:
+_Pulses = Generator[tuple[int, None], None, _Index | None]
+"""Yields signs of life while an index is read, and returns it; None where there is none."""
+
+
+def _index_of(path: str, stat: tuple[int, ...]) -> _Pulses:
+    """Return a file's index, remembered by its stat."""
+    key = path, *stat
+    if key not in _indices:
+        index = yield from _read_index(path)
+        while len(_indices) >= _REMEMBERED:
+            del _indices[next(iter(_indices))]
+        _indices[key] = index
+    return _indices[key]
+
+
+def _read_index(path: str) -> _Pulses:
     """Read a file's packets without decoding them; None where these are not frames for certain."""
     from av import Packet
     from av.bitstream import BitStreamFilterContext
@@ -192,6 +209,8 @@ def _index_of(path: str, _: tuple[int, ...]) -> _Index | None:
                 if pts is None or is_new or not is_plain(packet, first):
                     return None
                 times.append(pts)
+                if len(times) % _ALIVE == 0:
+                    yield 0, None
                 if packet.is_keyframe and pick.filter(Packet(bytes(packet))):
                     entries.append(pts)
         times, entries = array("q", sorted(times)), sorted(entries)
