@@ -137,6 +137,7 @@ class Order:
             StorageError: the disk is full or cannot be written.
         """
         path, (head, items) = self.path.with_suffix(".items.json"), self._texts
+        self._texts = head, b""  # the texts of a plan's orders would be much memory
         with contextlib.suppress(OSError):
             new = self.path.stat().st_mtime > time.time() - KEPT_SECONDS / 2
             whole = self.path.read_bytes() == head and path.exists()
@@ -145,7 +146,6 @@ class Order:
         # The items lie beside the order: Snakemake digests its input, and need not digest those.
         atomic.write(path, items or _ITEMS.dump_json(self.items))
         atomic.write(self.path, head)
-        self._texts = head, b""  # a plan has many orders
         found = (target.found for item in self.items for target in item.targets)
         newest = max((int(each.split("@")[1]) for each in found if each), default=0)
         moment = max(time.time_ns(), newest + 1_000_000)
