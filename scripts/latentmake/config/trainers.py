@@ -231,8 +231,9 @@ class LoopTrainer(Trainer):
     def prompts(self) -> list[str]:
         """Its prompts and, where guidance needs one, the negative prompt; none without samples."""
         samples = self.samples
-        guided = [samples.negative_prompt] if samples.guidance_scale > 1 and self.draws else []
-        return list(dict.fromkeys([*samples.prompts, *guided]))
+        if samples.guidance_scale > 1 and (samples.prompts or self.draws_captions):
+            return list(dict.fromkeys([*samples.prompts, samples.negative_prompt]))
+        return list(dict.fromkeys(samples.prompts))
 
     @model_validator(mode="before")
     @classmethod
