@@ -11,7 +11,7 @@ import numpy as np
 
 from latentmake.caches.inputs import Clips, FramesAt, Sample, stored_size
 from latentmake.caches.pixels.cutting import Array, Cut, Cutter
-from latentmake.caches.pixels.wan import fit, targets_of
+from latentmake.caches.pixels.wan import fit, fitted_sizes
 from latentmake.data.item import Item
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size
@@ -117,7 +117,7 @@ class ClipMaker:
     def _sizes(self, place: _Place) -> list[Size]:
         size = stored_size(place.item)
         missing = (target for target, _ in place.targets)
-        return targets_of(self._order, size, missing, self._path)
+        return fitted_sizes(self._order, size, missing, self._path)
 
     def _scaled(self, frame: Array, size: Size) -> Array:
         turned = np.rot90(frame, -self._rotation // 90) if self._rotation else frame
@@ -152,7 +152,7 @@ def check(order: Order, item: Item, missing: Iterable[Target], frames_at: Frames
     for path in filter(None, (item.source, *item.controls)):
         ((_, first),) = frames_at(path, [0])
         found.append((first.shape[1], first.shape[0]))
-    targets_of(order, stored_size(item, found[0]), missing, item.source or "")
+    fitted_sizes(order, stored_size(item, found[0]), missing, item.source or "")
 
 
 def _places(order: Order, wanted: Clips) -> list[_Place]:
