@@ -22,8 +22,6 @@ from latentmake.geometry.clips import Media
 from latentmake.index.memo import SourceStat
 from latentmake.layouts.layout import Layout
 
-_VAE_SIDE = 8  # pixels of a side of a latent: a VAE leaves out what remains of a side
-
 ControlsOf = Callable[[Item], Sequence[File]]
 """Returns the controls of an item; a SourceError says that they are missing or too many."""
 
@@ -122,7 +120,7 @@ def sizes_of(
     sizes: list[Size] = []
     step, scripts = model.spec.side, model.spec.scripts
     area = most.width * most.height if most else None
-    cut = _VAE_SIDE - 1 if scripts and scripts.latents.files else 0
+    cut = 7 if scripts and scripts.latents.files else 0  # pixels of a side that a VAE leaves out
     measured = measure(files)
     for _, path, _ in files:
         try:

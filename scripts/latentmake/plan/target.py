@@ -120,7 +120,7 @@ def targets_of(
     kind, _, asked = parsed(name)
     for item in items:
         named = layout.named(folder, name, item.stem, item.media, settings, item.span)
-        size = asked if kind == "latents" or item.file(BUCKET) else None
+        size = asked if asked and (kind == "latents" or item.file(BUCKET)) else None
         yield item, [Target(name, path, None, size, clip) for path, clip in named]
 
 

@@ -30,7 +30,7 @@ def samples_of(order: Order, source: SourceBytes, missing: Mapping[Target, str])
     item, data, digest = source[:3]
     dataset, path = order.dataset_settings, item.source or ""
     limit, original = dataset.max_image_pixels, stored_size(item)
-    sizes = targets_of(order, original, missing, path)
+    sizes = fitted_sizes(order, original, missing, path)
     image = open_image(data, path, limit)
     stored_size(item, image.size)
     made = _fitted(image, sizes, path, limit)
@@ -53,7 +53,7 @@ def check(order: Order, source: SourceBytes, missing: Iterable[Target]) -> None:
     item, path = source.item, source.item.source or ""
     limit = order.dataset_settings.max_image_pixels
     found, _ = check_image(source.data, path, limit)
-    targets_of(order, stored_size(item, found), missing, path)
+    fitted_sizes(order, stored_size(item, found), missing, path)
     for name, content in zip(item.controls, source.controls, strict=True):
         check_image(content, name, limit)
     for name, content in zip(item.layers, source.layers, strict=True):
@@ -64,7 +64,7 @@ def check(order: Order, source: SourceBytes, missing: Iterable[Target]) -> None:
             raise SourceError("is a layer without an alpha channel", where=name, hint=hint)
 
 
-def targets_of(order: Order, size: Size, missing: Iterable[Target], path: str) -> list[Size]:
+def fitted_sizes(order: Order, size: Size, missing: Iterable[Target], path: str) -> list[Size]:
     """Return the sizes that an image or a frame is brought to for its targets.
 
     Raises:

@@ -82,10 +82,8 @@ def deployed(order: SdScriptsOrder, blocks: Blocks | None = None, *, caches: boo
                     _add(files, f"{block}/{named}", latents)
                 if caches and cache is not None:
                     _add(files, f"{block}/{stem}{layout.text_ending}", cache)
-                metadata[block][image] = {
-                    "caption": text,
-                    "image_size": [int(sized[2]), int(sized[3])],
-                }
+                size = [int(sized[2]), int(sized[3])]
+                metadata[block][image] = {"caption": text, "image_size": size}
     _refuse_shadows(files, metadata)
     for block, entries in metadata.items():
         listed = json.dumps(entries, indent=1, sort_keys=True)
