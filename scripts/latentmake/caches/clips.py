@@ -12,7 +12,7 @@ from latentmake.caches.inputs import Sample, stored_size
 from latentmake.caches.pipeline import Pipeline
 from latentmake.caches.pixels.cutting import Cut, cut
 from latentmake.caches.pixels.scaling import Film, Key
-from latentmake.caches.pixels.wan import targets_of
+from latentmake.caches.pixels.wan import fitted_sizes
 from latentmake.caches.reading import Reading, refuse_changed
 from latentmake.errors import SourceError
 from latentmake.files.readers import Readers
@@ -190,4 +190,4 @@ def check_clips(order: Order, reading: Reading, readers: Readers) -> None:
     for path in filter(None, (item.source, *item.controls)):
         (first,) = readers.each(path, frame_of, path, 0)
         found.append((first.shape[1], first.shape[0]))
-    targets_of(order, stored_size(item, found[0]), reading.missing, item.source or "")
+    fitted_sizes(order, stored_size(item, found[0]), reading.missing, item.source or "")
