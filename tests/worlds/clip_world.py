@@ -133,14 +133,9 @@ def key_of(work: Work) -> str:
 
 
 class InProcess(Readers):
-    """Reads in the process of the test; `asked` are the functions with their arguments."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[tuple[object, ...]] = []
+    """Reads in the process of the test."""
 
     def each(
         self, path: str, make: Callable[..., Iterator[Any]], *arguments: object
     ) -> Iterator[Any]:
-        self.asked.append((make, *arguments))
         return (value for value in make(*arguments) if value is not None)
