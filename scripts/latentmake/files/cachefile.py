@@ -121,7 +121,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     A file that is cut short, damaged, or not one of ours is a CacheError.
     """
     try:
-        return header_of(*_read(path))
+        return parse_header(*_read(path))
     except ValueError as error:
         raise CacheError(str(error), where=path) from None
 
@@ -165,7 +165,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes]:
     return npz.read_metadata(path), b""
 
 
-def header_of(metadata: Mapping[str, Any], head: bytes) -> Header:
+def parse_header(metadata: Mapping[str, Any], head: bytes) -> Header:
     """Return the origin of a file, by its metadata and the bytes of a safetensors header.
 
     musubi-tuner, encoding a text again, puts its own tensors into the file and leaves all metadata

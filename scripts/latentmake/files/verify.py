@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from latentmake.files import npz
-from latentmake.files.cachefile import FOREIGN, KEY, Header, header_of, recipe_of
+from latentmake.files.cachefile import FOREIGN, KEY, Header, parse_header, recipe_of
 from latentmake.files.safetensors import Head, parse_head
 from latentmake.files.tensor_bytes import (
     CHECKSUM,
@@ -66,7 +66,7 @@ def verify(path: str | os.PathLike[str], *, values: bool = True) -> Checked:
     try:
         head = None if is_npz else parse_head(data)
         metadata = head.metadata if head else npz.metadata_of(npz.comment_of(data))
-        origin = header_of(metadata, head.data if head else b"")
+        origin = parse_header(metadata, head.data if head else b"")
         header, arrays, pieces = _safetensors(data, head) if head else _npz(data)
     except ValueError as error:
         # The end of an npz file may be gone, which has the key; a crash may leave zeros of any.
