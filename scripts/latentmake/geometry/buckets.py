@@ -66,9 +66,11 @@ def nearest_bucket(image: Size, resolution: Size, widths: range, most: int | Non
 
 
 def widths(resolution: Size, step: int, beyond: int) -> range:
-    """Return the widths of musubi-tuner's buckets: from half of the square's side, in steps.
+    """Return the widths of musubi-tuner's buckets.
 
-    They end less than `beyond` pixels behind that side.
+    With s = int(sqrt(area)) they go from s // 2, rounded down to the step, up to s by its rule, and
+    by its code to the first multiple of the step from s on (`beyond` is the step then). This may
+    add a pair: 160 x 176 and 176 x 160 for 160 x 192.
     """
     side = math.isqrt(resolution.width * resolution.height)
     return range(max(side // 2 // step * step, step), side + beyond, step)
@@ -98,9 +100,6 @@ def cover(image: Size, target: Size, limit: int, path: str = "") -> Placement:
         )
     left, top = (width - target.width) // 2, (height - target.height) // 2
     return Placement(Size(width, height), left, top, target)
-
-
-# -- sd-scripts without upscaling -----------------------------------------------------------------
 
 
 def shrink(image: Size, resolution: Size, step: int) -> Placement:
@@ -146,9 +145,6 @@ def crop_ltrb(target: Size, image: Size) -> tuple[float, float, float, float]:
     height = target.height if is_wider else target.width / aspect
     left, top = (target.width - width) // 2, (target.height - height) // 2
     return left, top, left + width, top + height
-
-
-# -- control images of musubi-tuner ---------------------------------------------------------------
 
 
 def control_size(control: Size, area: int | None, step: int, *, keeps: bool) -> Size:

@@ -9,14 +9,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from latentmake.config.datasets import BUCKET_STEPS, Dataset
-from latentmake.geometry.buckets import (
-    Placement,
-    Size,
-    control_size,
-    cover,
-    nearest_bucket,
-    widths,
-)
+from latentmake.geometry.buckets import Placement, Size, control_size, cover, nearest_bucket, widths
 from latentmake.geometry.clips import WAN_FPS, AnyClip, Clip, Media, Span, clips, sections
 
 SIZED = re.compile(r"(.+)_(\d{4,})x(\d{4,})", re.DOTALL)
@@ -179,12 +172,7 @@ class Layout:
     # -- sizes and clips --------------------------------------------------------------------------
 
     def size(self, image: Size, resolution: Size, settings: Dataset) -> Size:
-        """Return the size that an image or a frame is brought to; see `place`.
-
-        Buckets are those of musubi-tuner. With s = int(sqrt(area)) the widths go from s // 2,
-        rounded down to the step, up to s by its rule, and by its code to the first multiple of the
-        step from s on. This may add a pair: 160 x 176 and 176 x 160 for 160 x 192.
-        """
+        """Return the size that an image or a frame is brought to; see `place`."""
         if settings.fit == "crop":
             return resolution
         step = self.bucket_side or settings.bucket_reso_steps or BUCKET_STEPS
