@@ -27,8 +27,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory, micro: Path) -> Project:
     (project / "data/shapes/ant.txt").write_text(f"kept, {LONG}")
     (project / "data/shapes/bee.txt").write_text(f"a, {NASTY}, b")
     (project / "data/shapes/cat.txt").write_bytes(b"caf\xe9")
-    note, *said = project.ask("captions", "tiny").output.splitlines()
-    assert note.startswith("note: datasets.shapes.captions.variants")
+    said = project.ask("captions", "tiny").output.splitlines()
     assert said[0] == "text_encoder: 3 of 15 texts are cut, the longest has 85 tokens"
     assert said[1].startswith("faulty: data/shapes/cat.txt: is not UTF-8")
     assert said[2:] == [PAGE]

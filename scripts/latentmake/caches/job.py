@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from latentmake import digest
-from latentmake.caches.clips import check_clips, make_clips
 from latentmake.caches.encoders import Encoder, Loaded
 from latentmake.caches.identify import identified
 from latentmake.caches.inputs import Sample, samples_of
@@ -148,6 +147,8 @@ class Job:
         reading = self.read(work)
         if self.cuts_clips and reading.missing:
             try:
+                from latentmake.caches.clips import check_clips  # which few jobs need
+
                 check_clips(self.order, reading, readers)
             except SourceError as error:
                 reading.fault = str(error)
@@ -241,6 +242,8 @@ class Job:
     def _make_clips(
         self, items: Sequence[Work], pipeline: Pipeline, threads: int, progress: Progress
     ) -> None:
+        from latentmake.caches.clips import make_clips  # which few jobs need
+
         making: set[str] = set()
 
         def fail(reading: Reading, left: int, fault: str) -> None:

@@ -24,7 +24,7 @@ _IMAGE, _CLIP, _TOKEN = 3000, 16_000, 400_000
 a T5-XXL, in float32."""
 _MOST = {"latents": 64, "text": 256}  # samples in a batch
 _IN_FLIGHT = 3  # batches on their way through a GPU
-_ROWS, _CAPTIONS = 256, 4  # tokens and captions in a batch on a CPU: with more a core gains little
+_ROWS, _CAPTIONS = 150, 4  # tokens and captions in a batch on a CPU: with more a core gains little
 
 
 def encoder(

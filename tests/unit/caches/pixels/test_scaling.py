@@ -92,7 +92,7 @@ def test_any_mode_and_ratio_is_near_full_lanczos(mode: str, shape: Shape) -> Non
 def test_any_size_is_near_full_lanczos(width: int, height: int, across: int, down: int) -> None:
     pixels, size = (
         noise((height, width)),
-        cover(Size(width, height), Size(across, down), wan.MAX_PIXELS).resized,
+        cover(Size(width, height), Size(across, down), scaling.MAX_PIXELS).resized,
     )
     if size.width * size.height > 500_000:
         return
@@ -226,7 +226,7 @@ def test_the_other_layouts_pixels_are_what_they_have_always_been(target: tuple[i
 
     data = encoded(PHOTOGRAPHS["leaves"]((500, 601)))
     image = Image.open(io.BytesIO(data)).convert("RGB")
-    resized, left, top, size = found = cover(Size(*image.size), Size(*target), wan.MAX_PIXELS)
+    resized, left, top, size = found = cover(Size(*image.size), Size(*target), scaling.MAX_PIXELS)
     if resized.width <= image.width:
         scaled = cv2.resize(np.array(image), resized, interpolation=cv2.INTER_AREA)
     else:
