@@ -59,7 +59,7 @@ def test_a_line_says_of_each_text_what_every_encoder_sees(shown: Project) -> Non
 def test_the_lines_can_be_printed_and_follow_the_captions(shown: Project, tmp_path: Path) -> None:
     project = shown.copy(tmp_path / "project")
     (project / "data/shapes/cat.txt").write_text("mended")
-    _, *said = project.ask("captions", "tiny", "--json").output.splitlines()
+    said = project.ask("captions", "tiny", "--json").output.splitlines()
     assert [*map(json.loads, said)] == rows(project)
     assert len(rows(project)) == 18
 
