@@ -62,9 +62,7 @@ class Sample(NamedTuple):
     @property
     def cost(self) -> int:
         """Pixels of a picture or of a clip's frame, or tokens: memory grows with their number."""
-        if isinstance(self.content, str):
-            return max(self.tokens, default=1)
-        return int(self.content.shape[-3]) * int(self.content.shape[-2])
+        return max(self.size, default=1)
 
     @property
     def size(self) -> tuple[int, ...]:
