@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-from latentmake.config.root import Config
 from latentmake.errors import DatasetError
 from latentmake.files import atomic
 from latentmake.plan.facts import Facts
@@ -18,12 +17,6 @@ from latentmake.plan.lock import read_lock
 from latentmake.plan.manifest import lines_of, row_of
 from latentmake.plan.orders import run_order
 from latentmake.plan.run_plan import members
-
-
-def is_uncached(target: str, config: Config) -> bool:
-    """Tell whether a target is the publication of a run without its caches."""
-    word, _, name = target.partition("_")
-    return word == "publish" and name in config.runs and not config.publish.caches
 
 
 def write_items(facts: Facts, name: str) -> Path:
