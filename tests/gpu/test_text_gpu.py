@@ -10,10 +10,9 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("there is no CUDA device", allow_module_level=True)
 
-from exact_world import error
-from latentmake.caches.encoders.text import TextEncoders
-from latentmake.caches.encoders.together import TOLERANCE
-from latentmake.caches.encoders.umt5 import Umt5Encoder, load_umt5
+from exact_world import TOLERANCE, error
+from latentmake.caches.encoders.text import TextEncoders, text_encoders
+from latentmake.caches.encoders.umt5 import load_umt5
 from latentmake.config.weights import TextWeights
 from text_world import letters, make_texts, model_of
 from wan_world import write_umt5
@@ -31,10 +30,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def umt5(root: Path, dtype: torch.dtype) -> Umt5Encoder:
+def umt5(root: Path, dtype: torch.dtype) -> TextEncoders:
     folder = root / "wan"
     weights = TextWeights(path=f"{folder}/text_encoder", tokenizer=f"{folder}/tokenizer")
-    return load_umt5(weights, CUDA, dtype)
+    return TextEncoders({"umT5": load_umt5(weights, CUDA, dtype)})
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])
@@ -43,7 +42,7 @@ def test_a_batch_differs_from_captions_alone_by_less_than_the_tolerance(
     root: Path, dtype: torch.dtype, count: int
 ) -> None:
     for architecture, settings in (("sdxl", {}), ("flux", {}), (None, {"kinds": ("clip", "t5")})):
-        encoders = TextEncoders(model_of(root, architecture, **settings), CUDA, dtype)
+        encoders = text_encoders(model_of(root, architecture, **settings), CUDA, dtype)
         for caption, found in zip(CAPTIONS, encoders.encode(CAPTIONS[:count]), strict=False):
             (alone,) = encoders.encode([caption])
             for name, value in found.items():
@@ -51,13 +50,14 @@ def test_a_batch_differs_from_captions_alone_by_less_than_the_tolerance(
                 assert error(value, alone[name].double()) < TOLERANCE[dtype]
     wan = umt5(root, dtype)
     bound = TOLERANCE[torch.bfloat16]  # in which its results are stored
-    for caption, row in zip(CAPTIONS, wan.encode(CAPTIONS[:count]), strict=False):
-        assert error(row, wan.encode([caption])[0].double()) < bound
+    for caption, found in zip(CAPTIONS, wan.encode(CAPTIONS[:count]), strict=False):
+        (alone,) = (each.double() for each in wan.encode([caption])[0].values())
+        assert error(*found.values(), alone) < bound
 
 
 @pytest.mark.parametrize("captions", [CAPTIONS, CAPTIONS[3:4] * 4], ids=["padded", "equal"])
 def test_captions_are_queued_before_the_device_is_done(root: Path, captions: list[str]) -> None:
-    plain = TextEncoders(model_of(root, None, kinds=("clip", "t5")), CUDA, torch.bfloat16)
+    plain = text_encoders(model_of(root, None, kinds=("clip", "t5")), CUDA, torch.bfloat16)
     wan = umt5(root, torch.bfloat16)
     for queue in (plain.queue, wan.queue):
         queue(captions)()  # kernels are loaded, and memory is reserved

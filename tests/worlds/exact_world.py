@@ -6,6 +6,13 @@ import torch
 from diffusers import AutoencoderKL
 
 SIDE = 512
+TOLERANCE: dict[torch.dtype, float] = {
+    torch.float32: 1e-5,
+    torch.bfloat16: 3e-2,
+    torch.float16: 4e-3,
+}
+"""Largest difference of a result in a batch from the result alone, by the dtype that is computed
+in, as a share of the largest value of the result: for each encoder of pixels and captions."""
 
 
 def pictures(side: int = SIDE) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import world
 from demo.text import t5_tokenizer
-from latentmake.caches.encoders.text import TextEncoders
+from latentmake.caches.encoders.text import TextEncoders, text_encoders
 from latentmake.config.models import Model
 from safetensors.torch import load_file
 from transformers import (
@@ -100,7 +100,7 @@ def model_of(root: Path, architecture: str | None, **settings: Any) -> Model:
 
 
 def encoders_of(root: Path, architecture: str | None, **settings: Any) -> TextEncoders:
-    return TextEncoders(model_of(root, architecture, **settings), CPU, torch.float32)
+    return text_encoders(model_of(root, architecture, **settings), CPU, torch.float32)
 
 
 # -- a plain reading ------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Tokenizers without their networks: CLIP's chunks, and truncation of captions.
+"""Tokenizers without their networks: truncation of captions, and CLIP's chunks.
 
 All counts are of the text's own tokens: without those that a tokenizer puts around them (CLIP's BOS
 and EOS, T5's EOS) and without padding. Nothing is imported before a tokenizer is loaded.
@@ -6,10 +6,12 @@ and EOS, T5's EOS) and without padding. Nothing is imported before a tokenizer i
 
 from __future__ import annotations
 
+import html
 import math
+import re
 import threading
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 CHUNK = 75
 """Tokens of a caption that CLIP sees at once, between BOS and EOS."""
 
-_NAMED = 3  # captions that a line about many of them names
 _REMEMBERED = 8192  # captions; those that wait to be encoded are half as many at most
 
 
@@ -61,6 +62,17 @@ def load(weights: TextWeights) -> PreTrainedTokenizerBase:
         ) from None
 
 
+def clean_caption(caption: str) -> str:
+    """Clean a caption as Wan's tokenizer does (source: Wan 2.1, wan/modules/tokenizers.py).
+
+    Broken Unicode is repaired, HTML entities are resolved twice, white space becomes single spaces.
+    """
+    import ftfy  # which few jobs need
+
+    text = html.unescape(html.unescape(ftfy.fix_text(caption)))
+    return re.sub(r"\s+", " ", text).strip()
+
+
 class TokenCache:
     """Tokens of captions, each tokenized once while it is remembered; for any number of threads.
 
@@ -71,16 +83,22 @@ class TokenCache:
 
     Args:
         tokenizer: which no other part of the program may use at the same time.
+        cleaned: changes captions before.
+
+    Attributes:
+        special: number of tokens around a caption: CLIP's BOS and EOS, T5's EOS.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, cleaned: Callable[[str], str] = str
+    ) -> None:
+        self.tokenizer, self._cleaned = tokenizer, cleaned
         self._lock = threading.Lock()
         bare = list(tokenizer("a", add_special_tokens=False)["input_ids"])
         ids = list(tokenizer("a")["input_ids"])
         places = range(len(ids) - len(bare) + 1)
         self._before = next((at for at in places if ids[at : at + len(bare)] == bare), 0)
-        self._special = len(ids) - len(bare)
+        self.special = len(ids) - len(bare)
         if tokenizer.is_fast:
             backend: Any = tokenizer.backend_tokenizer
             backend.no_padding()
@@ -88,6 +106,7 @@ class TokenCache:
         self._uncut = lru_cache(_REMEMBERED)(self._tokenized)
 
     def _tokenized(self, caption: str) -> array[int]:
+        caption = self._cleaned(caption)
         if self.tokenizer.is_fast:
             backend: Any = self.tokenizer.backend_tokenizer
             return array("i", backend.encode(caption).ids)
@@ -100,24 +119,24 @@ class TokenCache:
         ids = self._uncut(caption)
         if longest is None or len(ids) <= longest:
             return list(ids)
-        end = self._special - self._before
+        end = self.special - self._before
         return [*ids[: longest - end], *ids[len(ids) - end :]]
 
     def count(self, caption: str) -> int:
         """Return how many tokens a caption has, before it is cut."""
-        return len(self._uncut(caption)) - self._special
+        return len(self._uncut(caption)) - self.special
 
 
 # -- CLIP's chunks --------------------------------------------------------------------------------
 
 
 class Row(NamedTuple):
-    """A caption's tokens for CLIP, in n chunks of 75.
+    """A caption's tokens for a network; for CLIP in n chunks of 75.
 
     Attributes:
         ids: of BOS, the caption's tokens, EOS and padding, [75n + 2].
         mask: 1 for each of them but the padding, [75n + 2].
-        chunks: what the network sees, [n][77].
+        chunks: what the network sees, [n][77]; for other networks than CLIP one chunk, `ids`.
     """
 
     ids: list[int]
@@ -167,38 +186,3 @@ def chunked(text: str, tokens: TokenCache, number: int) -> Row:
             if chunk[1] == padding:
                 chunk[1] = end
     return Row(ids, mask, chunks)
-
-
-# -- captions that are cut ------------------------------------------------------------------------
-
-
-class CutCaptions:
-    """Captions of an order that were cut, reported in one line an encoder."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[str, int], dict[str, str]] = {}
-
-    def note(self, encoder: str, limit: int, key: str, name: str) -> None:
-        """Remember a caption.
-
-        Args:
-            encoder: name of the one that cuts it.
-            limit: tokens that it keeps.
-            key: of the target; the same caption counts once.
-            name: the caption's file or item.
-        """
-        self._found.setdefault((encoder, limit), {})[key] = name
-
-    def lines(self) -> list[str]:
-        """Return a line for each encoder that cut any since this was asked last.
-
-        It has the first few captions' names.
-        """
-        found = []
-        noted, self._found = self._found, {}
-        for (encoder, limit), names in noted.items():
-            many = "1 caption is" if len(names) == 1 else f"{len(names)} captions are"
-            first = ", ".join(sorted(names.values())[:_NAMED])
-            more = " ..." if len(names) > _NAMED else ""
-            found.append(f"{many} cut to the first {limit} tokens by {encoder}: {first}{more}")
-        return found

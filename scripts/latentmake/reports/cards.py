@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median_low
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from latentmake.caches.tokenizers import load
+from latentmake.caches.tokenizers import clean_caption, load
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.data.item import Item
@@ -181,8 +181,6 @@ def token_counter(
     note = "" if kept else f"tokens are not counted: {program}"
     cleaned: Callable[[str], str] = str
     if model.spec.cleans_captions:
-        from latentmake.caches.encoders.umt5 import clean_caption
-
         cleaned = clean_caption
 
     @cache

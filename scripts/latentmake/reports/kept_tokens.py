@@ -40,7 +40,7 @@ def cut(text: str, tokenizer: PreTrainedTokenizerBase, limit: int | None) -> Cut
     """Return the parts of a text that an encoder sees and does not see.
 
     Args:
-        text: as the tokenizer gets it; of Wan, after `caches.encoders.umt5.clean_caption`.
+        text: as the tokenizer gets it; of Wan, after `caches.tokenizers.clean_caption`.
         tokenizer: the encoder's. One without offsets gives the rest in its own spelling.
         limit: tokens that the encoder keeps, as in `limits`; None: all.
     """

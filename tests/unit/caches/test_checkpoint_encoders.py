@@ -9,7 +9,7 @@ import checkpoint_world
 import pytest
 import torch
 from checkpoint_world import Kind
-from latentmake.caches.encoders.text import TextEncoders
+from latentmake.caches.encoders.text import text_encoders
 from latentmake.caches.encoders.vae import encode_images, load_vae
 from latentmake.config.models import Model
 from latentmake.config.weights import Weights
@@ -55,7 +55,7 @@ def test_embeddings_are_those_of_the_folder(written: Written) -> None:
         folder = Model.model_validate({"vae": "-", "text": places, **own})
         tokens = {"tokenizer": str(written.folder / "tokenizer")}
         file = Model.model_validate({"checkpoint": str(written.file), "text": tokens, **own})
-        both = [TextEncoders(model, CPU, torch.float32) for model in (folder, file)]
+        both = [text_encoders(model, CPU, torch.float32) for model in (folder, file)]
         for theirs, ours in zip(*(each.encode(CAPTIONS) for each in both), strict=True):
             assert theirs.keys() == ours.keys()
             for name, value in theirs.items():

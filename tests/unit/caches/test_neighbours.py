@@ -15,11 +15,10 @@ import pytest
 import sdscripts_world
 import torch
 import world
-from exact_world import error
+from exact_world import TOLERANCE, error
 from item_world import inputs_of
 from latentmake.caches.encode import carry_out, carry_out_all
 from latentmake.caches.encoders import Loaded, load
-from latentmake.caches.encoders.together import TOLERANCE
 from latentmake.caches.inputs import Sample
 from latentmake.caches.job import Job
 from latentmake.caches.pipeline import Pipeline

@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from demo.text import clip_tokenizer, t5_tokenizer
-from exact_world import error, narrow_vae, pictures
+from exact_world import TOLERANCE, error, narrow_vae, pictures
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from latentmake.caches.encoders import clip_text, text, umt5
-from latentmake.caches.encoders.together import TOLERANCE, hiding, padded
+from latentmake.caches.encoders import text, umt5
 from latentmake.caches.encoders.vae import encode_images
 from latentmake.caches.encoders.wan_vae import WanVae
 from latentmake.caches.tokenizers import TokenCache
 from latentmake.config.weights import TextWeights
 from text_world import letters, make_texts, model_of
+from torch.nn.utils.rnn import pad_sequence
 from transformers import ByT5Tokenizer
 from wan_world import tiny_wan_vae, write_umt5
 
@@ -43,7 +43,7 @@ def t5(root: Path, dtype: torch.dtype = torch.float32) -> text.TextEncoder:
     return text.load_text_encoder(TextWeights(path=f"{root}/t5/text_encoder"), CPU, dtype)
 
 
-def of_wan(root: Path, dtype: torch.dtype = torch.float32) -> umt5.Umt5Encoder:
+def of_wan(root: Path, dtype: torch.dtype = torch.float32) -> text.TextEncoder:
     folder = root / "wan"
     weights = TextWeights(path=f"{folder}/text_encoder", tokenizer=f"{folder}/tokenizer")
     return umt5.load_umt5(weights, CPU, dtype)
@@ -75,28 +75,12 @@ def of_pictures(name: str, dtype: torch.dtype) -> Case:
 def of_captions(root: Path, kind: str, dtype: torch.dtype) -> Case:
     if kind == "umT5":
         encoder = of_wan(root, dtype)
-        encoder._network.to(dtype)
-
-        def umt5_states(some: Sequence[str]) -> list[torch.Tensor]:
-            rows = [encoder._ids(caption, 512) for caption in some]
-            (hidden,) = encoder._queue(rows)()
-            return [each[: len(row)] for each, row in zip(hidden, rows, strict=True)]
-
-        return Case(CAPTIONS, umt5_states)
-    if kind == "CLIP":
-        clip = clip_text.load_clip_text(model_of(root, "sd1"), 0, CPU, dtype)
-        chunks = lambda some: [text.tokenizers.chunked(each, clip.tokens, 1) for each in some]  # noqa: E731
-        return Case(
-            CAPTIONS, lambda some: [each["hidden_state"] for each in clip._queue(chunks(some))()]
-        )
-    plain = t5(root, dtype)
-
-    def states(some: Sequence[str]) -> list[torch.Tensor]:
-        rows = [plain._ids(caption) for caption in some]
-        found = plain._queue(rows, [len(row) for row in rows])()
-        return [each["hidden_state"] for each in found]
-
-    return Case(CAPTIONS, states)
+        encoder.network.to(dtype)
+    elif kind == "CLIP":
+        encoder = text.text_encoders(model_of(root, "sd1"), CPU, dtype)._encoders["text_encoder"]
+    else:
+        encoder = t5(root, dtype)
+    return Case(CAPTIONS, lambda some: [each["hidden_state"] for each in encoder.encode(some)])
 
 
 def case_of(root: Path, name: str, dtype: torch.dtype) -> Case:
@@ -133,12 +117,15 @@ def test_a_batch_differs_from_samples_alone_by_less_than_the_tolerance(
 def test_padding_is_hidden_as_by_a_mask_that_transformers_makes_itself(
     root: Path, kind: str, lengths: list[int]
 ) -> None:
-    network = t5(root).model if kind == "T5" else of_wan(root)._network
-    ids, mask = padded([list(range(3, 3 + length)) for length in lengths], max(lengths), 0)
+    network = (t5 if kind == "T5" else of_wan)(root).network
+    rows = [torch.arange(3, 3 + length) for length in lengths]
+    ids, mask = (
+        pad_sequence(x, batch_first=True) for x in (rows, list(map(torch.ones_like, rows)))
+    )
     theirs = network(input_ids=ids, attention_mask=mask).last_hidden_state
     for implementation in ("sdpa", "eager"):
         network.set_attn_implementation(implementation)
-        ours = network(input_ids=ids, attention_mask=hiding(mask, network)).last_hidden_state
+        ours = network(input_ids=ids, attention_mask=text.hiding(mask, network)).last_hidden_state
         assert torch.allclose(ours, theirs, atol=1e-5)
         assert implementation == "eager" or torch.equal(ours, theirs)
 
@@ -154,10 +141,10 @@ def test_threads_that_encode_side_by_side_change_nothing(root: Path) -> None:
         return [each.float().numpy().tobytes() for each in found]
 
     plain, wan = t5(root), of_wan(root)
-    several = text.TextEncoders(model_of(root, "flux", t5_length=12), CPU, torch.float32)
+    several = text.text_encoders(model_of(root, "flux", t5_length=12), CPU, torch.float32)
     jobs: list[Callable[[str], list[bytes]]] = [
         lambda caption: bits(plain.encode([caption])[0].values()),
-        lambda caption: bits(wan.encode([caption])),
+        lambda caption: bits(wan.encode([caption])[0].values()),
         lambda caption: bits(several.encode([caption])[0].values()),
         lambda caption: [repr(list(several.cutting(caption))).encode()],
     ]
@@ -195,7 +182,7 @@ def test_tokens_are_cut_as_transformers_cuts_them(kind: str, caption: str, longe
 def test_a_caption_is_tokenized_once_while_it_is_remembered(root: Path) -> None:
     encoder = t5(root)
     for caption in MIXED * 2:
-        encoder.length(caption)
+        encoder.row(caption)
         encoder.encode([caption])
         encoder.tokens.count(caption)
     assert encoder.tokens._uncut.cache_info().misses == len(set(MIXED))

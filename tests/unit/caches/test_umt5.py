@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,11 @@ import pytest
 import torch
 from demo.text import t5_tokenizer
 from item_world import inputs_of
-from latentmake.caches.encoders.umt5 import (
-    Umt5Encoder,
-    _converted,
-    _inferred,
-    clean_caption,
-    load_umt5,
-)
+from latentmake.caches.encoders.text import TextEncoder
+from latentmake.caches.encoders.umt5 import _converted, _inferred, load_umt5
 from latentmake.caches.encoders.wan import text
 from latentmake.caches.inputs import Sample
+from latentmake.caches.tokenizers import clean_caption
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.config.weights import TextWeights
@@ -74,11 +71,15 @@ def loaded(
     *,
     fp8: bool = False,
     **settings: Any,
-) -> Umt5Encoder:
+) -> TextEncoder:
     weights = TextWeights(
         path=str(places[form]), **{"tokenizer": str(places["tokenizer"]), **settings}
     )
     return load_umt5(weights, CPU, dtype, fp8=fp8)
+
+
+def states(encoder: TextEncoder, captions: Sequence[str] = CAPTIONS) -> list[torch.Tensor]:
+    return [each["hidden_state"] for each in encoder.encode(captions)]
 
 
 # -- a reading of the architecture of our own, in the original's names ----------------------------
@@ -140,7 +141,7 @@ def alike(found: torch.Tensor, expected: torch.Tensor, cosine: float = 0.9999) -
 
 
 def test_all_forms_give_the_same_embeddings_to_the_last_bit(places: dict[str, Path]) -> None:
-    first, *others = (loaded(places, form).encode(CAPTIONS) for form in FORMS)
+    first, *others = (states(loaded(places, form)) for form in FORMS)
     assert [tuple(each.shape) for each in first] == [(4, 24), (8, 24), (1, 24), (41, 24)]
     assert all(each.dtype == torch.bfloat16 for each in first)
     for other in others:
@@ -151,7 +152,7 @@ def test_all_forms_give_the_same_embeddings_to_the_last_bit(places: dict[str, Pa
 def test_embeddings_are_those_of_the_architecture(
     places: dict[str, Path], state: State, caption: str
 ) -> None:
-    (found,) = loaded(places, ".pth").encode([caption])
+    (found,) = states(loaded(places, ".pth"), [caption])
     expected = plainly(state, caption)
     # Half a step of bfloat16, which has 8 bits.
     torch.testing.assert_close(found.float(), expected, rtol=2**-8, atol=1e-4)
@@ -162,21 +163,21 @@ def test_padding_to_512_tokens_gives_the_same(places: dict[str, Path]) -> None:
     tokenizer = t5_tokenizer(CAPTIONS)
     tokens = tokenizer(CAPTIONS, padding="max_length", max_length=512, return_tensors="pt")
     with torch.no_grad():
-        hidden = encoder._network(tokens.input_ids, tokens.attention_mask).last_hidden_state
-    for row, found in zip(hidden, encoder.encode(CAPTIONS), strict=True):
+        hidden = encoder.network(tokens.input_ids, tokens.attention_mask).last_hidden_state
+    for row, found in zip(hidden, states(encoder), strict=True):
         torch.testing.assert_close(found.float(), row[: len(found)], rtol=2**-8, atol=1e-4)
 
 
 def test_captions_padded_to_their_neighbours_are_the_same(places: dict[str, Path]) -> None:
     encoder = loaded(places)
-    (together,) = encoder._queue([encoder._ids(caption, 512) for caption in CAPTIONS])()
-    for one, two in zip(encoder.encode(CAPTIONS), together, strict=True):
-        torch.testing.assert_close(two[: len(one)].float(), one.float(), rtol=2**-7, atol=1e-4)
+    for caption, beside in zip(CAPTIONS, states(encoder), strict=True):
+        (alone,) = states(encoder, [caption])
+        torch.testing.assert_close(beside.float(), alone.float(), rtol=2**-7, atol=1e-4)
 
 
 def test_half_precision_gives_much_the_same(places: dict[str, Path]) -> None:
-    exact = loaded(places).encode(CAPTIONS)
-    half = loaded(places, ".pth", torch.bfloat16).encode(CAPTIONS)
+    exact = states(loaded(places))
+    half = states(loaded(places, ".pth", torch.bfloat16))
     for one, two in zip(exact, half, strict=True):
         alike(two, one, 0.999)
 
@@ -186,8 +187,8 @@ def test_half_precision_gives_much_the_same(places: dict[str, Path]) -> None:
 def test_weights_in_8_bits_give_much_the_same(
     places: dict[str, Path], form: str, dtype: torch.dtype
 ) -> None:
-    expected = loaded(places, form, dtype).encode(CAPTIONS)
-    found = loaded(places, form, dtype, fp8=True).encode(CAPTIONS)
+    expected = states(loaded(places, form, dtype))
+    found = states(loaded(places, form, dtype, fp8=True))
     for one, two in zip(expected, found, strict=True):
         alike(two, one, 0.99)
         assert not torch.equal(one, two)
@@ -196,7 +197,7 @@ def test_weights_in_8_bits_give_much_the_same(
 def test_8_bits_are_kept_as_such_for_linear_layers_alone(
     places: dict[str, Path], state: State
 ) -> None:
-    network = loaded(places, ".pth", torch.bfloat16, fp8=True)._network
+    network = loaded(places, ".pth", torch.bfloat16, fp8=True).network
     linear = [name for name in state if "attn." in name or "ffn." in name]
     packed = {name: value for name, value in network.named_buffers() if "packed" in name}
     assert len(packed) == len(linear) == 3 * 7
@@ -213,7 +214,7 @@ def test_weights_beyond_the_range_of_8_bits_stay_numbers(
 ) -> None:
     large = {**state, "blocks.0.attn.v.weight": state["blocks.0.attn.v.weight"] * 1e5}
     paths = save_original(large, tmp_path / "large")
-    found = loaded({**places, **paths}, ".pth", fp8=True).encode(CAPTIONS)
+    found = states(loaded({**places, **paths}, ".pth", fp8=True))
     assert all(each.isfinite().all() for each in found)
 
 
@@ -237,24 +238,24 @@ def test_captions_are_cleaned_as_wan_does(caption: str, cleaned: str) -> None:
 
 def test_captions_are_encoded_cleaned(places: dict[str, Path]) -> None:
     encoder = loaded(places)
-    dirty, clean = encoder.encode(["  a   red &amp;amp;\ncircle", "a red & circle"])
+    dirty, clean = states(encoder, ["  a   red &amp;amp;\ncircle", "a red & circle"])
     assert torch.equal(dirty, clean)
-    assert encoder.count_tokens("  a   red &amp;amp;\ncircle") == len(clean)
+    assert encoder.tokens.count("  a   red &amp;amp;\ncircle") == len(clean) - 1  # without EOS
 
 
 def test_tokens_are_counted_whole_and_kept_up_to_the_limit(places: dict[str, Path]) -> None:
     encoder = loaded(places)
     assert encoder.max_length == 512
     long = "circle " * 600
-    assert encoder.count_tokens(long) == 601
-    (found,) = encoder.encode([long])
+    assert encoder.tokens.count(long) == 600
+    (found,) = states(encoder, [long])
     assert found.shape == (512, 24)
     # The end token is kept.
-    assert torch.equal(found, encoder.encode(["circle " * 511])[0])
+    assert torch.equal(found, states(encoder, ["circle " * 511])[0])
     assert loaded(places, max_length=1000).max_length == 512
     short = loaded(places, max_length=5)
     assert short.max_length == 5
-    assert [len(each) for each in short.encode(CAPTIONS)] == [4, 5, 1, 5]
+    assert [len(each) for each in states(short)] == [4, 5, 1, 5]
 
 
 def test_captions_that_are_cut_are_named_at_the_end_by_the_limit_that_is_told(
@@ -292,7 +293,7 @@ def test_a_whole_models_encoder_serves(places: dict[str, Path], tmp_path: Path) 
     )
     part.save_pretrained(tmp_path / "part")
     found, expected = (
-        loaded({**places, "folder": tmp_path / each}).encode(CAPTIONS) for each in ("whole", "part")
+        states(loaded({**places, "folder": tmp_path / each})) for each in ("whole", "part")
     )
     assert all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
 
@@ -305,10 +306,10 @@ def test_a_single_file_in_the_names_of_transformers_serves(
     save_file(
         {**state, "spiece_model": torch.zeros(9, dtype=torch.uint8)}, tmp_path / "a.safetensors"
     )
-    expected = loaded(places).encode(CAPTIONS)
+    expected = states(loaded(places))
     for settings in ({}, {"config": str(places["folder"])}):
         one = loaded({**places, "folder": tmp_path / "a.safetensors"}, **settings)
-        assert all(torch.equal(*pair) for pair in zip(one.encode(CAPTIONS), expected, strict=True))
+        assert all(torch.equal(*pair) for pair in zip(states(one), expected, strict=True))
 
 
 def test_the_prefix_of_a_whole_models_encoder_is_taken_off(
@@ -316,8 +317,8 @@ def test_the_prefix_of_a_whole_models_encoder_is_taken_off(
 ) -> None:
     prefixed = {f"encoder.{name}": value for name, value in state.items()}
     paths = save_original(prefixed, tmp_path / "prefixed")
-    found = loaded({**places, **paths}, ".pth").encode(CAPTIONS)
-    expected = loaded(places).encode(CAPTIONS)
+    found = states(loaded({**places, **paths}, ".pth"))
+    expected = states(loaded(places))
     assert all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
 
 
@@ -336,7 +337,7 @@ def test_the_true_umt5_is_known_by_its_shapes() -> None:
 
 def test_the_embedding_is_held_once(places: dict[str, Path]) -> None:
     for form in FORMS:
-        network = loaded(places, form)._network
+        network = loaded(places, form).network
         assert network.shared.weight.data_ptr() == network.encoder.embed_tokens.weight.data_ptr()
         assert not any(weight.requires_grad for weight in network.parameters())
         assert not network.training
@@ -347,8 +348,8 @@ def test_a_hub_id_is_loaded_like_a_folder(places: dict[str, Path]) -> None:
     weights = TextWeights(
         hub=str(places["folder"].parent), revision="1" * 40, subfolder="text_encoder"
     )
-    found = load_umt5(weights, CPU, torch.float32).encode(CAPTIONS)
-    expected = loaded(places).encode(CAPTIONS)
+    found = states(load_umt5(weights, CPU, torch.float32))
+    expected = states(loaded(places))
     assert all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
 
 
@@ -429,8 +430,8 @@ def test_a_tokenizer_of_the_hub_is_loaded_like_a_folder(places: dict[str, Path])
         "subfolder": places["tokenizer"].name,
         "revision": "1" * 40,
     }
-    found = loaded(places, ".pth", tokenizer=tokenizer).encode(CAPTIONS)
-    for one, other in zip(found, loaded(places, ".pth").encode(CAPTIONS), strict=True):
+    found = states(loaded(places, ".pth", tokenizer=tokenizer))
+    for one, other in zip(found, states(loaded(places, ".pth")), strict=True):
         assert torch.equal(one, other)
     missing = {**tokenizer, "subfolder": "nowhere"}
     line = refusal(lambda: loaded(places, ".pth", tokenizer=missing))

@@ -5,7 +5,7 @@ A module of a layout offers `latents` and `text`, which load its encoders.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from latentmake.caches.inputs import Sample
@@ -50,3 +50,13 @@ class Loaded(NamedTuple):
         if self.budget is None:
             return self.size
         return max(1, min(self.size, self.budget // max(1, sample.cost)))
+
+
+def results(
+    inputs: Sequence[Any],
+    wait: Callable[[], Iterable[Iterable[Any]]],
+    named: Callable[..., tuple[dict[str, Any], dict[str, str]]],
+) -> Encoded:
+    """Wait for rows of results, once they are asked for; `named` gets an input and its results."""
+    for each in zip(inputs, *wait(), strict=True):
+        yield named(*each)

@@ -12,7 +12,6 @@ from latentmake.caches.encoders import Encoded, Loaded
 from latentmake.caches.encoders.device import DTYPES, compute_dtype
 from latentmake.caches.encoders.transfer import download, stacked
 from latentmake.caches.inputs import Sample
-from latentmake.caches.tokenizers import CutCaptions
 from latentmake.config.models import Model
 from latentmake.layouts import plain
 from latentmake.plan.orders import Order
@@ -88,30 +87,11 @@ def text(order: Order, device: torch.device, say: Callable[[str], None]) -> Load
     """Load the text encoders."""
     from transformers.utils import logging
 
-    from latentmake.caches.encoders.text import TextEncoders
+    from latentmake.caches.encoders.text import text_encoders
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     model = order.model_settings
-    encoders = TextEncoders(
-        model,
-        device,
-        compute_dtype(device, model.caption_dtype, say),
-        stored=DTYPES[model.caption_dtype],
-    )
-    cut = CutCaptions()
-
-    def encode(samples: list[Sample]) -> Encoded:
-        captions = [str(sample.content) for sample in samples]
-        begun = encoders.queue(captions)
-        for sample, caption in zip(samples, captions, strict=True):
-            for name, limit in encoders.cutting(caption):
-                cut.note(name, limit, sample.key, sample.item.name)
-
-        def results() -> Encoded:
-            for caption, tensors in zip(captions, begun(), strict=True):
-                yield tensors, {"caption": caption}
-
-        return results()
-
-    return Loaded(encode, remarks=cut.lines, lengths=encoders.lengths)
+    dtype = compute_dtype(device, model.caption_dtype, say)
+    encoders = text_encoders(model, device, dtype, stored=DTYPES[model.caption_dtype])
+    return encoders.loaded(lambda caption, tensors: (tensors, {"caption": caption}))

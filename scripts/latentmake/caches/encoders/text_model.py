@@ -11,12 +11,10 @@ from transformers import (
     CLIPTextModel,
     CLIPTextModelWithProjection,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
     T5EncoderModel,
     UMT5EncoderModel,
 )
 
-from latentmake.caches import tokenizers
 from latentmake.caches.encoders.checkpoint import text_state
 from latentmake.caches.encoders.local_state import (
     State,
@@ -28,6 +26,7 @@ from latentmake.caches.encoders.local_state import (
     without_weights,
 )
 from latentmake.caches.encoders.projection import text_projection
+from latentmake.caches.tokenizers import TokenCache, load
 from latentmake.config.weights import TextWeights
 from latentmake.errors import ModelError
 from latentmake.models.files import config_file, network_config, weights_files
@@ -48,7 +47,7 @@ class TextModel(NamedTuple):
     """A text encoder, ready for inference."""
 
     network: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    tokens: TokenCache
     projection: torch.nn.Module | None
 
 
@@ -63,11 +62,11 @@ def load_text_model(
     hint = f"name the folder of a {kind or 'CLIP, T5 or UMT5'} encoder, with all its files"
     with refusing(weights, "a text encoder", hint):
         network = _load(weights, dtype, kind)
-        tokenizer = tokenizers.load(weights)
+        tokens = TokenCache(load(weights))
         projection = text_projection(weights)
     return TextModel(
         place(network, device, dtype),
-        tokenizer,
+        tokens,
         None if projection is None else projection.to(device=device, dtype=dtype),
     )
 

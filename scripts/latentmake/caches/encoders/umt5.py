@@ -6,24 +6,19 @@ Weights: a transformers folder, or the one file of the original release
 
 from __future__ import annotations
 
-import html
 import re
-from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
-import ftfy
 import torch
-from transformers import PreTrainedTokenizerBase, UMT5Config, UMT5EncoderModel
+from transformers import UMT5Config, UMT5EncoderModel
 
 from latentmake.caches.encoders.local_state import Kind, State, load_network, place
-from latentmake.caches.encoders.together import hiding, padded
-from latentmake.caches.encoders.transfer import Wait, download, upload
-from latentmake.caches.tokenizers import TokenCache
+from latentmake.caches.encoders.text import TextEncoder
+from latentmake.caches.tokenizers import TokenCache, clean_caption
 from latentmake.caches.tokenizers import load as load_tokenizer
 from latentmake.config.weights import TextWeights
+from latentmake.models.files import T5_LENGTH
 
-_LENGTH = 512  # tokens that Wan's DiT attends to
 _LARGEST_FP8 = torch.finfo(torch.float8_e4m3fn).max
 # Names inside a block: the original's, then transformers'.
 _BLOCK = {
@@ -45,70 +40,6 @@ _OUTSIDE = {
 # In files of complete models; the last is ComfyUI's copy of the tokenizer.
 _FOREIGN = r"decoder\.|lm_head\.|spiece_model"
 _SCALES = (".scale_weight", ".weight_scale", "scaled_fp8")
-
-
-@lru_cache(8192)
-def clean_caption(caption: str) -> str:
-    """Clean a caption as Wan's tokenizer does (source: Wan 2.1, wan/modules/tokenizers.py).
-
-    Broken Unicode is repaired, HTML entities are resolved twice, white space becomes single spaces.
-    """
-    text = html.unescape(html.unescape(ftfy.fix_text(caption)))
-    return re.sub(r"\s+", " ", text).strip()
-
-
-class Umt5Encoder:
-    """umT5 with its tokenizer; keeps `max_length` tokens. Any number of threads may encode."""
-
-    def __init__(
-        self, network: UMT5EncoderModel, tokenizer: PreTrainedTokenizerBase, max_length: int
-    ) -> None:
-        self.max_length = max_length
-        self._network = network
-        self._tokens = TokenCache(tokenizer)
-        self._padding = int(tokenizer.pad_token_id or 0)
-
-    def count_tokens(self, caption: str) -> int:
-        """Count a caption's tokens before truncation, with the end token."""
-        return len(self._ids(caption, None))
-
-    def length(self, caption: str) -> int:
-        """Return how many tokens of a caption are encoded."""
-        return len(self._ids(caption, self.max_length))
-
-    def _ids(self, caption: str, longest: int | None) -> list[int]:
-        return self._tokens.ids(clean_caption(caption), longest)
-
-    def encode(self, captions: Sequence[str]) -> list[torch.Tensor]:
-        """Encode captions.
-
-        Wan pads to 512 tokens, masks the padding and strips it again. Masked tokens change only the
-        order of sums, so here captions are padded to the longest of the batch.
-
-        Returns:
-            Of each caption the last hidden state of its T tokens, [T, D], bfloat16, on the CPU.
-        """
-        return self.queue(captions)()
-
-    def queue(self, captions: Sequence[str]) -> Callable[[], list[torch.Tensor]]:
-        """Begin to encode captions; what is returned waits for the device."""
-        rows = [self._ids(caption, self.max_length) for caption in captions]
-        copied = self._queue(rows)
-
-        def wait() -> list[torch.Tensor]:
-            return [hidden[: len(row)] for hidden, row in zip(copied()[0], rows, strict=True)]
-
-        return wait
-
-    @torch.inference_mode()
-    def _queue(self, rows: list[list[int]]) -> Wait:
-        device = self._network.device
-        ids, mask = padded(rows, max(map(len, rows)), self._padding)
-        with torch.autocast(device.type, enabled=False):
-            output = self._network(
-                input_ids=upload(ids, device), attention_mask=hiding(mask, self._network)
-            )
-        return download([output.last_hidden_state.to(torch.bfloat16)])
 
 
 class _EightBitLinear(torch.nn.Module):
@@ -133,8 +64,11 @@ class _EightBitLinear(torch.nn.Module):
 
 def load_umt5(
     weights: TextWeights, device: torch.device, dtype: torch.dtype, *, fp8: bool = False
-) -> Umt5Encoder:
+) -> TextEncoder:
     """Load umT5 and its tokenizer for inference; `fp8` keeps linear layers in 8 bits.
+
+    Wan pads to 512 tokens, masks the padding and strips it again. Masked tokens change only the
+    order of sums, so here captions are padded to the longest of the batch.
 
     Raises:
         ModelError: something is missing, incomplete or of another kind.
@@ -146,8 +80,13 @@ def load_umt5(
             for name, child in module.named_children():
                 if isinstance(child, torch.nn.Linear):
                     setattr(module, name, _EightBitLinear(child.weight))
-    length = min(weights.max_length or _LENGTH, _LENGTH)
-    return Umt5Encoder(place(network, device, dtype), tokenizer, length)
+    return TextEncoder(
+        place(network, device, dtype),
+        TokenCache(tokenizer, clean_caption),
+        projection=None,
+        max_length=min(weights.max_length or T5_LENGTH, T5_LENGTH),
+        stored=torch.bfloat16,
+    )
 
 
 def _converted(state: State) -> State:

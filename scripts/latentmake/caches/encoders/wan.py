@@ -13,7 +13,6 @@ from latentmake.caches.encoders.device import DTYPES, compute_dtype
 from latentmake.caches.encoders.transfer import download, stacked
 from latentmake.caches.encoders.wan_vae import WanVae, load_wan_vae
 from latentmake.caches.inputs import Sample
-from latentmake.caches.tokenizers import CutCaptions
 from latentmake.layouts import musubi
 from latentmake.plan.orders import Order
 
@@ -66,26 +65,16 @@ def text(order: Order, device: torch.device, say: Callable[[str], None]) -> Load
     """Load umT5."""
     from transformers.utils import logging
 
+    from latentmake.caches.encoders.text import TextEncoders
     from latentmake.caches.encoders.umt5 import load_umt5
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     model, computed = order.model_settings, compute_dtype(device, "bfloat16", say)
     encoder = load_umt5(model.text[0], device, computed, fp8=model.fp8_t5)
-    cut = CutCaptions()
-
-    def encode(samples: list[Sample]) -> Encoded:
-        captions = [str(sample.content) for sample in samples]
-        begun = encoder.queue(captions)
-        for sample, caption in zip(samples, captions, strict=True):
-            if encoder.count_tokens(caption) > encoder.max_length:
-                kept = encoder.max_length - 1  # without EOS
-                cut.note("umT5", kept, sample.key, sample.item.name)
-
-        def results() -> Encoded:
-            for caption, embedding in zip(captions, begun(), strict=True):
-                yield {"varlen_t5_bfloat16": embedding}, musubi.text_metadata(caption)
-
-        return results()
-
-    return Loaded(encode, remarks=cut.lines, lengths=lambda caption: (encoder.length(caption),))
+    return TextEncoders({"umT5": encoder}).loaded(
+        lambda caption, tensors: (
+            {"varlen_t5_bfloat16": tensors["umT5.hidden_state"]},
+            musubi.text_metadata(caption),
+        )
+    )
