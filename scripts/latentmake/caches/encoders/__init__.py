@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 
 from latentmake.caches.inputs import Sample
 
-Encoded = Iterable[tuple[dict[str, Any], dict[str, str]]]
-"""Tensors by name and further metadata, of each sample.
+Named = tuple[dict[str, Any], dict[str, str]]
+"""Tensors by name, and further metadata, of a sample."""
+Encoded = Iterable[Named]
+"""Results of each sample.
 
 Of a GPU it comes as soon as all work is queued; going through it, once, waits for the results.
 """
@@ -55,7 +57,7 @@ class Loaded(NamedTuple):
 def results(
     inputs: Sequence[Any],
     wait: Callable[[], Iterable[Iterable[Any]]],
-    named: Callable[..., tuple[dict[str, Any], dict[str, str]]],
+    named: Callable[..., Named],
 ) -> Encoded:
     """Wait for rows of results, once they are asked for; `named` gets an input and its results."""
     for each in zip(inputs, *wait(), strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from importlib import import_module
@@ -13,18 +14,19 @@ from latentmake.caches.encoders import Loaded
 from latentmake.caches.encoders.device import free_memory, pick_device
 from latentmake.caches.encoders.imports import encoding_only
 from latentmake.config.models import Model
-from latentmake.config.weights import Weights
-from latentmake.models.checkpoints import section_of
-from latentmake.models.files import weights_files
 from latentmake.plan.orders import Order
 
-_OVERHEAD = 1_000_000_000  # bytes of memory besides the weights, at the least
 _IMAGE, _CLIP, _TOKEN = 3000, 16_000, 400_000
 """Bytes that encoding takes at the most: a pixel of an image, or of a clip's frame, and a token of
 a T5-XXL, in float32."""
 _MOST = {"latents": 64, "text": 256}  # samples in a batch
 _IN_FLIGHT = 3  # batches on their way through a GPU
 _ROWS, _CAPTIONS = 150, 4  # tokens and captions in a batch on a CPU: with more a core gains little
+_QUIET = {
+    "DIFFUSERS_VERBOSITY": "error",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+}
 
 
 def encoder(
@@ -56,9 +58,8 @@ def encoder(
         workers, size, budget = _IN_FLIGHT, _MOST[order.kind], free_memory(device) // 2 // taken
         say(f"encoding on {device.type}, at most {size} at once")
     torch.set_num_threads(max(1, threads // workers) if on_cpu else threads)
-    if line := _too_little_memory(model, order.kind, device):
-        say(line)
     torch.backends.cudnn.allow_tf32 = False
+    os.environ.update(_QUIET)  # read when these libraries are imported
     with encoding_only(*_unused(model, order.kind)) if alone else nullcontext():
         module = import_module(f"latentmake.caches.encoders.{order.layout.encoding}")
         load = module.latents if order.kind == "latents" else module.text
@@ -93,27 +94,3 @@ def side_by_side(order: Order, threads: int) -> int:
     ]
     available = psutil.virtual_memory().available // 2
     return max(1, min(threads, available // max(sizes, default=1)))
-
-
-def _too_little_memory(model: Model, kind: str, device: torch.device) -> str | None:
-    """Return a warning if the weights may not fit into a GPU's free memory."""
-    if device.type != "cuda":
-        return None
-    places = model.text if kind == "text" else [model.vae, *filter(None, [model.clip])]
-    size = sum(_size(model, place) for place in places if place.path is not None)
-    free, total = torch.cuda.mem_get_info(device)
-    if free >= size + _OVERHEAD:
-        return None
-    return (
-        f"the GPU has {free / 1e9:.1f} of {total / 1e9:.1f} GB free, and the weights alone take "
-        f"about {size / 1e9:.1f}: end other programs on it if memory runs out"
-    )
-
-
-def _size(model: Model, weights: Weights) -> int:
-    """Return the size of some local weights in bytes."""
-    if own := section_of(weights):
-        return sum(end - start for start, end in own.ranges)
-    return sum(
-        file.stat().st_size for file in weights_files(weights, original=model.spec.original_files)
-    )

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
-from latentmake.caches.encoders import Encoded, Loaded
+from latentmake.caches.encoders import Encoded, Loaded, Named, results
 from latentmake.caches.encoders.device import DTYPES, compute_dtype
 from latentmake.caches.encoders.transfer import download, stacked
 from latentmake.caches.inputs import Sample
 from latentmake.config.models import Model
 from latentmake.layouts import plain
 from latentmake.plan.orders import Order
-
-if TYPE_CHECKING:
-    from diffusers import AutoencoderKL
 
 
 class ImageEncoder:
@@ -33,15 +29,14 @@ class ImageEncoder:
     """
 
     def __init__(self, model: Model, device: torch.device, say: Callable[[str], None]) -> None:
-        from diffusers.utils import logging  # seconds of import, which text jobs do without
+        # Seconds of import, which text jobs do without.
+        from latentmake.caches.encoders.vae import encode_images, load_vae, tile
 
-        from latentmake.caches.encoders.vae import load_vae, tile
-
-        logging.set_verbosity_error()
-        self._model = model
-        self._device = device
-        dtype = compute_dtype(device, model.vae_dtype or model.dtype, say)
-        self.vae: AutoencoderKL = load_vae(model.vae, device, dtype, decoder=False)
+        self._model, self._device, self._encode = model, device, encode_images
+        name = model.vae_dtype or model.dtype
+        self.stored = DTYPES[name]
+        computed = compute_dtype(device, name, say)
+        self.vae = load_vae(model.vae, device, computed, decoder=False)
         if model.vae_tiling:
             tile(self.vae)
 
@@ -50,47 +45,36 @@ class ImageEncoder:
 
         They are on the device, which may still be at work on them.
         """
-        from latentmake.caches.encoders.vae import encode_images
-
         pixels = stacked([np.asarray(sample.content) for sample in samples], self._device)
         seeds = None
         if self._model.posterior == "sample":
             # From the seed and the key alone: no neighbour changes an item's noise.
             offset = self._model.posterior_seed + flipped
             seeds = [(int(sample.key[:15], 16) + offset) % 2**63 for sample in samples]
-        return encode_images(self.vae, pixels.flip(2) if flipped else pixels, seeds=seeds)
+        return self._encode(self.vae, pixels.flip(2) if flipped else pixels, seeds=seeds)
 
 
 def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> Loaded:
     """Load the VAE."""
-    model = order.model_settings
-    encoder = ImageEncoder(model, device, say)
-    stored = DTYPES[model.vae_dtype or model.dtype]
+    encoder = ImageEncoder(order.model_settings, device, say)
     scale = float(encoder.vae.config.get("scaling_factor") or 1.0)
     shift = float(encoder.vae.config.get("shift_factor") or 0.0)
 
+    def named(sample: Sample, row: torch.Tensor) -> Named:
+        height, width = sample.shape[:2]
+        told = plain.latents_metadata(scale, shift, sample.original, (width, height))
+        return {plain.LATENTS: row}, told
+
     def encode(samples: list[Sample]) -> Encoded:
-        height, width = samples[0].shape[:2]
-        wait = download([encoder.encode(samples).to(stored)])
-
-        def results() -> Iterator[tuple[dict[str, torch.Tensor], dict[str, str]]]:
-            for sample, row in zip(samples, *wait(), strict=True):
-                told = plain.latents_metadata(scale, shift, sample.original, (width, height))
-                yield {plain.LATENTS: row}, told
-
-        return results()
+        return results(samples, download([encoder.encode(samples).to(encoder.stored)]), named)
 
     return Loaded(encode)
 
 
 def text(order: Order, device: torch.device, say: Callable[[str], None]) -> Loaded:
     """Load the text encoders."""
-    from transformers.utils import logging
-
     from latentmake.caches.encoders.text import text_encoders
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     model = order.model_settings
     dtype = compute_dtype(device, model.caption_dtype, say)
     encoders = text_encoders(model, device, dtype, stored=DTYPES[model.caption_dtype])

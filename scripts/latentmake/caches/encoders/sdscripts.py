@@ -7,14 +7,14 @@ library/strategy_sdxl.py, strategy_sd3.py and strategy_flux.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from latentmake.caches.encoders import Encoded, Loaded
+from latentmake.caches.encoders import Encoded, Loaded, Named, results
 from latentmake.caches.encoders.plain import ImageEncoder
 from latentmake.caches.encoders.plain import text as text_of_plain
 from latentmake.caches.encoders.transfer import download
@@ -38,36 +38,27 @@ def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> L
     architecture = model.architecture
     assert architecture is not None
     encoder = ImageEncoder(model, device, say)
-    kinds = {"latents": False} | (
-        {"latents_flipped": True} if order.dataset_settings.flip_aug else {}
-    )
+    flips = order.dataset_settings.flip_aug
+    kinds = ("latents", "latents_flipped") if flips else ("latents",)
     shift, factor = model.spec.scale or (0.0, 1.0)
 
-    def encode(samples: list[Sample]) -> Encoded:
-        made = {
-            kind: (encoder.encode(samples, flipped=flipped) - shift) * factor
-            for kind, flipped in kinds.items()
+    def named(sample: Sample, *rows: torch.Tensor) -> Named:
+        size = Size(sample.shape[1], sample.shape[0])
+        crop = crop_ltrb(size, Size(*sample.original))
+        arrays = dict(zip(kinds, rows, strict=True)) | {
+            "original_size": torch.tensor(sample.original),
+            "crop_ltrb": torch.tensor(crop, dtype=torch.float64),
         }
-        height, width = made["latents"].shape[2:]
-        wait = download([*made.values()])
+        if sample.alpha is not None:
+            arrays["alpha_mask"] = torch.from_numpy(sample.alpha.astype(np.float32) / 255.0)
+        height, width = rows[0].shape[1:]
+        return {
+            array_name(kind, architecture, height, width): array for kind, array in arrays.items()
+        }, {}
 
-        def results() -> Iterator[tuple[dict[str, torch.Tensor], dict[str, str]]]:
-            for sample, *rows in zip(samples, *wait(), strict=True):
-                target = Size(sample.shape[1], sample.shape[0])
-                crop = crop_ltrb(target, Size(*sample.original))
-                arrays = dict(zip(made, rows, strict=True)) | {
-                    "original_size": torch.tensor(sample.original),
-                    "crop_ltrb": torch.tensor(crop, dtype=torch.float64),
-                }
-                if sample.alpha is not None:
-                    arrays["alpha_mask"] = torch.from_numpy(sample.alpha.astype(np.float32) / 255.0)
-                named = {
-                    array_name(kind, architecture, height, width): array
-                    for kind, array in arrays.items()
-                }
-                yield named, {}
-
-        return results()
+    def encode(samples: list[Sample]) -> Encoded:
+        made = [encoder.encode(samples, flipped=kind != "latents") for kind in kinds]
+        return results(samples, download([(each - shift) * factor for each in made]), named)
 
     return Loaded(encode)
 

@@ -24,7 +24,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from latentmake.caches.encoders import Encoded, Loaded, results
+from latentmake.caches.encoders import Encoded, Loaded, Named, results
 from latentmake.caches.encoders.text_model import Kind, load_text_model
 from latentmake.caches.encoders.transfer import download, upload
 from latentmake.caches.inputs import Sample
@@ -249,7 +249,7 @@ class TextEncoders:
             if each.limit is not None and each.tokens.count(caption) > each.limit:
                 yield name, each.limit
 
-    def loaded(self, named: Callable[[str, Tensors], tuple[Tensors, dict[str, str]]]) -> Loaded:
+    def loaded(self, named: Callable[[str, Tensors], Named]) -> Loaded:
         """Return these encoders for a job; `named` names a caption's results in its file."""
 
         def encode(samples: list[Sample]) -> Encoded:

@@ -48,7 +48,19 @@ def load_vae(
         dtype = torch.float32
     if not decoder:
         vae.decoder = vae.post_quant_conv = None  # more than half of the memory
-    return place(vae, device, dtype)
+    place(vae, device, dtype)
+    if _interleaves(next(vae.parameters())):
+        vae.to(memory_format=torch.channels_last)
+    return vae
+
+
+def _interleaves(weight: torch.Tensor) -> bool:
+    """Whether channels lie side by side in memory, as the tensor cores of a GPU want them.
+
+    A CPU's convolutions and normalisations are many times less exact then
+    (tests/bench/exactness.py).
+    """
+    return weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float16)
 
 
 def tile(vae: AutoencoderKL) -> None:
@@ -112,9 +124,8 @@ def encode_images(
     """
     weight = next(vae.parameters())  # the network itself asks all its layers, for a millisecond
     images = upload(pixels, weight.device).permute(0, 3, 1, 2).to(torch.float32) / 127.5 - 1.0
-    # With interleaved channels a CPU's convolutions and normalisations are many times less exact
-    # (tests/bench/exactness.py).
-    images = images.contiguous()
+    if not _interleaves(weight):
+        images = images.contiguous()
     posterior = vae.encode(images.to(weight.dtype)).latent_dist
     latents: torch.Tensor = posterior.mean.float()
     if seeds is None:

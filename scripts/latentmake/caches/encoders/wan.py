@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import torch
 
-from latentmake.caches.encoders import Encoded, Loaded
+from latentmake.caches.encoders import Encoded, Loaded, Named, results
 from latentmake.caches.encoders.device import DTYPES, compute_dtype
 from latentmake.caches.encoders.transfer import download, stacked
-from latentmake.caches.encoders.wan_vae import WanVae, load_wan_vae
 from latentmake.caches.inputs import Sample
 from latentmake.layouts import musubi
 from latentmake.plan.orders import Order
@@ -19,9 +18,8 @@ from latentmake.plan.orders import Order
 
 def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> Loaded:
     """Load the VAE, and for Wan 2.1 image-to-video the CLIP image encoder."""
-    from diffusers.utils import logging
+    from latentmake.caches.encoders.wan_vae import WanVae, load_wan_vae
 
-    logging.set_verbosity_error()
     model = order.model_settings
     name = model.vae_dtype or model.dtype
     stored = DTYPES[name]
@@ -43,38 +41,32 @@ def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> L
         if samples[0].control is not None:
             control = stacked([np.asarray(sample.control) for sample in samples], device)
             made["latents_control"] = vae.encode(control, stored)
-        names = [musubi.latents_key(kind, tuple(x.shape[1:]), name) for kind, x in made.items()]
-        rows = [each.to(stored) for each in made.values()]
+        rows = {
+            musubi.latents_key(kind, tuple(x.shape[1:]), name): x.to(stored)
+            for kind, x in made.items()
+        }
         if clip is not None:
-            names.append(f"clip_{name}")
-            rows.append(clip.encode(pixels[:, 0], stored))
-        frames, height, width = pixels.shape[1:4]
-        wait = download(rows)
+            rows[f"clip_{name}"] = clip.encode(pixels[:, 0], stored)
+        names, (frames, height, width) = [*rows], pixels.shape[1:4]
 
-        def results() -> Iterator[tuple[dict[str, torch.Tensor], dict[str, str]]]:
-            for sample, *tensors in zip(samples, *wait(), strict=True):
-                named = (width, height, frames) if sample.clip else (*sample.original, None)
-                yield dict(zip(names, tensors, strict=True)), musubi.latents_metadata(*named)
+        def named(sample: Sample, *tensors: torch.Tensor) -> Named:
+            size = (width, height, frames) if sample.clip else (*sample.original, None)
+            return dict(zip(names, tensors, strict=True)), musubi.latents_metadata(*size)
 
-        return results()
+        return results(samples, download([*rows.values()]), named)
 
     return Loaded(encode, frugal=partial(encode, vae=vae.frugal()))
 
 
 def text(order: Order, device: torch.device, say: Callable[[str], None]) -> Loaded:
     """Load umT5."""
-    from transformers.utils import logging
-
     from latentmake.caches.encoders.text import TextEncoders
     from latentmake.caches.encoders.umt5 import load_umt5
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    def named(caption: str, tensors: dict[str, torch.Tensor]) -> Named:
+        (embedding,) = tensors.values()
+        return {"varlen_t5_bfloat16": embedding}, musubi.text_metadata(caption)
+
     model, computed = order.model_settings, compute_dtype(device, "bfloat16", say)
     encoder = load_umt5(model.text[0], device, computed, fp8=model.fp8_t5)
-    return TextEncoders({"umT5": encoder}).loaded(
-        lambda caption, tensors: (
-            {"varlen_t5_bfloat16": tensors["umT5.hidden_state"]},
-            musubi.text_metadata(caption),
-        )
-    )
+    return TextEncoders({"umT5": encoder}).loaded(named)
