@@ -387,7 +387,7 @@ def test_scaled_8_bits_are_refused(places: dict[str, Path], state: State, tmp_pa
 def test_weights_too_many_are_named(places: dict[str, Path], state: State, tmp_path: Path) -> None:
     paths = save_original({**state, "blocks.0.step.weight": torch.ones(1)}, tmp_path / "more")
     line = refusal(lambda: loaded({**places, **paths}, ".pth"))
-    assert "holds blocks.0.step.weight, which it should not" in line
+    assert "holds encoder.block.0.step.weight, which it should not" in line
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import re
 from typing import Any
 
 import torch
-from transformers import CLIPVisionConfig, CLIPVisionModel
+from transformers import CLIPVisionModel
 
-from latentmake.caches.encoders.local_state import Kind, State, load_network, place
+from latentmake.caches.encoders.local_state import Kind, State, load_network, place, renamed
 from latentmake.caches.encoders.transfer import upload
 from latentmake.config.weights import Weights
 
@@ -22,22 +22,20 @@ from latentmake.config.weights import Weights
 _MEAN = (0.48145466, 0.4578275, 0.40821073)
 _STD = (0.26862954, 0.26130258, 0.27577711)
 _HEAD_SIZE = 80  # of ViT-huge; not visible in any shape
-# Names inside a block: the original's, then transformers'.
-_BLOCK = {
-    "norm1": "layer_norm1",
-    "attn.proj": "self_attn.out_proj",
-    "norm2": "layer_norm2",
-    "mlp.0": "mlp.fc1",
-    "mlp.2": "mlp.fc2",
-}
-_OUTSIDE = {
-    "cls_embedding": "embeddings.class_embedding",
-    "pos_embedding": "embeddings.position_embedding.weight",
-    "patch_embedding.weight": "embeddings.patch_embedding.weight",
-    "pre_norm.weight": "pre_layrnorm.weight",
-    "pre_norm.bias": "pre_layrnorm.bias",
-    "post_norm.weight": "post_layernorm.weight",
-    "post_norm.bias": "post_layernorm.bias",
+# Patterns in the original's names; transformers' older files have a prefix, too.
+_NAMES = {
+    r"^(visual|vision_model)\.": "",
+    r"^transformer\.": "encoder.layers.",
+    r"^cls_embedding": "embeddings.class_embedding",
+    r"^pos_embedding": "embeddings.position_embedding.weight",
+    r"^patch_embedding\.": "embeddings.patch_embedding.",
+    r"^pre_norm\.": "pre_layrnorm.",
+    r"^post_norm\.": "post_layernorm.",
+    r"\.norm(\d)\.": r".layer_norm\1.",
+    r"\.attn\.proj\.": ".self_attn.out_proj.",
+    r"\.attn\.to_qkv\.": ".self_attn.qkv.",
+    r"\.mlp\.0\.": ".mlp.fc1.",
+    r"\.mlp\.2\.": ".mlp.fc2.",
 }
 # Parts of CLIP that the hidden states of its image encoder do not depend on.
 _FOREIGN = (
@@ -96,25 +94,18 @@ def load_clip_vision(weights: Weights, device: torch.device, dtype: torch.dtype)
 
 def _converted(state: State) -> State:
     """Name the image encoder's weights as transformers does, and drop all others."""
-    state = {name: value for name, value in state.items() if not re.match(_FOREIGN, name)}
-    if not any(name.startswith("visual.") for name in state):
-        return {name.removeprefix("vision_model."): value for name, value in state.items()}
+    own = {name: value for name, value in state.items() if not re.match(_FOREIGN, name)}
     found: State = {}
-    for name, value in state.items():
-        short = name.removeprefix("visual.")
-        if match := re.fullmatch(r"transformer\.(\d+)\.(.+)\.(weight|bias)", short):
-            layer = f"encoder.layers.{match[1]}"
-            if match[2] == "attn.to_qkv":
-                for letter, part in zip("qkv", value.chunk(3), strict=True):
-                    found[f"{layer}.self_attn.{letter}_proj.{match[3]}"] = part
-            else:
-                found[f"{layer}.{_BLOCK.get(match[2], match[2])}.{match[3]}"] = value
+    for name, value in renamed(own, _NAMES).items():
+        if ".qkv." in name:
+            for letter, part in zip("qkv", value.chunk(3), strict=True):
+                found[name.replace("qkv", f"{letter}_proj")] = part
         else:
-            found[_OUTSIDE.get(short, name)] = value
+            found[name] = value
     # The original's have axes of length 1 for the batch, and for the one class token.
-    for name, axes in (("class_embedding", 2), ("position_embedding.weight", 1)):
+    for name, axes in (("class_embedding", 1), ("position_embedding.weight", 2)):
         if (embedding := found.get(f"embeddings.{name}")) is not None:
-            found[f"embeddings.{name}"] = embedding.reshape(embedding.shape[axes:])
+            found[f"embeddings.{name}"] = embedding.reshape(embedding.shape[-axes:])
     return found
 
 
@@ -138,15 +129,12 @@ def _inferred(state: State) -> dict[str, Any]:
 
 _KIND = Kind(
     name="a CLIP image encoder",
-    from_pretrained=CLIPVisionModel.from_pretrained,
+    network=CLIPVisionModel,
     models=("clip_vision_model", "clip"),
     content="image encoder",
     hint="set `clip` to models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth or its "
     ".safetensors, or to the `image_encoder` folder of a Wan pipeline",
     convert=_converted,
     infer=_inferred,
-    build=lambda config: CLIPVisionModel(
-        CLIPVisionConfig.from_dict(config.get("vision_config", config))
-    ),
     foreign=_FOREIGN,
 )

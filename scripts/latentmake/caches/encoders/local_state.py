@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -31,25 +31,23 @@ class Kind(NamedTuple):
 
     Attributes:
         name: in messages.
-        from_pretrained: of its class in diffusers or transformers.
+        network: its class in diffusers or transformers.
         models: class names or model types that its config.json may state.
         content: kind of weights that hold it.
         hint: where to find it.
         convert: gives weights the library's names, and drops those of other parts.
         infer: reads the configuration off the shapes of converted weights.
-        build: makes the network of a configuration.
         foreign: pattern of weights that belong to other parts of a hub's model.
     """
 
     name: str
-    from_pretrained: Callable[..., Any]
+    network: Any
     models: tuple[str, ...]
     content: str
     hint: str
     convert: Callable[[State], State]
     infer: Callable[[State], dict[str, Any]]
-    build: Callable[[dict[str, Any]], Any]
-    foreign: str
+    foreign: str = "(?!)"
 
 
 def load_network(kind: Kind, weights: Weights) -> Any:
@@ -62,7 +60,7 @@ def load_network(kind: Kind, weights: Weights) -> Any:
     """
     with refusing(weights, kind.name, kind.hint):
         if weights.hub is not None:
-            return pretrained(kind.from_pretrained, weights, foreign=kind.foreign)
+            return pretrained(kind.network.from_pretrained, weights, foreign=kind.foreign)
         config, single = None, Path(weights.path or "").is_file()
         if not single:
             weights_files(weights)  # names what is missing
@@ -81,31 +79,39 @@ def load_network(kind: Kind, weights: Weights) -> Any:
         if kind.content not in kinds:
             raise ValueError(f"it is {one(kinds[0])}, not {one(kind.content)}")
         state = kind.convert(state)
-        config = config or kind.infer(state)
-        network = without_weights(lambda: kind.build(config))
+        network = without_weights(kind.network, config or kind.infer(state))
         fill(network, state)
     return network
 
 
-def without_weights(build: Callable[[], Network]) -> Network:
-    """Build a network on the meta device, where weights take no memory and no time.
+def without_weights(network: Any, config: Any) -> Any:
+    """Build a network of diffusers or transformers on the meta device, without memory for weights.
+
+    Args:
+        network: its class.
+        config: as config.json has it, or an object of transformers.
 
     Raises:
-        ValueError: its configuration is wrong.
+        ValueError: no network can have this configuration.
     """
-    functions = vars(torch.nn.init).items()
-    drawn = {name: each for name, each in functions if re.fullmatch("[a-z].*_", name)}
-    for name in drawn:
-        setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)
     try:
         with torch.device("meta"):
-            return build()
+            if hasattr(network, "from_config"):
+                return network.from_config(config)
+            if isinstance(config, dict):
+                config = network.config_class.from_dict(config.get("vision_config", config))
+            return network(config)
     except Exception as error:  # each library has its own for this
         what = "has a configuration that no network can have"
         raise ValueError(f"{what}: {first_line(error)}") from None
-    finally:
-        for name, each in drawn.items():
-            setattr(torch.nn.init, name, each)
+
+
+def renamed(state: State, names: Mapping[str, str]) -> State:
+    """Rename weights: replace patterns in their names, one after the other."""
+    found = state
+    for pattern, replacement in names.items():
+        found = {re.sub(pattern, replacement, name): value for name, value in found.items()}
+    return found
 
 
 def pretrained(
@@ -210,7 +216,7 @@ def _read(path: Path) -> State:
     return found
 
 
-def fill(network: torch.nn.Module, state: State) -> None:
+def fill(network: Any, state: State) -> None:
     """Give a network on the meta device exactly its weights, in their own dtype.
 
     Files may hold a weight of several names once. What is mapped from a file stays so.
@@ -230,10 +236,8 @@ def fill(network: torch.nn.Module, state: State) -> None:
     )
     network.requires_grad_(False)
     network.load_state_dict(state, strict=True, assign=True)
-    for name, other in tied.items():
-        if state[name] is state[other] or torch.equal(state[name], state[other]):
-            folder, _, last = name.rpartition(".")
-            setattr(network.get_submodule(folder), last, network.get_parameter(other))
+    if tied:  # to one tensor, if they are equal
+        network.tie_weights(missing_keys=set(), recompute_mapping=False)
     for name, buffer in list(network.named_buffers()):
         if name.endswith("position_ids"):  # in no file
             network.get_submodule(name.rpartition(".")[0]).position_ids = torch.arange(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -15,7 +16,6 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-from latentmake.caches.encoders.checkpoint import text_state
 from latentmake.caches.encoders.local_state import (
     State,
     fill,
@@ -27,8 +27,9 @@ from latentmake.caches.encoders.local_state import (
 )
 from latentmake.caches.encoders.projection import text_projection
 from latentmake.caches.tokenizers import TokenCache, load
-from latentmake.config.weights import TextWeights
+from latentmake.config.weights import TextWeights, Weights
 from latentmake.errors import ModelError
+from latentmake.models.checkpoints import part_of, prefix_of
 from latentmake.models.files import config_file, network_config, weights_files
 
 Kind = Literal["CLIP", "CLIP with its projection", "T5"]
@@ -103,8 +104,8 @@ def _load(weights: TextWeights, dtype: torch.dtype, kind: Kind | None) -> PreTra
         config = AutoConfig.from_pretrained(config_path.parent, local_files_only=True)
         model_class = _model_class(config, kind)
         config = model_class.config_class.from_pretrained(config_path.parent, local_files_only=True)
-    model = without_weights(lambda: model_class(config))
-    state = text_state(weights, config, local_state(weights))
+    model: PreTrainedModel = without_weights(model_class, config)
+    state = _part(weights, config, local_state(weights))
     own: State = {}
     for name in model.state_dict():
         # CLIP's names come with this prefix or without.
@@ -112,3 +113,18 @@ def _load(weights: TextWeights, dtype: torch.dtype, kind: Kind | None) -> PreTra
             own |= {name: state[other]} if other in state else {}
     fill(model, own)
     return model
+
+
+def _part(weights: Weights, config: Any, state: State) -> State:
+    """Return the weights of a text encoder: of a checkpoint its part's, else all as they are."""
+    part = part_of(weights)
+    prefix = part and prefix_of(part, state)
+    if not prefix:
+        return state
+    if not prefix.endswith("model."):
+        return {x.removeprefix(prefix): state[x] for x in state if x.startswith(prefix)}
+    from diffusers.loaders.single_file_utils import convert_open_clip_checkpoint
+
+    network = SimpleNamespace(config=config)
+    converted: State = convert_open_clip_checkpoint(network, state, prefix=prefix)
+    return converted

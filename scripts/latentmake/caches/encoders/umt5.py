@@ -10,9 +10,9 @@ import re
 from typing import Any
 
 import torch
-from transformers import UMT5Config, UMT5EncoderModel
+from transformers import UMT5EncoderModel
 
-from latentmake.caches.encoders.local_state import Kind, State, load_network, place
+from latentmake.caches.encoders.local_state import Kind, State, load_network, place, renamed
 from latentmake.caches.encoders.text import TextEncoder
 from latentmake.caches.tokenizers import TokenCache, clean_caption
 from latentmake.caches.tokenizers import load as load_tokenizer
@@ -20,22 +20,19 @@ from latentmake.config.weights import TextWeights
 from latentmake.models.files import T5_LENGTH
 
 _LARGEST_FP8 = torch.finfo(torch.float8_e4m3fn).max
-# Names inside a block: the original's, then transformers'.
-_BLOCK = {
-    "norm1": "layer.0.layer_norm",
-    "attn.q": "layer.0.SelfAttention.q",
-    "attn.k": "layer.0.SelfAttention.k",
-    "attn.v": "layer.0.SelfAttention.v",
-    "attn.o": "layer.0.SelfAttention.o",
-    "pos_embedding.embedding": "layer.0.SelfAttention.relative_attention_bias",
-    "norm2": "layer.1.layer_norm",
-    "ffn.gate.0": "layer.1.DenseReluDense.wi_0",
-    "ffn.fc1": "layer.1.DenseReluDense.wi_1",
-    "ffn.fc2": "layer.1.DenseReluDense.wo",
-}
-_OUTSIDE = {
-    "token_embedding.weight": "shared.weight",
-    "norm.weight": "encoder.final_layer_norm.weight",
+# Patterns in the original's names, which files of complete models prefix with `encoder.`.
+_NAMES = {
+    r"^encoder\.": "",
+    r"^blocks\.": "encoder.block.",
+    r"^token_embedding\.": "shared.",
+    r"^norm\.": "encoder.final_layer_norm.",
+    r"\.norm1\.": ".layer.0.layer_norm.",
+    r"\.norm2\.": ".layer.1.layer_norm.",
+    r"\.attn\.": ".layer.0.SelfAttention.",
+    r"\.pos_embedding\.embedding\.": ".layer.0.SelfAttention.relative_attention_bias.",
+    r"\.ffn\.gate\.0\.": ".layer.1.DenseReluDense.wi_0.",
+    r"\.ffn\.fc1\.": ".layer.1.DenseReluDense.wi_1.",
+    r"\.ffn\.fc2\.": ".layer.1.DenseReluDense.wo.",
 }
 # In files of complete models; the last is ComfyUI's copy of the tokenizer.
 _FOREIGN = r"decoder\.|lm_head\.|spiece_model"
@@ -96,21 +93,11 @@ def _converted(state: State) -> State:
             "it is in 8 bits with scales, which cannot be read; `fp8_t5` brings 16 bits to 8"
         )
     if any("blocks.0.ffn.gate." in name for name in state):
-        # The original's names, in files of complete models with the prefix of the encoder.
-        state = {
-            _modern_name(name.removeprefix("encoder.")): value for name, value in state.items()
-        }
+        state = renamed(state, _NAMES)
     state = {name: value for name, value in state.items() if not re.match(_FOREIGN, name)}
     embedding = ("shared.weight", "encoder.embed_tokens.weight")  # one tensor of two names
     found = next((state[name] for name in embedding if name in state), None)
     return state if found is None else dict.fromkeys(embedding, found) | state
-
-
-def _modern_name(name: str) -> str:
-    if match := re.fullmatch(r"blocks\.(\d+)\.(.+)\.weight", name):
-        part = _BLOCK.get(match[2])
-        return name if part is None else f"encoder.block.{match[1]}.{part}.weight"
-    return _OUTSIDE.get(name, name)
 
 
 def _inferred(state: State) -> dict[str, Any]:
@@ -132,13 +119,12 @@ def _inferred(state: State) -> dict[str, Any]:
 
 _KIND = Kind(
     name="umT5",
-    from_pretrained=UMT5EncoderModel.from_pretrained,
+    network=UMT5EncoderModel,
     models=("umt5",),
     content="T5",
     hint="set `text` to models_t5_umt5-xxl-enc-bf16.pth or its .safetensors, or to the "
     "`text_encoder` folder of a Wan pipeline",
     convert=_converted,
     infer=_inferred,
-    build=lambda config: UMT5EncoderModel(UMT5Config.from_dict(config)),
     foreign=_FOREIGN,
 )

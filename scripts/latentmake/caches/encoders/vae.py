@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import torch
 from diffusers import AutoencoderKL
 
@@ -13,6 +11,7 @@ from latentmake.caches.encoders.local_state import (
     place,
     pretrained,
     refusing,
+    renamed,
     without_weights,
 )
 from latentmake.caches.encoders.transfer import upload
@@ -23,7 +22,12 @@ from latentmake.models.files import network_config, weights_files
 TILE = 512
 """Pixels a side of a tile. Not the `sample_size` of a configuration, which single files lack."""
 
-_ANCIENT_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+_ANCIENT_ATTENTION = {
+    rf"(attentions\.\d+)\.{old}\.": rf"\1.{new}."
+    for old, new in zip(
+        ("query", "key", "value", "proj_attn"), ("to_q", "to_k", "to_v", "to_out.0"), strict=True
+    )
+}
 
 
 def load_vae(
@@ -41,7 +45,7 @@ def load_vae(
         if weights.hub is None:
             vae = _from_files(weights)
         else:
-            vae = pretrained(AutoencoderKL.from_pretrained, weights, low_cpu_mem_usage=False)
+            vae = pretrained(AutoencoderKL.from_pretrained, weights)
     filled_in = vae.config.get("_use_default_values", ())
     asks = vae.config.get("force_upcast") and "force_upcast" not in filled_in
     if dtype == torch.float16 and asks:
@@ -83,13 +87,13 @@ def _from_files(weights: Weights) -> AutoencoderKL:
     if config is None:  # nothing is known of it, and SDXL's overflows in float16
         shapes = {name: tuple(value.shape) for name, value in state.items()}
         config = {**vae_config(shapes), "force_upcast": True}
-    vae = without_weights(lambda: AutoencoderKL.from_config(config))
+    vae = without_weights(AutoencoderKL, config)
     if original:
         from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint
 
         state = convert_ldm_vae_checkpoint(state, config)
     else:
-        state = {_modern_name(name): value for name, value in state.items()}
+        state = renamed(state, _ANCIENT_ATTENTION)
     expected = vae.state_dict()
     state = {
         # Attention projections are 1 x 1 convolutions in older files.
@@ -100,12 +104,6 @@ def _from_files(weights: Weights) -> AutoencoderKL:
     }
     fill(vae, state)
     return vae
-
-
-def _modern_name(name: str) -> str:
-    for old, new in _ANCIENT_ATTENTION.items():
-        name = re.sub(rf"(attentions\.\d+)\.{old}\.", rf"\1.{new}.", name)
-    return name
 
 
 @torch.inference_mode()

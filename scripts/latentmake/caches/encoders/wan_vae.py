@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import re
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -298,12 +297,10 @@ def _check_settings(config: Any, where: str) -> None:
 
 _KIND = Kind(
     name="Wan's VAE",
-    from_pretrained=partial(AutoencoderKLWan.from_pretrained, low_cpu_mem_usage=False),
+    network=AutoencoderKLWan,
     models=("AutoencoderKLWan",),
     content="Wan VAE",
     hint=_HINT,
     convert=_converted,
     infer=_inferred,
-    build=AutoencoderKLWan.from_config,
-    foreign="(?!)",  # nothing
 )

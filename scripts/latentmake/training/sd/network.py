@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 
 import torch
 from diffusers import UNet2DConditionModel
+from diffusers.loaders.single_file_utils import convert_ldm_unet_checkpoint
 from peft import LoraConfig
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from latentmake.caches.encoders.checkpoint import unet_state
 from latentmake.caches.encoders.local_state import fill, local_state, without_weights
 from latentmake.caches.encoders.projection import load_projection, write_projection
 from latentmake.config.trainers import SdTrainer
@@ -98,8 +98,10 @@ def _single_file(weights: Weights) -> UNet:
 
 def _of_checkpoint(weights: Weights) -> UNet:
     config = checkpoints.config_of(weights)
-    unet = without_weights(lambda: _UNet.from_config(config))
-    fill(unet, unet_state(config, local_state(weights)))
+    unet = without_weights(_UNet, config)
+    state = local_state(weights)
+    own = {name: state[name] for name in state if name.startswith("model.diffusion_model")}
+    fill(unet, convert_ldm_unet_checkpoint(own, config))
     return unet.float().eval()
 
 

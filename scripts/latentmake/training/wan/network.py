@@ -10,7 +10,7 @@ from diffusers import WanTransformer3DModel
 from peft import LoraConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
 
-from latentmake.caches.encoders.local_state import fill, local_state, refusing
+from latentmake.caches.encoders.local_state import fill, local_state, refusing, without_weights
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
 from latentmake.training.wan.dit import HINT, IGNORED, check_targets, read_dit, to_diffusers
@@ -57,8 +57,7 @@ def _load(path: str, dtype: torch.dtype) -> Transformer:
             for name, value in local_state(weights).items()
             if IGNORED not in name
         }
-        with torch.device("meta"):  # without memory for weights
-            transformer = _Transformer.from_config(dit.config)
+        transformer = without_weights(_Transformer, dit.config)
         fill(transformer, state)
         del state
         kept = set(_Transformer._keep_in_fp32_modules)
