@@ -161,13 +161,3 @@ def test_probing_tells_size_and_length_or_the_fault_in_order(
             assert each == probe_video(paths[number])
             assert each.frames == number + 1
     assert [*probe_videos([])] == []
-
-
-def test_a_file_that_never_answers_is_named_while_planning(
-    video: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    os.mkfifo(pipe := tmp_path / "pipe.mp4")  # whoever opens it waits for a writer
-    monkeypatch.setattr(module, "Readers", lambda: Readers(timeout=5))
-    sound, hanging, other = probe_videos([video, str(pipe), video])
-    assert sound == other == probe_video(video)
-    assert f"{pipe}: gave no frame for 5 seconds" in str(hanging)
