@@ -118,6 +118,19 @@ def test_a_safetensors_file_under_an_npz_name_is_no_npz(path: Path) -> None:
         cachefile.read_header(path)
 
 
+def test_a_larger_archive_than_32_bits_can_say_is_read(path: Path) -> None:
+    # The same archive, its directory described as one of more than 4 GB is.
+    end = WHOLE.rfind(b"PK\x05\x06")
+    (size, offset) = struct.unpack_from("<LL", WHOLE, end + 12)
+    record = struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, 3, 3, size, offset)
+    locator = struct.pack("<4sLQL", b"PK\x06\x07", 0, end, 1)
+    short = WHOLE[end : end + 12] + b"\xff" * 8 + WHOLE[end + 20 :]
+    atomic.write(path, WHOLE[:end] + record + locator + short)
+    with np.load(path) as found:
+        assert np.array_equal(found["latents"], ARRAYS["latents"])
+    assert cachefile.read_header(path) == HEADER
+
+
 def test_the_recipe_is_told_by_either_kind_of_file_and_by_no_other(path: Path) -> None:
     atomic.write(path, WHOLE)
     assert cachefile.read_recipe(path) == RECIPE
