@@ -14,8 +14,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from latentmake.regular import open_regular
-
 _LONG = 4 << 30  # bytes: seconds of reading, which are worth a progress bar
 
 
@@ -76,15 +74,12 @@ def of_file(path: Path | Section, *, quiet: bool = False) -> str:
     """Return the SHA-256 of a file's content; a large one gets a progress bar unless `quiet`.
 
     Raises:
-        OSError: it cannot be read, or is a folder, a pipe, a socket or a device.
+        OSError: it cannot be read.
     """
     if isinstance(path, Section):
         return _of_section(path)
-    try:
-        file, size = open_regular(path)
-    except ValueError as error:
-        raise OSError(errno.EINVAL, str(error), str(path)) from None
-    with file:
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
         if quiet or size < _LONG:
             return hashlib.file_digest(file, "sha256").hexdigest()
         from latentmake.progress import Progress

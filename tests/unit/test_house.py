@@ -18,7 +18,7 @@ package = house.Package(ROOT / "scripts/latentmake")
 
 # From the lowest to the highest. Those of one line are siblings: neither imports the other.
 LAYERS = (
-    ("errors", "progress", "regular"),
+    ("errors", "progress"),
     ("digest",),
     ("config",),
     ("geometry",),
@@ -44,7 +44,6 @@ TOP = ("backends", "extras", "request", "session", "entry")
 STILL_TO_DO = {
     "caches",
     "exchange",
-    "regular",
     "reports",
     "training",
     "words",
@@ -186,5 +185,5 @@ def test_an_import_names_its_module_in_full() -> None:
 
 def test_the_root_holds_few_modules() -> None:
     root = {path.stem for path in package.folder.glob("*.py")} - {"__init__"}
-    named = {"backends", "digest", "entry", "errors", "extras", "progress", "regular"}
+    named = {"backends", "digest", "entry", "errors", "extras", "progress"}
     assert root == named | {"__main__", "cli", "request", "session"}

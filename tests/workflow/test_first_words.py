@@ -74,7 +74,7 @@ def test_folders_that_snakemake_needs_are_looked_at_first(fresh: Callable[[], Pr
         shutil.rmtree(project / name, ignore_errors=True)
         (project / name).touch()
         result = project.run("caches_tiny", check=False)
-        fails(result, f"error: {name}: a file is in the place of a folder")
+        fails(result, f"error: {name}: a file lies where a folder belongs")
         (project / name).unlink()
     braces = project.folder.with_name("my {project}")
     project.folder.rename(braces)

@@ -28,11 +28,6 @@ def facts() -> Iterator[Any]:
     yield os.getpgrp(), sorted({"torch", "pydantic", "snakemake"} & {*sys.modules})
 
 
-def full() -> Iterator[Any]:
-    raise OSError(28, "No space left on device")
-    yield
-
-
 def wrong() -> Iterator[Any]:
-    raise RuntimeError("a fault of ours")
+    raise ValueError("a fault of ours")
     yield

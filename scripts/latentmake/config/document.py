@@ -18,7 +18,6 @@ from typing import Any
 import yaml
 
 from latentmake.errors import ConfigError, shortened
-from latentmake.regular import read_regular
 
 _TOP = "write the sections datasets, models and runs; see config/README.md"
 _LONGEST_NUMBER = 1000  # characters: PyYAML takes hours for a million of them
@@ -55,7 +54,7 @@ def check_file(path: Path) -> None:
     if path.is_relative_to("/dev/fd"):
         return  # a pipe can be read once: by Snakemake, which takes nothing but JSON from it
     try:
-        data = read_regular(path)
+        data = path.read_bytes()
     except OSError as error:
         what, hint = f"cannot be read: {error.strerror}", _FILE
         if isinstance(error, FileNotFoundError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
 
 from pydantic import (
@@ -29,8 +30,6 @@ from pydantic import (
 )
 from pydantic.config import JsonDict
 from pydantic_core import PydanticKnownError, core_schema
-
-from latentmake.regular import read_regular
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 _ENDING = r"^\.[^/\\]+$"
@@ -385,7 +384,7 @@ def with_prompt_file(values: Any) -> Any:
         raise ValueError("has both `prompts` and `prompt_file`: leave one out")
     name = expanded(values["prompt_file"])
     try:
-        lines = read_regular(name).decode("utf-8-sig").splitlines()
+        lines = Path(name).read_bytes().decode("utf-8-sig").splitlines()
     except OSError as error:
         what = f"`prompt_file` {name} cannot be read ({error.strerror}): correct the path"
         raise ValueError(what) from None

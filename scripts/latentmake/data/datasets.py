@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
+from latentmake import digest
 from latentmake.config.root import Config
 from latentmake.data import folders
 from latentmake.data.item import Entry, Fault, Item, Scan
@@ -29,7 +30,7 @@ class Datasets:
         self.unreadable: dict[str, dict[str, Fault]] = {}
         self.faults: dict[tuple[str, str], list[Fault]] = {}
         self._scans: dict[tuple[str, str], Scan] = {}
-        self._found: dict[tuple[str, bool], tuple[list[Item], list[Fault]]] = {}
+        self._found: dict[tuple[str, str, bool], tuple[list[Item], list[Fault]]] = {}
         self._items: dict[tuple[str, str], tuple[list[Item], list[Fault]]] = {}
         self._noted: set[str] = set()
 
@@ -56,25 +57,18 @@ class Datasets:
 
         Notes for the user about those that are left out are written once.
         """
-        layout, asked = self.layout(model), (dataset, model)
+        asked = dataset, model
         if asked not in self._items:
-            scan, read = self.scan(dataset), (dataset, layout.first_line)
-            if read not in self._found:
-                self._found[read] = self._described(dataset, model, scan)
-            found, faults = self._found[read]
-            if layout.external:
-                listed = len(found)
-                found, more, notes = self._measured(dataset, model, scan, found)
-                faults = faults + more
-                lines = [f"note: datasets.{dataset}: {note}\n" for note in notes]
-                sys.stderr.writelines(line for line in lines if line not in self._noted)
-                self._noted.update(lines)
-                if not found and not faults:
-                    raise DatasetError(
-                        f"none of its {listed} videos is long enough for a clip",
-                        where=f"datasets.{dataset}.target_frames",
-                        hint="use fewer frames, or longer videos",
-                    )
+            found, faults, notes = self._made(dataset, model, self.scan(dataset))
+            lines = [f"note: datasets.{dataset}: {note}\n" for note in notes]
+            sys.stderr.writelines(line for line in lines if line not in self._noted)
+            self._noted.update(lines)
+            if not found and not faults:
+                raise DatasetError(
+                    "none of its videos is long enough for a clip",
+                    where=f"datasets.{dataset}.target_frames",
+                    hint="use fewer frames, or longer videos",
+                )
             if unreadable := self.unreadable.get(dataset):
                 found = [item for item in found if item.stem not in unreadable]
                 faults = [*faults, *unreadable.values()]
@@ -89,36 +83,38 @@ class Datasets:
         """
         if not entries:
             return []
-        scan, notes = self.scan(dataset)._replace(entries=entries), list[str]()
+        mark = digest.of_entries(entries)
+        scan = self.scan(dataset)._replace(entries=entries, fingerprint=mark)
         try:
-            found, faults = self._described(dataset, model, scan)
-            if self.layout(model).external:
-                found, more, notes = self._measured(dataset, model, scan, found)
-                faults = faults + more
+            found, faults, notes = self._made(dataset, model, scan)
         except DatasetError:
             return None
         return None if faults or notes else sorted(found)
 
-    def _described(self, dataset: str, model: str, scan: Scan) -> tuple[list[Item], list[Fault]]:
-        """Return the items of a listing with their texts, and the faults of the others."""
-        from latentmake.data.texts import with_texts
-
-        settings, first = self.config.datasets[dataset], self.layout(model).first_line
-        found, faults = scan.items, [*scan.faults]
-        if found is None:
-            found, faults = folders.items(dataset, settings, scan)
-        found, more = with_texts(dataset, settings, scan, found, self.memo, first_line=first)
-        return found, faults + more
-
-    def _measured(
-        self, dataset: str, model: str, scan: Scan, found: Sequence[Item]
+    def _made(
+        self, dataset: str, model: str, scan: Scan
     ) -> tuple[list[Item], list[Fault], list[str]]:
-        """Return items with sizes and clips, the faults of others, and notes about them."""
+        """Return the items of a listing as a model needs them, faults of others, and notes."""
+        settings, layout = self.config.datasets[dataset], self.layout(model)
+        read = dataset, scan.fingerprint, layout.first_line
+        if read not in self._found:
+            from latentmake.data.texts import with_texts
+
+            found, faults = scan.items, [*scan.faults]
+            if found is None:
+                found, faults = folders.items(dataset, settings, scan)
+            found, more = with_texts(
+                dataset, settings, scan, found, self.memo, first_line=layout.first_line
+            )
+            self._found[read] = found, faults + more
+        found, faults = self._found[read]
+        if not layout.external:
+            return found, faults, []
         from latentmake.data.probe import measured
 
-        settings, section = self.config.datasets[dataset], self.config.models[model]
-        control = self.scan(dataset, "control_directory")
-        return measured(self.layout(model), settings, scan, found, control, self.memo, section)
+        control, section = self.scan(dataset, "control_directory"), self.config.models[model]
+        found, more, notes = measured(layout, settings, scan, found, control, self.memo, section)
+        return found, faults + more, notes
 
     def add_faults(self, dataset: str, unreadable: Mapping[str, SourceError]) -> None:
         """Count the items whose sources cannot be read as faulty from now on."""

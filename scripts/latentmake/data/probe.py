@@ -18,13 +18,15 @@ from latentmake.data.item import LAYER, Fault, File, Item, Scan
 from latentmake.errors import SourceError
 from latentmake.files.media import probe_image
 from latentmake.files.readers import probe_videos
-from latentmake.geometry.clips import Media, Timing
+from latentmake.geometry.clips import Media
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts.layout import Layout
 from latentmake.progress import Progress
 
 _LOOKS_LONG = 1000  # images whose measuring is worth a progress bar
 _LONG_VIDEOS = 20  # the same of videos
+_SHORT = "has too few frames for any clip of target_frames"
+_TURNED = "has a rotation for display, which does not count; set `display_rotation: true`"
 
 
 def measured(
@@ -45,7 +47,8 @@ def measured(
     Returns:
         The items, faults of others, and notes for the user about those that are left out.
     """
-    found, faults, short, owners = list[Item](), list[Fault](), list[str](), dict[str, Item]()
+    found, faults, owners = list[Item](), list[Fault](), dict[str, Item]()
+    notes: dict[str, dict[str, None]] = {}  # what is noted of which items
     stats = {item.image: item.files[0].stat for item in items}
     known = probed(scan.roots, stats, memo, video=settings.video)
     controls = controls_of(layout, settings, scan, control, items, model)
@@ -62,15 +65,15 @@ def measured(
             if settings.video:
                 if model.scripted:
                     refuse_parts(item)
+                if media.rotation and not settings.display_rotation:
+                    notes.setdefault(_TURNED, {})[item.image] = None
                 media, span = used_part(item, settings, media, layout.rate)
             _check_name(layout, item, owners, settings.text_variants)
             if settings.video and not layout.clips(media, settings, span):
                 refuse_beyond(media, span)
-                frames = f"{media.frames} frame{'s' * (media.frames != 1)}"
-                what = f"has {frames}, too few for any clip of target_frames"
                 if settings.short_videos == "error":
-                    raise SourceError(what, hint="use shorter clips, or remove it")
-                short.append(f"{item.where} {what}: it is left out")
+                    raise SourceError(_SHORT, hint="use shorter clips, or remove it")
+                notes.setdefault(f"{_SHORT}: it is left out", {})[item.where] = None
                 continue
             files = controls(item)
             sizes = sizes_of(files, settings, model, measure)
@@ -84,24 +87,8 @@ def measured(
         found.append(item._replace(media=media, span=span))
     if settings.multiple_target:
         found = [*_even(found, faults)]
-    notes = [short[0] + f", and {len(short) - 1} more" * (len(short) > 1)] if short else []
-    if settings.video:
-        notes += _notes(settings, {path: known[path] for path in stats})
-    return found, faults, notes
-
-
-def _notes(settings: Dataset, found: Mapping[str, Media | SourceError]) -> Iterator[str]:
-    """Yield lines about videos that keys would treat otherwise."""
-    known = [(path, media) for path, media in found.items() if isinstance(media, Media)]
-    variable = [x for x, each in known if each.timing and Timing.parse(each.timing).is_variable]
-    turned = [path for path, media in known if media.rotation]
-    for counts, paths, what, key in (
-        (settings.source_fps == "auto", variable, "variable frame rate", "source_fps: auto"),
-        (settings.display_rotation, turned, "rotation for display", "display_rotation: true"),
-    ):
-        if paths and not counts:
-            more = f" and {len(paths) - 1} more have" if len(paths) > 1 else " has"
-            yield f"{paths[0]}{more} a {what}, which does not count; set `{key}`"
+    lines = [f"{min(x)} {y}" + f", and {len(x) - 1} more" * (len(x) > 1) for y, x in notes.items()]
+    return found, faults, lines
 
 
 def _even(items: Sequence[Item], faults: list[Fault]) -> Iterator[Item]:
@@ -109,12 +96,12 @@ def _even(items: Sequence[Item], faults: list[Fault]) -> Iterator[Item]:
     counts = Counter(len(item.layers) for item in items if item.layers)
     usual = max(counts, key=lambda count: (counts[count], count), default=0)
     for item in items:
-        count, name = len(item.layers), item.stem.rpartition("/")[2]
-        if count == usual != 0:
+        if (count := len(item.layers)) == usual != 0:
             yield item
             continue
         what = f"has {count or 'no'} layer{'s' * (count != 1)}"
         what += f", and others {usual}" * (usual > 0)
+        name = item.stem.rpartition("/")[2]
         hint = f"name them {name}_1, {name}_2 and so on, without captions, or remove it"
         faults.append(Fault(item.where, item.stem, what, hint))
 

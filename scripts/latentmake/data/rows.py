@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 from latentmake.data.captions import text_fault
 from latentmake.errors import DatasetError, shortened
 from latentmake.files.paths import is_text
-from latentmake.regular import read_regular
 
 NAMES = (
     *("video", "video_path", "image", "image_path", "file_name", "path", "image_path_0"),
@@ -62,7 +61,7 @@ def read_rows(
         DatasetError: it cannot be read, or is no such file.
     """
     try:
-        for number, value in _records(Path(file).suffix.lower(), read_regular(file)):
+        for number, value in _records(Path(file).suffix.lower(), Path(file).read_bytes()):
             try:
                 yield number, _row(value, captions)
             except ValueError as error:

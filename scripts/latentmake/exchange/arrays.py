@@ -56,7 +56,7 @@ def check(data: bytes, work: Order, source: SourceBytes, target: Target, name: s
     try:
         with _READING, np.load(io.BytesIO(data), allow_pickle=False) as archive:
             found: dict[str, NDArray[Any]] = {key: archive[key] for key in archive.files}
-        npz.comment_of(data)
+        npz.comment_of(data, len(data))
     except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
         what = "is cut short or no npz file"
         raise CacheError(what if not str(error).startswith("is ") else str(error)) from None

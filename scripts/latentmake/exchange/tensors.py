@@ -15,8 +15,7 @@ from latentmake.data.item import Item
 from latentmake.errors import CacheError, SourceError
 from latentmake.exchange.adoption import OutdatedError
 from latentmake.files.cachefile import CAPTION, head_of
-from latentmake.files.safetensors import Head, Tensor, parse_head
-from latentmake.files.tensor_bytes import is_finite
+from latentmake.files.safetensors import Head, Tensor, largest, parse_head
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import SIZED
 from latentmake.layouts.musubi import frames_and_sides
@@ -57,7 +56,7 @@ def check(data: bytes, work: Order, source: SourceBytes, target: Target, name: s
         _check_latents(work, source.item, target, scripts, head, found, name)
     body = memoryview(data)[len(head.data) :]
     for key, tensor in found.items():
-        if not is_finite(tensor.dtype, body[tensor.start : tensor.end]):
+        if largest(tensor.dtype, body[tensor.start : tensor.end]) is None:
             raise CacheError(f"holds NaN or infinity ({key})")
     # Other tensors may be zeros by right, such as FramePack's clean latents.
     first = re.escape(scripts.tensors[0]) if work.kind == "text" else r"latents_\d"

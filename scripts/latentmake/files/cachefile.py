@@ -10,14 +10,13 @@ import json
 import os
 import struct
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from latentmake import digest
 from latentmake.errors import CacheError
 from latentmake.files import npz
-from latentmake.files.safetensors import read_head
-from latentmake.files.tensor_bytes import CHECKSUM, PLACEHOLDERS, filled, sealed
-from latentmake.regular import open_regular
+from latentmake.files.safetensors import CHECKSUM, PLACEHOLDERS, filled, read_head, sealed
 
 if TYPE_CHECKING:
     import torch
@@ -159,7 +158,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes]:
             return head.metadata, head.data
         except ValueError:
             # As the length of a safetensors header, these bytes would be beyond the format's limit.
-            with open_regular(path)[0] as file:
+            with Path(path).open("rb") as file:
                 if file.read(len(npz.MAGIC)) != npz.MAGIC:
                     raise
     return npz.read_metadata(path), b""

@@ -202,18 +202,16 @@ def probe_video(path: str) -> Media:
 
     Frames are counted as packets where a packet is a frame for certain, and decoded otherwise.
     """
-    with (
-        opened(path) as file,
-        _Skipping(file.fileno(), closefd=False) as skipping,
-        opened_video(skipping, path) as (container, stream),
-    ):
-        counted = _count_packets(container, stream, skipping.skip)
-    if counted is None:
-        with opened(path) as file, opened_video(file, path) as (container, stream):
-            counted = _count_frames(container, stream)
-    if counted is None:
-        raise SourceError("holds no frame", where=path, hint="replace or remove it")
-    return counted
+    for count in (_count_packets, _count_frames):
+        with (
+            opened(path) as file,
+            _Skipping(file.fileno(), closefd=False) as skipping,
+            opened_video(skipping, path) as (container, stream),
+        ):
+            first, times = count(container, stream, skipping.skip)
+            if first is not None:
+                return _media(first, times, stream)
+    raise SourceError("holds no frame", where=path, hint="replace or remove it")
 
 
 def rotation_of(frame: VideoFrame) -> int:
@@ -221,27 +219,22 @@ def rotation_of(frame: VideoFrame) -> int:
     return round(-frame.rotation / 90) * 90 % 360
 
 
-def _media(
-    frame: VideoFrame, count: int, times: list[int | None], last: int, stream: VideoStream
-) -> Media:
-    """Return what is known of a video.
+_Times = list[tuple[int | None, int]]
+"""Timestamps and durations of frames, in any order; 0 is a duration that is not known."""
 
-    Args:
-        frame: its first one.
-        count: number of frames.
-        times: their timestamps in any order.
-        last: duration of the last one, 0 if it is not known.
-        stream: of these frames.
-    """
-    timing, base = "", frame.time_base or stream.time_base
-    known = sorted(time for time in times if time is not None)
-    if base and len(known) == count:
-        if count > 1 and last < (known[-1] - known[-2]) / 2:  # not known, or a stand-in
+
+def _media(first: VideoFrame, times: _Times, stream: VideoStream) -> Media:
+    """Return what is known of the frames of a stream, of which `first` is the first."""
+    timing, base = "", first.time_base or stream.time_base
+    known = sorted(time for time, _ in times if time is not None)
+    if base and len(known) == len(times):
+        last = max(times)[1]
+        if len(known) > 1 and last < (known[-1] - known[-2]) / 2:  # not known, or a stand-in
             last = known[-1] - known[-2]
         if last <= 0:
             last = max(1, round(1 / (base * (stream.average_rate or 16))))
         timing = Timing.of(base, known, last).simplified().text
-    return Media(frame.width, frame.height, count, timing, rotation_of(frame))
+    return Media(first.width, first.height, len(times), timing, rotation_of(first))
 
 
 class _Skipping(io.FileIO):
@@ -282,30 +275,27 @@ class _Skipping(io.FileIO):
 
 def _count_packets(
     container: InputContainer, stream: VideoStream, skip: Callable[[], object]
-) -> Media | None:
-    if stream.codec_context.name not in _COUNTED_CODECS:
-        return None
-    if container.format.name.partition(",")[0] not in COUNTED_CONTAINERS:
-        return None
+) -> tuple[VideoFrame | None, _Times]:
+    """Return the first frame and the times of all; no frame where packets may not be frames."""
     first: Packet[VideoStream] | None = None
     frame: VideoFrame | None = None
-    times: list[int | None] = []
-    last = (0, 0)  # time and duration of the frame shown last
+    times: _Times = []
+    kind = container.format.name.partition(",")[0]
+    if stream.codec_context.name not in _COUNTED_CODECS or kind not in COUNTED_CONTAINERS:
+        return None, times
     for packet in container.demux(stream):
         if packet.size == 0 and packet.dts is None:  # PyAV's sign that the file is at its end
             continue
         first = first or packet
         if not is_plain(packet, first):
-            return None
-        times.append(packet.pts)
-        last = max(last, (packet.pts or 0, packet.duration or 0))
+            return None, times
+        times.append((packet.pts, packet.duration or 0))
         if frame is None:
             frame = next(iter(packet.decode()), None)
-            if frame is not None and container.format.name.startswith("mov"):
+            if frame is not None and kind == "mov":
                 skip()
-    if frame is None or frame.interlaced_frame:  # each of the two fields may have its own packet
-        return None
-    return _media(frame, len(times), times, last[1], stream)
+    # Each of the two fields of an interlaced frame may have its own packet.
+    return (None if frame is None or frame.interlaced_frame else frame), times
 
 
 def is_plain(packet: Packet[VideoStream], first: Packet[VideoStream]) -> bool:
@@ -322,12 +312,12 @@ def is_plain(packet: Packet[VideoStream], first: Packet[VideoStream]) -> bool:
     )
 
 
-def _count_frames(container: InputContainer, stream: VideoStream) -> Media | None:
-    first: VideoFrame | None = None
-    times: list[int | None] = []
-    duration = 0
+def _count_frames(
+    container: InputContainer, _stream: VideoStream, _skip: Callable[[], object]
+) -> tuple[VideoFrame | None, _Times]:
+    """Return the first frame and the times of all, which are decoded."""
+    first, times = None, []
     for frame in container.decode(video=0):
         first = first or frame
-        times.append(frame.pts)
-        duration = frame.duration or 0
-    return None if first is None else _media(first, len(times), times, duration, stream)
+        times.append((frame.pts, frame.duration or 0))
+    return first, times

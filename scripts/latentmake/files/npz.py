@@ -17,21 +17,20 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from latentmake.files.tensor_bytes import DTYPES, filled, sealed
-from latentmake.regular import open_regular
+from latentmake.files.safetensors import DTYPES, filled, sealed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAGIC = b"PK\x03\x04"  # the first bytes of an archive that is not empty
+_SIGNATURE = b"PK\x05\x06"
 _END = struct.Struct("<4s4H2LH")  # of an archive: signature, disks, entries, size, offset, comment
 _BEYOND = 0xFFFFFFFF  # in the place of an offset that is written elsewhere, with 64 bits
 _MEMBER = struct.Struct("<26x2H")  # before a member: lengths of the name and more, which follow
-_FIRST_READ = 4096  # bytes that hold a comment of ours
-_MOST = _END.size + 0xFFFF
+_TAILS = 4096, _END.size + 0xFFFF  # bytes that hold a comment of ours, and the longest
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that a ZIP archive can say
 _ARRAY = re.compile(
     rb"\x93NUMPY(?:\x01.{3}|[\x02\x03].{5})\{'descr': '([^']+)', 'fortran_order': (?:True|False), "
@@ -71,7 +70,7 @@ def stamped(data: bytes, metadata: Mapping[str, str]) -> bytes:
     comment = json.dumps(filled(metadata, members.values()), separators=(",", ":")).encode()
     if len(comment) > 0xFFFF:
         raise ValueError(f"{len(comment)} bytes of metadata are more than an archive takes")
-    old = len(comment_of(data)) + 2  # with its length, of two bytes
+    old = len(comment_of(data, len(data))) + 2  # with its length, of two bytes
     before = header[: len(header) - old]
     end = sealed(before + struct.pack("<H", len(comment)) + comment)[len(before) :]
     return b"".join((memoryview(data)[: len(data) - old], end))
@@ -83,27 +82,25 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
     Empty where its comment is none of ours.
 
     Raises:
-        ValueError: it is cut short, has grown, is no archive, or no regular file at all.
+        ValueError: it is cut short, has grown, or is no archive.
         OSError: it cannot be read.
     """
-    file, size = open_regular(path)
-    with file:
-        number = file.fileno()
-        comment = _comment(lambda most: os.pread(number, most, max(0, size - most)), size)
-    return metadata_of(comment)
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 -- hundreds of thousands of times
+        size = file.seek(0, os.SEEK_END)
+        for most in _TAILS:
+            file.seek(max(0, size - most))
+            if _SIGNATURE in (tail := file.readall()):
+                break
+    return metadata_of(comment_of(tail, size))
 
 
-def comment_of(data: bytes) -> bytes:
-    """Return the comment of an archive's bytes; ValueError where they are not complete."""
-    return _comment(lambda most: data[-most:], len(data))
+def comment_of(tail: bytes, size: int) -> bytes:
+    """Return the comment of an archive, by its last bytes and the number of all.
 
-
-def _comment(last: Callable[[int], bytes], size: int) -> bytes:
-    """Return the comment of an archive, by a function that returns its last bytes."""
-    for most in (_FIRST_READ, _MOST):
-        tail = last(most)
-        if (place := tail.rfind(b"PK\x05\x06")) >= 0:
-            break
+    Raises:
+        ValueError: it is cut short, has grown, or is no archive.
+    """
+    place = tail.rfind(_SIGNATURE)
     if place < 0 or len(tail) < place + _END.size:
         raise ValueError("is cut short or no npz file")
     *_, length, offset, comment = _END.unpack_from(tail, place)

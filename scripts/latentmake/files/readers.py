@@ -1,24 +1,23 @@
-"""Processes that read videos: a decoder that crashes or hangs takes no other file along."""
+"""Processes that read videos: a decoder that crashes or hangs takes no other file along.
+
+A process gets a generator function and its arguments by its stdin, and is asked for one value after
+the other. It ends when that pipe is closed, so also with the process that started it.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-import multiprocessing
 import os
 import pickle
-import shutil
+import select
+import subprocess
 import sys
-import tempfile
-import threading
-import types
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
-from latentmake.errors import SourceError, storage_error
+from latentmake.errors import SourceError
 from latentmake.files.disk import usable_cores
 from latentmake.files.video import probe
 from latentmake.geometry.clips import Media
@@ -32,12 +31,6 @@ _MOST = 8  # processes that probe
 _KILLED_SECONDS = 5.0  # until the system gives up a killed process that waits for a disk
 
 _Make = Callable[..., Iterator[Any]]
-_Packed = tuple[bytes, str, list[int]]
-"""A pickle, the file of its arrays, and the bytes of each."""
-
-
-class ClosedError(Exception):
-    """The processes were ended while something was read."""
 
 
 class Readers:
@@ -52,8 +45,7 @@ class Readers:
     def __init__(self, timeout: float = READ_TIMEOUT) -> None:
         self._timeout = timeout
         self._idle: list[_Reader] = []
-        self._all: set[_Reader] = set()
-        self._lock = threading.RLock()  # the garbage collector may end an iterator at any moment
+        self._all: list[_Reader] = []
         self._is_closed = False
 
     def each(self, path: str, make: _Make, *arguments: object) -> Iterator[Any]:
@@ -66,54 +58,43 @@ class Readers:
 
         Raises:
             SourceError: the function raises it, or its process hangs or crashes.
-            StorageError: the folder for temporary files has no room for an array.
-            ClosedError: the processes were ended meanwhile.
+            RuntimeError: the processes were ended meanwhile.
         """
         reader = self._asked(make, arguments)
         try:
-            while (packed := reader.answer.result(self._timeout)) is not None:
-                if packed:
-                    yield _unpacked(*packed)
-                reader.ask()
-        except TimeoutError:
-            raise _fault(f"gave no frame for {self._timeout:g} seconds", path) from None
-        except OSError as error:
-            raise storage_error(error, tempfile.gettempdir()) or error from None
-        except RuntimeError as error:
+            while answer := reader.answer(self._timeout):
+                if isinstance(answer, Exception):
+                    raise answer
+                if answer[0] is not None:
+                    yield answer[0]
+                reader.ask(())
+        except _LostError as error:
             if self._is_closed:
-                raise ClosedError from None
-            if not isinstance(error, BrokenProcessPool):
-                raise
-            raise _fault("crashed the process that reads it, or memory was short", path) from None
+                raise RuntimeError("the processes were ended") from None
+            hint = "convert it again, replace or remove it"
+            raise SourceError(str(error), where=path, hint=hint) from None
         finally:
-            if reader.answer.done():
-                with self._lock:
-                    self._idle.append(reader)
-            else:
+            if reader.is_asked:
                 reader.kill()
+            else:
+                self._idle.append(reader)
 
     def _asked(self, make: _Make, arguments: Sequence[object]) -> _Reader:
         """Return a process that works on a new function."""
-        while True:
-            with self._lock:
-                reader = self._idle.pop() if self._idle else None
-            if reader is None:
-                reader = _Reader()
-                with self._lock:
-                    self._all.add(reader)
-            if self._is_closed:
-                reader.kill()
-                raise ClosedError
-            with contextlib.suppress(BrokenProcessPool):  # it was ended while it was idle
-                reader.ask(make, *arguments)
+        while not self._is_closed:
+            try:
+                reader = self._idle.pop()
+            except IndexError:
+                self._all.append(reader := _Reader())
+            with suppress(_LostError):  # it was ended while it was idle
+                reader.ask((make, *arguments))
                 return reader
+        raise RuntimeError("the processes were ended")
 
     def close(self) -> None:
         """End all processes, for good."""
-        with self._lock:
-            self._is_closed = True
-            readers = [*self._all]
-        for reader in readers:
+        self._is_closed = True
+        for reader in self._all:
             reader.kill()
 
     def __enter__(self) -> Readers:
@@ -123,101 +104,82 @@ class Readers:
         self.close()
 
 
-def _fault(what: str, path: str) -> SourceError:
-    return SourceError(what, where=path, hint="convert it again, replace or remove it")
+_CRASHED = "crashed the process that reads it, or memory was short"
 
 
-_starting = threading.Lock()
+class _LostError(Exception):
+    """A process hangs or has crashed."""
 
 
 class _Reader:
-    """A process, its latest answer, and the folder of files that it hands over."""
+    """A process.
 
-    answer: Future[_Packed | tuple[()] | None]
+    Attributes:
+        is_asked: whether it owes an answer.
+    """
+
+    is_asked = False
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="latentmake-", ignore_cleanup_errors=True)
-        context, folder = multiprocessing.get_context("spawn"), self._folder.name
-        self._pool = ProcessPoolExecutor(
-            1, mp_context=context, initializer=_begin, initargs=(folder,)
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pipesize=1 << 18,
+            process_group=0,  # what ends us by Ctrl-C or a signal is no fault of the file
         )
-        with _starting:
-            # It would import `__main__`, and that of a job is a script that does all its work.
-            main = sys.modules["__main__"]
-            sys.modules["__main__"] = types.ModuleType("__main__")
-            try:
-                pid = self._pool.submit(os.getpid)
-            finally:
-                sys.modules["__main__"] = main
-        self._pid = pid.result()
 
-    def ask(self, *what: Any) -> None:
+    def ask(self, what: tuple[Any, ...]) -> None:
         """Ask for the first value of a function with its arguments, or else for the next one."""
-        self.answer = self._pool.submit(_next, *what)
+        assert self.process.stdin is not None
+        self.is_asked = True
+        try:
+            pickle.dump(what, self.process.stdin)
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise _LostError(_CRASHED) from None
+
+    def answer(self, timeout: float) -> tuple[Any, ...] | Exception:
+        """Return a value in a tuple, () at the end, or an error of the function."""
+        assert self.process.stdout is not None
+        answers = select.poll()
+        answers.register(self.process.stdout, select.POLLIN)
+        if not answers.poll(1000 * timeout):
+            raise _LostError(f"gave no frame for {timeout:g} seconds")
+        try:
+            found: tuple[Any, ...] | Exception = pickle.load(self.process.stdout)  # noqa: S301
+        except (EOFError, pickle.UnpicklingError):
+            raise _LostError(_CRASHED) from None
+        self.is_asked = False
+        return found
 
     def kill(self) -> None:
         """End the process, whatever it does."""
-        for process in multiprocessing.active_children():
-            if process.pid == self._pid:
-                process.kill()
-                process.join(_KILLED_SECONDS)
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self._folder.cleanup()
+        self.process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(_KILLED_SECONDS)
 
 
-def _unpacked(pickled: bytes, path: str, sizes: list[int]) -> Any:
-    """Load a value whose arrays lie in a file, which is deleted; they can be written to."""
-    arrays, place = [], 0
-    if path:
-        with Path(path).open("rb") as file:
-            memory = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-        Path(path).unlink()
-        for size in sizes:
-            arrays.append(memory[place : place + size])
-            place += size
-    return pickle.loads(pickled, buffers=arrays)  # noqa: S301  # our own process made it
-
-
-# -- inside of a process --------------------------------------------------------------------------
-
-_values: Iterator[Any] = iter(())
-
-
-def _begin(folder: str) -> None:
-    os.setpgrp()  # what ends us by Ctrl-C or a signal is no fault of the file
-    tempfile.tempdir = folder
-    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
-
-
-def _end_with_parent(folder: str) -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    shutil.rmtree(folder, ignore_errors=True)
-    os._exit(0)  # even out of the midst of a decoder
-
-
-def _next(make: _Make | None = None, *arguments: object) -> _Packed | tuple[()] | None:
-    """Return the next value; () is a sign of life, None the end.
-
-    Arrays are written to a file, whose pages the other process maps: a pipe takes several copies.
-    """
-    global _values
-    if make is not None:
-        _values = make(*arguments)
-    arrays: list[pickle.PickleBuffer] = []
-    try:
-        value = next(_values)
-    except StopIteration:
-        return None
-    if value is None:
-        return ()
-    pickled = pickle.dumps(value, protocol=5, buffer_callback=arrays.append)
-    if not arrays:
-        return pickled, "", []
-    with tempfile.NamedTemporaryFile(delete=False) as file:
-        sizes = [file.write(each.raw()) for each in arrays]
-    return pickled, file.name, sizes
+def _answer() -> None:
+    """Answer until nobody asks."""
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # what a decoder says
+        values: Iterator[Any] = iter(())
+        with suppress(EOFError):
+            while True:
+                if asked := pickle.load(sys.stdin.buffer):  # noqa: S301  # our own process made it
+                    values = asked[0](*asked[1:])
+                answer: tuple[Any, ...] | Exception = ()
+                try:
+                    answer = (next(values),)
+                except StopIteration:
+                    pass
+                except Exception as error:
+                    error.add_note("".join(traceback.format_exception(error)))
+                    answer = error
+                pickle.dump(answer, answers, protocol=5)
+                answers.flush()
 
 
 # -- probing --------------------------------------------------------------------------------------
@@ -249,3 +211,7 @@ def probe_videos(paths: Sequence[str]) -> Iterator[Media | SourceError]:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             readers.close()
+
+
+if __name__ == "__main__":
+    _answer()

@@ -12,8 +12,7 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from stat import S_ISREG
 from typing import Any, NamedTuple
@@ -62,9 +61,9 @@ def sync(
         StorageError: the folder cannot be written; finished work is kept.
         SourceError: a file to copy cannot be read.
     """
-    old = _read_record(folder / RECORD)
+    tell, old = replacing or (lambda name: None), _read_record(folder / RECORD)
     record = {name: old.get(name, [None, None]) for name in files}
-    work = _Sync(folder, link, replacing or (lambda name: None), record)
+    copies: dict[tuple[Any, ...], Path] = {}  # stamp and base name of a source -> its first copy
     done: Counter[str] = Counter()
     try:
         for place in {(folder / name).parent for name in (RECORD, *files)}:
@@ -73,22 +72,39 @@ def sync(
         # Before anything is copied: a name that changed in upper and lower case alone is the same
         # file where case does not count.
         for name in sorted(old.keys() - files.keys()):
-            work.remove(name)
+            tell(name)
+            _remove(folder, name)
             done["removed"] += 1
         if files.keys() - old.keys():
-            work.write_record()
+            _write_record(folder, record)
         try:
             for name in files if progress is None else progress:
-                done[work.bring(name, files[name])] += 1
+                path, source = folder / name, files[name]
+                stamp, there = _stamp(source), _size_and_time(path)
+                if _is_same(path, source, [stamp, there], record[name], link=link):
+                    how = "unchanged"
+                else:
+                    tell(name)
+                    copy = copies.get((*stamp[1:], path.name)) if stamp else None
+                    how = _bring(path, source, copy, link=link)
+                if stamp is not None:
+                    copies.setdefault((*stamp[1:], path.name), path)
+                done[how] += 1
+                if link and stamp is not None and path.samefile(stamp[0]):
+                    stamp = None  # which a link changes
+                record[name] = [stamp, _size_and_time(path)]
         finally:
             with contextlib.suppress(StorageError, OSError):  # the first fault is the one to tell
-                work.write_record()
+                _write_record(folder, record)
     except OSError as error:
-        where = error.filename2 or error.filename or folder
+        where = os.fspath(error.filename2 or error.filename or folder)
+        what = error.strerror
+        if where in {os.fspath(x) for x in files.values() if not isinstance(x, bytes)}:
+            hint = "run the same command again, which looks at everything anew"
+            raise SourceError(f"cannot be read ({what})", where=where, hint=hint) from None
+        hint = "correct `publish.path`, or mount it for writing, and run the same command again"
         raise storage_error(error, where) or StorageError(
-            f"cannot be written ({error.strerror})",
-            where=where,
-            hint="correct `publish.path`, or mount it for writing, and run the same command again",
+            f"cannot be written ({what})", where=where, hint=hint
         ) from None
     return Changes(*(done[name] for name in Changes._fields))
 
@@ -98,90 +114,57 @@ def recorded(folder: Path) -> set[str]:
     return set(_read_record(folder / RECORD))
 
 
-@dataclass
-class _Sync:
-    """State of one sync."""
-
-    folder: Path
-    link: bool
-    replacing: Callable[[str], None]
-    record: _Record
-    # Stamp and base name of a source -> its first copy.
-    copies: dict[tuple[Any, ...], Path] = field(default_factory=dict)
-
-    def remove(self, name: str) -> None:
-        path = self.folder / name
-        self.replacing(name)
-        path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # it is not empty
-            for parent in path.relative_to(self.folder).parents[:-1]:
-                (self.folder / parent).rmdir()
-
-    def bring(self, name: str, source: Path | bytes) -> str:
-        """Make a file what it should be, and return what was done: a field of `Changes`."""
-        path, stamp = self.folder / name, None
-        if isinstance(source, bytes):
-            done = self._write(name, path, source)
-        else:
-            with _reading(source):
-                stat = source.stat()
-            done = _linked(path, source, stat) if self.link else ""
-            if not done:
-                times = stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
-                stamp = [os.fspath(source), *times]
-                done = self._copy(name, path, source, stamp)
-        self.record[name] = [stamp, _size_and_time(path)]
-        return done
-
-    def _write(self, name: str, path: Path, data: bytes) -> str:
-        there = _size_and_time(path)
-        if there is not None and there[0] == len(data) and path.read_bytes() == data:
-            return "unchanged"
-        self.replacing(name)
-        atomic.write(path, data)
-        return "copied"
-
-    def _copy(self, name: str, path: Path, source: Path, stamp: list[Any]) -> str:
-        there = _size_and_time(path)
-        copy = self.copies.setdefault((*stamp[1:], path.name), path)
-        if there is not None and self.record[name] == [stamp, there]:
-            return "unchanged"
-        if there is not None and there[0] == stamp[1]:
-            with _reading(source):
-                wanted = digest.of_file(source)
-            if digest.of_file(path) == wanted:
-                return "unchanged"
-        self.replacing(name)
-        if copy != path and _link(copy, path):
-            return "linked"
-        with _reading(source):
-            file = source.open("rb")
-        with file, atomic.replacing(path) as temporary, temporary.open("wb") as new:
-            shutil.copyfileobj(file, new)
-        return "copied"
-
-    def write_record(self) -> None:
-        lines = (f"{json.dumps(x)}: {json.dumps(self.record[x])}" for x in sorted(self.record))
-        data = ('{"files": {\n' + ",\n".join(lines) + "\n}}\n").encode()
-        path = self.folder / RECORD
-        if not path.is_file() or path.read_bytes() != data:
-            atomic.write(path, data)
-
-
-def _linked(path: Path, source: Path, stat: os.stat_result) -> str:
-    """Make a name one of the source's own; return "" where the file system cannot."""
-    if os.path.lexists(path) and os.path.samestat(path.lstat(), stat):
-        return "unchanged"
-    return "linked" if _link(source, path) else ""
-
-
-def _link(existing: Path, path: Path) -> bool:
-    """Give a file a second name; return False where the file system cannot."""
-    with contextlib.suppress(OSError, StorageError):  # the copy made instead meets it too
-        with atomic.replacing(path) as temporary:
-            os.link(existing, temporary)
+def _is_same(
+    path: Path, source: Path | bytes, now: list[Any], recorded: list[Any], *, link: bool
+) -> bool:
+    """Whether a file is what it should be; `now` are its stamps, as its record has them."""
+    stamp, there = now
+    if there is None:
+        return False
+    if isinstance(source, bytes):
+        return bool(there[0] == len(source)) and path.read_bytes() == source
+    if link and path.samefile(source):
         return True
-    return False
+    if recorded == now:  # a copy of ours
+        return True
+    same_size = bool(there[0] == stamp[1])
+    return same_size and not link and digest.of_file(source) == digest.of_file(path)
+
+
+def _bring(path: Path, source: Path | bytes, copy: Path | None, *, link: bool) -> str:
+    """Make a file what it should be, and return what was done: a field of `Changes`."""
+    if isinstance(source, bytes):
+        atomic.write(path, source)
+        return "copied"
+    for existing in (source if link else None, copy):
+        with contextlib.suppress(OSError, StorageError):  # the copy made instead meets it too
+            if existing is not None:
+                with atomic.replacing(path) as temporary:
+                    os.link(existing, temporary)
+                return "linked"
+    with (
+        source.open("rb") as file,
+        atomic.replacing(path) as temporary,
+        temporary.open("wb") as new,
+    ):
+        shutil.copyfileobj(file, new)
+    return "copied"
+
+
+def _remove(folder: Path, name: str) -> None:
+    """Remove a file, and the folders below `folder` that are empty then."""
+    (folder / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # it is not empty
+        for parent in PurePosixPath(name).parents[:-1]:
+            (folder / parent).rmdir()
+
+
+def _stamp(source: Path | bytes) -> list[Any] | None:
+    if isinstance(source, bytes):
+        return None
+    stat = source.stat()
+    times = stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
+    return [os.fspath(source), *times]
 
 
 def _size_and_time(path: Path) -> list[int] | None:
@@ -191,29 +174,23 @@ def _size_and_time(path: Path) -> list[int] | None:
     return [stat.st_size, stat.st_mtime_ns]
 
 
-@contextlib.contextmanager
-def _reading(source: Path) -> Iterator[None]:
-    """Tell faults of a source from those of the folder."""
-    try:
-        yield
-    except OSError as error:
-        raise SourceError(
-            f"cannot be read ({error.strerror})",
-            where=source,
-            hint="run the same command again, which looks at everything anew",
-        ) from None
+def _write_record(folder: Path, record: _Record) -> None:
+    lines = (f"{json.dumps(x)}: {json.dumps(record[x])}" for x in sorted(record))
+    data = ('{"files": {\n' + ",\n".join(lines) + "\n}}\n").encode()
+    path = folder / RECORD
+    if not path.is_file() or path.read_bytes() != data:
+        atomic.write(path, data)
 
 
 def _read_record(path: Path) -> _Record:
     """Read the record; one that is missing or damaged remembers nothing."""
     try:
         files = json.loads(path.read_bytes())["files"]
-        names = {name: PurePosixPath(name) for name in files}
         # Earlier releases wrote a digest too.
         return {
             name: files[name][:2]
-            for name, place in names.items()
-            if place.parts and not place.is_absolute() and ".." not in place.parts
+            for name in files
+            if not ({"..", "/"} & {*PurePosixPath(name).parts}) and name
         }
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return {}

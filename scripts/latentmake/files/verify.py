@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from latentmake.files import npz
 from latentmake.files.cachefile import FOREIGN, KEY, Header, parse_header, recipe_of
-from latentmake.files.safetensors import Head, parse_head
-from latentmake.files.tensor_bytes import (
+from latentmake.files.safetensors import (
     CHECKSUM,
     DTYPES,
     HEADER_CHECKSUM,
     checksum,
     is_sealed,
     largest,
+    parse_head,
 )
-from latentmake.regular import open_regular
 
 _SIDE = re.compile("mask|original_size|crop_ltrb|txt_ids")  # tensors that may be zero
 _Bytes = bytes | memoryview
@@ -30,16 +30,20 @@ class Checked(NamedTuple):
     """Result of a check.
 
     Attributes:
-        damage: what is wrong with the file; None where it is sound.
-        is_foreign: whether another program wrote it.
+        damage: what is wrong with the file; None where it is sound, `FOREIGN` where another program
+            wrote it.
         header: its origin; None where it cannot be read.
         recipe: in its header; empty where there is none.
     """
 
     damage: str | None
-    is_foreign: bool = False
     header: Header | None = None
     recipe: Mapping[str, object] = MappingProxyType({})
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another program wrote it."""
+        return self.damage == FOREIGN
 
     @property
     def has_checksum(self) -> bool:
@@ -56,24 +60,31 @@ def verify(path: str | os.PathLike[str], *, values: bool = True) -> Checked:
     Raises:
         OSError: it is gone or cannot be read.
     """
-    try:
-        file, _ = open_regular(path)
-    except ValueError as error:
-        return Checked(f"{FOREIGN} ({error})", is_foreign=True)
-    with file:
-        data = file.readall()
+    data = Path(path).read_bytes()
     is_npz, origin, metadata = data.startswith(npz.MAGIC), None, dict[str, Any]()
+    pieces: Iterable[_Bytes]
     try:
-        head = None if is_npz else parse_head(data)
-        metadata = head.metadata if head else npz.metadata_of(npz.comment_of(data))
-        origin = parse_header(metadata, head.data if head else b"")
-        header, arrays, pieces = _safetensors(data, head) if head else _npz(data)
+        if is_npz:
+            metadata = npz.metadata_of(npz.comment_of(data, len(data)))
+            origin = parse_header(metadata, b"")
+            header, members = npz.split(data)
+            pieces, arrays = members.values(), dict(map(_array, members.items()))
+        else:
+            head = parse_head(data)
+            metadata, header = head.metadata, head.data[8:]
+            origin, body = parse_header(metadata, head.data), memoryview(data)[len(head.data) :]
+            pieces, arrays = [body], {}
+            for name, (dtype, shape, start, end) in head.tensors.items():
+                size = math.prod(shape) * DTYPES[dtype].size if dtype in DTYPES else end - start
+                if not 0 <= start <= end or size != end - start:
+                    raise ValueError("has a damaged header")
+                arrays[name] = dtype, body[start:end]
     except ValueError as error:
         # The end of an npz file may be gone, which has the key; a crash may leave zeros of any.
         is_lost = str(error) != FOREIGN and (is_npz or not data.strip(b"\0"))
         if is_lost or KEY.encode() in data:
-            return Checked(str(error), header=origin, recipe=recipe_of(metadata))
-        return Checked(FOREIGN, is_foreign=True)
+            return Checked(str(error), origin, recipe_of(metadata))
+        return Checked(FOREIGN)
     damage, recipe = None, recipe_of(metadata)
     if not metadata.keys().isdisjoint((CHECKSUM, HEADER_CHECKSUM)):  # else of an older release
         if not is_sealed(header, metadata.get(HEADER_CHECKSUM)):
@@ -82,7 +93,7 @@ def verify(path: str | os.PathLike[str], *, values: bool = True) -> Checked:
             damage = "checksum differs"
     if damage is None and values:
         damage = _values_fault(arrays, may_be_zero=recipe.get("kind") == "text")
-    return Checked(damage, header=origin, recipe=recipe)
+    return Checked(damage, origin, recipe)
 
 
 def corruption_of(path: str | os.PathLike[str]) -> str | None:
@@ -97,32 +108,14 @@ def corruption_of(path: str | os.PathLike[str]) -> str | None:
     return checked.damage if checked.has_checksum else None
 
 
-_Parsed = tuple[bytes, dict[str, tuple[str, _Bytes]], list[_Bytes]]
-"""Bytes of the header's checksum; name of each tensor -> dtype and bytes; bytes of the checksum of
-the tensors."""
+def _array(member: tuple[str, bytes]) -> tuple[str, tuple[str, _Bytes]]:
+    """Return the name of an array in an archive, its dtype and the bytes of its numbers."""
+    name, data = member
+    dtype, _, start = npz.parse_array(data)
+    return name.removesuffix(".npy"), (dtype, memoryview(data)[start:])
 
 
-def _safetensors(data: bytes, head: Head) -> _Parsed:
-    body = memoryview(data)[len(head.data) :]
-    arrays: dict[str, tuple[str, _Bytes]] = {}
-    for name, (dtype, shape, start, end) in head.tensors.items():
-        size = math.prod(shape) * DTYPES[dtype].size if dtype in DTYPES else end - start
-        if not 0 <= start <= end or size != end - start:
-            raise ValueError("has a damaged header")
-        arrays[name] = dtype, body[start:end]
-    return head.data[8:], arrays, [body]
-
-
-def _npz(data: bytes) -> _Parsed:
-    header, members = npz.split(data)
-    arrays: dict[str, tuple[str, _Bytes]] = {}
-    for name, member in members.items():
-        dtype, _, start = npz.parse_array(member)
-        arrays[name.removesuffix(".npy")] = dtype, memoryview(member)[start:]
-    return header, arrays, [*members.values()]
-
-
-def _values_fault(arrays: dict[str, tuple[str, _Bytes]], *, may_be_zero: bool) -> str | None:
+def _values_fault(arrays: Mapping[str, tuple[str, _Bytes]], *, may_be_zero: bool) -> str | None:
     longest = max((len(data) for _, data in arrays.values()), default=0)
     for name, (dtype, data) in arrays.items():
         top = largest(dtype, data)

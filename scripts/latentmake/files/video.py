@@ -246,8 +246,6 @@ def probe(path: str) -> Media:
 # -- npz clips ------------------------------------------------------------------------------------
 
 _SAVE = "write it with numpy.savez(path, frames), frames uint8 of shape [F, H, W, 3]"
-_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # those of numpy
-_MOST = 1032  # bytes that deflate makes of one
 
 
 def _npz_frames(path: str, left: deque[int]) -> Iterator[tuple[int, NDArray[np.uint8] | None]]:
@@ -269,35 +267,24 @@ def _opened_npz(path: str) -> Iterator[tuple[IO[bytes], tuple[int, ...]]]:
     """Open the array of a clip behind its header, without pickles; return its shape."""
     from numpy.lib import format as npy
 
-    def refused(what: str) -> SourceError:
-        return SourceError(what, where=path, hint=_SAVE)
-
+    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     with opened(path) as file:
         try:
             with zipfile.ZipFile(file) as archive:
                 names = [name for name in archive.namelist() if name.endswith(".npy")]
                 name = "frames.npy" if "frames.npy" in names or len(names) != 1 else names[0]
                 if name not in names:
-                    raise refused(f"holds {len(names)} arrays, none of which is called frames")
-                info = archive.getinfo(name)
-                if info.compress_type not in _METHODS:
-                    raise refused("is compressed in a way that numpy does not write")
+                    what = f"holds {len(names)} arrays, none of which is called frames"
+                    raise SourceError(what, where=path, hint=_SAVE)
                 with archive.open(name) as member:
-                    version = npy.read_magic(member)
-                    if version not in ((1, 0), (2, 0)):
-                        raise refused(f"holds an array of numpy's format {version}")
-                    is_old = version == (1, 0)
-                    read = npy.read_array_header_1_0 if is_old else npy.read_array_header_2_0
-                    shape, is_fortran, dtype = read(member)
+                    shape, is_fortran, dtype = readers[npy.read_magic(member)](member)
                     is_clip = len(shape) == 4 and shape[-1] == 3 and min(shape) > 0
                     if not is_clip or dtype.str != "|u1" or is_fortran:
                         order = " in Fortran's order" * is_fortran
-                        raise refused(f"holds {dtype} {[*shape]}{order}, no clip")
-                    # What a file says of sizes is believed as far as it is large enough for them.
-                    held = min(info.file_size, _MOST * min(info.compress_size, _stat(file)[0]))
-                    if math.prod(shape) > held - member.tell():
-                        what = f"is too small for {[*shape]}"
-                        raise refused(f"{what} (cut short, or a decompression bomb?)")
+                        what = f"holds {dtype} {[*shape]}{order}, no clip"
+                        raise SourceError(what, where=path, hint=_SAVE)
+                    if math.prod(shape) > archive.getinfo(name).file_size - member.tell():
+                        raise SourceError(f"is too small for {[*shape]}", where=path, hint=_SAVE)
                     yield member, shape
         except SourceError:
             raise

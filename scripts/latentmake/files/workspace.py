@@ -15,9 +15,7 @@ OWNER = ".latentmake-owner"
 """Note of the project that owns a cache folder which lies outside of it."""
 ADOPTED = "adopted.tsv"
 """Record of adopted files, in the cache folder of a dataset's model."""
-_LOGS = ("caches", "clips", "evaluate", "export", "generate", "latents", "manifest")
 _WRITTEN = ("logs", ".latentmake", ".snakemake")
-_FOLDERS = (*_WRITTEN, *(f"logs/{each}" for each in (*_LOGS, "publish", "text", "train")))
 
 
 def check_folder(home: Path, *, dry: bool) -> None:
@@ -28,15 +26,6 @@ def check_folder(home: Path, *, dry: bool) -> None:
             where=home,
             hint="rename the folder; those of datasets and models may have braces",
         )
-    for place in (home, Path.cwd()):
-        if str(place).encode(errors="replace") != os.fsencode(place):
-            raise ConfigError(
-                "Snakemake cannot write the name of this folder, which is not UTF-8",
-                where=place,
-                hint="rename the folder, or the one above it; caches stay fresh",
-            )
-    for name in _FOLDERS:
-        _refuse_file(Path(name))
     snakemake = Path(".snakemake")
     if dry and snakemake.is_dir() and not os.access(snakemake, os.W_OK | os.X_OK):
         raise StorageError(  # a dry run makes folders there too
@@ -53,16 +42,12 @@ def check_folder(home: Path, *, dry: bool) -> None:
 def check_run_folder(folder: Path) -> None:
     """Refuse a run's folder that is none, or that cannot be written."""
     place = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
-    _refuse_file(place)
+    if not place.is_dir():
+        what = "a file is in the place of a folder"
+        raise StorageError(what, where=place, hint="remove the file, or rename it")
     if not os.access(place, os.W_OK | os.X_OK):
         hint = "give your user the right to write there, or mount it for writing"
         raise StorageError("this folder cannot be written", where=place, hint=hint)
-
-
-def _refuse_file(path: Path) -> None:
-    if os.path.lexists(path) and not path.is_dir():
-        what = "a file is in the place of a folder"
-        raise StorageError(what, where=path, hint="remove the file, or rename it")
 
 
 def _try_to_write(folder: Path, remedy: str = "") -> None:

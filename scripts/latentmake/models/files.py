@@ -18,7 +18,6 @@ from latentmake.config.root import Config
 from latentmake.config.weights import TextWeights, Weights
 from latentmake.errors import ConfigError, ModelError
 from latentmake.models import checkpoints
-from latentmake.regular import read_regular
 
 if TYPE_CHECKING:
     from latentmake.config.rows import Script
@@ -264,7 +263,7 @@ def network_config(weights: Weights) -> dict[str, Any] | None:
     if path is None:
         return checkpoints.config_of(weights) if checkpoints.part_of(weights) else None
     try:
-        found = json.loads(read_regular(path))
+        found = json.loads(path.read_bytes())
         if not isinstance(found, dict):
             raise ValueError("it is no JSON object")
         _refuse_odd(found)

@@ -14,7 +14,6 @@ from latentmake import digest
 from latentmake.caches.pixels.plain import decode
 from latentmake.config.datasets import Dataset
 from latentmake.errors import SourceError
-from latentmake.regular import read_regular
 from latentmake.reports.clips import ClipSources
 
 _WIDTH, _NARROW = 1024, 512  # pixels; wider pictures are scaled down
@@ -63,7 +62,7 @@ class Pictures:
             if self._sources is not None and path in self._sources:
                 name, found = self._clip(path, self._sources)
             else:
-                data = read_regular(path)
+                data = path.read_bytes()
                 name = digest.of_bytes(data)
                 if name in self._numbers:
                     return self._numbers[name]

@@ -17,7 +17,6 @@ from latentmake.index.memo import MEMO, Memo, SourceStat, source_stat
 from latentmake.plan.manifest import ManifestOrder
 from latentmake.plan.orders import Order
 from latentmake.plan.receipts import read_receipt
-from latentmake.regular import open_regular
 from latentmake.words.project import Directory, Json
 from latentmake.words.shown import show_values
 
@@ -43,9 +42,8 @@ def _content(file: Path, folder: Path) -> object:
     """Return what a file holds; raises SourceError where nothing is known of it."""
     path = folder / file
     try:
-        file_, _ = open_regular(path)
-        with file_:
-            begin = file_.read(9)
+        with path.open("rb") as opened:
+            begin = opened.read(9)
         if file.name.endswith(".receipt.json"):
             return read_receipt(path)
         if file.name.endswith(".manifest.json"):

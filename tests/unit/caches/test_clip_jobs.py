@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,21 +111,23 @@ def test_clips_of_all_items_of_a_film_are_those_of_a_full_decode_by_one_reading(
     [("chunk", 3, 2), ("slide", 4, 1), ("lengths", 1, 2)],
 )
 def test_two_clips_a_thread_are_in_memory_and_no_more(
-    way: str, batch: int, threads: int, tmp_path: Path
+    way: str, batch: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     films = [write_video(tmp_path / f"{n}.mkv", "mpeg4", 40 + n, size=(16, 16)) for n in range(3)]
     items = [item_of(path.stem, path, sizes=(SMALL,), **WAYS[way]) for path in films]
+    each, clips, counts = Readers.each, list[weakref.ref[Any]](), []
 
-    def mapped() -> set[str]:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-        return {line for line in lines if f"{os.sep}latentmake-" in line}
-
-    others, counts = mapped(), []
+    def noted(self: Readers, path: str, *what: Any) -> Iterator[Any]:
+        for clip in each(self, path, *what):
+            clips.extend(map(weakref.ref, clip.values()))
+            yield clip
+            del clip
 
     def count(_: list[Sample]) -> None:
         time.sleep(0.002)  # so that clips wait
-        counts.append(len(mapped() - others))
+        counts.append(sum(clip() is not None for clip in clips))
 
+    monkeypatch.setattr(Readers, "each", noted)
     encoder = Encoder(count)
     carry(order_of(*items), encoder, batch=batch, threads=threads)
     assert len(encoder.stems) == sum(len(item.targets) for item in items)
@@ -249,7 +252,7 @@ def test_a_video_that_crashes_or_hangs_ends_alone(
         if path == str(films["b"]):
             yield next(values)
             (reader,) = self._all
-            os.kill(reader._pid, number)
+            os.kill(reader.process.pid, number)
         self._timeout = 2 if path == str(films["b"]) else READ_TIMEOUT
         yield from values
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake import digest
 from latentmake.errors import CacheError
-from latentmake.files import atomic, cachefile
+from latentmake.files import atomic, cachefile, npz
 from latentmake.files.cachefile import KEY, RECIPE, SOURCE, Header
 from safetensors import safe_open
 from safetensors.torch import load, save_file
@@ -32,6 +32,8 @@ WHOLE = cachefile.serialize(TENSORS, STAMP | {"caption": "a café ☕"})
 BODY = WHOLE[8 + int.from_bytes(WHOLE[:8], "little") :]
 CHECKSUM = f"xxh3_128:{xxhash.xxh3_128_hexdigest(BODY)}"
 HEADER = Header("k" * 64, "s" * 64, digest.of_value(RECIPE_VALUES), checksum=CHECKSUM)
+ARCHIVE = npz.serialize({"b": TENSORS["b"].numpy()}, STAMP)
+FORMATS = pytest.mark.parametrize("whole", [WHOLE, ARCHIVE], ids=["safetensors", "npz"])
 
 
 @pytest.fixture
@@ -117,22 +119,28 @@ def test_a_header_longer_than_one_read_is_read_whole(path: Path) -> None:
     assert cachefile.read_header(path) == HEADER
 
 
-@pytest.mark.parametrize("caption", ["a cat", "word " * 2000])
-def test_a_file_cut_anywhere_is_found_damaged(tmp_path: Path, caption: str) -> None:
-    whole = cachefile.serialize(TENSORS, STAMP | {"caption": caption})
-    path, step = tmp_path / "cut", len(whole) // 400 + 1
+@FORMATS
+@pytest.mark.parametrize("name", ["cut.npz", "cut"])
+def test_a_file_cut_anywhere_is_found_damaged(tmp_path: Path, name: str, whole: bytes) -> None:
+    path = tmp_path / name
     path.write_bytes(whole)
-    for length in sorted({*range(0, len(whole), step), 4095, 4096, 4097, len(whole) - 1})[::-1]:
-        if length < len(whole):
-            os.truncate(path, length)
-            with pytest.raises(CacheError):
-                cachefile.read_header(path)
+    for length in reversed(range(len(whole))):
+        os.truncate(path, length)
+        with pytest.raises(CacheError):
+            cachefile.read_header(path)
 
 
+def test_a_long_header_cut_anywhere_is_found_damaged() -> None:
+    whole = cachefile.serialize(TENSORS, STAMP | {"caption": "word " * 2000})
+    for length in (4095, 4096, 4097, len(whole) - 1):
+        check(whole[:length], refuse)
+
+
+@FORMATS
 @settings(deadline=None)
 @given(st.binary(min_size=1, max_size=40))
-def test_a_file_that_has_grown_is_found_damaged(tail: bytes) -> None:
-    check(WHOLE + tail, refuse)
+def test_a_file_that_has_grown_is_found_damaged(whole: bytes, tail: bytes) -> None:
+    check(whole + tail, refuse)
 
 
 @settings(deadline=None)
@@ -141,13 +149,14 @@ def test_any_other_bytes_are_no_cache_file(data: bytes) -> None:
     check(data, refuse)
 
 
+@FORMATS
 @settings(deadline=None)
-@given(st.integers(8, len(WHOLE) - 1), st.integers(0, 255))
-def test_a_changed_byte_never_stops_the_reader(place: int, value: int) -> None:
-    data = bytearray(WHOLE)
-    data[place] = value
+@given(st.integers(8, len(ARCHIVE) - 1), st.integers(0, 255))
+def test_a_changed_byte_never_stops_the_reader(whole: bytes, place: int, value: int) -> None:
+    data = bytearray(whole)
+    data[place % len(whole)] = value
 
-    def read(_: bytes, path: Path) -> None:
+    def read(path: Path) -> None:
         try:
             header = cachefile.read_header(path)
         except CacheError as error:
@@ -159,17 +168,17 @@ def test_a_changed_byte_never_stops_the_reader(place: int, value: int) -> None:
     check(bytes(data), read)
 
 
-def check(data: bytes, read: Callable[[bytes, Path], object]) -> None:
+def check(data: bytes, read: Callable[[Path], object]) -> None:
     """Put some bytes into a file and look at it; one file serves all examples."""
     path = Path(f"/tmp/latentmake-test-{os.getpid()}")
     path.write_bytes(data)
     try:
-        read(data, path)
+        read(path)
     finally:
         path.unlink()
 
 
-def refuse(_: bytes, path: Path) -> None:
+def refuse(path: Path) -> None:
     with pytest.raises(CacheError):
         cachefile.read_header(path)
 

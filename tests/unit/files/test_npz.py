@@ -12,8 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from latentmake import digest
 from latentmake.errors import CacheError
 from latentmake.files import atomic, cachefile, npz
@@ -98,55 +96,11 @@ def test_a_comment_longer_than_one_read_is_read_whole(path: Path) -> None:
     assert cachefile.read_header(path) == HEADER
 
 
-@pytest.mark.parametrize("name", ["cut.npz", "cut"])
-def test_a_file_cut_at_any_length_is_found_damaged(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    path.write_bytes(WHOLE)
-    for length in reversed(range(len(WHOLE))):
-        os.truncate(path, length)
+def test_a_file_that_lost_its_beginning_or_middle_is_found_damaged(path: Path) -> None:
+    for data in (WHOLE[1:], WHOLE[:100] + WHOLE[101:]):
+        atomic.write(path, data)
         with pytest.raises(CacheError):
             cachefile.read_header(path)
-
-
-def test_a_file_without_its_beginning_is_found_damaged(path: Path) -> None:
-    atomic.write(path, WHOLE[1:])
-    with pytest.raises(CacheError):
-        cachefile.read_header(path)
-
-
-def test_a_file_that_lost_its_middle_is_found_damaged(path: Path) -> None:
-    atomic.write(path, WHOLE[:100] + WHOLE[101:])
-    with pytest.raises(CacheError):
-        cachefile.read_header(path)
-
-
-@settings(deadline=None)
-@given(tail=st.binary(min_size=1, max_size=40))
-def test_a_file_that_has_grown_is_found_damaged(
-    tmp_path_factory: pytest.TempPathFactory, tail: bytes
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "grown.npz"
-    path.write_bytes(WHOLE + tail)
-    with pytest.raises(CacheError):
-        cachefile.read_header(path)
-
-
-@settings(deadline=None)
-@given(place=st.integers(0, len(WHOLE) - 1), value=st.integers(0, 255))
-def test_a_changed_byte_never_stops_the_reader(
-    tmp_path_factory: pytest.TempPathFactory, place: int, value: int
-) -> None:
-    data = bytearray(WHOLE)
-    data[place] = value
-    for name in ("changed.npz", "changed"):
-        path = tmp_path_factory.getbasetemp() / name
-        path.write_bytes(data)
-        try:
-            header = cachefile.read_header(path)
-        except CacheError as error:
-            assert str(error).startswith(str(path))
-        else:
-            assert all(isinstance(each, str) for each in header[:4])
 
 
 def test_a_file_that_numpy_wrote_again_is_no_longer_ours(path: Path) -> None:

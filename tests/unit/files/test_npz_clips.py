@@ -77,7 +77,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
         [*read_frames(str(path), range(9))]
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 @pytest.mark.parametrize(
     "shape", [(10**12, 8, 8, 3), (5, 10**5, 10**5, 3), (5, 2**33, 2**31, 3), (6, 12, 20, 3)]
 )
@@ -88,6 +88,5 @@ def test_a_header_that_promises_more_than_there_is_is_not_believed(
     with zipfile.ZipFile(path, "w", method) as archive, archive.open("frames.npy", "w") as file:
         npy.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
         file.write(bytes(5 * 12 * 20 * 3))
-    what = "numpy does not write" if method == zipfile.ZIP_BZIP2 else "is too small for"
-    with pytest.raises(SourceError, match=what):
+    with pytest.raises(SourceError, match="is too small for"):
         probe(str(path))

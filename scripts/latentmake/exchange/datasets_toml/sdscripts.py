@@ -12,7 +12,6 @@ from typing import Any
 
 from latentmake.errors import ConfigError
 from latentmake.exchange.datasets_toml.document import Block, Document, Table, as_path
-from latentmake.regular import read_regular
 
 TITLE = "sd-scripts"
 SUBSETS = "subsets"
@@ -167,7 +166,7 @@ def _root(file: Path) -> Path:
     try:
         if file.stat().st_size > _LARGEST:
             raise ConfigError("is too large to look for its folder", where=file, hint=hint)
-        text = read_regular(file).decode("utf-8-sig")
+        text = file.read_bytes().decode("utf-8-sig")
         if file.suffix.lower() == ".jsonl":
             names = [json.loads(line)["image_path"] for line in text.splitlines() if line.strip()]
         else:

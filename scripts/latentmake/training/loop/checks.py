@@ -11,7 +11,6 @@ import yaml
 
 from latentmake.config.trainers import LoopTrainer
 from latentmake.errors import TrainingError, first_line
-from latentmake.regular import read_regular
 from latentmake.training.checks import Finding, of_faults
 from latentmake.training.loop.result import CHECKPOINT_WEIGHTS
 
@@ -47,7 +46,7 @@ def check_accelerate(config: Path, kind: str) -> None:
     """
     try:
         load = json.loads if config.suffix == ".json" else yaml.safe_load  # as accelerate does
-        content = load(read_regular(config))
+        content = load(config.read_bytes())
     except (OSError, ValueError, LookupError, AttributeError, yaml.YAMLError) as error:
         raise TrainingError(
             f"this configuration of accelerate cannot be read ({first_line(error)})",

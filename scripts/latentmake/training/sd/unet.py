@@ -17,7 +17,6 @@ from latentmake.files.safetensors import read_head
 from latentmake.models import checkpoints
 from latentmake.models.files import weights_files
 from latentmake.models.recipe import FileDigest, files_digest, projection_digest, weights_digest
-from latentmake.regular import read_regular
 
 NEW = "new"
 """In place of a projection's path: it begins with random weights."""
@@ -122,7 +121,7 @@ def read_schedule(
             file = f"{unet.hub}@{unet.revision}/scheduler"
             config = dict(hub.load_config(unet.hub, subfolder="scheduler", revision=unet.revision))
         else:
-            config = dict(json.loads(read_regular(file)))
+            config = dict(json.loads(Path(file).read_bytes()))
     except (OSError, ValueError, TypeError, RecursionError):
         what = "this noise schedule is missing or damaged"
         hint = "set the model's `scheduler` to the folder of a diffusers scheduler"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import torch
 
@@ -12,7 +14,6 @@ from latentmake.caches.pixels.scaling import cover
 from latentmake.config.datasets import Dataset
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size
-from latentmake.regular import read_regular
 from latentmake.training.generation import GenerationOrder
 from latentmake.training.wan.sampling import Condition
 
@@ -32,7 +33,7 @@ def condition_of(order: GenerationOrder, device: torch.device) -> Condition | No
         return None
     path, model = order.image[0], order.model
     try:
-        data = read_regular(path)
+        data = Path(path).read_bytes()
     except OSError as error:
         raise SourceError(
             f"cannot be read ({error.strerror})",

@@ -349,16 +349,6 @@ def test_a_file_whose_handle_became_stale_is_read_again(
     assert not failures
 
 
-@pytest.mark.timeout(60)
-def test_a_pipe_in_the_place_of_a_file_is_named(manifest: Path) -> None:
-    caches = Caches(read_items(manifest), memory=0)
-    path = Path(caches.examples[0].latents.path)
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(CacheError, match="is no regular file"):
-        list(prefetched(caches, [[0]]))
-
-
 def test_a_cache_of_values_that_are_no_numbers_reaches_the_network_as_such(tmp_path: Path) -> None:
     """So the loss tells of it: nothing is put in their place on the way."""
     manifest = make_manifest(tmp_path, tokens=(7,))

@@ -17,8 +17,7 @@ from pathlib import Path
 from latentmake.config.fields import resolution_name
 from latentmake.data.texts import read_caption
 from latentmake.errors import SourceError
-from latentmake.files.safetensors import Tensor, read_head
-from latentmake.files.tensor_bytes import DTYPES
+from latentmake.files.safetensors import DTYPES, Tensor, read_head
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.musubi import latents_size
 from latentmake.training.external.musubi.deploy import linked_before, names_of

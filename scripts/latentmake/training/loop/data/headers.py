@@ -13,8 +13,7 @@ from typing import NamedTuple
 import torch
 
 from latentmake.errors import CacheError
-from latentmake.files.safetensors import read_head
-from latentmake.files.tensor_bytes import DTYPES
+from latentmake.files.safetensors import DTYPES, read_head
 from latentmake.files.verify import corruption_of
 
 HINT = "delete it and run the build's command again, which encodes it anew"
