@@ -8,8 +8,9 @@ Sources: sd-scripts' `adjust_min_max_bucket_reso_by_steps` (library/train_util.p
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import (
@@ -24,9 +25,6 @@ from latentmake.config.models import Model
 from latentmake.config.runs import Run
 from latentmake.config.trainers import Generation, WanTrainer
 from latentmake.errors import ConfigError
-
-if TYPE_CHECKING:
-    from latentmake.config.rows import Rule, Scripts
 
 Fault: TypeAlias = tuple[str, str, str]
 """Place, what is wrong, hint."""
@@ -211,41 +209,15 @@ def training_faults(where: str, trainer: MusubiTrainer, model: Model) -> Iterato
         beyond = f"batches of more than {most}" if most else "any batch"
         what = f"{title} needs --split_attn for {beyond} with {name}"
         yield f"{where}.arguments", what, "add --split_attn"
-    yield from _faults_of_fp8(where, trainer, scripts)
-    given = flags_of(trainer.arguments)
-    for rule in scripts.rules:
-        if rule.flag in given:
-            yield from _faults_of_flag(f"{where}.arguments", rule, given, title)
-
-
-def _faults_of_fp8(where: str, trainer: MusubiTrainer, scripts: Scripts) -> Iterator[Fault]:
     asked = tuple(key for key in ("fp8_base", "fp8_scaled") if getattr(trainer, key))
-    if not asked or asked in scripts.fp8:
-        return
-    for known in scripts.fp8:
-        if more := [key for key in known if key not in asked]:
-            what = f"{scripts.title} takes {' and '.join(known)} only together"
-            yield f"{where}.{asked[0]}", what, f"set `{more[0]}: true` too"
-    what = f"the training script of {scripts.title} does not take it"
-    yield f"{where}.{asked[-1]}", what, _LEAVE
-
-
-def _faults_of_flag(
-    where: str, rule: Rule, given: Mapping[str, str], title: str
-) -> Iterator[Fault]:
-    """Yield what is wrong with a flag that is given."""
-    flag, value = rule.flag, given[rule.flag]
-    if rule.values == ():
-        yield where, f"{title} refuses {flag}", _LEAVE
-    elif rule.values is not None and value not in rule.values:
-        hint = f"use {' or '.join(rule.values)}, or leave it out"
-        yield where, f"{title} refuses {flag} {value}", hint
-    if rule.most is not None and value.isdecimal() and int(value) > rule.most:
-        yield where, f"{title} refuses {flag} {value}", f"use {rule.most} or less"
-    if missing := [each for each in rule.needs if each not in given]:
-        yield where, f"{title} needs {' and '.join(missing)} beside {flag}", "add it"
-    if beside := [each for each in rule.without if each in given]:
-        yield where, f"{title} refuses {flag} beside {beside[0]}", "leave out one of them"
+    if asked and asked not in scripts.fp8:
+        more = [key for keys in scripts.fp8 if {*asked} < {*keys} for key in {*keys} - {*asked}]
+        what = f"the training script of {title} does not take it" + " alone" * bool(more)
+        yield f"{where}.{asked[-1]}", what, f"set `{more[0]}: true` too" if more else _LEAVE
+    given = " ".join([*trainer.arguments, ""]).replace("=", " ")
+    for pattern, hint in scripts.refuses.items():
+        if re.search(pattern, given):
+            yield f"{where}.arguments", f"{title} refuses one of them", hint
 
 
 # -- Wan, by our own trainer -----------------------------------------------------------------------

@@ -19,7 +19,7 @@ from latentmake.caches.encoders.together import Results
 from latentmake.caches.encoders.transfer import download, upload
 from latentmake.caches.tokenizers import TokenCache
 from latentmake.config.models import Model
-from latentmake.config.spec import ClipOutput
+from latentmake.config.rows import ClipOutput
 from latentmake.errors import ModelError
 
 CLIP_LENGTH = tokenizers.CHUNK + 2
