@@ -54,14 +54,8 @@ def faults_of_run(
         yield key, "this key is missing", hint
     if model.layout == "musubi":
         yield from _faults_of_musubi(f"runs.{name}", run, model, datasets)
-    for dataset, settings in datasets.items() if model.layout != "musubi" else ():
-        if settings.video:
-            what = f"the dataset {dataset} holds videos, which {run.model} cannot encode"
-            hint = f"set the `task` or `architecture` of models.{run.model} if it can"
-            yield f"runs.{name}.datasets", what, hint
-        if settings.control_directory:
-            what = f"the dataset {dataset} has control images, which only musubi-tuner's models use"
-            yield f"runs.{name}.datasets", what, "leave out its `control_directory`"
+    for dataset, settings in datasets.items():
+        yield from _not_for(settings, f"datasets.{dataset}", model)
     if run.generate is not None:
         yield from _faults_of_generation(f"runs.{name}.generate", run, run.generate, model)
 
@@ -73,7 +67,8 @@ def _not_for(section: Closed, where: str, model: Model) -> Iterator[Fault]:
 
 
 def _titled(model: Model) -> str:
-    return f"{model.title} ({model.task})" if model.task else model.title
+    title = model.title or "a model without `task` or `architecture`"
+    return f"{title} ({model.task})" if model.task else title
 
 
 _KINDS = {"plain": "sd", "musubi": "wan", "sdscripts": "sdscripts"}  # of trainers, by layout
@@ -143,7 +138,7 @@ def _faults_of_musubi(
             yield f"{where}.{keys[0]}", what, _LEAVE + other
         if settings.bucket_reso_steps not in (None, step):
             yield f"{where}.bucket_reso_steps", f"{buckets} buckets go in steps of {step}", _LEAVE
-        yield from _faults_of_row(f"{run_key}.datasets", dataset, settings, run.model, model)
+        yield from _faults_of_row(dataset, settings, model)
 
 
 def control_counts(model: Model, settings: Dataset) -> tuple[int, int | None]:
@@ -158,28 +153,24 @@ def control_counts(model: Model, settings: Dataset) -> tuple[int, int | None]:
     return model.version.controls
 
 
-def _faults_of_row(
-    run: str, dataset: str, settings: Dataset, name: str, model: Model
-) -> Iterator[Fault]:
+def _faults_of_row(dataset: str, settings: Dataset, model: Model) -> Iterator[Fault]:
     """Yield what the architecture of a model cannot do with a dataset."""
     version, scripts, title = model.version, model.spec.scripts, _titled(model)
     assert scripts is not None
     where = f"datasets.{dataset}"
-    if not (version.videos if settings.video else version.images):
-        holds, others = ("videos", "images") if settings.video else ("images", "videos")
-        hint = "leave out its `target_frames`" if settings.video else "give it `target_frames`"
-        what = f"the dataset {dataset} holds {holds}, and {title} takes only {others}"
-        yield run, what, f"{hint}, or use another model than {name}"
-    yield from _not_for(settings, where, model)
-    listed = settings.is_list and not model.spec.encodes  # by columns of the list
-    if control_counts(model, settings)[0] and settings.control_directory is None and not listed:
-        yield f"{where}.control_directory", f"{title} needs control images", "name their folder"
-    if scripts.layers and not settings.multiple_target:
-        what = f"{title} needs the layers of each image"
-        yield f"{where}.multiple_target", what, "set it to true"
-    if version.one_frame and settings.fp_1f_target_index is None:
-        what = f"{title} needs the index of the frame that is trained"
-        yield f"{where}.fp_1f_target_index", what, "set it, usually to 9"
+    listed = settings.is_list and not model.spec.encodes  # controls are columns of the list
+    needs = {
+        "target_frames": (not version.images, "set the lengths of its clips"),
+        "control_directory": (
+            control_counts(model, settings)[0] and not listed,
+            "name the folder of its control images",
+        ),
+        "multiple_target": (scripts.layers, "set it to true"),
+        "fp_1f_target_index": (version.one_frame, "set it, usually to 9"),
+    }
+    for key, (is_needed, hint) in needs.items():
+        if is_needed and not settings.first_set(key):
+            yield f"{where}.{key}", f"{title} needs this key", hint
     if scripts.sections and settings.frame_extraction != "full":
         window = settings.fp_latent_window_size
         least = scripts.frames * window + 1  # of shorter clips the script of latents would die
