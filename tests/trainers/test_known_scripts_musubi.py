@@ -7,7 +7,7 @@ from conftest import PYTHON, sources
 from latentmake.config.architectures import ARCHITECTURES, WAN
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
-from latentmake.config.spec import Architecture
+from latentmake.config.rows import Architecture
 from latentmake.index.memo import Memo
 from latentmake.training.external.musubi.installation import program_digest
 

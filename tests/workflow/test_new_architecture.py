@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import filecmp
 from pathlib import Path
 
@@ -77,8 +76,7 @@ def test_a_row_and_an_example_are_all_that_a_new_architecture_needs(tmp_path: Pa
     assert differing(project.folder) == {"scripts/latentmake/config/musubi.yaml"}
 
     # A trainer's folder with scripts of these names.
-    like = dataclasses.replace(
-        MUSUBI["z_image"],
+    like = MUSUBI["z_image"]._replace(
         suffix="nv2",
         header="nova",
         latents=Script("nova_cache_latents.py", (File("--vae", "vae"),), reads_controls=True),

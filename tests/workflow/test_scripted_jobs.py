@@ -86,15 +86,10 @@ def take_the_text_encoder_for_the_vae(project: Project) -> None:
     project.configure(lambda x: x["models"]["tiny"].update(vae="models/tiny/text.safetensors"))
 
 
-def take_videos(project: Project) -> None:
-    project.configure(lambda x: x["datasets"]["shapes"].update(target_frames=[5], fit="bucket"))
-
-
 MISTAKES = [
     (forget_the_script, ["no zimage_cache_text_encoder_outputs.py", "update it"]),
     (forget_a_flag, ["too old for Z-Image", "does not know --vae", "update it"]),
     (take_the_text_encoder_for_the_vae, ["models.tiny.vae", "holds a language model, not a VAE"]),
-    (take_videos, ["runs.tiny.datasets", "Z-Image takes only images"]),
 ]
 
 

@@ -43,6 +43,13 @@ def visible() -> list[str]:
     return []
 
 
+def computes_bfloat16() -> bool:
+    """Return whether GPUs are visible and all are NVIDIA's of capability 8.0 or more."""
+    output = _output(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"])
+    found = re.findall(r"^(\d+)\.\d", output, re.MULTILINE)
+    return bool(visible() and found) and all(int(major) >= 8 for major in found)
+
+
 def chosen() -> dict[str, str]:
     """Return the variables of this process's environment that choose GPUs."""
     return {name: os.environ[name] for name in _VARIABLES if name in os.environ}

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import yaml
 from pydantic import TypeAdapter
 
-from latentmake.config.rows import Scripts, Strategies
-from latentmake.config.spec import Architecture
+from latentmake.config.rows import Architecture, Scripts, Strategies
 
 Row = TypeVar("Row")
 _SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # written in C where it can be
@@ -54,17 +53,16 @@ MUSUBI = rows(Path(__file__).with_name("musubi.yaml"), Scripts)
 SDSCRIPTS = rows(Path(__file__).with_name("sdscripts.yaml"), Strategies)
 """Architectures that sd-scripts trains."""
 
-_ADAPTER = TypeAdapter(Architecture)
-_ADAPTER.rebuild(_types_namespace={"Scripts": Scripts, "Strategies": Strategies})
+_of_facts = TypeAdapter(Architecture).validate_python
 
 
 def _of_row(name: str, row: Scripts | Strategies) -> Architecture:
     if isinstance(row, Strategies):
-        return _ADAPTER.validate_python({"name": name, "strategies": row, **row.architecture})
+        return _of_facts({"name": name, **row.architecture})._replace(strategies=row)
     side = max(row.pixels, 16)
     videos = any(version.videos for version in row.versions.values())
     facts = {"side": side, "bucket_steps": side, "video": videos, "encodes": False}
-    return _ADAPTER.validate_python({"name": name, "scripts": row, **(row.architecture or facts)})
+    return _of_facts({"name": name, **(row.architecture or facts)})._replace(scripts=row)
 
 
 ARCHITECTURES = {

@@ -8,8 +8,9 @@ Sources: sd-scripts' `adjust_min_max_bucket_reso_by_steps` (library/train_util.p
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import (
@@ -24,9 +25,6 @@ from latentmake.config.models import Model
 from latentmake.config.runs import Run
 from latentmake.config.trainers import Generation, WanTrainer
 from latentmake.errors import ConfigError
-
-if TYPE_CHECKING:
-    from latentmake.config.rows import Rule, Scripts
 
 Fault: TypeAlias = tuple[str, str, str]
 """Place, what is wrong, hint."""
@@ -56,14 +54,8 @@ def faults_of_run(
         yield key, "this key is missing", hint
     if model.layout == "musubi":
         yield from _faults_of_musubi(f"runs.{name}", run, model, datasets)
-    for dataset, settings in datasets.items() if model.layout != "musubi" else ():
-        if settings.video:
-            what = f"the dataset {dataset} holds videos, which {run.model} cannot encode"
-            hint = f"set the `task` or `architecture` of models.{run.model} if it can"
-            yield f"runs.{name}.datasets", what, hint
-        if settings.control_directory:
-            what = f"the dataset {dataset} has control images, which only musubi-tuner's models use"
-            yield f"runs.{name}.datasets", what, "leave out its `control_directory`"
+    for dataset, settings in datasets.items():
+        yield from _not_for(settings, f"datasets.{dataset}", model)
     if run.generate is not None:
         yield from _faults_of_generation(f"runs.{name}.generate", run, run.generate, model)
 
@@ -75,7 +67,8 @@ def _not_for(section: Closed, where: str, model: Model) -> Iterator[Fault]:
 
 
 def _titled(model: Model) -> str:
-    return f"{model.title} ({model.task})" if model.task else model.title
+    title = model.title or "a model without `task` or `architecture`"
+    return f"{title} ({model.task})" if model.task else title
 
 
 _KINDS = {"plain": "sd", "musubi": "wan", "sdscripts": "sdscripts"}  # of trainers, by layout
@@ -145,7 +138,7 @@ def _faults_of_musubi(
             yield f"{where}.{keys[0]}", what, _LEAVE + other
         if settings.bucket_reso_steps not in (None, step):
             yield f"{where}.bucket_reso_steps", f"{buckets} buckets go in steps of {step}", _LEAVE
-        yield from _faults_of_row(f"{run_key}.datasets", dataset, settings, run.model, model)
+        yield from _faults_of_row(dataset, settings, model)
 
 
 def control_counts(model: Model, settings: Dataset) -> tuple[int, int | None]:
@@ -160,28 +153,24 @@ def control_counts(model: Model, settings: Dataset) -> tuple[int, int | None]:
     return model.version.controls
 
 
-def _faults_of_row(
-    run: str, dataset: str, settings: Dataset, name: str, model: Model
-) -> Iterator[Fault]:
+def _faults_of_row(dataset: str, settings: Dataset, model: Model) -> Iterator[Fault]:
     """Yield what the architecture of a model cannot do with a dataset."""
     version, scripts, title = model.version, model.spec.scripts, _titled(model)
     assert scripts is not None
     where = f"datasets.{dataset}"
-    if not (version.videos if settings.video else version.images):
-        holds, others = ("videos", "images") if settings.video else ("images", "videos")
-        hint = "leave out its `target_frames`" if settings.video else "give it `target_frames`"
-        what = f"the dataset {dataset} holds {holds}, and {title} takes only {others}"
-        yield run, what, f"{hint}, or use another model than {name}"
-    yield from _not_for(settings, where, model)
-    listed = settings.is_list and not model.spec.encodes  # by columns of the list
-    if control_counts(model, settings)[0] and settings.control_directory is None and not listed:
-        yield f"{where}.control_directory", f"{title} needs control images", "name their folder"
-    if scripts.layers and not settings.multiple_target:
-        what = f"{title} needs the layers of each image"
-        yield f"{where}.multiple_target", what, "set it to true"
-    if version.one_frame and settings.fp_1f_target_index is None:
-        what = f"{title} needs the index of the frame that is trained"
-        yield f"{where}.fp_1f_target_index", what, "set it, usually to 9"
+    listed = settings.is_list and not model.spec.encodes  # controls are columns of the list
+    needs = {
+        "target_frames": (not version.images, "set the lengths of its clips"),
+        "control_directory": (
+            control_counts(model, settings)[0] and not listed,
+            "name the folder of its control images",
+        ),
+        "multiple_target": (scripts.layers, "set it to true"),
+        "fp_1f_target_index": (version.one_frame, "set it, usually to 9"),
+    }
+    for key, (is_needed, hint) in needs.items():
+        if is_needed and not settings.first_set(key):
+            yield f"{where}.{key}", f"{title} needs this key", hint
     if scripts.sections and settings.frame_extraction != "full":
         window = settings.fp_latent_window_size
         least = scripts.frames * window + 1  # of shorter clips the script of latents would die
@@ -211,41 +200,15 @@ def training_faults(where: str, trainer: MusubiTrainer, model: Model) -> Iterato
         beyond = f"batches of more than {most}" if most else "any batch"
         what = f"{title} needs --split_attn for {beyond} with {name}"
         yield f"{where}.arguments", what, "add --split_attn"
-    yield from _faults_of_fp8(where, trainer, scripts)
-    given = flags_of(trainer.arguments)
-    for rule in scripts.rules:
-        if rule.flag in given:
-            yield from _faults_of_flag(f"{where}.arguments", rule, given, title)
-
-
-def _faults_of_fp8(where: str, trainer: MusubiTrainer, scripts: Scripts) -> Iterator[Fault]:
     asked = tuple(key for key in ("fp8_base", "fp8_scaled") if getattr(trainer, key))
-    if not asked or asked in scripts.fp8:
-        return
-    for known in scripts.fp8:
-        if more := [key for key in known if key not in asked]:
-            what = f"{scripts.title} takes {' and '.join(known)} only together"
-            yield f"{where}.{asked[0]}", what, f"set `{more[0]}: true` too"
-    what = f"the training script of {scripts.title} does not take it"
-    yield f"{where}.{asked[-1]}", what, _LEAVE
-
-
-def _faults_of_flag(
-    where: str, rule: Rule, given: Mapping[str, str], title: str
-) -> Iterator[Fault]:
-    """Yield what is wrong with a flag that is given."""
-    flag, value = rule.flag, given[rule.flag]
-    if rule.values == ():
-        yield where, f"{title} refuses {flag}", _LEAVE
-    elif rule.values is not None and value not in rule.values:
-        hint = f"use {' or '.join(rule.values)}, or leave it out"
-        yield where, f"{title} refuses {flag} {value}", hint
-    if rule.most is not None and value.isdecimal() and int(value) > rule.most:
-        yield where, f"{title} refuses {flag} {value}", f"use {rule.most} or less"
-    if missing := [each for each in rule.needs if each not in given]:
-        yield where, f"{title} needs {' and '.join(missing)} beside {flag}", "add it"
-    if beside := [each for each in rule.without if each in given]:
-        yield where, f"{title} refuses {flag} beside {beside[0]}", "leave out one of them"
+    if asked and asked not in scripts.fp8:
+        more = [key for keys in scripts.fp8 if {*asked} < {*keys} for key in {*keys} - {*asked}]
+        what = f"the training script of {title} does not take it" + " alone" * bool(more)
+        yield f"{where}.{asked[-1]}", what, f"set `{more[0]}: true` too" if more else _LEAVE
+    given = " ".join([*trainer.arguments, ""]).replace("=", " ")
+    for pattern, hint in scripts.refuses.items():
+        if re.search(pattern, given):
+            yield f"{where}.arguments", f"{title} refuses one of them", hint
 
 
 # -- Wan, by our own trainer -----------------------------------------------------------------------

@@ -28,7 +28,7 @@ from latentmake.config.fields import (
 )
 
 if TYPE_CHECKING:
-    from latentmake.config.spec import Architecture
+    from latentmake.config.rows import Architecture
 
 
 _VARIED = Applies(
@@ -161,10 +161,15 @@ _MERGED = Applies("needs a `metadata_file`", when=lambda data: data.metadata_fil
 _CONTROLLED = Applies("takes no control images", row=lambda model: model.version.controls[1] != 0)
 _SIZED = Applies(
     "takes control images of the item's own size only",
-    row=lambda model: model.spec.scripts.sized_controls,
+    row=lambda model: model.spec.scripts and model.spec.scripts.sized_controls,
 )
-_LAYERED = Applies("has one target image", row=lambda model: model.spec.scripts.layers)
-_IN_SECTIONS = Applies("has no sections", row=lambda model: model.spec.scripts.sections)
+_LAYERED = Applies(
+    "has one target image", row=lambda model: model.spec.scripts and model.spec.scripts.layers
+)
+_IN_SECTIONS = Applies(
+    "has no sections", row=lambda model: model.spec.scripts and model.spec.scripts.sections
+)
+_FILMED = Applies("takes no videos", row=lambda model: model.version.videos)
 _OF_ONE_FRAME = Applies("is not trained on one frame", row=lambda model: model.version.one_frame)
 
 _BUCKETS = Shapes("latents", indirect=True, when=("fit", ("bucket",)))
@@ -172,7 +177,7 @@ _SMALL_BUCKETS = Shapes("latents", indirect=True, when=("fit", ("bucket",)), app
 _SDSCRIPTS_BUCKETS = Shapes(
     "latents", layouts=("sdscripts",), indirect=True, when=("fit", ("bucket",))
 )
-_LENGTHS = Shapes("latents", layouts=("musubi",), indirect=True, applies=[_LATENT_FRAMES])
+_LENGTHS = Shapes("latents", layouts=("musubi",), indirect=True, applies=[_LATENT_FRAMES, _FILMED])
 _CLIPS = Shapes("latents", layouts=("musubi",), indirect=True, applies=[_OF_VIDEOS])
 _CONTROLS = Shapes("latents", "text", layouts=("musubi",), indirect=True, applies=[_CONTROLLED])
 _CONTROL_SIZES = Shapes(

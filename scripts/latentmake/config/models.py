@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -21,19 +21,15 @@ from latentmake.config.fields import (
     listed,
     shaped,
 )
-from latentmake.config.spec import GENERIC, Architecture
+from latentmake.config.rows import GENERIC, Architecture, File, Version, options_in
 from latentmake.config.weights import (
     NO_WEIGHTS,
     Adopt,
     LocalPlace,
     TextPlace,
-    Version,
     Weights,
     WeightsPlace,
 )
-
-if TYPE_CHECKING:
-    from latentmake.config.rows import File
 
 
 def _architectures() -> Iterable[str]:
@@ -473,8 +469,6 @@ def _faults_of_arguments(model: Model) -> Iterator[str]:
             decided = caching_flags(scripts.caching(kind), version, dtype)
             refuse_flags(key, arguments, decided, beginnings=True)
         elif strategies is not None and (encoder := strategies.encoder(kind)):
-            from latentmake.config.rows import options_in
-
             try:
                 options_in(arguments, encoder.options)
             except ValueError as error:

@@ -1,172 +1,105 @@
-"""Rows of architectures: what musubi-tuner's scripts and sd-scripts' strategies know of each.
+"""Rows of architectures: what Latentmake, musubi-tuner's scripts and sd-scripts know of each.
 
-One `Scripts` or `Strategies` says all that differs between architectures whose caches other
-trainers make; layout, recipe, launch, checks and publication ask it. Sources: musubi-tuner's
-*_cache_*.py and *_train*.py, dataset/architectures.py, dataset/bucket.py and dataset/cache_io.py.
+One `Architecture` says all that differs between models; layout, recipe, launch, checks and
+publication ask it. `config.architectures` reads the rows. Sources: musubi-tuner's *_cache_*.py and
+*_train*.py, dataset/architectures.py, dataset/bucket.py and dataset/cache_io.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
-
-from pydantic import ConfigDict
-
-from latentmake.config.weights import Version
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 Setting: TypeAlias = str | int | float | bool | list[str] | None
 """Value of a trainer's key, or of a flag of its script."""
 
-ATTENTIONS: Mapping[str, int | None] = dict.fromkeys(("sdpa", "flash_attn", "xformers"))
-"""Attentions of most networks, for batches of any size."""
-
-
-_CLOSED: ConfigDict = {"extra": "forbid"}
+_COMPLETE: Mapping[str, Setting] = {"learning_rate": 1e-5}
+"""Source: sd-scripts, docs/fine_tune.md."""
 
 
 class Vae(NamedTuple):
-    """Sizes that tell one VAE from another.
+    """Sizes that tell one VAE from another."""
 
-    Attributes:
-        axes: 2 for pictures, 3 for videos.
-        channels: of its latents.
-        colours: channels of the pictures that it takes.
-    """
-
-    axes: int
-    channels: int
-    colours: int = 3
+    axes: int  # 2 for pictures, 3 for videos
+    channels: int  # of its latents
+    colours: int = 3  # channels of the pictures that it takes
 
 
 class File(NamedTuple):
-    """A file or folder of weights that a script takes.
-
-    Attributes:
-        flag: its flag, `--vae`.
-        key: the model's key that names it; `text`, `text.1` for the first and second text encoder.
-        required: whether the script refuses to run without it.
-        kind: what it holds, as `models.kinds` names it; "" where that is not checked.
-        vae: sizes of a VAE.
-        form: what its path may be.
-    """
+    """A file or folder of weights that a script takes."""
 
     flag: str
-    key: str
+    key: str  # of the model; `text`, `text.1` for the first and second text encoder
     required: bool = True
-    kind: str = ""
+    kind: str = ""  # as `models.kinds` names it; "" where that is not checked
     vae: Vae | None = None
     form: Literal["file", "folder", "either"] = "file"
 
 
-@dataclass(frozen=True)
-class Script:
-    """One of musubi-tuner's scripts.
+# -- musubi-tuner ----------------------------------------------------------------------------------
 
-    Attributes:
-        name: its file's name.
-        files: weights that it takes.
-        dtype_flag: flag of the dtype that it encodes in; None where that is fixed.
-        switches: flags, each with the key of the model that sets it.
-        reads_controls: whether what it makes depends on the control images.
-    """
 
-    __pydantic_config__: ClassVar[ConfigDict] = _CLOSED
+class Version(NamedTuple):
+    """Version of an architecture: one value of the model's `task`."""
+
+    latents: tuple[str, ...] = ()  # arguments that it adds to the script of latents
+    text: tuple[str, ...] = ()
+    training: tuple[str, ...] = ()
+    controls: tuple[int, int | None] = (0, 0)  # fewest and most of an item; None: any number
+    images: bool = True  # whether items may be images
+    videos: bool = False
+    needs: tuple[str, ...] = ()  # keys of the model, besides those of the architecture
+    tensors: tuple[str, ...] = ()  # beginnings of names in latents, besides `latents_`
+    boundary: int | None = None  # thousandths; between networks for high and for low noise
+    one_frame: bool = False  # a dataset's `fp_1f_*` count, with a control image for each index
+
+    def caching(self, kind: str) -> tuple[str, ...]:
+        """Return the arguments that it adds to the script of `latents` or `text`."""
+        return self.text if kind == "text" else self.latents
+
+
+class Script(NamedTuple):
+    """One of musubi-tuner's scripts."""
 
     name: str
     files: tuple[File, ...] = ()
-    dtype_flag: str | None = None
-    switches: tuple[tuple[str, str], ...] = ()
+    dtype_flag: str | None = None  # None where the dtype that it encodes in is fixed
+    switches: tuple[tuple[str, str], ...] = ()  # flags, each with the model's key that sets it
     reads_controls: bool = False
 
 
-class Rule(NamedTuple):
-    """Restriction of a flag that a training script knows.
-
-    Attributes:
-        flag: the flag.
-        values: the values that it takes; none: it refuses the flag; None: it takes any.
-        most: the largest number that it takes.
-        needs: flags that must stand beside it.
-        without: flags that must not.
-    """
-
-    flag: str
-    values: tuple[str, ...] | None = None
-    most: int | None = None
-    needs: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Scripts:
-    """An architecture as musubi-tuner knows it.
-
-    Attributes:
-        title: as people call it.
-        suffix: of the names of its cache files, without underscores.
-        header: its name in their headers.
-        latents: the script that caches latents.
-        text: the script that caches embeddings.
-        training: the script that trains.
-        network: module of its LoRA.
-        tensors: beginnings of names of tensors, all of which a cache of text holds.
-        versions: what the model's `task` may be; "" where it has none.
-        pixels: side of a latent, in pixels.
-        rounded: arguments of the script of latents, each with the multiples, in pixels, that sides
-            are enlarged to.
-        frames: frames of a latent after the first.
-        fps: frames a second of its videos, which `source_fps` converts to.
-        batch: most items of a batch of its training; None for any number.
-        precisions: what `mixed_precision` may be.
-        settings: values that its guide recommends for the trainer's keys, and for further flags of
-            the training script (`--lr_scheduler`).
-        sections: whether a clip has a file of latents for each section of `fp_latent_window_size`.
-        layers: whether an item has several target images, its layers.
-        mark: pattern that only names of tensors of its DiT match.
-        channels: kind of latents -> channels; of kinds that are not here they are not known.
-        fp8: keys of the trainer that may be set together to keep weights in 8 bits.
-        rules: what the training script refuses.
-        control_latents: whether each control has a tensor `latents_control`; else others hold it.
-        equal_shapes: whether all latents of a file have the same frames, height and width.
-        attentions: value of the trainer's `attention` -> the largest batch that it takes without
-            `--split_attn`; None: any.
-        stamp: entry that the header of its DiT's file must have; None where none is demanded.
-        sized_controls: whether control images may have sizes of their own: `no_resize_control` and
-            `control_resolution` count.
-        architecture: fields of `spec.Architecture`, where encoders of ours make its caches.
-    """
-
-    __pydantic_config__: ClassVar[ConfigDict] = _CLOSED
+class Scripts(NamedTuple):
+    """An architecture as musubi-tuner knows it."""
 
     title: str
-    suffix: str
-    header: str
+    suffix: str  # of the names of its cache files, without underscores
+    header: str  # its name in their headers
     latents: Script
     text: Script
     training: Script
-    network: str
-    tensors: tuple[str, ...]
-    versions: Mapping[str, Version] = field(default_factory=lambda: {"": Version()})
-    pixels: int = 8
-    rounded: Mapping[str, int] = field(default_factory=dict)
-    frames: int = 4
-    fps: float = 16.0
-    batch: int | None = None
+    network: str  # module of its LoRA
+    tensors: tuple[str, ...]  # beginnings of names, all of which a cache of text holds
+    versions: Mapping[str, Version] = {"": Version()}  # by the model's `task`
+    pixels: int = 8  # side of a latent
+    rounded: Mapping[str, int] = {}  # arguments of the script of latents -> sides are multiples
+    frames: int = 4  # of a latent after the first
+    fps: float = 16.0  # which `source_fps` converts to
+    batch: int | None = None  # most items of a batch of its training
     precisions: tuple[str, ...] = ("bf16", "fp16", "no")
-    settings: Mapping[str, Setting] = field(default_factory=dict)
-    sections: bool = False
-    layers: bool = False
-    mark: str = "$^"
-    channels: Mapping[str, int] = field(default_factory=dict)
-    fp8: tuple[tuple[str, ...], ...] = (("fp8_base",), ("fp8_base", "fp8_scaled"))
-    rules: tuple[Rule, ...] = ()
-    control_latents: bool = True
-    equal_shapes: bool = False
-    stamp: tuple[str, str] | None = None
-    attentions: Mapping[str, int | None] = field(default_factory=lambda: dict(ATTENTIONS))
-    sized_controls: bool = False
-    architecture: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Setting] = {}  # of its guide: keys of the trainer, and further flags
+    sections: bool = False  # a clip has latents for each section of `fp_latent_window_size`
+    layers: bool = False  # an item has several target images
+    mark: str = "$^"  # pattern that only names of tensors of its DiT match
+    channels: Mapping[str, int] = {}  # by kind of latents
+    fp8: tuple[tuple[str, ...], ...] = (("fp8_base",), ("fp8_base", "fp8_scaled"))  # together
+    refuses: Mapping[str, str] = {}  # pattern of arguments of the training script -> hint
+    control_latents: bool = True  # each control has a tensor `latents_control`
+    equal_shapes: bool = False  # all latents of a file have the same frames, height and width
+    stamp: tuple[str, str] | None = None  # entry that the header of its DiT must have
+    # The largest batch of each attention without `--split_attn`; None: any.
+    attentions: Mapping[str, int | None] = dict.fromkeys(("sdpa", "flash_attn", "xformers"))
+    sized_controls: bool = False  # `no_resize_control` and `control_resolution` count
+    architecture: Mapping[str, Any] = {}  # fields of `Architecture`, where encoders are ours
 
     @property
     def counts_controls(self) -> bool:
@@ -178,53 +111,33 @@ class Scripts:
         return self.text if kind == "text" else self.latents
 
 
-_COMPLETE: Mapping[str, Setting] = {"learning_rate": 1e-5}
-"""Source: sd-scripts, docs/fine_tune.md."""
+# -- sd-scripts ------------------------------------------------------------------------------------
 
 
 class Call(NamedTuple):
-    """A call of one of sd-scripts' own functions or classes.
+    """A call of one of sd-scripts' own functions or classes."""
 
-    Attributes:
-        name: with its module: `library.lumina_util.load_ae`.
-        arguments: fixed ones, by their names.
-    """
-
-    name: str
+    name: str  # with its module: `library.lumina_util.load_ae`
     arguments: Mapping[str, str | bool | None] = {}
 
 
 class Network(NamedTuple):
-    """A network that encodes, and the call that loads it.
+    """A network that encodes, and the call that loads it."""
 
-    Attributes:
-        key: the model's key that names its weights; `text.1` for the second text encoder.
-        load: the call, which gets the path besides.
-        path: name of the argument that gets the path.
-        marks: parts of names of tensors, one of which is in its file.
-        dtype: that it computes in whatever the model says; None: the model's.
-        takes_dtype: whether the call has an argument `dtype`.
-        place: where the network stands among the values that are returned; None: it is the value.
-    """
-
-    key: str
+    key: str  # of the model; `text.1` for the second text encoder
     load: Call
-    path: str
-    marks: tuple[str, ...]
-    dtype: str | None = None
-    takes_dtype: bool = True
-    place: int | None = None
+    path: str  # name of the argument that gets the path
+    marks: tuple[str, ...]  # parts of names of tensors, one of which is in its file
+    dtype: str | None = None  # whatever the model says; None: the model's
+    takes_dtype: bool = True  # whether the call has an argument `dtype`
+    place: int | None = None  # among the values that are returned; None: the network alone is
 
 
 class Option(NamedTuple):
-    """A flag of the training script that changes caches.
+    """A flag of the training script that changes caches."""
 
-    Attributes:
-        argument: name of the argument of the first network's call, or of the tokenizer's.
-        kind: of its value. A `flag` has none; the content of a `path` counts, of a `cache` nothing.
-    """
-
-    argument: str
+    argument: str  # of the first network's call, or of the tokenizer's
+    # A `flag` has no value; the content of a `path` counts, of a `cache` nothing.
     kind: Literal["number", "text", "path", "cache", "flag"] = "number"
 
 
@@ -257,33 +170,18 @@ def options_in(arguments: Sequence[str], known: Mapping[str, Option]) -> dict[st
     return found
 
 
-@dataclass(frozen=True)
-class Encoder:
-    """Encoders of one kind of caches, by sd-scripts' own classes.
+class Encoder(NamedTuple):
+    """Encoders of one kind of caches, by sd-scripts' own classes."""
 
-    Attributes:
-        strategy: class that makes a cache file.
-        networks: that encode, in the order that the strategy takes them.
-        arrays: names of the arrays in a file, without the size of latents.
-        options: flag of the training script -> what it changes.
-        tokenizer: class that makes tokens.
-        paths: argument of that class -> the model's key that names the path it gets.
-        encoding: class that makes embeddings of tokens.
-        autocast: whether it computes under `torch.autocast` of the model's dtype.
-        folders: of files of sd-scripts that it reads besides its sources.
-    """
-
-    __pydantic_config__: ClassVar[ConfigDict] = _CLOSED
-
-    strategy: str
-    networks: tuple[Network, ...]
-    arrays: tuple[str, ...]
-    options: Mapping[str, Option] = field(default_factory=dict)
+    strategy: str  # class that makes a cache file
+    networks: tuple[Network, ...]  # in the order that the strategy takes them
+    arrays: tuple[str, ...]  # names in a file, without the size of latents
+    options: Mapping[str, Option] = {}  # by flag of the training script
     tokenizer: Call | None = None
-    paths: Mapping[str, str] = field(default_factory=dict)
-    encoding: str | None = None
-    autocast: bool = False
-    folders: tuple[str, ...] = ()
+    paths: Mapping[str, str] = {}  # argument of the tokenizer -> the model's key of its path
+    encoding: str | None = None  # class that makes embeddings of tokens
+    autocast: bool = False  # whether it computes under `torch.autocast` of the model's dtype
+    folders: tuple[str, ...] = ()  # of files that it reads besides its sources
 
     @property
     def fixed(self) -> bool:
@@ -298,57 +196,29 @@ class Encoder:
         return tuple(sorted({each.rpartition(".")[0] for each in calls if each}))
 
 
-@dataclass(frozen=True)
-class Strategies:
-    """An architecture as sd-scripts knows it.
-
-    Attributes:
-        title: as people call it.
-        latents_ending: end of the names of its latents.
-        scripts: training scripts without endings, the default first.
-        network: module of its LoRA.
-        marks: parts of names of tensors, one of which is in the network's file.
-        text_ending: end of the names of its embeddings; None: it encodes captions as it trains.
-        files: weights that the training script takes besides the network.
-        insists: whether it loads these even where all is cached.
-        folders: their flags that take a folder, too.
-        switches: further flags of its training scripts.
-        complete: those of its scripts that train the network itself, and no LoRA.
-        settings: values that the guide of its default script recommends for the trainer's keys, and
-            for further flags of that script (`--guidance_scale`).
-        batches_text: whether they take `--text_encoder_batch_size`.
-        pixels: side of a latent, in pixels.
-        divisor: its default script asks for bucket steps that are multiples of this, in pixels; 0:
-            for those that the architecture needs.
-        channels: of its own encoders' latents.
-        latents: encoder of latents; None: one of ours.
-        text: encoder of captions; None: one of ours, or none.
-        samples: whether its latents are a sample of the posterior.
-        architecture: fields of `spec.Architecture`.
-    """
-
-    __pydantic_config__: ClassVar[ConfigDict] = _CLOSED
+class Strategies(NamedTuple):
+    """An architecture as sd-scripts knows it."""
 
     title: str
     latents_ending: str
-    scripts: tuple[str, ...]
-    network: str
-    marks: tuple[str, ...]
-    text_ending: str | None = None
-    files: tuple[File, ...] = ()
-    insists: bool = False
-    folders: tuple[str, ...] = ()
-    switches: tuple[str, ...] = ()
-    complete: tuple[str, ...] = ()
-    settings: Mapping[str, Setting] = field(default_factory=dict)
-    batches_text: bool = False
-    pixels: int = 8
-    divisor: int = 0
-    channels: int = 0
-    latents: Encoder | None = None
-    text: Encoder | None = None
-    samples: bool = False
-    architecture: Mapping[str, Any] = field(default_factory=dict)
+    scripts: tuple[str, ...]  # training scripts without endings, the default first
+    network: str  # module of its LoRA
+    marks: tuple[str, ...]  # parts of names of tensors, one of which is in the network's file
+    text_ending: str | None = None  # None: it encodes captions as it trains
+    files: tuple[File, ...] = ()  # that the training script takes besides the network
+    insists: bool = False  # whether it loads these even where all is cached
+    folders: tuple[str, ...] = ()  # their flags that take a folder, too
+    switches: tuple[str, ...] = ()  # further flags of its training scripts
+    complete: tuple[str, ...] = ()  # those of its scripts that train no LoRA
+    settings: Mapping[str, Setting] = {}  # of its guide: keys of the trainer, and further flags
+    batches_text: bool = False  # whether they take `--text_encoder_batch_size`
+    pixels: int = 8  # side of a latent
+    divisor: int = 0  # of bucket steps in its default script; 0: as the architecture needs
+    channels: int = 0  # of its own encoders' latents
+    latents: Encoder | None = None  # None: one of ours
+    text: Encoder | None = None  # None: one of ours, or none
+    samples: bool = False  # whether its latents are a sample of the posterior
+    architecture: Mapping[str, Any] = {}  # fields of `Architecture`
 
     @property
     def defaults(self) -> dict[str, str]:
@@ -364,3 +234,49 @@ class Strategies:
     def encoder(self, kind: str) -> Encoder | None:
         """Return its own encoder of `latents` or `text`."""
         return self.text if kind == "text" else self.latents
+
+
+# -- Latentmake ------------------------------------------------------------------------------------
+
+
+class ClipOutput(NamedTuple):
+    """Tensors kept of a CLIP's output.
+
+    `pooled` is the vector of the caption: `own`, the one that the network itself takes, projected
+    where it projects; `bare`, the same never projected; `end`, the last layer's state of the first
+    EOS, projected; None: no vector.
+    """
+
+    layer: int | None  # whose hidden states, counted from the last (1); None: the last, normalised
+    normalised: bool  # whether those go through the final normalisation too
+    pooled: Literal["own", "bare", "end"] | None
+    projects: bool = False  # whether the network must have a projection
+
+
+class Architecture(NamedTuple):
+    """Facts about one model architecture."""
+
+    name: str  # "" for a model that names none
+    text_encoders: tuple[str, ...] = ()  # what each is, in order
+    clips: tuple[ClipOutput, ...] = ()  # of each CLIP among them
+    picks_layer: bool = False  # whether `clip_skip` chooses the layer of CLIP
+    masks_clips: bool = False  # whether padding may be hidden from its CLIPs
+    chunks_captions: bool = False  # whether CLIP takes captions in chunks of 75 tokens
+    caches_text: bool = True  # whether sd-scripts reads embeddings from caches
+    single_file: bool = False  # whether sd-scripts reads the network from one file only
+    scale: tuple[float, float] | None = None  # shift and factor of latents; None: unscaled
+    sized_arrays: bool = False  # whether names of arrays contain the size of the latents
+    side: int = 8  # sides of resolutions are multiples of this, in pixels
+    bucket_steps: int = 64  # sd-scripts' default for `bucket_reso_steps`
+    bucket_divisor: int = 64  # `bucket_reso_steps` must be a multiple of this
+    original_files: bool = False  # whether encoders may be files without a configuration
+    video: bool = False  # whether its VAE encodes videos, in tiles with `vae_cache_cpu`
+    cleans_captions: bool = False  # of HTML and repeated blanks (umT5)
+    encodes: bool = True  # whether there are encoders of ours
+    checkpoints: bool = False  # whether one file may hold VAE, text encoders and UNet
+    scripts: Scripts | None = None  # what musubi-tuner knows about it
+    strategies: Strategies | None = None  # what sd-scripts knows about it
+
+
+GENERIC = Architecture("", checkpoints=True)
+"""A model that names no architecture: the last layer of each text encoder is kept."""

@@ -1,10 +1,10 @@
-"""Places of weights: a local path, or a hub id with its revision; versions of an architecture."""
+"""Places of weights: a local path, or a hub id with its revision."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import (
     AfterValidator,
@@ -29,40 +29,6 @@ from latentmake.config.fields import (
 from latentmake.config.hub import known_commit, place_of
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-
-
-class Version(NamedTuple):
-    """Version of an architecture: one value of the model's `task`.
-
-    Attributes:
-        latents: arguments that it adds to the script of latents.
-        text: the same for the script of embeddings.
-        training: the same for the training script.
-        controls: fewest and most control images of an item; None for any number.
-        images: whether items may be images.
-        videos: whether items may be videos.
-        one_frame: whether it is trained on one frame: a dataset's `fp_1f_*` count, and an item has
-            a control image for each of `fp_1f_clean_indices`.
-        needs: keys of the model that it needs besides the architecture's.
-        tensors: beginnings of names of tensors that latents hold besides `latents_`.
-        boundary: timestep, in thousandths, between its networks for high and for low noise; None
-            where it has one network.
-    """
-
-    latents: tuple[str, ...] = ()
-    text: tuple[str, ...] = ()
-    training: tuple[str, ...] = ()
-    controls: tuple[int, int | None] = (0, 0)
-    images: bool = True
-    videos: bool = False
-    needs: tuple[str, ...] = ()
-    tensors: tuple[str, ...] = ()
-    boundary: int | None = None
-    one_frame: bool = False
-
-    def caching(self, kind: str) -> tuple[str, ...]:
-        """Return the arguments that it adds to the script of `latents` or `text`."""
-        return self.text if kind == "text" else self.latents
 
 
 class Location(Closed):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from latentmake.config.architectures import ARCHITECTURES, WAN
-from latentmake.config.spec import Architecture
+from latentmake.config.rows import Architecture
 from latentmake.errors import ModelError
 from latentmake.files.safetensors import Tensor
 from latentmake.models.kinds import LORA, SUFFIXES, kinds_of, one, tensors_of

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from latentmake.caches import gpu
 from latentmake.config.architectures import WAN
 from latentmake.config.rows import Scripts
 from latentmake.reports.plan_table import counted
@@ -230,10 +231,15 @@ def _model(section: Section) -> Iterator[str]:
             yield from (f"      - {shown(each)}" for each in value)
         else:
             yield _line(2, key, value, why)
-    if section.kind == "sd":
-        yield _line(2, "dtype", "float16", "of the caches; takes half of float32")
-    elif section.keys.get("layout") == "sdscripts":
-        yield _line(2, "dtype", "bfloat16", "of the encoders; takes half of float32")
+    if section.kind == "sd" or section.keys.get("layout") == "sdscripts":
+        yield _line(2, "dtype", dtype_of(section), "of the caches; takes half of float32")
+
+
+def dtype_of(section: Section) -> str:
+    """Return the dtype of new caches, by the trained network's weights and the machine's GPUs."""
+    tensors = section.network.tensors.values() if section.network else ()
+    half = section.kind != "sd" or any(each.dtype in ("BF16", "F16") for each in tensors)
+    return "bfloat16" if half or gpu.computes_bfloat16() else "float16"
 
 
 def _trainer(run: Run, items: int) -> Iterator[str]:

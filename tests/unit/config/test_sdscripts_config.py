@@ -68,7 +68,7 @@ def test_every_architecture_is_accepted_with_and_without_buckets(architecture: s
             "use 32 or more",
         ),
         ("sdxl", 512, {"path": "s3://bucket/cats"}, "runs.first.datasets: ", "copy it"),
-        ("sdxl", 512, {"target_frames": 5}, "runs.first.datasets: ", "task"),
+        ("sdxl", 512, {"target_frames": 5}, "datasets.cats.target_frames: ", "leave it out"),
         (
             "sdxl",
             512,
@@ -76,7 +76,7 @@ def test_every_architecture_is_accepted_with_and_without_buckets(architecture: s
             "datasets.cats.captions.caption_dropout_every_n_epochs: ",
             "leave it out",
         ),
-        ("sdxl", 512, {"control_directory": "x"}, "runs.first.datasets: ", "leave out"),
+        ("sdxl", 512, {"control_directory": "x"}, "datasets.cats.control_directory: ", "leave it"),
     ],
 )
 def test_what_sd_scripts_refuses_is_refused_with_a_mend(

@@ -30,7 +30,7 @@ from latentmake.caches.encoders.transfer import download, upload
 from latentmake.caches.inputs import Sample
 from latentmake.caches.tokenizers import CHUNK, Row, TokenCache, chunked, chunks_needed
 from latentmake.config.models import Model
-from latentmake.config.spec import ClipOutput
+from latentmake.config.rows import ClipOutput
 from latentmake.config.weights import TextWeights
 from latentmake.errors import ModelError
 from latentmake.layouts.layout import layout_of

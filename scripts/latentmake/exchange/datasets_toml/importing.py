@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from latentmake.config.root import parse
-from latentmake.config.spec import Architecture
+from latentmake.config.rows import Architecture
 from latentmake.errors import ConfigError
 from latentmake.exchange.datasets_toml import musubi, sdscripts
 from latentmake.exchange.datasets_toml.document import Block, Document, read

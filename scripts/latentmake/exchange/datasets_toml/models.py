@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from latentmake.config.architectures import ARCHITECTURES, WAN
-from latentmake.config.spec import Architecture
+from latentmake.config.rows import Architecture
 from latentmake.errors import ConfigError, nearest
 from latentmake.layouts.layout import layout_of
 

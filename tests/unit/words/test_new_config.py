@@ -1,0 +1,41 @@
+"""The model's section that `latentmake init` writes: a dtype that weights and GPUs suggest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from latentmake.config.architectures import ARCHITECTURES
+from latentmake.files.safetensors import Tensor
+from latentmake.words.found_model import Model, Part
+from latentmake.words.model_section import Section
+from latentmake.words.new_config import dtype_of
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights", "capabilities", "dtype"),
+    [
+        ("sd", "F32", "", "float16"),
+        ("sd", "F16", "", "bfloat16"),
+        ("sd", "BF16", "", "bfloat16"),
+        ("sd", "F32", "8.0", "bfloat16"),
+        ("sd", "F32", "9.0\n7.5", "float16"),
+        ("sdscripts", "F32", "", "bfloat16"),
+    ],
+)
+def test_the_dtype_of_new_caches_is_that_of_the_weights_or_the_gpus(
+    kind: str,
+    weights: str,
+    capabilities: str,
+    dtype: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\nprintf '{capabilities}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    network = Part(tmp_path, {"conv_in.weight": Tensor(weights, (1,), 0, 4)})
+    model = Model(ARCHITECTURES["sd1"], None, [network], [network], tmp_path)
+    assert dtype_of(Section(model, kind, tmp_path, network=network)) == dtype
