@@ -11,9 +11,7 @@ _MODULES = (
     "accelerate.commands.launch",
     "latentmake.training.loop.quiet_launch",
     "latentmake.training.sd.train",
-    "latentmake.training.sd.decode",
     "latentmake.training.wan.train",
-    "latentmake.training.wan.decode",
     "latentmake.training.wan.generate",
     "latentmake.training.wan.evaluate",
 )

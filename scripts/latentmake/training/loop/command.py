@@ -13,6 +13,8 @@ from latentmake.errors import TrainingError, UserError
 from latentmake.training.loop.accelerator import decided
 from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.loop.recipe import Recipe
+from latentmake.training.loop.result import RunFiles, wanted
+from latentmake.training.loop.samples import draw_later
 from latentmake.training.loop.train import Training
 from latentmake.training.order import read_order
 from latentmake.training.process import say_error
@@ -23,7 +25,7 @@ _Order = TypeVar("_Order", bound=TrainingOrder)
 def carry_out(
     arguments: Sequence[str], kind: type[_Order], recipe: Callable[[_Order], Recipe]
 ) -> int:
-    """Train by the order that a command line names; return the exit status.
+    """Train by the order that a command line names, or draw; return the exit status.
 
     Args:
         arguments: of the command line: the path of an order.
@@ -35,7 +37,10 @@ def carry_out(
     try:
         made = recipe(decided(read_order(Path(arguments[0]), kind)))
         hint = made.memory_hint
-        Training(made).run()
+        if RunFiles(made.order).trained(wanted(made.order)):
+            draw_later(made)
+        else:
+            Training(made).run()
     except UserError as error:
         say_error(error)
         return 1

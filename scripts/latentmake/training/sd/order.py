@@ -24,7 +24,6 @@ class SdOrder(TrainingOrder):
     """
 
     trains: ClassVar[str] = "latentmake.training.sd.train"
-    draws: ClassVar[str] = "latentmake.training.sd.decode"
     completes: ClassVar[str] = "latentmake.training.sd.lora_files"
     kind: Literal["sd"] = "sd"
     unet: Weights

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
 import torch
 
+from latentmake.caches.encoders.device import within_memory
+from latentmake.caches.encoders.vae import load_vae, tile
 from latentmake.training.loop import objective as loop
 from latentmake.training.loop.accelerator import set_up
 from latentmake.training.loop.batch_order import seed_of
 from latentmake.training.loop.data.headers import Stored
 from latentmake.training.loop.data.tensors import PLAIN, CacheTensors
+from latentmake.training.loop.grid import png_of
 from latentmake.training.loop.recipe import Recipe
 from latentmake.training.loop.result import LORA_WEIGHTS
 from latentmake.training.sd import network
@@ -20,7 +24,7 @@ from latentmake.training.sd.files import KOHYA_WEIGHTS, PROJECTION_FOLDER, UNET_
 from latentmake.training.sd.lora_files import describe
 from latentmake.training.sd.objective import Objective, load_noise_schedule
 from latentmake.training.sd.order import SdOrder
-from latentmake.training.sd.sampling import Sampler, make_sampler
+from latentmake.training.sd.sampling import Sampler, decode, make_sampler
 
 
 class SdRecipe(Recipe):
@@ -71,6 +75,19 @@ class SdRecipe(Recipe):
         """Return the sampler of pictures."""
         assert isinstance(objective, Objective)
         return make_sampler(self.order, objective.schedule, latents)
+
+    def make_decoder(self, device: torch.device) -> Callable[[torch.Tensor], bytes | None]:
+        """Load the VAE; return what makes a PNG of a picture's latents."""
+        vae = load_vae(self.order.vae, device, torch.float32)
+
+        def decoded(latents: torch.Tensor) -> bytes | None:
+            picture = within_memory(decode, vae, latents)
+            if picture is None:
+                tile(vae)
+                picture = within_memory(decode, vae, latents)
+            return None if picture is None else png_of(picture)
+
+        return decoded
 
     def write_copy(self, network_: network.Denoiser, folder: Path) -> None:
         """Write a LoRA or a UNet, and a projection."""

@@ -1,7 +1,6 @@
 """The trainer `sd`: Stable Diffusion 1.x and 2.x, a LoRA, parts or the full UNet, from caches.
 
-`accelerate launch -m latentmake.training.sd.train ORDER`. This process never loads a VAE or a text
-encoder.
+`accelerate launch -m latentmake.training.sd.train ORDER`.
 """
 
 from __future__ import annotations

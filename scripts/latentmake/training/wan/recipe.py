@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
 import torch
 
+from latentmake.caches.encoders.wan_vae import load_wan_vae
 from latentmake.errors import ModelError
 from latentmake.files import atomic
+from latentmake.files.mp4 import write_mp4
 from latentmake.training.loop import objective as loop
 from latentmake.training.loop.accelerator import set_up
 from latentmake.training.loop.batch_order import seed_of
 from latentmake.training.loop.data.headers import Sought, Stored
 from latentmake.training.loop.data.tensors import WAN, CacheTensors
 from latentmake.training.loop.recipe import Recipe
+from latentmake.training.loop.samples import say
 from latentmake.training.wan.clips import ClipSampler, make_sampler
 from latentmake.training.wan.denoiser import Denoiser
 from latentmake.training.wan.lora_files import read_lora, write_lora
@@ -22,6 +27,7 @@ from latentmake.training.wan.lora_names import lora_names
 from latentmake.training.wan.network import Transformer, add_lora, load_transformer
 from latentmake.training.wan.objective import CLIP, FIRST_FRAME, Objective
 from latentmake.training.wan.order import WanOrder
+from latentmake.training.wan.sampling import decode_clip
 
 _FIRST_FRAME = Sought("latents_image", 4, pattern=r"latents_image_\d+x\d+x\d+_\w+")
 _CLIP = Sought("clip", 2, pattern=r"clip_\w+")
@@ -87,6 +93,21 @@ class WanRecipe(Recipe):
         """Return the sampler of clips."""
         del objective
         return make_sampler(self.order, latents)
+
+    def make_decoder(self, device: torch.device) -> Callable[[torch.Tensor], bytes | None]:
+        """Load the VAE; return what makes an MP4 of a clip's latents."""
+        vae = load_wan_vae(self.order.vae, device, torch.float32, decoder=True)
+
+        def decoded(latents: torch.Tensor) -> bytes | None:
+            frames = decode_clip(vae, latents, say)
+            if frames is None:
+                return None
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder, "clip.mp4")
+                write_mp4(file, list(frames), self.order.trainer.samples.fps)
+                return file.read_bytes()
+
+        return decoded
 
     def write_copy(self, network: Denoiser, folder: Path) -> None:
         """Write each network's LoRA, in the names of diffusers, musubi-tuner and ComfyUI."""

@@ -1,7 +1,6 @@
 """The trainer `wan`: LoRAs of Wan 2.1 and 2.2, from caches.
 
-`accelerate launch -m latentmake.training.wan.train ORDER`. This process never loads a VAE or a text
-encoder.
+`accelerate launch -m latentmake.training.wan.train ORDER`.
 """
 
 from __future__ import annotations
