@@ -10,8 +10,8 @@ _MODULES = (
     "snakemake",
     "accelerate.commands.launch",
     "latentmake.training.loop.quiet_launch",
-    "latentmake.training.sd.train",
-    "latentmake.training.wan.train",
+    "latentmake.training.sd.recipe",
+    "latentmake.training.wan.recipe",
     "latentmake.training.wan.generate",
     "latentmake.training.wan.evaluate",
 )

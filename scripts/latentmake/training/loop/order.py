@@ -49,8 +49,7 @@ class TrainingOrder(BaseModel, ABC):
     Attributes:
         version: of the trainer; raised when, given the same, it would train other weights, or a
             default changes.
-        trains: module that carries out an order; of a finished training it draws the samples.
-        completes: module that writes `copies` of a finished training.
+        trains: module that carries out an order.
         picture_suffix: end of the names of decoded samples.
         run: name of the run.
         manifest: path; one line an item with the paths of its caches.
@@ -72,7 +71,6 @@ class TrainingOrder(BaseModel, ABC):
     model_config = ConfigDict(extra="forbid", frozen=True)
     version: ClassVar[int] = 1
     trains: ClassVar[str]
-    completes: ClassVar[str] = ""
     picture_suffix: ClassVar[str] = ".png"
     kind: str
     run: str

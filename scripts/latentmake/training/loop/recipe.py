@@ -46,6 +46,7 @@ class Recipe(ABC):
         memory_hint: repair where a device has too little memory.
         several: whether a step may leave some trained weights without gradients.
         alpha: scale of the LoRA; None where none is trained.
+        order_type: class of its orders.
     """
 
     tensors: CacheTensors
@@ -55,7 +56,12 @@ class Recipe(ABC):
     memory_hint: ClassVar[str]
     several: bool = False
     alpha: float | None
+    order_type: ClassVar[type[TrainingOrder]]
     order: TrainingOrder
+
+    @abstractmethod
+    def __init__(self, order: Any) -> None:
+        """Return the recipe of an order."""
 
     @abstractmethod
     def make_objective(self) -> Objective:
@@ -88,6 +94,10 @@ class Recipe(ABC):
     @abstractmethod
     def write_copy(self, network: Network, folder: Path) -> None:
         """Write the trained weights into a folder of their own; one of that name is replaced."""
+
+    def complete(self) -> None:
+        """Write the `TrainingOrder.copies` of a finished training that are missing."""
+        raise NotImplementedError
 
     @abstractmethod
     def read_copy(self, network: Network, folder: Path) -> None:

@@ -1,9 +1,13 @@
-"""Recipe of the trainer `wan`: LoRAs of Wan's networks, flow matching, clips."""
+"""Recipe of the trainer `wan`: LoRAs of Wan's networks, flow matching, clips.
+
+`accelerate launch -m latentmake.training.wan.recipe ORDER` trains by it.
+"""
 
 from __future__ import annotations
 
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,8 +20,10 @@ from latentmake.files.mp4 import write_mp4
 from latentmake.training.loop import objective as loop
 from latentmake.training.loop.accelerator import set_up
 from latentmake.training.loop.batch_order import seed_of
+from latentmake.training.loop.command import carry_out
 from latentmake.training.loop.data.headers import Sought, Stored
 from latentmake.training.loop.data.tensors import WAN, CacheTensors
+from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.loop.recipe import Recipe
 from latentmake.training.loop.samples import say
 from latentmake.training.wan.clips import ClipSampler, make_sampler
@@ -36,6 +42,7 @@ _CLIP = Sought("clip", 2, pattern=r"clip_\w+")
 class WanRecipe(Recipe):
     """Recipe of the trainer `wan`."""
 
+    order_type: ClassVar[type[TrainingOrder]] = WanOrder
     results: ClassVar[tuple[str, ...]] = (*lora_names(), *lora_names(high_noise=True))
     probes: ClassVar[int] = 16  # each may take seconds
     rate: ClassVar[str] = "items_per_second"
@@ -137,3 +144,12 @@ def _check(transformer: Transformer, channels: int, text_width: int, path: str) 
                 where=path,
                 hint="`dit`, `vae` and `text` of the model must come from the same base model",
             )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Carry out `python -m latentmake.training.wan.recipe ORDER`; return the exit status."""
+    return carry_out(arguments, WanRecipe)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -16,8 +16,7 @@ from latentmake.training.loop.result import Record, RunFiles, wanted
 from latentmake.training.loop.sample_images import picture_reasons, read_index
 from latentmake.training.loop.samples import Samples, draw_later
 from latentmake.training.sd.order import SdOrder
-from latentmake.training.sd.recipe import SdRecipe
-from latentmake.training.sd.train import main
+from latentmake.training.sd.recipe import SdRecipe, main
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trainer_world import make_order, make_training, make_unet, train, write_order

@@ -46,7 +46,7 @@ from trainer_world import (
 )
 
 STEPS = 40
-TRAIN = "latentmake.training.sd.train"
+TRAIN = "latentmake.training.sd.recipe"
 SCRIPTS = Path(__file__).parents[4] / "scripts"
 SETTINGS: dict[str, Any] = {
     "steps": STEPS,
@@ -215,7 +215,7 @@ def test_training_twice_on_the_same_trains_once(launched: Launched) -> None:
 # Ends as by `kill -9` where its second checkpoint is begun: five steps past its first.
 KILLED = """
 import os, signal, sys
-from latentmake.training.sd.train import main
+from latentmake.training.sd.recipe import main
 
 def kill(event, arguments):
     if event == "os.mkdir" and ".step-000012" in os.fspath(arguments[0]):
@@ -248,7 +248,7 @@ def test_a_killed_training_ends_with_the_same_bytes(launched: Launched) -> None:
     assert not layout.weights.exists()
     assert not layout.record.exists()
 
-    second = _run("-m", "latentmake.training.sd.train", str(path))
+    second = _run("-m", "latentmake.training.sd.recipe", str(path))
     assert second.returncode == 0, second.stderr.decode()
     assert b"resumed from step 6" in second.stderr
     first = RunFiles(launched.order)
