@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
+from latentmake.files import atomic
 from latentmake.reports.comparison import Pictured, index_of
 from latentmake.training.loop.order import Prompt
-from latentmake.training.loop.sample_images import write_pictures
+from latentmake.training.loop.sample_images import INDEX, PictureIndex, picture_name
 from latentmake.training.order import Wanted
 from latentmake.training.sd.order import SdOrder
 from PIL import Image
@@ -55,10 +56,13 @@ def make_run(
         sample_size=size,
         trainer=SdTrainer(**{"kind": "sd", **settings}),
     )
-    rows: Mapping[int, list[bytes]] = {
-        step: [png(colour_of(number, column, step), size) for column in range(len(prompts))]
-        for step in steps
+    rows: dict[int, list[str]] = {
+        step: [picture_name(step, column) for column in range(len(prompts))] for step in steps
     }
+    folder = Path("runs", name, "samples")
+    for step in steps:
+        for column, file in enumerate(rows[step]):
+            atomic.write(folder / file, png(colour_of(number, column, step), size))
     want = Wanted(data="d" * 64, settings="s" * 64, weights=weights * 64)
-    write_pictures(Path("runs", name, "samples"), order, want, rows, curves=False)
+    PictureIndex.of(order, want, rows, curves=False).write(folder / INDEX)
     return Pictured(name, index_of(name), None)

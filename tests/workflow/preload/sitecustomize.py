@@ -10,10 +10,8 @@ _MODULES = (
     "snakemake",
     "accelerate.commands.launch",
     "latentmake.training.loop.quiet_launch",
-    "latentmake.training.sd.train",
-    "latentmake.training.sd.decode",
-    "latentmake.training.wan.train",
-    "latentmake.training.wan.decode",
+    "latentmake.training.sd.recipe",
+    "latentmake.training.wan.recipe",
     "latentmake.training.wan.generate",
     "latentmake.training.wan.evaluate",
 )

@@ -3,46 +3,18 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Sequence
 
 from PIL import Image, ImageDraw, ImageFont
 
 _MARGIN = 8
 _FONT_SIZE = 14
+_LINE = _FONT_SIZE + 4
+_LETTER = 8  # pixels; most letters are narrower
 _CELL = 128  # pixels; smaller pictures are enlarged by a whole number
 _HEADER_LINES = 4
 _ABSENT = "#eeeeee"  # the place of a picture that cannot be drawn any more
-
-
-def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    return ImageFont.load_default(_FONT_SIZE)
-
-
-def _wrap(text: str, width: float) -> list[str]:
-    """Break a text into lines of at most `width` pixels; a text too long ends in an ellipsis."""
-    font = _font()
-    lines: list[str] = []
-    line = ""
-    for word in text.split():
-        while word:
-            longer = f"{line} {word}".strip()
-            if font.getlength(longer) <= width:
-                line, word = longer, ""
-            elif line:
-                lines.append(line)
-                line = ""
-            else:  # one word wider than the column
-                fitting = sum(font.getlength(word[:end]) <= width for end in range(1, len(word)))
-                cut = max(1, fitting)
-                lines.append(word[:cut])
-                word = word[cut:]
-    lines.append(line)
-    if len(lines) > _HEADER_LINES:
-        last = lines[_HEADER_LINES - 1]
-        while last and font.getlength(last + "…") > width:
-            last = last[:-1]
-        lines = [*lines[: _HEADER_LINES - 1], last + "…"]
-    return lines
 
 
 def draw_grid(
@@ -57,21 +29,24 @@ def draw_grid(
     width, height = next(each.size for _, row in rows for each in row if each is not None)
     enlarged = max(1, -(-_CELL // max(width, height)))
     width, height = width * enlarged, height * enlarged
-    headers = [_wrap(prompt, width) for prompt in prompts]
-    line = _FONT_SIZE + 4
-    top = _MARGIN + line * max(len(header) for header in headers) + _MARGIN
+    headers = [
+        textwrap.wrap(prompt, width // _LETTER, max_lines=_HEADER_LINES, placeholder="…")
+        for prompt in prompts
+    ]
+    font = ImageFont.load_default(_FONT_SIZE)
     labels = [f"step {step}" for step, _ in rows]
-    left = 2 * _MARGIN + round(max(_font().getlength(label) for label in labels))
+    left = 2 * _MARGIN + round(max(font.getlength(label) for label in labels))
+    top = 2 * _MARGIN + _LINE * max(map(len, headers))
     size = (left + len(prompts) * (width + _MARGIN), top + len(rows) * (height + _MARGIN))
     grid = Image.new("RGB", size, "white")
     draw = ImageDraw.Draw(grid)
     for column, header in enumerate(headers):
         for number, text in enumerate(header):
-            place = (left + column * (width + _MARGIN), _MARGIN + number * line)
-            draw.text(place, text, fill="black", font=_font())
+            place = (left + column * (width + _MARGIN), _MARGIN + number * _LINE)
+            draw.text(place, text, fill="black", font=font)
     for number, (label, (_, pictures)) in enumerate(zip(labels, rows, strict=True)):
         y = top + number * (height + _MARGIN)
-        draw.text((_MARGIN, y + (height - line) // 2), label, fill="black", font=_font())
+        draw.text((_MARGIN, y + (height - _LINE) // 2), label, fill="black", font=font)
         for column, picture in enumerate(pictures):
             x = left + column * (width + _MARGIN)
             if picture is None:

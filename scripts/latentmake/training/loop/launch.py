@@ -48,7 +48,7 @@ def train(
     if known != order:
         order, order_path = known, _write(known, files)
         want = wanted(order)
-    is_first = not files.record.is_file()
+    is_first, online = not files.record.is_file(), bool(order.vae.hub) or order.from_hub
     record = files.trained(want)
     run = partial(
         run_child,
@@ -67,7 +67,7 @@ def train(
         launcher = _launcher(order, processes, threads)
         command = [*launcher, "-m", order.trains, str(order_path)]
         own = environment(max(1, threads // processes))  # of each process, by an accelerate_config
-        run(command, environment=own, online=order.from_hub, gpus=processes)
+        run(command, environment=own, online=online, gpus=processes)
         if (known := as_begun(order, want)) != order:  # in the precision that it chose
             order, order_path = known, _write(known, files)
             want = wanted(order)
@@ -78,12 +78,9 @@ def train(
                 where=files.weights,
                 hint=f"see {log}, and run the same command again",
             )
-    if files.missing():
-        command = [sys.executable, "-m", order.completes, str(order_path)]
-        run(command, online=order.from_hub, gpus=0)
-    if picture_reasons(order, want):
-        command = [sys.executable, "-m", order.draws, str(order_path)]
-        run(command, online=bool(order.vae.hub) or order.from_hub)
+    if files.missing() or picture_reasons(order, want):
+        command = [sys.executable, "-m", order.trains, str(order_path)]
+        run(command, online=online)
     pictures = f", sample pictures in {files.grid}" if files.grid.is_file() else ""
     _say(f"{order.run}: weights in {files.weights}{pictures}")
     if is_first:

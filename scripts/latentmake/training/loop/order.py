@@ -50,8 +50,6 @@ class TrainingOrder(BaseModel, ABC):
         version: of the trainer; raised when, given the same, it would train other weights, or a
             default changes.
         trains: module that carries out an order.
-        draws: module that draws and decodes the samples of a finished training.
-        completes: module that writes `copies` of a finished training.
         picture_suffix: end of the names of decoded samples.
         run: name of the run.
         manifest: path; one line an item with the paths of its caches.
@@ -59,7 +57,7 @@ class TrainingOrder(BaseModel, ABC):
         output: folder of weights, samples, checkpoints and scalars.
         weights: digest of the network's files.
         resumed: digest of the checkpoint `resume_from_checkpoint`, "" where there is none yet.
-        vae: decoder of the sample pictures, for a process of its own after training.
+        vae: decoder of the sample pictures.
         prompts: of the sample pictures; may be empty.
         captions: number of the manifest's first captions that are drawn too. The planner cannot
             know them: items may be skipped before.
@@ -73,8 +71,6 @@ class TrainingOrder(BaseModel, ABC):
     model_config = ConfigDict(extra="forbid", frozen=True)
     version: ClassVar[int] = 1
     trains: ClassVar[str]
-    draws: ClassVar[str]
-    completes: ClassVar[str] = ""
     picture_suffix: ClassVar[str] = ".png"
     kind: str
     run: str

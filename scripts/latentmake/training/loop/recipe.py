@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
@@ -13,9 +13,10 @@ from latentmake.training.loop.data.headers import Stored
 from latentmake.training.loop.data.tensors import CacheTensors
 from latentmake.training.loop.objective import Objective
 from latentmake.training.loop.order import TrainingOrder
-from latentmake.training.loop.sample_rows import Drawn
 
 Network: TypeAlias = Any  # a torch.nn.Module whose call is a matter of its recipe
+Drawn = dict[str, torch.Tensor]
+"""Keys of samples (`TrainingOrder.picture_keys`), and their latents, unscaled."""
 
 
 class Sampler(ABC):
@@ -25,12 +26,12 @@ class Sampler(ABC):
     def draw(
         self,
         network: Network,
+        keys: Collection[str],
         *,
         device: torch.device,
         dtype: torch.dtype,
-        without: Mapping[str, object] | None = None,
     ) -> Drawn:
-        """Draw all samples but those whose keys are given; float32, on the CPU."""
+        """Draw the samples of these keys; float32, on the CPU."""
 
 
 class Recipe(ABC):
@@ -45,6 +46,7 @@ class Recipe(ABC):
         memory_hint: repair where a device has too little memory.
         several: whether a step may leave some trained weights without gradients.
         alpha: scale of the LoRA; None where none is trained.
+        order_type: class of its orders.
     """
 
     tensors: CacheTensors
@@ -54,7 +56,12 @@ class Recipe(ABC):
     memory_hint: ClassVar[str]
     several: bool = False
     alpha: float | None
+    order_type: ClassVar[type[TrainingOrder]]
     order: TrainingOrder
+
+    @abstractmethod
+    def __init__(self, order: Any) -> None:
+        """Return the recipe of an order."""
 
     @abstractmethod
     def make_objective(self) -> Objective:
@@ -78,8 +85,19 @@ class Recipe(ABC):
         """Return the sampler of a training; `latents` of a cache file have its scale and size."""
 
     @abstractmethod
+    def make_decoder(self, device: torch.device) -> Callable[[torch.Tensor], bytes | None]:
+        """Load the VAE; return what makes a file's content of a sample's latents.
+
+        That is None where memory does not suffice, even in tiles.
+        """
+
+    @abstractmethod
     def write_copy(self, network: Network, folder: Path) -> None:
         """Write the trained weights into a folder of their own; one of that name is replaced."""
+
+    def complete(self) -> None:
+        """Write the `TrainingOrder.copies` of a finished training that are missing."""
+        raise NotImplementedError
 
     @abstractmethod
     def read_copy(self, network: Network, folder: Path) -> None:

@@ -31,8 +31,8 @@ class RunFiles:
     Attributes:
         weights: the trained weights; where there are several files, the first of `results`.
         record: a `Record`, written after them.
-        samples: latents of the sample pictures, a file a step.
-        grid: the sample pictures.
+        samples: the sample pictures and their index.
+        grid: all of them as one.
         checkpoints: a folder each.
         saved: copies of the trained weights along the way, a folder a step.
         save: a file by which a user asks for such a copy at once.

@@ -1,20 +1,17 @@
-"""Sample pictures of a training as files, and their index.
+"""Index of the sample pictures of a training.
 
-No torch and no Pillow here: the launcher asks whether the pictures of a training are there, and the
-comparison of runs shows them.
+No torch and no Pillow here: planner and launcher ask whether the pictures of a training are there,
+and the comparison of runs shows them.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import JsonValue, StringConstraints
+from pydantic import ConfigDict, Field, JsonValue, StringConstraints
 
-from latentmake import digest
-from latentmake.files import atomic
 from latentmake.plan.reasons import Difference, short, value_differences
 from latentmake.training.json_file import JsonFile
 from latentmake.training.loop.order import TrainingOrder
@@ -27,36 +24,66 @@ CURVES = "curves.png"
 INDEX = "index.json"
 """Index of the sample pictures, in their folder."""
 
-_NAME = r"^step-\d{6,}_\d{2,}\.(png|mp4)$"
-_Name = Annotated[str, StringConstraints(pattern=_NAME)]
+_Name = Annotated[str, StringConstraints(pattern=r"^step-\d{6,}_\d{2,}\.(png|mp4)$")]
 
 
 class PictureIndex(JsonFile):
-    """Index of the sample pictures of one training; written after all of them.
+    """Index of the sample pictures of one training; written anew after those of each step.
 
     Attributes:
         run: name of the run.
         wanted: digests of the training.
         seed: of the noise.
         steps: after which they were drawn, ascending.
-        files: names of the pictures, a row a step and one a prompt; None where the weights of a
-            step were gone before its picture was asked for.
-        pictures: see `TrainingOrder.pictures_digest`.
-        digest: of the bytes of all pictures.
+        files: names of the pictures, a row a step and one a prompt; None where a picture cannot be
+            drawn, as the weights of its step were gone before it was asked for.
+        keys: of the pictures of each prompt, see `TrainingOrder.picture_keys`; earlier releases
+            write none.
+        pictures: see `TrainingOrder.pictures_digest`; "" before those of the last step.
         curves: whether there were any to draw.
         settings: that shaped the training, by name.
     """
 
+    model_config = ConfigDict(extra="ignore", frozen=True)
     run: str
     wanted: Wanted
     prompts: list[str]
     seed: int
     steps: list[int]
     files: list[list[_Name | None]]
+    keys: list[str] = Field([])
     pictures: str = ""
-    digest: str
     curves: bool
     settings: dict[str, JsonValue]
+
+    @classmethod
+    def of(
+        cls,
+        order: TrainingOrder,
+        want: Wanted,
+        rows: Mapping[int, Sequence[str | None]],
+        *,
+        curves: bool,
+    ) -> PictureIndex:
+        """Return the index of a training's pictures, whose names `rows` has for each step."""
+        return cls(
+            run=order.run,
+            wanted=want,
+            prompts=[prompt.prompt for prompt in order.prompts] if rows else [],
+            seed=order.trainer.samples.seed,
+            steps=sorted(rows),
+            files=[list(rows[step]) for step in sorted(rows)],
+            keys=order.picture_keys(),
+            pictures=order.pictures_digest(),
+            curves=curves,
+            settings={
+                **order.described(),
+                "weights": want.weights,
+                "data": want.data,
+                "trainer": order.trainer.model_dump(mode="json"),
+                "sample_size": [*order.sample_size],
+            },
+        )
 
 
 def picture_name(step: int, prompt: int, suffix: str = ".png") -> str:
@@ -95,58 +122,3 @@ def picture_reasons(order: TrainingOrder, want: Wanted) -> list[Difference]:
     if not found and bool(names) != bool(order.prompts or order.captions):
         found = [Difference("other sample pictures are asked for")]
     return found
-
-
-def write_pictures(
-    folder: Path,
-    order: TrainingOrder,
-    want: Wanted,
-    rows: Mapping[int, list[bytes | None]],
-    *,
-    curves: bool,
-) -> None:
-    """Write the pictures of a training and their index; remove those of earlier trainings.
-
-    The index goes first and comes last, so that it never names a picture of another training.
-
-    Args:
-        folder: of the pictures.
-        order: of the training.
-        want: its digests.
-        rows: step -> the bytes of a file for each prompt, or None for one that cannot be drawn.
-        curves: whether there are any.
-    """
-    (folder / INDEX).unlink(missing_ok=True)
-    names: list[list[str | None]] = []
-    files: dict[str, bytes] = {}
-    for step, pictures in sorted(rows.items()):
-        names.append([None] * len(pictures))
-        for number, data in enumerate(pictures):
-            if data is not None:
-                names[-1][number] = name = picture_name(step, number, order.picture_suffix)
-                files[name] = data
-    for name, data in files.items():
-        atomic.write(folder / name, data)
-    if folder.is_dir():
-        for path in folder.iterdir():
-            if re.fullmatch(_NAME, path.name) and path.name not in files:
-                path.unlink()
-    index = PictureIndex(
-        run=order.run,
-        wanted=want,
-        prompts=[prompt.prompt for prompt in order.prompts] if files else [],
-        seed=order.trainer.samples.seed,
-        steps=sorted(rows),
-        files=names,
-        pictures=order.pictures_digest(),
-        digest=digest.of_lines(digest.of_bytes(data) for data in files.values()),
-        curves=curves,
-        settings={
-            **order.described(),
-            "weights": want.weights,
-            "data": want.data,
-            "trainer": order.trainer.model_dump(mode="json"),
-            "sample_size": [*order.sample_size],
-        },
-    )
-    index.write(folder / INDEX)

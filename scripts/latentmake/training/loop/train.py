@@ -1,8 +1,8 @@
 """The training loop: optimizer steps over cached examples, checkpoints, samples, scalars.
 
-It never loads a VAE or a text encoder. Killed at any step and started again, a training ends with
-the same weights: batches, noise and timesteps follow from seed and step, all else is in the
-checkpoint.
+It never loads a text encoder, and the VAE for the moment of a sample. Killed at any step and
+started again, a training ends with the same weights: batches, noise and timesteps follow from seed
+and step, all else is in the checkpoint.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ from latentmake.training.loop.data.headers import HINT
 from latentmake.training.loop.data.loader import prefetched
 from latentmake.training.loop.learner import Learner
 from latentmake.training.loop.objective import Losses, probe_loss
-from latentmake.training.loop.recipe import Network, Recipe
+from latentmake.training.loop.recipe import Drawn, Network, Recipe
 from latentmake.training.loop.result import (
     COPIED,
     History,
@@ -40,16 +40,13 @@ from latentmake.training.loop.result import (
     wanted,
     write_record,
 )
-from latentmake.training.loop.sample_rows import carry_rows, clear_rows, write_row
+from latentmake.training.loop.samples import Samples, say
 from latentmake.training.loop.scalars import add_scalars
 from latentmake.training.loop.weights import write_trained
+from latentmake.training.order import Wanted
 
 _POLL = 1.0  # seconds between two checks for the file that asks for a copy
 _NAMED = 4  # files in a message
-
-
-def _say(text: str) -> None:
-    Progress.write(text, file=sys.stderr)
 
 
 class _Step(NamedTuple):
@@ -117,17 +114,19 @@ class Training:
         """
         if self.main:
             precision = self.settings.mixed_precision
-            _say(f"{self.learner.described()}; mixed_precision: {precision}")
-        resumed = self._resume()
-        if not resumed and self.main:
-            clear_rows(self.files.samples)
+            say(f"{self.learner.described()}; mixed_precision: {precision}")
+        kept = self._resume()
+        if not kept and self.main:
             shutil.rmtree(self.files.scalars, ignore_errors=True)
             self.loss_start = self.learner.alone(self._probe)
             if not math.isfinite(self.loss_start):
                 self._refuse_not_finite(range(len(self.caches.examples)))
-            _say(f"loss at the start: {self.loss_start:.4f}")
+            say(f"loss at the start: {self.loss_start:.4f}")
+        if self.main:
+            ends = (*self.continued, self.steps)
+            self.samples = Samples(self.recipe, self.wanted, ends, kept)
         steps_with_samples = sample_steps(self.order, self.steps)
-        if not resumed and self.step in steps_with_samples:
+        if not kept and self.step in steps_with_samples:
             self._draw_samples()
         self.accelerator.wait_for_everyone()
         self._steps(steps_with_samples)
@@ -137,9 +136,9 @@ class Training:
         self.accelerator.wait_for_everyone()
         self.accelerator.end_training()
 
-    def _resume(self) -> bool:
-        """Resume from the newest checkpoint that fits this training; tell whether there was one."""
-        newest = checkpoint.newest(self.order, self.wanted, self.steps, _say)
+    def _resume(self) -> list[Wanted]:
+        """Resume from the newest checkpoint that fits; return the digests of its training."""
+        newest = checkpoint.newest(self.order, self.wanted, self.steps, say)
         if newest is not None:
             found, state = newest
             self.learner.restore(state, found.folder)
@@ -150,10 +149,8 @@ class Training:
             self.saved = self.step if own else 0
             if self.main:
                 shorter = "" if own else " of a shorter training"
-                _say(f"resumed from step {self.step}{shorter} ({found.folder})")
-                carry_rows(self.files.samples, progress.wanted, self.wanted)
-                clear_rows(self.files.samples, self.wanted)
-            return True
+                say(f"resumed from step {self.step}{shorter} ({found.folder})")
+            return [progress.wanted, self.wanted]
         if self.settings.resume_from_checkpoint is not None:
             found, state = checkpoint.read(Path(self.settings.resume_from_checkpoint))
             self.learner.restore(state, found.folder)
@@ -167,8 +164,8 @@ class Training:
                     if self.settings.step_limit
                     else "raise `steps` or `epochs`, which include its earlier steps",
                 )
-            _say(f"beginning at step {self.step} of {found.folder}")
-        return False
+            say(f"beginning at step {self.step} of {found.folder}")
+        return []
 
     def _steps(self, steps_with_samples: frozenset[int]) -> None:
         settings, first = self.settings, self.step + 1
@@ -209,6 +206,8 @@ class Training:
                 if self.main:
                     add_scalars(writer, step, said._asdict() | pace)
                 if step in steps_with_samples:
+                    if self.main:
+                        writer.flush()
                     self._draw_samples()
                 if not self.main:
                     continue
@@ -325,12 +324,14 @@ class Training:
 
     def _draw_samples(self) -> None:
         if self.main:
-            drawn = self.learner.alone(
-                lambda model: self.sampler.draw(
-                    model, device=self.accelerator.device, dtype=self.dtype
+            device, dtype = self.accelerator.device, self.dtype
+
+            def draw(keys: Collection[str]) -> Drawn:
+                return self.learner.alone(
+                    lambda model: self.sampler.draw(model, keys, device=device, dtype=dtype)
                 )
-            )
-            write_row(self.files.samples, self.step, drawn, self.wanted)
+
+            self.samples.draw(self.step, draw, device)
         self.accelerator.wait_for_everyone()
 
     def _save(self) -> None:
@@ -360,14 +361,15 @@ class Training:
         with self.learner.averaged():
             self.recipe.write_copy(self.learner.denoiser, folder)
         self.wanted.write(folder / COPIED)
-        _say(f"weights of step {self.step}: {folder}")
+        say(f"weights of step {self.step}: {folder}")
 
     def _finish(self) -> None:
         """Write the last state, the trained weights and their record."""
         if self.saved != self.step:
             self._save()
+        self.samples.finish()
         loss_end = self.learner.alone(self._probe)
-        _say(f"loss at the end: {loss_end:.4f}, {self.loss_start:.4f} at the start")
+        say(f"loss at the end: {loss_end:.4f}, {self.loss_start:.4f} at the start")
         with self.learner.averaged():
             write_trained(
                 lambda folder: self.recipe.write_copy(self.learner.denoiser, folder),

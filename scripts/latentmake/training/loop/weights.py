@@ -42,8 +42,7 @@ def load_trained(network: torch.nn.Module, state: dict[str, torch.Tensor]) -> No
 def write_trained(write: Callable[[Path], object], names: Iterable[str], files: RunFiles) -> None:
     """Write the trained weights; an older result stays until the new one is complete.
 
-    Its record goes first and its sample grid too, so that neither ever stands beside weights of
-    another training.
+    Its record goes first, so that it never stands beside weights of another training.
 
     Args:
         write: writes the weights into a new folder.
@@ -61,7 +60,6 @@ def write_trained(write: Callable[[Path], object], names: Iterable[str], files: 
                 (files.output / name).rename(old / name)
             if (new / name).exists():
                 (new / name).rename(files.output / name)
-        files.grid.unlink(missing_ok=True)
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise storage_error(error, files.output) or error from None

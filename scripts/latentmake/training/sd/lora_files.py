@@ -12,8 +12,8 @@ sd-scripts' `networks/lora.py` makes its names of the path of a layer in diffuse
 Files of before have diffusers' older names `.lora.down.` and `.lora.up.` for attention, and peft's
 for all other layers. diffusers decides by the first key of a file how to read all of them.
 
-`python -m latentmake.training.sd.lora_files ORDER` rewrites such files of a finished training, and
-writes the file in kohya's names where it is missing. No step is trained.
+`complete` rewrites such files of a finished training, and writes the file in kohya's names where it
+is missing. No step is trained.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,10 @@ from latentmake.errors import CacheError, ModelError, TrainingError, first_line
 from latentmake.files import atomic, cachefile
 from latentmake.files.safetensors import read_head
 from latentmake.models.files import network_config
-from latentmake.training.command import exit_status
 from latentmake.training.loop.result import COPIED, LORA_WEIGHTS, Record, RunFiles, wanted
 from latentmake.training.lora import ADAPTER, lora_bytes, lora_tensors
-from latentmake.training.order import Wanted, caption_in, read_order, rows_of
-from latentmake.training.sd.files import KOHYA_WEIGHTS
-from latentmake.training.sd.order import SdOrder
+from latentmake.training.order import Wanted, caption_in, rows_of
+from latentmake.training.sd.order import KOHYA_WEIGHTS, SdOrder
 from latentmake.training.sd.unet import read_schedule
 
 _PREFIX = "unet"  # in diffusers' pipelines
@@ -224,12 +222,3 @@ def unreadable(error: Exception, file: Path) -> TrainingError:
         where=file,
         hint="delete them and run the same command again, which trains them anew",
     )
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Carry out `python -m latentmake.training.sd.lora_files ORDER`; return the exit status."""
-    return exit_status(lambda: complete(read_order(Path(arguments[0]), SdOrder)))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

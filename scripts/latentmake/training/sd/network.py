@@ -23,8 +23,8 @@ from latentmake.models import checkpoints
 from latentmake.models.checks import check_kind
 from latentmake.models.files import config_file, network_config, weights_files
 from latentmake.training.loop.result import LORA_WEIGHTS
-from latentmake.training.sd.files import PROJECTION_FOLDER, UNET_FOLDER, UNET_WEIGHTS
 from latentmake.training.sd.lora_files import read_lora, unreadable, write_lora
+from latentmake.training.sd.order import PROJECTION_FOLDER, UNET_FOLDER, UNET_WEIGHTS
 from latentmake.training.sd.unet import NEW, check_names, parameters_of
 
 UNet: TypeAlias = Any  # a UNet2DConditionModel: diffusers and peft have no types

@@ -10,7 +10,12 @@ from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
 from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.loop.result import LORA_WEIGHTS
-from latentmake.training.sd.files import KOHYA_WEIGHTS, UNET_FOLDER, UNET_WEIGHTS
+
+UNET_FOLDER = "unet"
+UNET_WEIGHTS = "diffusion_pytorch_model.safetensors"  # diffusers' own name
+PROJECTION_FOLDER = "text_projection"
+KOHYA_WEIGHTS = "kohya.safetensors"
+"""The LoRA once more, for A1111, Forge, ComfyUI and sd-scripts."""
 
 
 class SdOrder(TrainingOrder):
@@ -23,9 +28,7 @@ class SdOrder(TrainingOrder):
         scheduler: folder of the noise schedule; "" for that of the network's hub repository.
     """
 
-    trains: ClassVar[str] = "latentmake.training.sd.train"
-    draws: ClassVar[str] = "latentmake.training.sd.decode"
-    completes: ClassVar[str] = "latentmake.training.sd.lora_files"
+    trains: ClassVar[str] = "latentmake.training.sd.recipe"
     kind: Literal["sd"] = "sd"
     unet: Weights
     text_projection: str | None = None

@@ -3,26 +3,26 @@
 DDIM: Song et al. 2021, https://arxiv.org/abs/2010.02502; Euler steps for a network that has learnt
 flow matching; guidance: Ho and Salimans 2022, https://arxiv.org/abs/2207.12598. A prompt's noise
 follows from the samples' seed and the prompt alone: it is the same at every step of the training,
-so that the rows of the grid differ by the training alone, and other prompts may come and go. The
-pictures are decoded afterwards, by a process of its own (`latentmake.training.sd.decode`).
+so that the rows of the grid differ by the training alone, and other prompts may come and go.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
+from PIL import Image
 
 from latentmake.models import files
 from latentmake.training.loop.batch_order import generator
 from latentmake.training.loop.data.batch import pad
 from latentmake.training.loop.data.headers import Stored, read_text
 from latentmake.training.loop.data.tensors import PLAIN
+from latentmake.training.loop.recipe import Drawn
 from latentmake.training.loop.recipe import Sampler as LoopSampler
-from latentmake.training.loop.sample_rows import Drawn
 from latentmake.training.sd.objective import Network, NoiseSchedule
 from latentmake.training.sd.order import SdOrder
 
@@ -68,13 +68,13 @@ class Sampler(LoopSampler):
     def draw(
         self,
         network: Network,
+        keys: Collection[str],
         *,
         device: torch.device,
         dtype: torch.dtype,
-        without: Mapping[str, object] | None = None,
     ) -> Drawn:
-        """Draw all pictures but those whose keys are given; float32, on the CPU."""
-        pictures = [each for each in self.pictures if each.key not in (without or {})]
+        """Draw the pictures of these keys; float32, on the CPU."""
+        pictures = [each for each in self.pictures if each.key in keys]
         drawn: Drawn = {}
         for start in range(0, len(pictures), self.batch):
             part = pictures[start : start + self.batch]
@@ -138,3 +138,12 @@ def make_sampler(order: SdOrder, schedule: NoiseSchedule, latents: Stored) -> Sa
         scaling=latents.scaling,
         shift=latents.shift,
     )
+
+
+@torch.no_grad()
+def decode(vae: Any, latents: torch.Tensor) -> Image.Image:
+    """Decode the unscaled latents [channels, height, width] of a picture."""
+    first = next(vae.parameters())
+    (pixels,) = vae.decode(latents[None].to(first.device, first.dtype), return_dict=False)
+    values = ((pixels[0].float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+    return Image.fromarray(values.permute(1, 2, 0).cpu().numpy())

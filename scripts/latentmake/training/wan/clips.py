@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,8 +11,7 @@ import torch
 from latentmake.training.loop.batch_order import seed_of
 from latentmake.training.loop.data.headers import Stored, read_text
 from latentmake.training.loop.data.tensors import WAN
-from latentmake.training.loop.recipe import Sampler
-from latentmake.training.loop.sample_rows import Drawn
+from latentmake.training.loop.recipe import Drawn, Sampler
 from latentmake.training.wan.denoiser import Denoiser
 from latentmake.training.wan.order import WanOrder
 from latentmake.training.wan.sampling import Sampling, latents_shape, noise_of, sample_latents
@@ -43,12 +42,12 @@ class ClipSampler(Sampler):
     def draw(
         self,
         network: Denoiser,
+        keys: Collection[str],
         *,
         device: torch.device,
         dtype: torch.dtype,
-        without: Mapping[str, object] | None = None,
     ) -> Drawn:
-        """Draw all clips but those whose keys are given; float32, on the CPU."""
+        """Draw the clips of these keys; float32, on the CPU."""
         return {
             clip.key: sample_latents(
                 network.networks,
@@ -60,7 +59,7 @@ class ClipSampler(Sampler):
                 dtype=dtype,
             )
             for clip in self.clips
-            if clip.key not in (without or {})
+            if clip.key in keys
         }
 
 

@@ -26,8 +26,7 @@ class WanOrder(TrainingOrder):
             is one network for all.
     """
 
-    trains: ClassVar[str] = "latentmake.training.wan.train"
-    draws: ClassVar[str] = "latentmake.training.wan.decode"
+    trains: ClassVar[str] = "latentmake.training.wan.recipe"
     picture_suffix: ClassVar[str] = ".mp4"
     kind: Literal["wan"] = "wan"
     dit: str | None
@@ -77,11 +76,13 @@ class WanOrder(TrainingOrder):
         used = {"flow_shift": self.flow_shift, "timestep_boundary": self.boundary}
         return super().settings() | used
 
-    def pictures_digest(self) -> str:
-        """Return the digest of all that shapes the files of sample clips besides the weights.
+    def picture_keys(self) -> list[str]:
+        """Return a digest for each prompt's clip; another rate makes other files."""
+        fps = self.trainer.samples.fps
+        return [digest.of_value([key, fps]) for key in super().picture_keys()]
 
-        Their rate makes other files of the same drawn latents.
-        """
+    def pictures_digest(self) -> str:
+        """Return the digest of all that shapes the files of sample clips besides the weights."""
         return digest.of_value([super().pictures_digest(), self.trainer.samples.fps])
 
     def _shown(self) -> list[object]:

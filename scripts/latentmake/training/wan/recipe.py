@@ -1,20 +1,31 @@
-"""Recipe of the trainer `wan`: LoRAs of Wan's networks, flow matching, clips."""
+"""Recipe of the trainer `wan`: LoRAs of Wan's networks, flow matching, clips.
+
+`accelerate launch -m latentmake.training.wan.recipe ORDER` trains by it.
+"""
 
 from __future__ import annotations
 
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 import torch
 
+from latentmake.caches.encoders.wan_vae import load_wan_vae
 from latentmake.errors import ModelError
 from latentmake.files import atomic
+from latentmake.files.mp4 import write_mp4
 from latentmake.training.loop import objective as loop
 from latentmake.training.loop.accelerator import set_up
 from latentmake.training.loop.batch_order import seed_of
+from latentmake.training.loop.command import carry_out
 from latentmake.training.loop.data.headers import Sought, Stored
 from latentmake.training.loop.data.tensors import WAN, CacheTensors
+from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.loop.recipe import Recipe
+from latentmake.training.loop.samples import say
 from latentmake.training.wan.clips import ClipSampler, make_sampler
 from latentmake.training.wan.denoiser import Denoiser
 from latentmake.training.wan.lora_files import read_lora, write_lora
@@ -22,6 +33,7 @@ from latentmake.training.wan.lora_names import lora_names
 from latentmake.training.wan.network import Transformer, add_lora, load_transformer
 from latentmake.training.wan.objective import CLIP, FIRST_FRAME, Objective
 from latentmake.training.wan.order import WanOrder
+from latentmake.training.wan.sampling import decode_clip
 
 _FIRST_FRAME = Sought("latents_image", 4, pattern=r"latents_image_\d+x\d+x\d+_\w+")
 _CLIP = Sought("clip", 2, pattern=r"clip_\w+")
@@ -30,6 +42,7 @@ _CLIP = Sought("clip", 2, pattern=r"clip_\w+")
 class WanRecipe(Recipe):
     """Recipe of the trainer `wan`."""
 
+    order_type: ClassVar[type[TrainingOrder]] = WanOrder
     results: ClassVar[tuple[str, ...]] = (*lora_names(), *lora_names(high_noise=True))
     probes: ClassVar[int] = 16  # each may take seconds
     rate: ClassVar[str] = "items_per_second"
@@ -88,6 +101,21 @@ class WanRecipe(Recipe):
         del objective
         return make_sampler(self.order, latents)
 
+    def make_decoder(self, device: torch.device) -> Callable[[torch.Tensor], bytes | None]:
+        """Load the VAE; return what makes an MP4 of a clip's latents."""
+        vae = load_wan_vae(self.order.vae, device, torch.float32, decoder=True)
+
+        def decoded(latents: torch.Tensor) -> bytes | None:
+            frames = decode_clip(vae, latents, say)
+            if frames is None:
+                return None
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder, "clip.mp4")
+                write_mp4(file, list(frames), self.order.trainer.samples.fps)
+                return file.read_bytes()
+
+        return decoded
+
     def write_copy(self, network: Denoiser, folder: Path) -> None:
         """Write each network's LoRA, in the names of diffusers, musubi-tuner and ComfyUI."""
         with atomic.replacing_folder(folder) as new:
@@ -116,3 +144,12 @@ def _check(transformer: Transformer, channels: int, text_width: int, path: str) 
                 where=path,
                 hint="`dit`, `vae` and `text` of the model must come from the same base model",
             )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Carry out `python -m latentmake.training.wan.recipe ORDER`; return the exit status."""
+    return carry_out(arguments, WanRecipe)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -31,7 +31,7 @@ def test_the_nodes_differ_by_their_rank_alone() -> None:
         "--mixed_precision",
         "bf16",
         "-m",
-        "latentmake.training.sd.train",
+        "latentmake.training.sd.recipe",
         "o.json",
     ]
     commands = [

@@ -13,18 +13,18 @@ from latentmake.training.loop.result import RunFiles, wanted
 from latentmake.training.loop.sample_images import (
     CURVES,
     INDEX,
+    PictureIndex,
     picture_reasons,
     read_index,
-    write_pictures,
 )
-from latentmake.training.loop.sample_rows import write_row
+from latentmake.training.loop.samples import Samples
 from latentmake.training.order import Wanted
-from latentmake.training.sd import decode
 from latentmake.training.sd.order import SdOrder
+from latentmake.training.sd.recipe import SdRecipe
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
-from trainer_world import make_order, write_order
+from trainer_world import make_order
 
 STEPS = (0, 50, 1_000_000)
 NAMES = [
@@ -33,21 +33,20 @@ NAMES = [
 ]
 
 
-def leave_behind(order: SdOrder, steps: tuple[int, ...] = STEPS) -> None:
-    """Write what a training leaves for the process that draws."""
-    layout = RunFiles(order)
+def draw(order: SdOrder, steps: tuple[int, ...] = STEPS) -> None:
+    """Draw as a training does that has steps of these numbers."""
+    layout, want, keys = RunFiles(order), wanted(order), order.picture_keys()
+    if not layout.scalars.exists():
+        with SummaryWriter(str(layout.scalars)) as writer:
+            for step in range(1, 30):
+                writer.add_scalar("loss", 1 / step, step)
+    samples = Samples(SdRecipe(order), want, steps, [want])
     for step in steps:
         latents = torch.randn(2, 4, 4, 8, generator=torch.Generator().manual_seed(step))
-        drawn = dict(zip(order.picture_keys(), latents, strict=False))
-        write_row(layout.samples, step, drawn, wanted(order))
-    writer = SummaryWriter(str(layout.scalars))
-    for step in range(1, 30):
-        writer.add_scalar("loss", 1 / step, step)
-    writer.close()
-
-
-def draw(order: SdOrder, root: Path) -> None:
-    assert decode.main([str(write_order(order, root / "order.json"))]) == 0
+        drawn = dict(zip(keys, latents, strict=False))
+        samples.draw(step, lambda asked, drawn=drawn: drawn, torch.device("cpu"))
+    assert picture_reasons(order, want)  # until the last
+    samples.finish()
 
 
 def pngs(order: SdOrder) -> dict[str, bytes]:
@@ -56,13 +55,11 @@ def pngs(order: SdOrder) -> dict[str, bytes]:
 
 @pytest.fixture
 def order(tmp_path: Path) -> SdOrder:
-    made = make_order(tmp_path, prompts=True, steps=1_000_000)
-    leave_behind(made)
-    return made
+    return make_order(tmp_path, prompts=True, steps=1_000_000)
 
 
-def test_each_picture_is_a_file_that_the_index_names(order: SdOrder, tmp_path: Path) -> None:
-    draw(order, tmp_path)
+def test_each_picture_is_a_file_that_the_index_names(order: SdOrder) -> None:
+    draw(order)
     layout, files = RunFiles(order), pngs(order)
     assert sorted(files) == NAMES
     index = read_index(layout.samples)
@@ -82,11 +79,9 @@ def test_each_picture_is_a_file_that_the_index_names(order: SdOrder, tmp_path: P
             assert set(picture.get_flattened_data()) <= cells
 
 
-def test_tensorboard_shows_each_picture_once_however_often_it_is_drawn(
-    order: SdOrder, tmp_path: Path
-) -> None:
+def test_tensorboard_shows_each_picture_once_however_often_it_is_drawn(order: SdOrder) -> None:
     for _ in range(2):
-        draw(order, tmp_path)
+        draw(order)
     events = EventAccumulator(str(RunFiles(order).scalars / "samples"), size_guidance={"images": 0})
     events.Reload()
     assert sorted(events.Tags()["images"]) == ["samples/00", "samples/01"]
@@ -103,36 +98,35 @@ def test_tensorboard_shows_each_picture_once_however_often_it_is_drawn(
 
 
 def test_pictures_of_an_earlier_training_go(order: SdOrder, tmp_path: Path) -> None:
-    draw(order, tmp_path)
+    draw(order)
     layout, before = RunFiles(order), read_index(RunFiles(order).samples)
     later = make_order(tmp_path, prompts=True, steps=50)
     foreign = layout.samples / "mine.png"
     foreign.write_bytes(b"not ours")
     assert not picture_reasons(order, wanted(order))
     assert picture_reasons(later, wanted(later))
-    leave_behind(later, (0, 50))
-    draw(later, tmp_path)
+    draw(later, (0, 50))
     assert sorted(pngs(later)) == ["mine.png", *NAMES[:4]]
     after = read_index(layout.samples)
     assert before is not None and after is not None
     assert (after.steps, after.wanted) == ([0, 50], wanted(later))
-    assert after.digest != before.digest
+    assert before.wanted == wanted(order)
     assert not picture_reasons(later, wanted(later))
     assert picture_reasons(order, wanted(order))
 
 
-def test_drawing_again_gives_the_same_files(order: SdOrder, tmp_path: Path) -> None:
-    draw(order, tmp_path)
+def test_drawing_again_gives_the_same_files(order: SdOrder) -> None:
+    draw(order)
     layout = RunFiles(order)
     kept = [layout.samples / INDEX, layout.grid, layout.output / CURVES]
     before = [pngs(order), *(path.read_bytes() for path in kept)]
-    draw(order, tmp_path)
+    draw(order)
     assert [pngs(order), *(path.read_bytes() for path in kept)] == before
 
 
 @pytest.mark.parametrize("name", [NAMES[3], INDEX, "../samples.png", "../curves.png"])
-def test_whatever_is_missing_is_noticed(order: SdOrder, tmp_path: Path, name: str) -> None:
-    draw(order, tmp_path)
+def test_whatever_is_missing_is_noticed(order: SdOrder, name: str) -> None:
+    draw(order)
     assert not picture_reasons(order, wanted(order))
     (RunFiles(order).samples / name).unlink()
     assert picture_reasons(order, wanted(order))
@@ -140,15 +134,24 @@ def test_whatever_is_missing_is_noticed(order: SdOrder, tmp_path: Path, name: st
 
 def test_a_training_without_prompts_has_its_curves(tmp_path: Path) -> None:
     order = make_order(tmp_path, steps=50)
-    leave_behind(order)
-    assert picture_reasons(order, wanted(order))
-    draw(order, tmp_path)
+    draw(order)
     layout = RunFiles(order)
     with Image.open(layout.output / CURVES) as picture:
         assert picture.width == 1200
     assert not pngs(order)
     assert not layout.grid.exists()
     assert not picture_reasons(order, wanted(order))
+
+
+def test_a_reordered_prompt_keeps_its_pictures(order: SdOrder) -> None:
+    draw(order)
+    before = pngs(order)
+    other = order.model_copy(update={"prompts": order.prompts[::-1]})
+    samples = Samples(SdRecipe(other), wanted(other), [1_000_000], [wanted(other)])
+    assert sorted(samples.rows) == [0, 1_000_000]  # of the steps that are asked for
+    assert not samples.missing(0)
+    swapped = {name: before[f"{name[:-5]}{1 - int(name[-5])}.png"] for name in NAMES}
+    assert pngs(other) == {name: data for name, data in swapped.items() if "0050" not in name}
 
 
 @pytest.mark.parametrize(
@@ -159,14 +162,14 @@ def test_a_training_without_prompts_has_its_curves(tmp_path: Path) -> None:
         {"files": []},
         {"prompts": []},
         {"steps": "none"},
-        {"more": 1},
     ],
     ids=str,
 )
 def test_an_index_that_does_not_fit_is_none(tmp_path: Path, change: dict[str, object]) -> None:
     order = make_order(tmp_path / "world", prompts=True)
     want = Wanted(data="1", settings="2", weights="3")
-    write_pictures(tmp_path, order, want, {0: [b"one", b"two"]}, curves=False)
+    rows = {0: ["step-000000_00.png", "step-000000_01.png"]}
+    PictureIndex.of(order, want, rows, curves=False).write(tmp_path / INDEX)
     index = read_index(tmp_path)
     assert index is not None
     model = index.model_dump(mode="json")

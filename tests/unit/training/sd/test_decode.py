@@ -12,17 +12,12 @@ from latentmake.caches.encoders.vae import load_vae
 from latentmake.config.weights import Weights
 from latentmake.training.loop.batch_order import generator
 from latentmake.training.loop.grid import draw_grid
-from latentmake.training.loop.sample_rows import clear_rows, read_rows, write_row
-from latentmake.training.order import Wanted
-from latentmake.training.sd.decode import decode
 from latentmake.training.sd.objective import load_noise_schedule
-from latentmake.training.sd.sampling import Picture, Sampler
+from latentmake.training.sd.sampling import Picture, Sampler, decode
 from PIL import Image
 from trainer_world import TEXT_WIDTH, make_scheduler, make_unet, make_vae
 
 CPU = torch.device("cpu")
-OURS = Wanted(data="1", settings="2", weights="3")
-THEIRS = Wanted(data="1", settings="2", weights="4")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +47,7 @@ def test_sampling_is_that_of_the_pipeline_with_ddim(folder: Path) -> None:
     sampler = Sampler(
         schedule, negative, shape=(4, 8, 8), steps=6, guidance=4.0, pictures=_pictures(text)
     )
-    (drawn,) = sampler.draw(unet, device=CPU, dtype=torch.float32).values()
+    (drawn,) = sampler.draw(unet, "012", device=CPU, dtype=torch.float32).values()
     pipeline: Any = StableDiffusionPipeline(
         vae=load_vae(Weights(path=str(folder / "vae")), CPU, torch.float32),
         text_encoder=None,
@@ -91,7 +86,7 @@ def test_guidance_takes_embeddings_of_two_lengths(folder: Path) -> None:
             guidance=guidance,
             pictures=_pictures(text, text),
         )
-        return torch.stack([*sampler.draw(unet, device=CPU, dtype=torch.float32).values()])
+        return torch.stack([*sampler.draw(unet, "012", device=CPU, dtype=torch.float32).values()])
 
     drawn = draw(short, 3.0)
     assert drawn.shape == (2, 4, 4, 8)
@@ -114,22 +109,11 @@ def test_pictures_drawn_together_are_those_drawn_alone(folder: Path) -> None:
             guidance=2.0,
             pictures=_pictures(*texts),
             batch=batch,
-        ).draw(unet, device=CPU, dtype=torch.float32)
+        ).draw(unet, "012", device=CPU, dtype=torch.float32)
         for batch in (1, 2)
     )
     assert [each.shape for each in one.values()] == [(4, 8, 8)] * 3
     torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
-
-
-def test_rows_of_another_training_are_not_mixed_in(tmp_path: Path) -> None:
-    for step, wanted in ((0, OURS), (10, THEIRS), (1_000_000, OURS), (5, OURS)):
-        write_row(tmp_path, step, {"key": torch.full((4, 2, 2), float(step))}, wanted)
-    assert list(read_rows(tmp_path, OURS)) == [0, 5, 1_000_000]
-    clear_rows(tmp_path, OURS)
-    assert not read_rows(tmp_path, THEIRS)
-    assert len(read_rows(tmp_path, OURS)) == 3
-    clear_rows(tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 def test_latents_are_decoded_to_pictures(folder: Path) -> None:

@@ -26,7 +26,7 @@ from latentmake.training.loop import checkpoint
 from latentmake.training.loop.batch_order import generator
 from latentmake.training.loop.checks import check_settings
 from latentmake.training.loop.result import History, RunFiles, sample_steps, wanted
-from latentmake.training.loop.sample_rows import read_rows
+from latentmake.training.loop.sample_images import read_index
 from latentmake.training.loop.weights import load_trained, trained_state
 from latentmake.training.order import Wanted, read_order
 from latentmake.training.sd import network
@@ -46,7 +46,7 @@ from trainer_world import (
 )
 
 STEPS = 40
-TRAIN = "latentmake.training.sd.train"
+TRAIN = "latentmake.training.sd.recipe"
 SCRIPTS = Path(__file__).parents[4] / "scripts"
 SETTINGS: dict[str, Any] = {
     "steps": STEPS,
@@ -178,11 +178,11 @@ def test_the_launched_lora_loads_too(launched: Launched) -> None:
 
 def test_sample_pictures_lie_in_one_grid(launched: Launched) -> None:
     layout = RunFiles(launched.order)
-    rows = read_rows(layout.samples, wanted(launched.order))
-    assert list(rows) == sorted(sample_steps(launched.order, STEPS)) == [0, 10, 20, 30, 40]
-    keys = launched.order.picture_keys()
-    assert {tuple(row[key].shape) for row in rows.values() for key in keys} == {(4, 4, 8)}
-    assert not torch.equal(rows[0][keys[0]], rows[40][keys[0]])
+    index = read_index(layout.samples)
+    assert index is not None
+    assert index.steps == sorted(sample_steps(launched.order, STEPS)) == [0, 10, 20, 30, 40]
+    pictures = [(layout.samples / str(row[0])).read_bytes() for row in index.files]
+    assert pictures[0] != pictures[4]
     with Image.open(layout.grid) as grid:
         assert grid.width > 2 * 128
         assert grid.height > 5 * 64
@@ -215,7 +215,7 @@ def test_training_twice_on_the_same_trains_once(launched: Launched) -> None:
 # Ends as by `kill -9` where its second checkpoint is begun: five steps past its first.
 KILLED = """
 import os, signal, sys
-from latentmake.training.sd.train import main
+from latentmake.training.sd.recipe import main
 
 def kill(event, arguments):
     if event == "os.mkdir" and ".step-000012" in os.fspath(arguments[0]):
@@ -248,13 +248,13 @@ def test_a_killed_training_ends_with_the_same_bytes(launched: Launched) -> None:
     assert not layout.weights.exists()
     assert not layout.record.exists()
 
-    second = _run("-m", "latentmake.training.sd.train", str(path))
+    second = _run("-m", "latentmake.training.sd.recipe", str(path))
     assert second.returncode == 0, second.stderr.decode()
     assert b"resumed from step 6" in second.stderr
     first = RunFiles(launched.order)
     assert layout.weights.read_bytes() == first.weights.read_bytes()
     for mine, theirs in zip(
-        sorted(layout.samples.iterdir()), sorted(first.samples.glob("*.safetensors")), strict=True
+        sorted(layout.samples.glob("*.png")), sorted(first.samples.glob("*.png")), strict=True
     ):
         assert mine.read_bytes() == theirs.read_bytes()
     record = json.loads(layout.record.read_text())
