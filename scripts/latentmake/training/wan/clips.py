@@ -51,7 +51,7 @@ class ClipSampler(Sampler):
         """Draw all clips but those whose keys are given; float32, on the CPU."""
         return {
             clip.key: sample_latents(
-                network.networks,
+                network,
                 clip.text,
                 self.negative,
                 noise_of(clip.seed, self.shape),
