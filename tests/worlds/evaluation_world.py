@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import video_world
 from latentmake import digest
-from latentmake.training.clip_statistics import figures_of, mean_of
-from latentmake.training.evaluation import KINDS, Clip, Losses, Metrics, Result
+from latentmake.training.wan.evaluate import figures_of, mean_of
+from latentmake.training.wan.evaluation import KINDS, Clip, Losses, Metrics, Result
 
 FPS = 24
 TIMESTEPS = [950.0, 500.0, 50.0]
@@ -23,7 +24,7 @@ def make_clip(folder: Path, name: str, frames: int, size: tuple[int, int] = (64,
         width=size[0],
         height=size[1],
         frames=frames,
-        figures=figures_of(video_world.scene(frames, *size)),
+        figures=figures_of(np.stack([*video_world.scene(frames, *size)])),
     )
 
 
@@ -49,7 +50,7 @@ def make_metrics(folder: Path, captions: list[str], frames: int = 25) -> Path:
         timesteps=TIMESTEPS,
         loss={"base": 0.5, "adapter": 0.4},
         loss_by_timestep={"base": base, "adapter": adapter},
-        figures={kind: mean_of(each.clips[kind].figures for each in results) for kind in KINDS},
+        figures={kind: mean_of([each.clips[kind].figures for each in results]) for kind in KINDS},
         fps=FPS,
         settings={"steps": "4"},
         results=results,

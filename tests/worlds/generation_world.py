@@ -11,8 +11,9 @@ from latentmake import digest
 from latentmake.config.models import Model
 from latentmake.files import atomic, cachefile
 from latentmake.layouts import musubi
-from latentmake.training.generation import ClipPrompt, GenerationOrder
+from latentmake.training.loop.order import Prompt
 from latentmake.training.lora import lora_tensors
+from latentmake.training.wan.generation import GenerationOrder
 from latentmake.training.wan.lora_files import write_lora
 from latentmake.training.wan.network import add_lora
 from wan_world import tiny_wan_vae
@@ -67,7 +68,7 @@ def order_of(*prompts: str, **changes: Any) -> GenerationOrder:
         "kind": "wan", "run": "waves", "output": str(RUN / "generated"), "model": model,
         "adapters": [str(RUN / f"{name}.safetensors") for name in names],
         "manifest": str(RUN / "manifest.jsonl"), "weights": "of the model", "captions": 0,
-        "prompts": [ClipPrompt(prompt=each, text=text_file(each, width)) for each in prompts],
+        "prompts": [Prompt(prompt=each, text=text_file(each, width)) for each in prompts],
         "negative_prompt": "", "negative": text_file("", width), "seeds": [0], "frames": 5,
         "width": 48, "height": 32, "fps": 8, "steps": 2, "guidance": 2.0, "shift": 3.0,
         "scheduler": "unipc", "boundary": 0.875 if two else 0.0, "base": True,

@@ -21,9 +21,9 @@ from latentmake.plan.lock import run_folder
 from latentmake.reports.clips import FPS, ClipSources
 from latentmake.reports.images import Pictures, as_text
 from latentmake.reports.page import page
-from latentmake.training.generation import FOLDER, INDEX, GenerationIndex
 from latentmake.training.loop.result import Record
 from latentmake.training.loop.sample_images import PictureIndex, read_index
+from latentmake.training.wan.generation import FOLDER, INDEX, GenerationIndex
 
 PLAYED = frozenset({".mp4", ".webm"})
 """Endings of clips that browsers play."""

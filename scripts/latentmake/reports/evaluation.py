@@ -16,8 +16,14 @@ from latentmake.plan.run_plan import RunPlan
 from latentmake.reports.clips import ClipSources
 from latentmake.reports.page import page, state_in, table, template_digest
 from latentmake.training.backend import Backend
-from latentmake.training.clip_statistics import WORDS
-from latentmake.training.evaluation import KINDS, METRICS, Kind, Metrics, Result, evaluation_folder
+from latentmake.training.wan.evaluation import (
+    KINDS,
+    METRICS,
+    Kind,
+    Metrics,
+    Result,
+    evaluation_folder,
+)
 
 _LABELS = {"real": "real", "base": "base", "adapter": "with the adapter"}
 _LOSS = (
@@ -28,6 +34,30 @@ _FIGURES = (
     "Levels go from 0 to 255. Compare base and adapter with the real clips: a good adapter comes "
     "nearer to them."
 )
+WORDS = {
+    "temporal_difference": (
+        "temporal difference",
+        "Mean absolute difference between a frame and the next. Far below the real clips: the "
+        "clip stands still. Far above: it flickers.",
+    ),
+    "first_to_last": (
+        "first to last frame",
+        "Mean absolute difference between the first frame and the last.",
+    ),
+    "brightness": ("brightness", "Mean brightness of all pixels."),
+    "brightness_deviation": (
+        "contrast",
+        "Standard deviation of the brightness over all pixels.",
+    ),
+    "red": ("red", "Mean of the red channel."),
+    "green": ("green", "Mean of the green channel."),
+    "blue": ("blue", "Mean of the blue channel."),
+    "colour_deviation": (
+        "colourfulness",
+        "Mean difference of a pixel's red, green and blue, as a standard deviation. 0 is grey.",
+    ),
+}
+"""Figure -> its name and its meaning."""
 
 
 def page_path(run: str) -> Path:

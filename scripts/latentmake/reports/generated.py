@@ -22,7 +22,7 @@ from latentmake.plan.reasons import Difference
 from latentmake.plan.run_plan import RunPlan
 from latentmake.reports.page import page, state_in, table, template_digest
 from latentmake.training.backend import Backend
-from latentmake.training.generation import FOLDER, INDEX, Clip, GenerationIndex
+from latentmake.training.wan.generation import FOLDER, INDEX, Clip, GenerationIndex
 
 PAGE = "index.html"
 SHEET = "contact_sheet.png"

@@ -50,7 +50,7 @@ class ClipSampler(Sampler):
         """Draw the clips of these keys; float32, on the CPU."""
         return {
             clip.key: sample_latents(
-                network.networks,
+                network,
                 clip.text,
                 self.negative,
                 noise_of(clip.seed, self.shape),

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from latentmake.training.wan.network import Transformer
-from latentmake.training.wan.sampling import Networks
 
 _TIMESTEPS = 1000
 
@@ -29,11 +28,6 @@ class Denoiser(torch.nn.Module):
         self.low = low
         self.high = high
         self.boundary = boundary
-
-    @property
-    def networks(self) -> Networks:
-        """The same, for `sample_latents`."""
-        return Networks(self.low, self.high, self.boundary)
 
     def forward(
         self,

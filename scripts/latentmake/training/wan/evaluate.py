@@ -1,70 +1,227 @@
 """Evaluation of Wan's network with and without its LoRA on items that did not train.
 
 `python -m latentmake.training.wan.evaluate ORDER` computes the losses and draws the clips that are
-missing, first with the network as the training began, then with the trained LoRA; then it decodes.
-Networks and VAE are never in memory together.
+missing, first with the network as the training began, then with the trained LoRA. Noise and
+timesteps of the losses are fixed by the keys of the items.
 """
 
 from __future__ import annotations
 
-import gc
+import math
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Self
 
+import numpy as np
 import torch
 from diffusers.utils import logging
+from numpy.typing import NDArray
 
 from latentmake import digest
-from latentmake.caches.encoders.device import pick_device, within_memory
-from latentmake.caches.encoders.wan_vae import load_wan_vae
-from latentmake.errors import TrainingError
-from latentmake.files.mp4 import write_mp4
+from latentmake.caches.encoders.device import pick_device
+from latentmake.errors import CacheError, TrainingError
+from latentmake.files import atomic, cachefile
 from latentmake.progress import Progress
-from latentmake.training.clip_statistics import figures_of, mean_of
 from latentmake.training.command import exit_status
-from latentmake.training.evaluation import (
+from latentmake.training.json_file import JsonFile
+from latentmake.training.loop.accelerator import DTYPES, decided
+from latentmake.training.loop.batch_order import generator
+from latentmake.training.loop.checkpoint import as_begun
+from latentmake.training.loop.data.caches import Caches, Item, find_not_finite, read_items
+from latentmake.training.loop.data.headers import HINT
+from latentmake.training.loop.result import wanted
+from latentmake.training.order import caption_in, lock_content, read_order
+from latentmake.training.wan.denoiser import Denoiser
+from latentmake.training.wan.evaluation import (
     KINDS,
+    METRICS,
     TIMESTEPS,
     VERSION,
     Clip,
     EvaluationOrder,
+    Figures,
     Kind,
     Losses,
     Metrics,
     Result,
     result_reasons,
+    settings_of,
+    training_digest,
 )
-from latentmake.training.evaluation_parts import Parts
-from latentmake.training.generation import adapter_digest
-from latentmake.training.loop.accelerator import DTYPES, decided
-from latentmake.training.loop.checkpoint import as_begun
-from latentmake.training.loop.data.headers import read_text
-from latentmake.training.loop.data.tensors import WAN
-from latentmake.training.loop.evaluate import Case, cases_of, losses_of, timesteps_of
-from latentmake.training.loop.result import wanted
-from latentmake.training.order import caption_in, lock_content, read_order
-from latentmake.training.wan.denoiser import Denoiser
-from latentmake.training.wan.evaluation import settings_of, training_digest
-from latentmake.training.wan.objective import CLIP, FIRST_FRAME
+from latentmake.training.wan.generate import Painter
+from latentmake.training.wan.generation import adapter_digest
+from latentmake.training.wan.objective import CLIP, FIRST_FRAME, Objective
 from latentmake.training.wan.order import WanOrder
 from latentmake.training.wan.recipe import WanRecipe
-from latentmake.training.wan.sampling import (
-    Condition,
-    Sampling,
-    decode_clip,
-    noise_of,
-    sample_latents,
-)
+from latentmake.training.wan.sampling import Condition, noise_of
 
-_MADE: tuple[Kind, ...] = ("base", "adapter")
+_MADE: tuple[Literal["base", "adapter"], ...] = ("base", "adapter")
+_KNOWN = ".parts.json"
 _WORDS = 40  # characters of an item's name in that of a file
+_LUMA = (0.2126, 0.7152, 0.0722)  # ITU-R BT.709, of the values as they are stored
 
 
-def _say(text: str) -> None:
-    Progress.write(text, file=sys.stderr)
+class Case(NamedTuple):
+    """One held-out item at one resolution, of a video its first clip.
+
+    Attributes:
+        number: of its example in the caches.
+        latents: path of the cache file.
+        text: likewise.
+        latents_key: digest of all that shaped them.
+        text_key: likewise.
+    """
+
+    number: int
+    item: Item
+    resolution: str
+    latents: str
+    text: str
+    latents_key: str
+    text_key: str
+
+    @property
+    def name(self) -> str:
+        """Dataset, stem and resolution."""
+        return f"{self.item.dataset}/{self.item.stem} {self.resolution}"
+
+
+def cases_of(recipe: WanRecipe) -> tuple[list[Case], Caches]:
+    """Return the held-out items of a run and their caches.
+
+    Raises:
+        UserError: the manifest or a cache file is damaged.
+    """
+    items = []
+    for item in read_items(Path(recipe.order.manifest), held_out=True):
+        first = {
+            name: paths if isinstance(paths, str) else paths[:1]
+            for name, paths in item.latents.items()
+            if paths
+        }
+        items.append(item.model_copy(update={"latents": first}))
+    caches = Caches(items, recipe.tensors)
+    found: list[Case] = []
+    for item in items:
+        for name, pair in zip(sorted(item.latents), item.pairs(), strict=True):
+            try:
+                keys = [cachefile.read_header(path).key for path in pair]
+            except OSError as error:
+                what = f"this cache file cannot be read ({error.strerror})"
+                raise CacheError(what, where=error.filename, hint=HINT) from None
+            found.append(Case(len(found), item, name, *pair, *keys))
+    return found, caches
+
+
+# -- losses ---------------------------------------------------------------------------------------
+
+
+def timesteps_of(objective: Objective) -> torch.Tensor:
+    """Return the timesteps [10] of an evaluation: in the middle of ten equal shares."""
+    return objective.at((torch.arange(TIMESTEPS) + 0.5) / TIMESTEPS)
+
+
+@torch.no_grad()
+def losses_of(
+    objective: Objective,
+    network: Denoiser,
+    caches: Caches,
+    case: Case,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Iterator[float]:
+    """Yield an item's loss at each of `timesteps_of`.
+
+    The noise follows from the key of its latents and the number of the timestep: it is the same for
+    every network, and for whatever else is held out.
+
+    Raises:
+        CacheError: a cache file holds NaN or infinite values.
+        TrainingError: the network's prediction is NaN or infinite.
+    """
+    batch = caches.batch([case.number])
+    for number, timestep in enumerate(timesteps_of(objective)):
+        random = generator("evaluation", case.latents_key, number)
+        noise = torch.randn(batch.latents.shape, generator=random)
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            found = objective.losses(
+                network, batch, noise, timestep[None], device=device, dtype=dtype
+            )
+        loss = float(found.raw)
+        if not math.isfinite(loss):
+            if damaged := find_not_finite(caches, [case.number]):
+                what = "holds values that are NaN or infinite"
+                raise CacheError(what, where=damaged[0], hint=HINT)
+            hint = "look at the training's loss, and at the weights of the network"
+            raise TrainingError("the loss is NaN or infinite", where=case.name, hint=hint)
+        yield loss
+
+
+# -- figures --------------------------------------------------------------------------------------
+
+
+def figures_of(frames: NDArray[np.uint8]) -> Figures:
+    """Return the figures of a clip [F, H, W, 3], in levels from 0 to 255.
+
+    They are means over all pixels: of the difference between a frame and the next
+    (`temporal_difference`) and between the first and the last (`first_to_last`), both None of one
+    frame; of the BT.709 luma (`brightness`, with its standard deviation); of each channel; and of
+    the standard deviation of a pixel's red, green and blue (`colour_deviation`).
+    """
+    means = []
+    for frame in frames:
+        luma = frame @ np.array(_LUMA)
+        means.append(
+            [luma.mean(), (luma**2).mean(), frame.std(axis=2).mean(), *frame.mean(axis=(0, 1))]
+        )
+    brightness, square, colour, red, green, blue = np.mean(means, axis=0).tolist()
+    pairs = [*pairwise(frames), (frames[0], frames[-1])]
+    moved = [float(np.abs(now.astype(float) - last).mean()) for last, now in pairs]
+    several = len(frames) > 1
+    return {
+        "temporal_difference": sum(moved[:-1]) / len(moved[:-1]) if several else None,
+        "first_to_last": moved[-1] if several else None,
+        "brightness": brightness,
+        "brightness_deviation": max(0.0, square - brightness**2) ** 0.5,
+        "red": red,
+        "green": green,
+        "blue": blue,
+        "colour_deviation": colour,
+    }
+
+
+def mean_of(clips: Sequence[Figures]) -> Figures:
+    """Return the mean of each figure over some clips; None where no clip has it."""
+    means: Figures = {}
+    for name in clips[0] if clips else ():
+        values = [value for clip in clips if (value := clip[name]) is not None]
+        means[name] = sum(values) / len(values) if values else None
+    return means
+
+
+# -- evaluation -----------------------------------------------------------------------------------
+
+
+class Known(JsonFile):
+    """Losses by their keys and clips by their files: of the last results and a killed process."""
+
+    losses: dict[str, Losses]
+    clips: dict[str, Clip]
+
+    @classmethod
+    def of(cls, folder: Path) -> Self:
+        """Return what the folder of an evaluation has."""
+        known = cls.read(folder / _KNOWN) or cls(losses={}, clips={})
+        metrics = Metrics.read(folder / METRICS)
+        for result in metrics.results if metrics else ():
+            for losses in result.losses.values():
+                known.losses.setdefault(losses.key, losses)
+            for clip in result.clips.values():
+                known.clips.setdefault(clip.file, clip)
+        return known
 
 
 class _Part(NamedTuple):
@@ -79,17 +236,17 @@ class _Part(NamedTuple):
 class _Evaluation:
     """One evaluation, from order to results."""
 
-    def __init__(self, order: EvaluationOrder) -> None:
-        self.order = order
-        self.training = _training(order)
-        self.adapter = adapter_digest(order.generation)
-        self.network = training_digest(self.training)
-        self.recipe = WanRecipe(self.training)
+    def __init__(self, order: EvaluationOrder, training: WanOrder, adapter: str) -> None:
+        self.order, self.training, self.adapter = order, training, adapter
+        self.folder = Path(order.output)
+        self.network = training_digest(training)
+        self.recipe = WanRecipe(training)
         self.objective = self.recipe.make_objective()
         self.cases, self.caches = cases_of(self.recipe)
-        self.parts = Parts(Path(order.output))
-        self.device = pick_device()
-        self.dtype = DTYPES[self.training.trainer.mixed_precision]
+        self.known = Known.of(self.folder)
+        self.device, self.dtype = pick_device(), DTYPES[training.trainer.mixed_precision]
+        hint = "lower the run's `validation.clips` to 0, or end other programs"
+        self.painter = Painter(order.generation, self.device, self.dtype, hint)
         shown = [case for case in self.cases if case.resolution == order.resolution]
         shown.sort(key=lambda case: self._size(case)[0] == 1)  # videos before images
         self.clips = [
@@ -97,8 +254,6 @@ class _Evaluation:
             for case in shown[: order.clips]
             for kind in KINDS
         ]
-
-    # -- keys -------------------------------------------------------------------------------------
 
     def _loss_key(self, case: Case, kind: Kind) -> str:
         adapter = self.adapter if kind == "adapter" else ""
@@ -122,172 +277,117 @@ class _Evaluation:
         _, frames, height, width = self.caches.examples[case.number].shape
         return 4 * (frames - 1) + 1, 8 * height, 8 * width
 
-    # -- networks ---------------------------------------------------------------------------------
-
     def run(self) -> Metrics:
         """Compute what is missing; return and write all results.
 
         Raises:
             UserError: a file is damaged or gone, memory does not suffice, the disk is full.
         """
-        losses = {
-            kind: [c for c in self.cases if self.parts.losses(self._loss_key(c, kind)) is None]
+        losses = [
+            (case, kind)
+            for case in self.cases
             for kind in _MADE
-        }
-        waiting = [each for each in self.clips if self.parts.clip(each.key, each.file) is None]
-        drawn = {
-            kind: [e for e in waiting if e.kind == kind and self.parts.latents(e.key) is None]
-            for kind in _MADE
-        }
-        steps = self.order.generation.steps
-        total = sum(TIMESTEPS * len(losses[kind]) + steps * len(drawn[kind]) for kind in _MADE)
+            if self._loss_key(case, kind) not in self.known.losses
+        ]
+        clips = [part for part in self.clips if not self._take(part)]
+        drawn = [part for part in clips if part.kind != "real"]
+        total = TIMESTEPS * len(losses) + self.order.generation.steps * len(drawn)
+        for part in clips:
+            if part.kind == "real":
+                self._write(part, self.caches.batch([part.case.number]).latents[0])
         if total:
             with Progress(
                 total=total, unit="step", desc=f"evaluation of {self.order.run}", file=sys.stderr
             ) as progress:
                 self._use_networks(losses, drawn, progress)
-        if waiting:
-            self._decode(waiting)
         metrics = self._metrics()
-        self.parts.finish(metrics)
+        metrics.write(self.folder / METRICS)
+        for file in self.known.clips.keys() - {clip.file for clip in metrics.clips()}:
+            (self.folder / file).unlink(missing_ok=True)
+        (self.folder / _KNOWN).unlink(missing_ok=True)
         return metrics
 
+    def _take(self, part: _Part) -> bool:
+        """Tell whether a clip is there; an equal one of another item is copied."""
+        same = {}
+        for clip in self.known.clips.values():
+            path = self.folder / clip.file
+            if clip.key == part.key and path.is_file() and digest.of_file(path) == clip.digest:
+                same[clip.file] = clip
+        if same and part.file not in same:
+            clip = next(iter(same.values()))
+            atomic.write(self.folder / part.file, (self.folder / clip.file).read_bytes())
+            self.known.clips[part.file] = clip.model_copy(update={"file": part.file})
+        return bool(same)
+
     def _use_networks(
-        self, losses: dict[Kind, list[Case]], drawn: dict[Kind, list[_Part]], progress: Progress
+        self, losses: Sequence[tuple[Case, Kind]], drawn: Sequence[_Part], progress: Progress
     ) -> None:
         network = self.recipe.make_network(
             channels=self.caches.channels, text_width=self.caches.text_width, dtype=self.dtype
         )
-        network.to(self.device).eval().requires_grad_(False)
-        for kind in _MADE:
-            if kind == "adapter":  # until then its LoRA changes nothing
+        self.painter.use(network.eval().requires_grad_(False))
+        for made in _MADE:
+            if made == "adapter":  # until then its LoRA changes nothing
                 self.recipe.read_copy(network, Path(self.training.output))
-            for case in losses[kind]:
-                values = []
+            for case in (case for case, kind in losses if kind == made):
+                key, values = self._loss_key(case, made), []
                 for value in losses_of(
-                    self.objective,
-                    network,
-                    self.caches,
-                    case,
-                    device=self.device,
-                    dtype=self.dtype,
+                    self.objective, network, self.caches, case, self.device, self.dtype
                 ):
                     values.append(value)
                     progress.update()
-                self.parts.put_losses(Losses(key=self._loss_key(case, kind), values=values))
-            for part in drawn[kind]:
-                if self.parts.latents(part.key) is None:  # equal ones are drawn once
-                    self.parts.put_latents(part.key, self._draw(network, part, progress))
-        del network
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+                self.known.losses[key] = Losses(key=key, values=values)
+                self.known.write(self.folder / _KNOWN)
+            for part in (part for part in drawn if part.kind == made):
+                if self._take(part):  # it equals one that was drawn before
+                    progress.update(self.order.generation.steps)
+                else:
+                    self._write(part, self._draw(part, progress))
 
-    def _draw(self, network: Denoiser, part: _Part, progress: Progress) -> torch.Tensor:
-        generation = self.order.generation
+    def _draw(self, part: _Part, progress: Progress) -> torch.Tensor:
         batch = self.caches.batch([part.case.number])
         condition = None
         if FIRST_FRAME in batch.more:
             seen = batch.more.get(CLIP)
             condition = Condition(batch.more[FIRST_FRAME][0], None if seen is None else seen[0])
-        channels, frames, height, width = batch.latents.shape[1:]
-        noise = noise_of(generation.seeds[0], (channels, frames, height, width))
-        negative = generation.negative
+        noise = noise_of(self.order.generation.seeds[0], tuple(batch.latents.shape[1:]))
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            latents = within_memory(
-                sample_latents,
-                network.networks,
-                batch.text[0],
-                None if negative is None else read_text(negative, WAN.text),
-                noise,
-                Sampling(
-                    generation.steps, generation.guidance, generation.shift, generation.scheduler
-                ),
-                device=self.device,
-                dtype=self.dtype,
-                condition=condition,
-                done=progress.update,
+            return self.painter.draw(
+                batch.text[0], noise, condition, part.case.name, progress.update
             )
-        if latents is None:
-            size = " x ".join(map(str, self._size(part.case)))
-            raise TrainingError(
-                f"memory does not suffice for a clip of {size} (frames, height, width)",
-                where=part.case.name,
-                hint="lower the run's `validation.clips` to 0, or end other programs",
-            )
-        if not latents.isfinite().all():
-            raise TrainingError(
-                "the clip drawn for this item is NaN or infinite",
-                where=part.case.name,
-                hint="look at the training's loss; lower guidance_scale",
-            )
-        return latents
 
-    # -- clips ------------------------------------------------------------------------------------
-
-    def _decode(self, waiting: Sequence[_Part]) -> None:
-        """Decode latents to files: those drawn, and those of the items themselves."""
-        model, folder = self.order.generation.model, Path(self.order.output)
-        vae = load_wan_vae(model.vae, self.device, torch.float32, decoder=True)
-        if model.vae_cache_cpu:
-            vae.tile()
-        with Progress(
-            total=len(waiting), unit="clip", desc=f"clips of {self.order.run}", file=sys.stderr
-        ) as progress:
-            for part in waiting:
-                if part.kind == "real":
-                    latents = self.caches.batch([part.case.number]).latents[0]
-                else:
-                    kept = self.parts.latents(part.key)
-                    assert kept is not None
-                    latents = kept
-                frames = decode_clip(vae, latents, _say)
-                if frames is None:
-                    raise TrainingError(
-                        "memory does not suffice to decode this item, even in tiles",
-                        where=part.case.name,
-                        hint="lower the run's `validation.clips` to 0, or end other programs",
-                    )
-                path = folder / part.file
-                write_mp4(path, frames, self.order.generation.fps)
-                self.parts.put_clip(
-                    Clip(
-                        key=part.key,
-                        file=part.file,
-                        digest=digest.of_file(path),
-                        width=frames.shape[2],
-                        height=frames.shape[1],
-                        frames=len(frames),
-                        figures=figures_of(frames),
-                    )
-                )
-                progress.update()
-
-    # -- results ----------------------------------------------------------------------------------
+    def _write(self, part: _Part, latents: torch.Tensor) -> None:
+        path = self.folder / part.file
+        frames = self.painter.write(path, latents, part.case.name)
+        self.known.clips[part.file] = Clip(
+            key=part.key,
+            file=part.file,
+            digest=digest.of_file(path),
+            width=frames.shape[2],
+            height=frames.shape[1],
+            frames=len(frames),
+            figures=figures_of(frames),
+        )
+        self.known.write(self.folder / _KNOWN)
 
     def _metrics(self) -> Metrics:
         made: dict[str, dict[Kind, Clip]] = {}
         for part in self.clips:
-            clip = self.parts.clip(part.key, part.file)
-            assert clip is not None
-            made.setdefault(part.case.name, {})[part.kind] = clip
-        results = []
-        for case in self.cases:
-            losses = {kind: self.parts.losses(self._loss_key(case, kind)) for kind in _MADE}
-            results.append(
-                Result(
-                    name=case.name,
-                    source=case.item.source,
-                    caption=caption_in(case.text),
-                    losses={kind: each for kind, each in losses.items() if each is not None},
-                    clips=made.get(case.name, {}),
-                )
+            made.setdefault(part.case.name, {})[part.kind] = self.known.clips[part.file]
+        results = [
+            Result(
+                name=case.name,
+                source=case.item.source,
+                caption=caption_in(case.text),
+                losses={kind: self.known.losses[self._loss_key(case, kind)] for kind in _MADE},
+                clips=made.get(case.name, {}),
             )
+            for case in self.cases
+        ]
         by_timestep = {kind: _means(each.losses[kind].values for each in results) for kind in _MADE}
-        figures = {
-            kind: mean_of(each[kind].figures for each in made.values() if kind in each)
-            for kind in KINDS
-        }
+        figures = {kind: mean_of([each[kind].figures for each in made.values()]) for kind in KINDS}
+        items = f"{len(self.cases)} held out, {len(self.clips) // len(KINDS)} with clips"
         lock = lock_content(self.training.lock)
         return Metrics(
             run=self.order.run,
@@ -297,15 +397,12 @@ class _Evaluation:
             loss_by_timestep={**by_timestep},
             figures=figures if made else {},
             fps=self.order.generation.fps,
-            settings=self._settings(),
+            settings={
+                "items": items,
+                **settings_of(self.order.generation, self.training, self.adapter),
+            },
             results=results,
         )
-
-    def _settings(self) -> dict[str, str]:
-        return {
-            "items": f"{len(self.cases)} held out, {len(self.clips) // len(KINDS)} with clips",
-            **settings_of(self.order.generation, self.training, self.adapter),
-        }
 
 
 def _means(lists: Iterable[Sequence[float]]) -> list[float]:
@@ -319,25 +416,20 @@ def _file_name(case: Case, kind: Kind) -> str:
     return f"{f'{words}-{number}' if words else number}_{kind}.mp4"
 
 
-def _training(order: EvaluationOrder) -> WanOrder:
-    """Return the order of a training, in the precision that it was trained in."""
-    found = read_order(Path(order.training), WanOrder)
-    return decided(as_begun(found, wanted(found)))
-
-
 def evaluate(order: EvaluationOrder) -> Metrics | None:
     """Bring the results of an order up to date; None where they were.
 
     Raises:
         UserError: a file is damaged or gone, memory does not suffice, the disk is full.
     """
-    training = _training(order)
+    found = read_order(Path(order.training), WanOrder)
+    training = decided(as_begun(found, wanted(found)))  # in the precision that it was trained in
     adapter = adapter_digest(order.generation)
-    wanted = order.wanted(lock_content(training.lock), adapter, training_digest(training))
+    want = order.wanted(lock_content(training.lock), adapter, training_digest(training))
     settings = settings_of(order.generation, training, adapter)
-    if not result_reasons(order, wanted, settings):
+    if not result_reasons(order, want, settings):
         return None
-    return _Evaluation(order).run()
+    return _Evaluation(order, training, adapter).run()
 
 
 def main(arguments: Sequence[str]) -> int:

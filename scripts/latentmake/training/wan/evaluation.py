@@ -1,22 +1,195 @@
-"""Plan and launch of the evaluation of a Wan run; no torch here."""
+"""Evaluation of a Wan run: losses and clips of items that did not train; no torch here.
+
+The result, `runs/{run}/evaluation/metrics.json`, has a key for each part, a digest of all that
+shapes it: a part whose key is unchanged is not computed again.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from latentmake import digest
 from latentmake.files import atomic
 from latentmake.plan.facts import Facts
-from latentmake.plan.lock import read_lock
+from latentmake.plan.lock import read_lock, run_folder
 from latentmake.plan.orders import run_order
-from latentmake.plan.reasons import Difference
+from latentmake.plan.reasons import Difference, value_differences
 from latentmake.plan.run_plan import RunPlan
 from latentmake.training.child import run_module
-from latentmake.training.evaluation import EvaluationOrder, evaluation_folder, result_reasons
-from latentmake.training.generation import GenerationOrder, adapter_digest
+from latentmake.training.json_file import JsonFile
 from latentmake.training.order import read_order
-from latentmake.training.wan.generation import generation_order
+from latentmake.training.wan.generation import GenerationOrder, adapter_digest, generation_order
 from latentmake.training.wan.order import WanOrder
+
+Kind = Literal["real", "base", "adapter"]
+KINDS: tuple[Kind, ...] = ("real", "base", "adapter")
+METRICS = "metrics.json"
+TIMESTEPS = 10
+"""Timesteps of the losses, spread evenly over the distribution of the training's."""
+VERSION = 1
+"""Raised when the same order would give other results."""
+
+_NAME = r"^[a-z0-9-]+_(real|base|adapter)\.mp4$"
+
+Figures = dict[str, float | None]
+"""Figures of a clip, see `evaluate.figures_of`."""
+
+
+def evaluation_folder(run: str) -> Path:
+    """Return the folder of a run's `metrics.json` and clips."""
+    return run_folder(run) / "evaluation"
+
+
+class EvaluationOrder(BaseModel):
+    """Order of an evaluation; paths are relative to the working directory.
+
+    Attributes:
+        kind: of the trainer.
+        training: path of the training's order.
+        output: folder of results and clips.
+        clips: most items of which clips are made.
+        resolution: name of that of the clips.
+        generation: settings of the clips; its prompts and size are those of each item.
+        planned: time, in nanoseconds: no two orders are the same file to Snakemake.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    kind: str
+    run: str
+    training: str
+    output: str
+    clips: int
+    resolution: str
+    generation: GenerationOrder
+    planned: int = 0
+
+    def wanted(self, lock: str, adapter: str, training: str) -> str:
+        """Return the digest of all that shapes the results.
+
+        Args:
+            lock: digest of all items of the run, held out or not.
+            adapter: digest of the trained weights.
+            training: digest of the training's network and settings.
+        """
+        settings = {**self.generation.settings(), "frames": 0, "width": 0, "height": 0}
+        made = [self.generation.weights, settings, self.generation.seeds[0]]
+        return digest.of_value(
+            [VERSION, TIMESTEPS, lock, adapter, training, self.clips, self.resolution, made]
+        )
+
+
+class Losses(BaseModel):
+    """Losses of one item by one network: one a timestep, and the digest of all that shapes them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    key: str
+    values: list[float]
+
+
+class Clip(BaseModel):
+    """One MP4.
+
+    Attributes:
+        key: digest of all that shapes it.
+        file: its name in the folder.
+        digest: of its content.
+        width: pixels.
+        height: pixels.
+        frames: number of frames.
+        figures: of its frames before compression.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    key: str
+    file: Annotated[str, StringConstraints(pattern=_NAME)]
+    digest: str
+    width: int
+    height: int
+    frames: int
+    figures: Figures
+
+
+class Result(BaseModel):
+    """Result of one item at one resolution.
+
+    Attributes:
+        name: dataset, stem and resolution.
+        source: path of its image or video.
+        caption: its text.
+        losses: `base` and `adapter`.
+        clips: `real`, `base`, `adapter`; empty for items of which none are made.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: str
+    source: str
+    caption: str
+    losses: dict[str, Losses]
+    clips: dict[Kind, Clip] = {}
+
+
+class Metrics(JsonFile):
+    """Content of `metrics.json`.
+
+    Attributes:
+        run: name of the run.
+        wanted: see `EvaluationOrder.wanted`.
+        timesteps: of the losses, 0 to 1000.
+        loss: mean over the items: `base` and `adapter`, at all timesteps together.
+        loss_by_timestep: the same, one a timestep.
+        figures: `real`, `base`, `adapter` -> figure -> mean over the clips.
+        fps: frames a second of the clips.
+        settings: name -> value, for people.
+        results: one an item and resolution.
+    """
+
+    run: str
+    wanted: str
+    timesteps: list[float]
+    loss: dict[str, float]
+    loss_by_timestep: dict[str, list[float]]
+    figures: dict[Kind, Figures]
+    fps: float
+    settings: dict[str, str]
+    results: list[Result]
+
+    def clips(self) -> Iterator[Clip]:
+        """Yield all clips."""
+        for result in self.results:
+            yield from result.clips.values()
+
+
+def result_reasons(
+    order: EvaluationOrder,
+    wanted: str,
+    settings: Mapping[str, str],
+    file_digest: Callable[[Path], str] = digest.of_file,
+) -> list[Difference]:
+    """Return why the results of `wanted` are not there, with all their clips as they were written.
+
+    `settings` are those of `Metrics`, as far as they are known.
+    """
+    metrics = Metrics.read(Path(order.output) / METRICS)
+    if metrics is None:
+        return [Difference("it has not been evaluated yet")]
+    if metrics.wanted != wanted:
+        known = value_differences({key: metrics.settings.get(key) for key in settings}, settings)
+        return known or [Difference("the items held out, or settings of the evaluation, changed")]
+    for clip in metrics.clips():
+        path = Path(order.output) / clip.file
+        try:
+            if file_digest(path) != clip.digest:
+                return [Difference(f"{path} is not as it was written")]
+        except OSError:
+            return [Difference(f"{path} is missing")]
+    return []
+
+
+# -- plan ----------------------------------------------------------------------------------------
 
 
 def plan_evaluation(facts: Facts, plan: RunPlan) -> tuple[Path, list[Difference]]:
@@ -75,13 +248,14 @@ def training_digest(training: WanOrder) -> str:
 def launch(order_path: Path, *, log: Path, threads: int) -> Path:
     """Bring the results of an order up to date, in a process of its own; return their path."""
     order = read_order(order_path, EvaluationOrder)
+    folder = Path(order.output)
     run_module(
         "latentmake.training.wan.evaluate",
         order,
         run=order.run,
-        folder=Path(order.output),
+        folder=folder,
         log=log,
         threads=threads,
         online=bool(order.generation.model.vae.hub),
     )
-    return order.metrics
+    return folder / METRICS

@@ -1,49 +1,52 @@
 """Clips of Wan's network with and without its LoRA.
 
 `python -m latentmake.training.wan.generate ORDER` draws the clips that are missing, and decodes
-them when all are drawn, so that networks and VAE are never in memory together. Latents that were
-drawn wait in a folder for the VAE: a killed process loses the clip in hand.
+each as it is drawn: a killed process loses the clip in hand.
 """
 
 from __future__ import annotations
 
-import gc
-import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from accelerate import cpu_offload_with_hook
+from accelerate.hooks import UserCpuOffloadHook
 from diffusers.utils import logging
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from numpy.typing import NDArray
 
-from latentmake import digest
+from latentmake.caches.encoders.clip_vision import load_clip_vision
 from latentmake.caches.encoders.device import compute_dtype, pick_device, within_memory
-from latentmake.caches.encoders.wan_vae import load_wan_vae
-from latentmake.errors import TrainingError
-from latentmake.files import atomic, cachefile
+from latentmake.caches.encoders.wan_vae import WanVae, load_wan_vae
+from latentmake.caches.pixels.plain import decode
+from latentmake.caches.pixels.scaling import cover
+from latentmake.config.datasets import Dataset
+from latentmake.errors import SourceError, TrainingError
 from latentmake.files.mp4 import write_mp4
+from latentmake.geometry.buckets import Size
 from latentmake.progress import Progress
+from latentmake.regular import read_regular
 from latentmake.training.command import exit_status
-from latentmake.training.generation import (
+from latentmake.training.loop.data.headers import read_text
+from latentmake.training.loop.data.tensors import WAN
+from latentmake.training.order import read_order
+from latentmake.training.wan.denoiser import Denoiser
+from latentmake.training.wan.generation import (
     INDEX,
     Clip,
     GenerationIndex,
     GenerationOrder,
-    Wish,
     adapter_digest,
     kept,
     wishes,
 )
-from latentmake.training.loop.data.headers import read_text
-from latentmake.training.loop.data.tensors import WAN
-from latentmake.training.order import read_order
-from latentmake.training.wan.first_frame import condition_of
 from latentmake.training.wan.lora_files import read_lora
 from latentmake.training.wan.network import Transformer, load_transformer
 from latentmake.training.wan.sampling import (
-    Networks,
+    Condition,
     Sampling,
     decode_clip,
     latents_shape,
@@ -51,8 +54,7 @@ from latentmake.training.wan.sampling import (
     sample_latents,
 )
 
-_DRAWN = ".latents"  # folder of what is drawn and not decoded
-_LATENTS = "latents"
+_READING = Dataset(path=".")  # upright, transparency on white
 
 
 def _say(text: str) -> None:
@@ -71,22 +73,16 @@ def generate(order: GenerationOrder) -> None:
     adapter = adapter_digest(order)
     old = GenerationIndex.read(folder / INDEX)
     clips = kept(order, old, adapter)
+    places = {clip.key: number for number, clip in enumerate(wishes(order, adapter))}
     there = {clip.key for clip in clips}
-    missing = [wish for wish in wishes(order, adapter) if wish.key not in there]
-    drawn = folder / _DRAWN
-    waiting = [wish for wish in missing if _read_latents(drawn, wish) is None]
-    if waiting:
-        _draw(order, waiting, drawn)
-    if missing:
-        for clip in _decode(order, missing, drawn):
+    if missing := [clip for clip in wishes(order, adapter) if clip.key not in there]:
+        for clip in _draw(order, missing):
             clips.append(clip)
             _write_index(order, [*clips, *_others(old, clips)])
-    places = {wish.key: number for number, wish in enumerate(wishes(order, adapter))}
     clips.sort(key=lambda clip: places.get(clip.key, len(places)))
     _write_index(order, clips)
     for clip in _others(old, clips):
         (folder / clip.file).unlink(missing_ok=True)
-    shutil.rmtree(drawn, ignore_errors=True)
 
 
 def _others(old: GenerationIndex | None, clips: Sequence[Clip]) -> list[Clip]:
@@ -102,154 +98,174 @@ def _write_index(order: GenerationOrder, clips: Sequence[Clip]) -> None:
     index.write(Path(order.output) / INDEX)
 
 
-# -- drawing --------------------------------------------------------------------------------------
-
-
-def _draw(order: GenerationOrder, missing: Sequence[Wish], folder: Path) -> None:
-    """Draw the latents of clips: those without the LoRA first, then those with it."""
+def _draw(order: GenerationOrder, missing: Sequence[Clip]) -> Iterator[Clip]:
+    """Draw clips, and yield each when its file is there."""
     device = pick_device()
     dtype = compute_dtype(device, "bfloat16", lambda line: None)
     _say(f"{order.run}: clips to draw: {len(missing)}, on {device.type}")
     condition = condition_of(order, device)
-    networks = _load(order, device, dtype, lora=any(wish.adapter for wish in missing))
-    sampling = Sampling(order.steps, order.guidance, order.shift, order.scheduler)
+    painter = Painter(
+        order, device, dtype, "lower generate.frames or generate.resolution, or end other programs"
+    )
+    network = _load(order, dtype, lora=any(clip.adapter for clip in missing))
+    painter.use(network)
+    texts = {each.prompt: each.text for each in order.prompts}
     shape = latents_shape(order.frames, order.width, order.height)
-    negative = None if order.negative is None else read_text(order.negative, WAN.text)
     with Progress(
         total=len(missing) * order.steps, unit="step", desc=f"clips of {order.run}", file=sys.stderr
     ) as progress:
-        for wish in sorted(missing, key=lambda wish: bool(wish.adapter)):
-            for network in networks.all:
-                _switch(network, on=bool(wish.adapter))
-            latents = within_memory(
-                sample_latents,
-                networks,
-                read_text(wish.text, WAN.text),
-                negative,
-                noise_of(wish.seed, shape),
-                sampling,
-                device=device,
-                dtype=dtype,
-                condition=condition,
-                enter=_Place(networks, device),
-                done=progress.update,
+        for clip in missing:
+            each: Any
+            for each in network.children():
+                if getattr(each, "peft_config", None):
+                    (each.enable_adapters if clip.adapter else each.disable_adapters)()
+            text, where = read_text(texts[clip.prompt], WAN.text), f"run {order.run}: {clip.file}"
+            latents = painter.draw(
+                text, noise_of(clip.seed, shape), condition, where, progress.update
             )
-            if latents is None:
-                raise TrainingError(
-                    f"memory does not suffice for a clip of {order.frames} frames of "
-                    f"{order.width} x {order.height}",
-                    where=f"run {order.run}",
-                    hint="lower generate.frames or generate.resolution, or end other programs",
-                )
-            if not latents.isfinite().all():
-                raise TrainingError(
-                    f"the clip of {wish.prompt[:60]!r} is NaN or infinite",
-                    where=f"run {order.run}",
-                    hint="look at the training's loss; lower guidance_scale",
-                )
-            data = cachefile.serialize({_LATENTS: latents}, {})
-            atomic.write(_latents_file(folder, wish), data)
-    del networks
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+            path = Path(order.output, clip.file)
+            painter.write(path, latents, where)
+            yield clip.model_copy(update={"size": path.stat().st_size})
 
 
-def _load(
-    order: GenerationOrder, device: torch.device, dtype: torch.dtype, *, lora: bool
-) -> Networks:
-    model, found = order.model, {}
-    trained = Path(order.output).parent
-    for high, path in ((False, model.dit), (True, model.dit_high_noise)):
-        if path is None:
-            continue
-        key = "dit_high_noise" if high else "dit"
-        network = load_transformer(path, dtype=dtype, where=f"models.*.{key}")
-        if lora:
-            read_lora(network, trained, high_noise=high)
-        found[high] = network.eval().requires_grad_(False)
-    networks = Networks(found.get(False), found.get(True), order.boundary)
-    if model.version.boundary is not None and len(networks.all) == 1:
+def _load(order: GenerationOrder, dtype: torch.dtype, *, lora: bool) -> Denoiser:
+    model = order.model
+    found: dict[str, Transformer | None] = {"dit": None, "dit_high_noise": None}
+    for key in found:
+        if path := getattr(model, key):
+            network = load_transformer(path, dtype=dtype, where=f"models.*.{key}")
+            if lora:
+                high = key == "dit_high_noise"
+                read_lora(network, Path(order.output).parent, high_noise=high)
+            found[key] = network
+    if model.version.boundary is not None and None in found.values():
         _say(f"{order.run}: the model names one of Wan 2.2's two networks, which draws all steps")
-    if len(networks.all) == 1 or device.type == "cpu":
-        for network in networks.all:
-            network.to(device)
-    return networks
+    low, high_noise = found.values()
+    return Denoiser(low, high_noise, order.boundary).eval().requires_grad_(False)
 
 
-class _Place:
-    """Keeps the network in use on the device, and of two the other one where there is room."""
+def condition_of(order: GenerationOrder, device: torch.device) -> Condition | None:
+    """Return the condition of an order's clips; None where it names no picture.
 
-    def __init__(self, networks: Networks, device: torch.device) -> None:
-        self._networks, self._device = networks, device
+    The picture covers the clip and is cut around its centre. The encoders are loaded for it alone.
 
-    def __call__(self, network: Transformer) -> None:
-        if network.device.type == self._device.type:
-            return
-        size = sum(each.numel() * each.element_size() for each in network.parameters())
-        free = torch.cuda.mem_get_info()[0] if self._device.type == "cuda" else 0
-        if free < 2 * size:
-            for other in self._networks.all:
-                if other is not network:
-                    other.to("cpu")
-            if self._device.type == "cuda":
-                torch.cuda.empty_cache()
-        network.to(self._device)
-
-
-def _switch(network: Transformer, *, on: bool) -> None:
-    if getattr(network, "peft_config", None):
-        if on:
-            network.enable_adapters()
-        else:
-            network.disable_adapters()
-
-
-def _latents_file(folder: Path, wish: Wish) -> Path:
-    return folder / f"{digest.of_value(wish.key)[:32]}.safetensors"
-
-
-def _read_latents(folder: Path, wish: Wish) -> torch.Tensor | None:
-    try:
-        return load_file(_latents_file(folder, wish))[_LATENTS]
-    except (OSError, SafetensorError, KeyError):
+    Raises:
+        SourceError: the picture is gone, damaged, or too narrow.
+        ModelError: an encoder is missing or damaged.
+    """
+    if order.image is None:
         return None
+    path, model = order.image[0], order.model
+    try:
+        data = read_regular(path)
+    except OSError as error:
+        raise SourceError(
+            f"cannot be read ({error.strerror})",
+            where=path,
+            hint="check that the file exists and is readable",
+        ) from None
+    first = cover(decode(data, path, _READING), Size(order.width, order.height), path=path)
+    frame = torch.from_numpy(np.ascontiguousarray(first))[None]
+    pixels = frame.new_zeros(1, order.frames, *frame.shape[1:])
+    pixels[:, 0] = frame
+    vae = load_wan_vae(model.vae, device, torch.float32, tiled=model.vae_cache_cpu)
+    latents = vae.encode_first_frame(pixels, torch.float32)[0].cpu()
+    del vae
+    if model.clip is None:
+        return Condition(latents)
+    half = torch.float32 if device.type == "cpu" else torch.float16
+    seen = load_clip_vision(model.clip, device, half).encode(frame)[0]
+    return Condition(latents, seen.float().cpu())
 
 
-# -- decoding -------------------------------------------------------------------------------------
+class Painter:
+    """Draws clips of an order's settings, decodes and writes them.
 
+    Args:
+        order: of the clips.
+        device: that computes.
+        dtype: of the network's inputs.
+        hint: for a clip that memory does not suffice for.
+    """
 
-def _decode(order: GenerationOrder, wanted: Sequence[Wish], drawn: Path) -> Iterator[Clip]:
-    """Decode latents to files, and yield each."""
-    vae = load_wan_vae(order.model.vae, pick_device(), torch.float32, decoder=True)
-    if order.model.vae_cache_cpu:
-        vae.tile()
-    with Progress(
-        total=len(wanted), unit="clip", desc=f"files of {order.run}", file=sys.stderr
-    ) as progress:
-        for wish in wanted:
-            latents = _read_latents(drawn, wish)
-            assert latents is not None
-            frames = decode_clip(vae, latents, _say)
-            if frames is None:
-                raise TrainingError(
-                    f"memory does not suffice to decode {order.frames} frames of {order.width} x "
-                    f"{order.height}, even in tiles",
-                    where=f"run {order.run}",
-                    hint="end other programs, or lower generate.frames",
-                )
-            path = Path(order.output, wish.file)
-            write_mp4(path, frames, order.fps)
-            yield Clip(
-                file=wish.file,
-                key=wish.key,
-                prompt=wish.prompt,
-                seed=wish.seed,
-                adapter=wish.adapter,
-                asked=order.asked,
-                size=path.stat().st_size,
+    def __init__(
+        self, order: GenerationOrder, device: torch.device, dtype: torch.dtype, hint: str
+    ) -> None:
+        self._order, self._device, self._dtype, self._hint = order, device, dtype, hint
+        self._network: Denoiser | None = None
+        self._vae: WanVae | None = None
+        self._hooks: list[UserCpuOffloadHook] = []
+
+    def use(self, network: Denoiser) -> None:
+        """Move a network to the device; where memory is short, only while it computes."""
+        self._network = network
+        size = sum(each.numel() * each.element_size() for each in network.parameters())
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        if self._device.type != "cuda" or 2 * size < torch.cuda.mem_get_info()[0]:
+            network.to(self._device)
+            return
+        self._hooks = [cpu_offload_with_hook(each, self._device)[1] for each in network.children()]
+        if len(self._hooks) > 1:  # of two networks, each makes room for the other
+            for hook, other in zip(self._hooks, reversed(self._hooks), strict=True):
+                hook.hook.prev_module_hook = other
+
+    def draw(
+        self,
+        text: torch.Tensor,
+        noise: torch.Tensor,
+        condition: Condition | None,
+        where: str,
+        done: Callable[[], object],
+    ) -> torch.Tensor:
+        """Return the latents of a clip, drawn by the network in use; see `sample_latents`.
+
+        Raises:
+            TrainingError: memory does not suffice, or the clip is NaN or infinite.
+        """
+        order = self._order
+        assert self._network is not None
+        latents = within_memory(
+            sample_latents,
+            self._network,
+            text,
+            None if order.negative is None else read_text(order.negative, WAN.text),
+            noise,
+            Sampling(order.steps, order.guidance, order.shift, order.scheduler),
+            device=self._device,
+            dtype=self._dtype,
+            condition=condition,
+            done=done,
+        )
+        if latents is None:
+            raise TrainingError(
+                "memory does not suffice to draw this clip", where=where, hint=self._hint
             )
-            progress.update()
+        if not latents.isfinite().all():
+            hint = "look at the training's loss; lower guidance_scale"
+            raise TrainingError("this clip is NaN or infinite", where=where, hint=hint)
+        return latents
+
+    def write(self, path: Path, latents: torch.Tensor, where: str) -> NDArray[np.uint8]:
+        """Write a clip as MP4; return its frames, [F, H, W, 3].
+
+        Raises:
+            TrainingError: memory does not suffice, even in tiles.
+            StorageError: the disk is full.
+        """
+        for hook in self._hooks:
+            hook.offload()
+        model = self._order.model
+        if self._vae is None:
+            self._vae = load_wan_vae(model.vae, self._device, torch.float32, decoder=True)
+            if model.vae_cache_cpu:
+                self._vae.tile()
+        frames = decode_clip(self._vae, latents, _say)
+        if frames is None:
+            what = "memory does not suffice to decode this clip, even in tiles"
+            raise TrainingError(what, where=where, hint=self._hint)
+        write_mp4(path, frames, self._order.fps)
+        return frames
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,56 +1,30 @@
-"""Clips from noise: flow matching by UniPC or Euler steps, with classifier-free guidance.
+"""Clips from noise, by diffusers' WanPipeline.
 
-The steps are those of diffusers' WanPipeline. UniPC: Zhao et al. 2023, https://arxiv.org/abs/2302.04867;
-guidance: Ho and Salimans 2022, https://arxiv.org/abs/2207.12598. The noise follows from seed and
-size alone: the network with an adapter and the one without begin with the same.
+The noise follows from seed and size alone: the network with an adapter and the one without begin
+with the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
+from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler, WanPipeline
 from numpy.typing import NDArray
 
 from latentmake.caches.encoders.device import within_memory
 from latentmake.caches.encoders.wan_vae import LATENTS_MEAN, WanVae
+from latentmake.training.wan.denoiser import Denoiser
 
 TEXT_TOKENS = 512
 """Tokens that Wan's network attends to; shorter texts are followed by zeros."""
 
-_TIMESTEPS = 1000
-_UniPc: Any = UniPCMultistepScheduler  # diffusers has no types
+_Pipeline: Any = WanPipeline  # diffusers has no types
+_UniPc: Any = UniPCMultistepScheduler
 _Euler: Any = FlowMatchEulerDiscreteScheduler
-
-Transformer = Any  # a WanTransformer3DModel, or what wraps one
-Enter = Callable[[Transformer], None]
-
-
-class Networks(NamedTuple):
-    """The network, or Wan 2.2's two.
-
-    Attributes:
-        low: for low noise, and for all where there is no `high`.
-        high: for high noise; does all where there is no `low`.
-        boundary: share of the timesteps from which on `high` is used.
-    """
-
-    low: Transformer | None
-    high: Transformer | None = None
-    boundary: float = 0.0
-
-    @property
-    def all(self) -> list[Transformer]:
-        """The one or two that there are."""
-        return [each for each in (self.low, self.high) if each is not None]
-
-    def at(self, timestep: float) -> Transformer:
-        """Return the network for a timestep, 0 to 1000."""
-        high = self.high is not None and timestep >= self.boundary * _TIMESTEPS
-        return self.high if high or self.low is None else self.low
 
 
 class Sampling(NamedTuple):
@@ -79,20 +53,13 @@ def latents_shape(frames: int, width: int, height: int) -> tuple[int, int, int, 
     return len(LATENTS_MEAN), (frames - 1) // 4 + 1, height // 8, width // 8
 
 
-def noise_of(seed: int, shape: tuple[int, int, int, int]) -> torch.Tensor:
+def noise_of(seed: int, shape: tuple[int, ...]) -> torch.Tensor:
     """Return the noise of a clip of latents, float32: that of diffusers with a CPU's generator."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def padded_text(text: torch.Tensor) -> torch.Tensor:
-    """Return an embedding [T, D] as the network takes it, [1, 512, D]."""
-    missing = TEXT_TOKENS - len(text)
-    return torch.nn.functional.pad(text[:TEXT_TOKENS], (0, 0, 0, max(0, missing)))[None]
-
-
-@torch.no_grad()
 def sample_latents(
-    networks: Networks,
+    network: Denoiser,
     text: torch.Tensor,
     negative: torch.Tensor | None,
     noise: torch.Tensor,
@@ -101,74 +68,78 @@ def sample_latents(
     device: torch.device,
     dtype: torch.dtype,
     condition: Condition | None = None,
-    enter: Enter | None = None,
     done: Callable[[], object] = lambda: None,
 ) -> torch.Tensor:
     """Draw the latents of one clip.
 
     Args:
-        networks: in evaluation mode.
+        network: in evaluation mode.
         text: embedding of the prompt, [T, D].
         negative: that of the negative prompt; None without guidance.
         noise: [16, f, h, w], see `noise_of`.
         sampling: settings.
-        device: of the networks.
-        dtype: of their input.
+        device: of the network.
+        dtype: of its input.
         condition: of image-to-video.
-        enter: called with a network before it is used after another, to move it to the device.
         done: called after each step.
 
     Returns:
         Normalised latents [16, f, h, w], float32, on the CPU.
     """
-    schedule = _schedule(sampling)
-    schedule.set_timesteps(sampling.steps, device=device)
-    guided = negative is not None and sampling.guidance > 1
-    texts = [text] if negative is None or not guided else [text, negative]
-    inputs = [padded_text(each).to(device, dtype) for each in texts]
-    extra: dict[str, torch.Tensor] = {}
-    fixed = None
-    if condition is not None:
-        fixed = condition.latents[None].to(device, dtype)
-        if condition.image is not None:
-            extra["encoder_hidden_states_image"] = condition.image[None].to(device, dtype)
-    latents = noise[None].to(device, torch.float32)
-    entered: Transformer | None = None
-    for timestep in schedule.timesteps:
-        network = networks.at(float(timestep))
-        if enter is not None and network is not entered:
-            enter(network)
-        entered = network
-        seen = latents.to(dtype)
-        if fixed is not None:
-            seen = torch.cat([seen, fixed], dim=1)
-        # One after the other: half the memory of both at once, and as fast at these sizes.
-        predicted = [
-            network(
-                hidden_states=seen,
-                timestep=timestep.expand(1),
-                encoder_hidden_states=each,
-                return_dict=False,
-                **extra,
-            )[0].float()
-            for each in inputs
-        ]
-        velocity = predicted[0]
-        if guided:
-            velocity = predicted[1] + sampling.guidance * (predicted[0] - predicted[1])
-        latents = schedule.step(velocity, timestep, latents, return_dict=False)[0]
+
+    def padded(embedding: torch.Tensor) -> torch.Tensor:
+        kept = embedding[None, :TEXT_TOKENS].to(device, dtype)
+        return torch.nn.functional.pad(kept, (0, 0, 0, TEXT_TOKENS - kept.shape[1]))
+
+    def conditioned(_module: object, args: Any, inputs: dict[str, Any]) -> Any:
+        assert condition is not None
+        first, seen = condition.latents[None].to(device, dtype), condition.image
+        inputs["hidden_states"] = torch.cat([inputs["hidden_states"], first], dim=1)
+        if seen is not None:
+            inputs["encoder_hidden_states_image"] = seen[None].to(device, dtype)
+        return args, inputs
+
+    def stepped(*_: object) -> dict[str, torch.Tensor]:
         done()
-    return latents[0].float().cpu()
+        return {}
+
+    networks = [each for each in (network.high, network.low) if each is not None]
+    pipeline = _Pipeline(
+        tokenizer=None,
+        text_encoder=None,
+        vae=None,
+        scheduler=_schedule(sampling),
+        transformer=networks[0],
+        transformer_2=networks[1] if len(networks) > 1 else None,
+        boundary_ratio=network.boundary if len(networks) > 1 else None,
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    with ExitStack() as hooks:
+        for each in networks:
+            if condition is not None:
+                hook = each.register_forward_pre_hook(conditioned, with_kwargs=True)
+                hooks.enter_context(hook)
+            # Guidance and steps are float32, whatever the network computes in.
+            hook = each.register_forward_hook(lambda module, args, found: (found[0].float(),))
+            hooks.enter_context(hook)
+        latents = pipeline(
+            prompt_embeds=padded(text),
+            negative_prompt_embeds=None if negative is None else padded(negative),
+            latents=noise[None],
+            num_inference_steps=sampling.steps,
+            guidance_scale=1.0 if negative is None else sampling.guidance,
+            callback_on_step_end=stepped,
+            output_type="latent",
+        ).frames
+    found: torch.Tensor = latents[0].float().cpu()
+    return found
 
 
 def _schedule(sampling: Sampling) -> Any:
     if sampling.scheduler == "euler":
-        return _Euler(num_train_timesteps=_TIMESTEPS, shift=sampling.shift)
+        return _Euler(shift=sampling.shift)
     return _UniPc(
-        num_train_timesteps=_TIMESTEPS,
-        prediction_type="flow_prediction",
-        use_flow_sigmas=True,
-        flow_shift=sampling.shift,
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=sampling.shift
     )
 
 

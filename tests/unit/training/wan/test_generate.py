@@ -16,8 +16,10 @@ from latentmake.caches.encoders.wan_vae import load_wan_vae
 from latentmake.config.models import Model
 from latentmake.config.weights import Weights
 from latentmake.errors import CacheError, SourceError, TrainingError
-from latentmake.files.mp4 import spread_frames
-from latentmake.training.generation import (
+from latentmake.files.mp4 import spread_frames, write_mp4
+from latentmake.training.wan import generate as module
+from latentmake.training.wan.generate import condition_of, generate
+from latentmake.training.wan.generation import (
     INDEX,
     Clip,
     GenerationIndex,
@@ -28,9 +30,6 @@ from latentmake.training.generation import (
     clip_reasons,
     kept,
 )
-from latentmake.training.wan import generate as module
-from latentmake.training.wan.first_frame import condition_of
-from latentmake.training.wan.generate import generate
 from PIL import Image
 from wan_world import write_clip_vision
 
@@ -153,19 +152,26 @@ def test_a_clip_that_is_gone_or_cut_short_is_drawn_again() -> None:
         assert files()[name][0] == before[name][0]
 
 
-def test_latents_that_were_drawn_outlive_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_clips_outlive_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
     order = order_of("a wave")
+    generate(order)
+    write_lora_of(tiny_dit(), RUN, seed=9)
+    order, drawn = order_of("a boat", "a wave"), files()
 
-    def killed(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+    def killed(path: Path, *others: Any) -> None:
+        if len(files().keys() - drawn.keys()) == 2:
+            raise KeyboardInterrupt
+        write_mp4(path, *others)
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, "load_wan_vae", killed)
+        patched.setattr(module, "write_mp4", killed)
         with pytest.raises(KeyboardInterrupt):
             generate(order)
-    monkeypatch.setattr(module, "load_transformer", killed)
+    before = files()
+    assert len(before) == 4 and not done(order)
     generate(order)
-    assert done(order) and not (OUT / ".latents").exists()
+    changed = {name for name, content in files().items() if before[name] != content}
+    assert changed == {clip_name("a wave", 0, adapter=True)} and done(order)
 
 
 def test_two_networks_have_a_lora_each() -> None:

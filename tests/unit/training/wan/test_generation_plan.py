@@ -13,8 +13,7 @@ from latentmake.errors import ConfigError
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
-from latentmake.training.generation import GenerationOrder, wishes
-from latentmake.training.wan.generation import plan_generation
+from latentmake.training.wan.generation import GenerationOrder, plan_generation, wishes
 from PIL import Image
 
 CONFIG: dict[str, Any] = {

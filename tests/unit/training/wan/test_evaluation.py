@@ -1,11 +1,13 @@
-"""Losses and clips of held-out items: against plain torch, kept by their keys, with i2v's frame."""
+"""Losses, clips and figures of held-out items: by their definitions, kept by their keys."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from accelerate.state import AcceleratorState
@@ -15,12 +17,20 @@ from latentmake import digest
 from latentmake.config.models import Model
 from latentmake.errors import TrainingError, UserError
 from latentmake.files import atomic, cachefile
-from latentmake.training.evaluation import EvaluationOrder, Metrics
-from latentmake.training.evaluation_parts import Parts
-from latentmake.training.generation import GenerationOrder
-from latentmake.training.loop.evaluate import cases_of, losses_of, timesteps_of
-from latentmake.training.wan import evaluate as wan_evaluate
-from latentmake.training.wan.evaluate import evaluate
+from latentmake.files.mp4 import write_mp4
+from latentmake.reports.evaluation import WORDS
+from latentmake.training.wan import generate
+from latentmake.training.wan.evaluate import (
+    Known,
+    cases_of,
+    evaluate,
+    figures_of,
+    losses_of,
+    mean_of,
+    timesteps_of,
+)
+from latentmake.training.wan.evaluation import EvaluationOrder, Metrics
+from latentmake.training.wan.generation import GenerationOrder
 from latentmake.training.wan.order import WanOrder
 from latentmake.training.wan.recipe import WanRecipe
 from safetensors import safe_open
@@ -31,7 +41,7 @@ from wan_world import tiny_wan_vae
 TWO: dict[str, Any] = {
     "networks": ("dit", "dit_high_noise"), "task": "t2v-A14B", "boundary": 0.875, "shift": 5.0,
 }  # fmt: skip
-CPU: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
+CPU = (torch.device("cpu"), torch.float32)
 
 
 @pytest.fixture(autouse=True)
@@ -86,9 +96,9 @@ def test_losses_are_those_of_a_few_lines_of_torch(changes: dict[str, Any], tmp_p
     network = recipe.make_network(
         channels=caches.channels, text_width=caches.text_width, dtype=torch.float32
     ).eval()
-    found = {"base": list(losses_of(objective, network, caches, case, **CPU))}
+    found = {"base": list(losses_of(objective, network, caches, case, *CPU))}
     recipe.read_copy(network, Path(order.output))
-    found["adapter"] = list(losses_of(objective, network, caches, case, **CPU))
+    found["adapter"] = list(losses_of(objective, network, caches, case, *CPU))
 
     tensors = load_file(case.latents)
     latents = next(
@@ -119,6 +129,31 @@ def test_losses_are_those_of_a_few_lines_of_torch(changes: dict[str, Any], tmp_p
             expected = float(((predicted - target) ** 2).mean())
             assert values[number] == pytest.approx(expected, rel=1e-5, abs=1e-6)
     assert found["base"] != found["adapter"]
+
+
+def test_figures_are_what_their_names_say() -> None:
+    clip = np.random.default_rng(0).integers(0, 256, (4, 3, 5, 3), dtype=np.uint8)
+    found, real = figures_of(clip), clip.astype(np.float64)
+    luma = 0.2126 * real[..., 0] + 0.7152 * real[..., 1] + 0.0722 * real[..., 2]
+    expected = {
+        "temporal_difference": np.abs(np.diff(real, axis=0)).mean(),
+        "first_to_last": np.abs(real[-1] - real[0]).mean(),
+        "brightness": luma.mean(),
+        "brightness_deviation": luma.std(),
+        "red": real[..., 0].mean(),
+        "green": real[..., 1].mean(),
+        "blue": real[..., 2].mean(),
+        "colour_deviation": real.std(axis=-1).mean(),
+    }
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert found.keys() == WORDS.keys()
+    still = figures_of(np.full((1, 2, 2, 3), 7, np.uint8))
+    assert still["temporal_difference"] is None and still["first_to_last"] is None
+    assert still["brightness"] == pytest.approx(7) and still["colour_deviation"] == 0
+    means = mean_of([still, {**found, "brightness": 9.0}])
+    assert means["brightness"] == pytest.approx(8)
+    assert means["first_to_last"] == found["first_to_last"]
+    assert mean_of([still])["temporal_difference"] is None
 
 
 # -- whole evaluations ----------------------------------------------------------------------------
@@ -181,25 +216,52 @@ def test_a_killed_evaluation_loses_the_part_in_hand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    order, folder = evaluation(tmp_path), tmp_path / "evaluation"
+    written: list[str] = []
+
+    def until_the_adapter(path: Path, frames: Any, fps: int) -> None:
+        if path.stem.endswith("adapter"):
+            raise KeyboardInterrupt
+        written.append(path.name)
+        write_mp4(path, frames, fps)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(generate, "write_mp4", until_the_adapter)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(order)
+        assert len(written) == 2 and len(Known.of(folder).losses) == 2
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(order)
+        assert len(written) == 2
+    metrics = evaluate(order)
+    assert metrics is not None and len(metrics.results[0].clips) == 3
+    assert {path.suffix for path in folder.iterdir()} == {".mp4", ".json"}
+    first = metrics.results[0].clips["real"]
+    (folder / first.file).write_bytes(b"damaged")
+    again = evaluate(order)
+    assert again is not None and again.results == metrics.results
+
+
+def test_a_clip_of_another_item_with_the_same_key_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     order = evaluation(tmp_path)
+    before = evaluate(order)
+    assert before is not None
+    manifest = tmp_path / "manifest.jsonl"
+    manifest.write_text(manifest.read_text().replace('"item3"', '"renamed"'))
+    lock = tmp_path / "dataset.lock"
+    lock.write_text(json.dumps({**json.loads(lock.read_text()), "digest": "other"}))
 
     def fail(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(wan_evaluate, "write_mp4", fail)
-        with pytest.raises(KeyboardInterrupt):
-            evaluate(order)
-    with monkeypatch.context() as patch:  # losses and drawn latents were kept: no network
-        patch.setattr(WanRecipe, "make_network", fail)
-        metrics = evaluate(order)
-    assert metrics is not None and len(metrics.results[0].clips) == 3
-    assert not (tmp_path / "evaluation/.parts").exists()
-    first = metrics.results[0].clips["real"]
-    (tmp_path / "evaluation" / first.file).write_bytes(b"damaged")
-    assert Parts(tmp_path / "evaluation").clip(first.key, first.file) is None
-    again = evaluate(order)
-    assert again is not None and again.results == metrics.results
+    monkeypatch.setattr(WanRecipe, "make_network", fail)
+    after = evaluate(order)
+    assert after is not None and after.results[0].name == "shapes/renamed 48x32"
+    assert [each.digest for each in after.clips()] == [each.digest for each in before.clips()]
+    assert all("renamed" in path.name for path in (tmp_path / "evaluation").glob("*.mp4"))
 
 
 def test_damaged_weights_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
