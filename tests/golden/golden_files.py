@@ -24,6 +24,7 @@ from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.geometry.buckets import Size
 from latentmake.layouts import plain
+from latentmake.layouts.layout import layout_of
 from latentmake.models import recipe
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
@@ -113,7 +114,9 @@ def fitted(name: str) -> np.ndarray:
     ]
     image = Image.fromarray(np.stack(channels, axis=-1).astype(np.uint8))
     resolution, changes = FITS[name]
-    return pixels.fit(np.array(image), resolution, DATASET.model_copy(update=changes))
+    dataset = DATASET.model_copy(update=changes)
+    placed = layout_of("plain").place(Size(*image.size), Size(*resolution), dataset)
+    return pixels.fit(np.array(image), placed)
 
 
 def main() -> None:

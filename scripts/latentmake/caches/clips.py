@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, NamedTuple
 
-from latentmake.caches.inputs import Sample, stored_size
+from latentmake.caches.inputs import Reading, Sample, stored_size
 from latentmake.caches.pipeline import Pipeline
 from latentmake.caches.pixels.cutting import Cut, cut
 from latentmake.caches.pixels.scaling import Film, Key
 from latentmake.caches.pixels.wan import fitted_sizes
-from latentmake.caches.reading import Reading, refuse_changed
+from latentmake.caches.reading import refuse_changed
 from latentmake.errors import SourceError
 from latentmake.files.readers import Readers
 from latentmake.files.video import frame_of
@@ -121,7 +121,7 @@ def _places(order: Order, readings: Sequence[Reading]) -> deque[_Place]:
             found += _places_of(order, reading)
     except SourceError as error:
         for reading in readings:
-            reading.fault, reading.keys, reading.missing = str(error), {}, {}
+            reading.fail(str(error))
         return deque()
     return deque(sorted(found, key=lambda place: place.cut.reach))
 

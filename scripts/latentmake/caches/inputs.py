@@ -1,32 +1,22 @@
-"""Samples: inputs of an encoder, made of the bytes of an item's source."""
+"""Samples: inputs of an encoder; and readings: items whose samples are made of their sources."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib import import_module
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentmake.config.datasets import Dataset
 from latentmake.data.captions import decode_text
-from latentmake.data.item import BUCKET, Item
+from latentmake.data.item import Item
 from latentmake.errors import SourceError
-from latentmake.files.media import check_image, probe_image
 from latentmake.geometry.buckets import Size
-from latentmake.plan.orders import Order
+from latentmake.plan.orders import Work
 from latentmake.plan.target import Target
 
-
-class SourceBytes(NamedTuple):
-    """Bytes of an item's source, of its controls and layers, and the digest of all."""
-
-    item: Item
-    data: bytes
-    digest: str
-    controls: tuple[bytes, ...] = ()
-    layers: tuple[bytes, ...] = ()
+_NO_SIZE = Size(0, 0)
 
 
 class Sample(NamedTuple):
@@ -73,34 +63,46 @@ class Sample(NamedTuple):
         return (*(frames or [1]), height * width)
 
 
-def samples_of(order: Order, source: SourceBytes, missing: Mapping[Target, str]) -> list[Sample]:
-    """Make the samples of an item's missing targets (with their keys).
+@dataclass
+class Reading:
+    """Result of reading one item.
 
-    Images that another program encodes are checked by their headers, and make no samples.
-
-    Raises:
-        SourceError: the bytes are damaged, or an image was changed.
+    Attributes:
+        work: the item and its targets.
+        content: digest of its source; "" until it is read.
+        data: bytes of its image or caption; none of a video.
+        others: path -> bytes of its controls and layers.
+        size: of its image or video; of an image upright or as stored, as its layout takes it.
+        keys: of its targets; once they are looked up, of those that are not fresh.
+        missing: targets still to encode, with their keys.
+        samples: inputs for these.
+        kept: number of fresh targets.
+        fault: what is wrong with the source, in a line.
+        sources: path -> stat and digest of each file that was read.
+        placing: key -> settings that placed it, as its header has them, where these are unusual.
     """
-    if order.kind == "text":
-        item, data, digest = source[:3]
-        if (image := item.file(BUCKET)) is not None:
-            _check_pictures(order, source, image.path)
-        text = order.layout.caption(caption_of(data, item.source, order.dataset_settings))
-        return [Sample(key, digest, item, text, (0, 0)) for key in dict.fromkeys(missing.values())]
-    module = import_module(f"latentmake.caches.pixels.{order.layout.encoding}")
-    if order.is_external:
-        module.check(order, source, missing)
-        return []
-    samples: list[Sample] = module.samples_of(order, source, missing)
-    return samples
 
+    work: Work
+    content: str = ""
+    data: bytes = b""
+    others: dict[str, bytes] = field(default_factory=dict)
+    size: Size = _NO_SIZE
+    keys: dict[Target, str] = field(default_factory=dict)
+    missing: dict[Target, str] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+    kept: int = 0
+    fault: str | None = None
+    sources: dict[str, list[Any]] = field(default_factory=dict)
+    placing: dict[str, str] = field(default_factory=dict)
 
-def _check_pictures(order: Order, source: SourceBytes, image: str) -> None:
-    """Refuse control images of a text that cannot be opened, and an image of another size."""
-    for path, data in zip(source.item.controls, source.controls, strict=True):
-        check_image(data, path, order.dataset_settings.max_image_pixels)
-    media = probe_image(image)
-    stored_size(source.item, (media.width, media.height))
+    @property
+    def item(self) -> Item:
+        """The item."""
+        return self.work.item
+
+    def fail(self, fault: str) -> None:
+        """Note that nothing can be made of it."""
+        self.fault, self.keys, self.missing, self.samples = fault, {}, {}, []
 
 
 def stored_size(item: Item, found: tuple[int, int] | None = None) -> Size:

@@ -17,10 +17,9 @@ from typing import Any
 
 from latentmake import digest
 from latentmake.caches.encoders import Encoder, Loaded
-from latentmake.caches.identify import identified
-from latentmake.caches.inputs import Sample, samples_of
+from latentmake.caches.inputs import Reading, Sample
 from latentmake.caches.pipeline import Pipeline
-from latentmake.caches.reading import Reading, read_ahead, unreadable
+from latentmake.caches.reading import identify, read_ahead, samples_of, unreadable
 from latentmake.caches.refusals import fault_of, skipped_before, too_large, wrong_values
 from latentmake.caches.shortages import Again, Shortages, encode_in_parts
 from latentmake.caches.stages import Stages
@@ -151,8 +150,7 @@ class Job:
 
                 check_clips(self.order, reading, readers)
             except SourceError as error:
-                reading.fault = str(error)
-                reading.keys, reading.missing = {}, {}
+                reading.fail(str(error))
         return reading
 
     def _take_in(self, reading: Reading, making: set[str]) -> None:
@@ -185,28 +183,28 @@ class Job:
         try:
             self._read(reading)
         except SourceError as error:
-            reading.fault = str(error)
+            reading.fail(str(error))
         except OSError as error:
-            reading.fault = str(unreadable(error, work.item.name))
-        if reading.fault is not None:
-            reading.keys, reading.missing = {}, {}
+            reading.fail(str(unreadable(error, work.item.name)))
         return reading
 
     def _read(self, reading: Reading) -> None:
-        keys, source = identified(self.order, self.recipe_digest, reading)
-        for target, key in keys.items():
+        identify(self.order, self.recipe_digest, reading)
+        found, reading.keys = reading.keys, {}
+        for target, key in found.items():
             # Found while planning, or written since: by a job that was killed and is tried again.
             if store.holds(Path(target.path), key):
                 reading.kept += 1
                 self._finish(target.path, key, Path(target.path).stat())
                 continue
             reading.keys[target] = key
-            if found := next((x for x in self._places(target, key) if store.holds(x, key)), None):
-                self.places[key] = found
+            if place := next((x for x in self._places(target, key) if store.holds(x, key)), None):
+                self.places[key] = place
             else:
                 reading.missing[target] = key
         if reading.missing and not self.cuts_clips:
-            reading.samples = samples_of(self.order, source, reading.missing)
+            reading.samples = samples_of(self.order, reading)
+        reading.data, reading.others = b"", {}
 
     def _places(self, target: Target, key: str) -> Iterator[Path]:
         """Yield the files besides its own that may hold a target; most often there are none."""

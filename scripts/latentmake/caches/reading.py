@@ -1,4 +1,4 @@
-"""Reading the sources of a job's items: bytes of images and captions, digests of videos."""
+"""Reading a job's items: bytes and digests of their sources, keys of their targets, samples."""
 
 from __future__ import annotations
 
@@ -7,51 +7,22 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from latentmake import digest
-from latentmake.caches.inputs import Sample
+from latentmake.caches.inputs import Reading, Sample, caption_of, stored_size
 from latentmake.data import remote
-from latentmake.data.item import Item
+from latentmake.data.item import BUCKET, CAPTION, IMAGE
 from latentmake.errors import SourceError
+from latentmake.files import cachefile
+from latentmake.files.media import check_image, probe_image
 from latentmake.files.paths import is_remote
+from latentmake.geometry.buckets import Size
 from latentmake.index.memo import source_stat
-from latentmake.plan.orders import Work
-from latentmake.plan.target import Target
-
-
-@dataclass
-class Reading:
-    """Result of reading one item.
-
-    Attributes:
-        work: the item and its targets.
-        content: digest of its source; "" until it is read.
-        keys: of its targets that are not fresh.
-        missing: targets still to encode, with their keys.
-        samples: inputs for these.
-        kept: number of fresh targets.
-        fault: what is wrong with the source, in a line.
-        sources: path -> stat and digest of each file that was read.
-        placing: key -> settings that placed it, as its header has them, where these are unusual.
-    """
-
-    work: Work
-    content: str = ""
-    keys: dict[Target, str] = field(default_factory=dict)
-    missing: dict[Target, str] = field(default_factory=dict)
-    samples: list[Sample] = field(default_factory=list)
-    kept: int = 0
-    fault: str | None = None
-    sources: dict[str, list[Any]] = field(default_factory=dict)
-    placing: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def item(self) -> Item:
-        """The item."""
-        return self.work.item
+from latentmake.plan.orders import Order, Work
+from latentmake.plan.target import joined, placing_of, view_of
 
 
 def read_ahead(
@@ -79,56 +50,92 @@ def read_ahead(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def read_source(path: str, sources: dict[str, list[Any]]) -> tuple[bytes, str]:
-    """Return the bytes of a source and their digest; note its stat in `sources`.
+def identify(order: Order, recipe: str, reading: Reading) -> None:
+    """Read an item's files, and find the keys of its targets by what the files hold now.
+
+    Of videos only digests are kept. What is noted of an image whose targets are not named by its
+    size holds that, too.
+
+    Args:
+        order: of the targets.
+        recipe: digest of their recipe.
+        reading: of the item.
 
     Raises:
-        OSError: it cannot be read.
-        SourceError: it cannot be fetched.
+        OSError: a file cannot be read.
+        SourceError: one is damaged, or cannot be fetched.
     """
+    item, settings, contents = reading.item, order.dataset_settings, list[str]()
+    is_video = order.kind == "latents" and settings.video
+    reading.data = (item.text or "").encode()
+    for role, path, _ in item.read:
+        data, content = _read(path, reading.sources, keep=not is_video)
+        contents.append(content)
+        if role in (IMAGE, CAPTION):
+            reading.data = data
+        else:
+            reading.others[path] = data
+    reading.content = joined(item, contents)
+    if item.media is not None:
+        reading.size = Size(item.media.width, item.media.height)
+    elif order.kind == "latents" and item.source is not None:
+        from latentmake.caches.pixels.plain import upright_size  # of the layout that has no `media`
+
+        reading.size = upright_size(reading.data, item.source, settings)
+        reading.sources[item.source] += [*reading.size, settings.exif_rotation]
+    for target in reading.work.targets:
+        view = view_of(order.layout, settings, item, target, reading.size)
+        reading.keys[target] = key = cachefile.target_key(reading.content, recipe, view)
+        if placing := placing_of(order.layout, settings, item, target, reading.size, view):
+            reading.placing[key] = placing
+
+
+def _read(path: str, sources: dict[str, list[Any]], *, keep: bool) -> tuple[bytes, str]:
+    """Return a file's bytes, none unless `keep`, and its digest; note its stat in `sources`.
+
+    Where no bytes are kept, what `sources` knows already is believed.
+    """
+    if not keep and path in sources:
+        return b"", str(sources[path][-1])
     if is_remote(path):
+        if not keep:
+            hint = "copy the videos to a disk"
+            raise SourceError("is a video at a URL, which cannot be read", where=path, hint=hint)
         data, stat = remote.read(path)
+        content = digest.of_bytes(data)
     else:
         with Path(path).open("rb") as file:
             stat = source_stat(os.fstat(file.fileno()))
-            data = file.read()
-    content = digest.of_bytes(data)
+            data = file.read() if keep else b""
+            content = (
+                digest.of_bytes(data) if keep else hashlib.file_digest(file, "sha256").hexdigest()
+            )
     sources[path] = [*stat, content]
     return data, content
 
 
-def digest_source(path: str, sources: dict[str, list[Any]]) -> str:
-    """Return the digest of a source on a disk, of whose bytes few are in memory; note its stat.
+def samples_of(order: Order, reading: Reading) -> list[Sample]:
+    """Make the samples of an item's missing targets.
 
-    What `sources` knows already is believed.
+    Images that another program encodes are checked by their headers, and make no samples.
 
     Raises:
-        OSError: it cannot be read.
-        SourceError: it is at a URL.
+        SourceError: the bytes are damaged, or an image was changed.
     """
-    if path in sources:
-        return str(sources[path][-1])
-    if is_remote(path):
-        hint = "copy the videos to a disk"
-        raise SourceError("is a video at a URL, which cannot be read", where=path, hint=hint)
-    with Path(path).open("rb") as file:
-        stat = source_stat(os.fstat(file.fileno()))
-        content = hashlib.file_digest(file, "sha256").hexdigest()
-    sources[path] = [*stat, content]
-    return content
-
-
-def read_others(
-    paths: Iterable[str], sources: dict[str, list[Any]], *, digests_alone: bool
-) -> tuple[tuple[bytes, ...], list[str]]:
-    """Return bytes and digests of the controls or layers of an item.
-
-    With `digests_alone` no bytes are. Errors are those of `read_source`.
-    """
-    if digests_alone:
-        return (), [digest_source(path, sources) for path in paths]
-    found = [read_source(path, sources) for path in paths]
-    return tuple(data for data, _ in found), [content for _, content in found]
+    item, limit = reading.item, order.dataset_settings.max_image_pixels
+    if order.kind == "latents":
+        module = import_module(f"latentmake.caches.pixels.{order.layout.encoding}")
+        if not order.is_external:
+            return [*module.samples_of(order, reading)]
+        module.check(order, reading)
+        return []
+    if (image := item.file(BUCKET)) is not None:
+        for path in item.controls:
+            check_image(reading.others[path], path, limit)
+        stored_size(item, probe_image(image.path)[:2])
+    text = order.layout.caption(caption_of(reading.data, item.source, order.dataset_settings))
+    keys = dict.fromkeys(reading.missing.values())
+    return [Sample(key, reading.content, item, text, (0, 0)) for key in keys]
 
 
 def refuse_changed(paths: Iterable[str], sources: dict[str, list[Any]]) -> None:

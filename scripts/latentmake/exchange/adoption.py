@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from latentmake import digest
-from latentmake.caches.identify import identified
-from latentmake.caches.inputs import SourceBytes
-from latentmake.caches.reading import Reading
+from latentmake.caches.inputs import Reading
+from latentmake.caches.reading import identify
 from latentmake.data.item import Item
 from latentmake.errors import CacheError, SourceError
 from latentmake.exchange.record import Record
@@ -70,7 +69,7 @@ class Format(Protocol):
         """Return the name of a file in the record of adopted files."""
 
     def check(
-        self, files: Sequence[File], work: Order, source: SourceBytes, target: Target, key: str
+        self, files: Sequence[File], work: Order, source: Reading, target: Target, key: str
     ) -> bool:
         """Check files; return whether they tell what they were made of.
 
@@ -79,7 +78,7 @@ class Format(Protocol):
         """
 
     def made(
-        self, files: Sequence[File], work: Order, source: SourceBytes, stamp: dict[str, str]
+        self, files: Sequence[File], work: Order, source: Reading, stamp: dict[str, str]
     ) -> bytes:
         """Return the cache file; a CacheError says why there is none."""
 
@@ -178,7 +177,7 @@ class _Batch:
             return Counter({WITHOUT: number}), []
         reading = Reading(wanted)
         try:
-            keys, source = identified(self._work, self._recipe, reading)
+            identify(self._work, self._recipe, reading)
             if wanted.content not in (None, reading.content):
                 raise OutdatedError("was edited just now", where=item.name)
         except (CacheError, SourceError) as error:
@@ -191,14 +190,14 @@ class _Batch:
         counts: Counter[str] = Counter()
         lines: dict[str, None] = {}
         for target, several in candidates.items():
-            state, line = self._adopt(target, keys[target], source, several)
+            state, line = self._adopt(target, reading.keys[target], reading, several)
             counts[state] += 1
             if line:
                 lines[line] = None
         return counts, [*lines]
 
     def _adopt(
-        self, target: Target, key: str, source: SourceBytes, candidates: list[tuple[Path, ...]]
+        self, target: Target, key: str, source: Reading, candidates: list[tuple[Path, ...]]
     ) -> tuple[str, str]:
         """Adopt the first files that fit a target; return its state, and why none fits."""
         existing = header_of(Path(target.path))
@@ -226,7 +225,7 @@ class _Batch:
         paths: tuple[Path, ...],
         target: Target,
         key: str,
-        source: SourceBytes,
+        source: Reading,
         existing: cachefile.Header | None,
     ) -> None:
         """Write one cache file from another program's.
@@ -244,10 +243,10 @@ class _Batch:
         sure = self._form.check(files, self._work, source, target, key)
         adopted = " ".join(file.digest for file in files)
         if not sure:
-            edited = existing is not None and existing.source != source.digest
+            edited = existing is not None and existing.source != source.content
             place = source.item.name
             if (edited and existing is not None and existing.adopted == adopted) or any(
-                self._record.is_of_other(name, file.digest, source.digest)
+                self._record.is_of_other(name, file.digest, source.content)
                 for name, file in zip(names, files, strict=True)
             ):
                 what = f"is of what {place} held before it was edited"
@@ -262,11 +261,11 @@ class _Batch:
             made = self._made.get((key, adopted))
         if made is None or not store.link(made, Path(target.path), key):
             recipe, view = self._work.recipe, self._placing.get(key, "")
-            stamp = cachefile.stamp(key=key, source=source.digest, recipe=recipe, view=view)
+            stamp = cachefile.stamp(key=key, source=source.content, recipe=recipe, view=view)
             stamp[cachefile.ADOPTED] = adopted
             data = self._form.made(files, self._work, source, stamp)
             for name, file in zip(names, files, strict=True):
-                self._record.note(name, file.digest, source.digest)
+                self._record.note(name, file.digest, source.content)
             atomic.write(Path(target.path), data)
         with self._lock:
             self._made.setdefault((key, adopted), Path(target.path))

@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from latentmake.caches.inputs import SourceBytes
+from latentmake.caches.inputs import Reading
 from latentmake.config.models import Model
 from latentmake.data.item import Item
 from latentmake.errors import CacheError, SourceError
@@ -45,7 +45,7 @@ def names(work: Order, item: Item, target: Target) -> Iterator[str]:
     yield target.path.removeprefix(f"{folder}/")
 
 
-def check(data: bytes, work: Order, source: SourceBytes, target: Target, name: str) -> bool:
+def check(data: bytes, work: Order, source: Reading, target: Target, name: str) -> bool:
     """Check a file; return whether it tells what it was made of, which none does.
 
     Raises:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from latentmake import digest
-from latentmake.caches.inputs import SourceBytes, caption_of
+from latentmake.caches.inputs import Reading, caption_of
 from latentmake.config.rows import Scripts
 from latentmake.data.item import Item
 from latentmake.errors import CacheError, SourceError
@@ -35,7 +35,7 @@ def names(work: Order, item: Item, target: Target) -> Iterator[str]:
         yield target.path.rpartition("/")[2]
 
 
-def check(data: bytes, work: Order, source: SourceBytes, target: Target, name: str) -> bool:
+def check(data: bytes, work: Order, source: Reading, target: Target, name: str) -> bool:
     """Check a file; return whether it tells what it was made of: a caption does.
 
     Raises:
@@ -68,7 +68,7 @@ def check(data: bytes, work: Order, source: SourceBytes, target: Target, name: s
 
 def _check_text(
     work: Order,
-    source: SourceBytes,
+    source: Reading,
     scripts: Scripts,
     head: Head,
     found: Mapping[str, Tensor],

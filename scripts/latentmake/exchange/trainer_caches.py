@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from latentmake.caches.inputs import SourceBytes
+from latentmake.caches.inputs import Reading
 from latentmake.config.root import Config
 from latentmake.config.runs import Run
 from latentmake.data.item import Item
@@ -66,7 +66,7 @@ class TrainerCaches:
         return str(path)
 
     def check(
-        self, files: Sequence[File], work: Order, source: SourceBytes, target: Target, key: str
+        self, files: Sequence[File], work: Order, source: Reading, target: Target, key: str
     ) -> bool:
         """Check a file; return whether it tells what it was made of: a caption does."""
         (file,) = files
@@ -77,7 +77,7 @@ class TrainerCaches:
             raise type(error)(error.what, where=file.path, hint=error.hint) from None
 
     def made(
-        self, files: Sequence[File], work: Order, source: SourceBytes, stamp: dict[str, str]
+        self, files: Sequence[File], work: Order, source: Reading, stamp: dict[str, str]
     ) -> bytes:
         """Return the file with our stamp."""
         stamped = arrays.stamped if work.layout.npz else tensors.stamped

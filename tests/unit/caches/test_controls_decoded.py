@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from controlled_world import configured, draw, put
-from latentmake import digest
-from latentmake.caches.inputs import Sample, SourceBytes, samples_of
+from latentmake.caches.inputs import Reading, Sample
+from latentmake.caches.reading import identify, samples_of
 from latentmake.config.machines import MusubiTuner
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size
@@ -38,11 +38,15 @@ def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Order:
     )
 
 
+def made(order: Order) -> list[Sample]:
+    reading = Reading(order.items[0])
+    identify(order, "recipe", reading)
+    reading.missing = reading.keys
+    return samples_of(order, reading)
+
+
 def text_of(order: Order) -> object:
-    ((item, targets, _),) = order.items
-    caption, *controls = (Path(path).read_bytes() for path in (item.source or "", *item.controls))
-    source = SourceBytes(item, caption, digest.of_bytes(caption), tuple(controls))
-    return samples_of(order, source, dict.fromkeys(targets, "key"))[0].content
+    return made(order)[0].content
 
 
 def test_the_caption_is_what_is_encoded(order: Order) -> None:
@@ -80,9 +84,7 @@ def layered(mode: str) -> list[Sample]:
     order = Order(
         *("latents", "pictures", "model", section, model, {}, (work,)), musubi_tuner=tuner
     )
-    pictures = [Path(path).read_bytes() for path in (item.image, *item.layers)]
-    source = SourceBytes(work.item, pictures[0], "digest", (), tuple(pictures[1:]))
-    return samples_of(order, source, {work.targets[0]: "key"})
+    return made(order)
 
 
 def test_layers_have_an_alpha_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

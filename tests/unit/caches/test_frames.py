@@ -18,11 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from item_world import work_of
 from latentmake.caches.clips import _places, _samples
-from latentmake.caches.inputs import Sample, SourceBytes, samples_of
+from latentmake.caches.inputs import Reading, Sample
 from latentmake.caches.pixels import plain as pixels
 from latentmake.caches.pixels.scaling import cover
 from latentmake.caches.pixels.wan import open_image
-from latentmake.caches.reading import Reading
+from latentmake.caches.reading import samples_of
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.errors import SourceError
@@ -562,9 +562,10 @@ def samples_for(work: Order) -> list[Sample]:
     missing = {targets[0]: "key"}
     if work.dataset_settings.video:
         return samples_of_clips(work, work.items[0], missing)
-    controls = tuple(Path(each).read_bytes() for each in item.controls)
-    data = Path(item.source or "").read_bytes()
-    return samples_of(work, SourceBytes(item, data, "digest", controls), missing)
+    assert item.media is not None
+    controls = {each: Path(each).read_bytes() for each in item.controls}
+    data, size = Path(item.source or "").read_bytes(), Size(*item.media[:2])
+    return samples_of(work, Reading(work.items[0], "digest", data, controls, size, missing=missing))
 
 
 def test_a_narrow_picture_of_wan_is_named_and_measured_by_the_datasets_limit(

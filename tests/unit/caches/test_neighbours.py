@@ -19,10 +19,9 @@ from exact_world import TOLERANCE, error
 from item_world import inputs_of
 from latentmake.caches.encode import carry_out, carry_out_all
 from latentmake.caches.encoders import Loaded, load
-from latentmake.caches.inputs import Sample
+from latentmake.caches.inputs import Reading, Sample
 from latentmake.caches.job import Job
 from latentmake.caches.pipeline import Pipeline
-from latentmake.caches.reading import Reading
 from latentmake.config.root import parse
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts

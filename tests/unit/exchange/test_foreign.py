@@ -30,6 +30,7 @@ from latentmake.exchange.shapes import Latents, Tokens
 from latentmake.files import cachefile
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo, source_stat, target_stat
+from latentmake.layouts.layout import layout_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import FOLDER, Order
 from latentmake.plan.receipts import read_receipt
@@ -267,7 +268,8 @@ def test_latents_fit_just_where_encoding_would_give_their_shape(
 ) -> None:
     shutil.rmtree("cache", ignore_errors=True)
     settings_ = Dataset(path="data", fit=fit, bucket_no_upscale=no_upscale)
-    wanted = plain.fit(np.zeros((*size[::-1], 3), np.uint8), (16, 16), settings_).shape
+    placed = layout_of("plain").place(Size(*size), Size(16, 16), settings_)
+    wanted = plain.fit(np.zeros((*size[::-1], 3), np.uint8), placed).shape
     work = order(
         "latents",
         {"a": put_image(Path("data/a.png"), (1, 2, 3), size)},

@@ -32,12 +32,10 @@ def dataset(**values: Any) -> Dataset:
 
 
 def fitted(layout: Layout, image: np.ndarray, resolution: Size, settings: Dataset) -> np.ndarray:
-    if layout.encoding == "plain":
-        return plain.fit(image, resolution, settings)
     placement = layout.place(Size(image.shape[1], image.shape[0]), resolution, settings)
     if layout.encoding == "wan":
         return scaling.cover(image, placement.target)
-    return scaling.fit(image, placement)
+    return (plain if layout.encoding == "plain" else scaling).fit(image, placement)
 
 
 @pytest.mark.parametrize("name", ["plain", "sdscripts-sdxl", "musubi"])

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import world
-from latentmake.caches.inputs import SourceBytes, samples_of
+from latentmake.caches.inputs import Reading
+from latentmake.caches.reading import identify, samples_of
 from latentmake.config.root import parse
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import Order
+from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target
 from latentmake.reports.cards import page_data, read_cards
 from picture_world import clouds
@@ -64,11 +65,13 @@ def pixels_of(facts: Facts, stem: str) -> list[np.ndarray]:
     """Return the pixels that a job hands to the encoder, of each resolution."""
     (item,) = (each for each in facts.items("shapes", "micro")[0] if each.stem == stem)
     settings, model = facts.config.datasets["shapes"], facts.config.models["micro"]
-    work = Order("latents", "shapes", "micro", settings, model, {}, ())
+    order = Order("latents", "shapes", "micro", settings, model, {}, ())
     sizes = facts.config.runs["tiny"].resolutions
-    targets = {Target(x.name, x.name, None, parsed(x.name).size): x.name for x in sizes}
-    source = item.inputs("latents", facts.layout("micro"))
-    samples = samples_of(work, SourceBytes(source, Path(item.image).read_bytes(), ""), targets)
+    targets = tuple(Target(x.name, x.name, None, parsed(x.name).size) for x in sizes)
+    reading = Reading(Work(item.inputs("latents", facts.layout("micro")), targets))
+    identify(order, "recipe", reading)
+    reading.missing = reading.keys
+    samples = samples_of(order, reading)
     return [np.asarray(sample.content) for sample in samples]
 
 

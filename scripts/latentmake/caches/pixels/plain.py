@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator
 
 import numpy as np
 from PIL import ExifTags, Image, ImageColor
 
-from latentmake.caches.inputs import Sample, SourceBytes
+from latentmake.caches.inputs import Reading, Sample
 from latentmake.caches.pixels.arrays import Array, lanczos, view_of
 from latentmake.config.datasets import Dataset
 from latentmake.files.media import load, opened_image
-from latentmake.geometry.buckets import Size
-from latentmake.layouts.plain import Plain
+from latentmake.geometry.buckets import Placement, Size
 from latentmake.plan.orders import Order
-from latentmake.plan.target import Target
 
 # EXIF orientation -> transposition. Not ImageOps.exif_transpose: it rewrites the EXIF as well, and
 # fails for odd entries that no viewer minds.
@@ -36,49 +34,27 @@ _JPEG = b"\xff\xd8\xff"
 _SHRINKS = (1, 2, 4, 8)  # of libjpeg
 # A JPEG is decoded to no less than so many times its size at a resolution (tests/bench/pixels.py).
 _RESERVE = 6
-_LAYOUT = Plain()
 _PNG_TEXTS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
 
 
-def samples_of(order: Order, source: SourceBytes, missing: Mapping[Target, str]) -> list[Sample]:
+def samples_of(order: Order, reading: Reading) -> Iterator[Sample]:
     """Make the samples of an image.
 
     Raises:
         SourceError: the image is damaged, too large or too narrow.
     """
-    settings, path = order.dataset_settings, source.item.source or ""
-    whole = upright_size(source.data, path, settings) if source.data.startswith(_JPEG) else None
-    sizes = {target: target.size or (0, 0) for target in missing}
-    shrinks = {
-        target: 1 if whole is None else _shrink(whole, size, settings, path)
-        for target, size in sizes.items()
-    }
-    images = {
-        shrink: decode(source.data, path, settings, shrink=shrink) for shrink in {*shrinks.values()}
-    }
-    pixels = {shrink: view_of(image) for shrink, image in images.items()}
-    original = whole or Size(*images[1].size)
-    return [
-        Sample(
-            key,
-            source.digest,
-            source.item,
-            fit(pixels[shrinks[target]], sizes[target], settings, path, original),
-            original,
-        )
-        for target, key in missing.items()
-    ]
-
-
-def _shrink(size: Size, resolution: tuple[int, int], settings: Dataset, path: str) -> int:
-    """Return to which fraction a JPEG is decoded: one at which its sides are whole numbers.
-
-    Otherwise the last block of pixels would reach beyond the picture, and the first one if it is
-    turned.
-    """
-    resized = _LAYOUT.place(size, Size(*resolution), settings, path).resized
-    most = shrink_to(size, Size(_RESERVE * resized.width, _RESERVE * resized.height))
-    return math.gcd(most, *size)
+    item, settings, size = reading.item, order.dataset_settings, reading.size
+    path, images = item.source or "", dict[int, Image.Image]()
+    for target, key in reading.missing.items():
+        placed, shrink = order.layout.place(size, target.size or size, settings, path), 1
+        if reading.data.startswith(_JPEG):
+            # At a fraction of which its sides are whole numbers: otherwise the last block of pixels
+            # would reach beyond the picture, and the first one if it is turned.
+            width, height = placed.resized
+            shrink = math.gcd(shrink_to(size, Size(_RESERVE * width, _RESERVE * height)), *size)
+        if shrink not in images:
+            images[shrink] = decode(reading.data, path, settings, shrink=shrink)
+        yield Sample(key, reading.content, item, fit(view_of(images[shrink]), placed), size)
 
 
 def shrink_to(size: Size, least: Size) -> int:
@@ -149,32 +125,19 @@ def _to_rgb(image: Image.Image, background: str) -> Image.Image:
     return image.convert("RGB")
 
 
-def fit(
-    pixels: Array,
-    resolution: tuple[int, int],
-    settings: Dataset,
-    path: str = "",
-    whole: Size | None = None,
-) -> Array:
+def fit(pixels: Array, placed: Placement) -> Array:
     """Scale an image by Lanczos to cover its target size, and cut it around its centre.
 
     The pixels of a resolution are the same whichever others are made of the image.
 
     Args:
         pixels: [height, width, 3 or 4], writable; channels after the third are dropped.
-        resolution: width and height asked for.
-        settings: of the dataset.
-        path: of the image.
-        whole: its size, where it was decoded to a fraction of that.
+        placed: how it covers its size.
 
     Returns:
         [height, width, 3], contiguous.
-
-    Raises:
-        SourceError: it is too narrow.
     """
-    size = whole or Size(pixels.shape[1], pixels.shape[0])
-    resized, left, top, target = _LAYOUT.place(size, Size(*resolution), settings, path)
-    if size != resized:
+    resized, left, top, target = placed
+    if pixels.shape[:2] != (resized.height, resized.width):
         pixels = lanczos(pixels, resized)
     return np.array(pixels[top : top + target.height, left : left + target.width, :3], order="C")

@@ -8,46 +8,40 @@ Source: sd-scripts, `load_image` and `trim_and_resize_if_required` of library/tr
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latentmake.caches.inputs import Sample, SourceBytes, stored_size
+from latentmake.caches.inputs import Reading, Sample, stored_size
 from latentmake.caches.pixels.arrays import array_of
 from latentmake.caches.pixels.scaling import fit
 from latentmake.files.media import check_image, load, opened_image
 from latentmake.plan.orders import Order
-from latentmake.plan.target import Target
 
 
-def samples_of(order: Order, source: SourceBytes, missing: Mapping[Target, str]) -> list[Sample]:
+def samples_of(order: Order, reading: Reading) -> Iterator[Sample]:
     """Make the samples of an image.
 
     Raises:
         SourceError: the image is damaged, too large, too small, too narrow, or was changed.
     """
-    dataset = order.dataset_settings
-    item, data, digest = source[:3]
+    dataset, item, digest = order.dataset_settings, reading.item, reading.content
     path, alpha = item.source or "", dataset.alpha_mask
-    image = open_image(data, path, dataset.max_image_pixels, alpha=alpha)
+    image = open_image(reading.data, path, dataset.max_image_pixels, alpha=alpha)
     size = stored_size(item, (image.shape[1], image.shape[0]))
-    samples = []
-    for target, key in missing.items():
-        found = order.layout.place(size, target.size or size, dataset, path)
-        fitted = fit(image, found)
+    for target, key in reading.missing.items():
+        fitted = fit(image, order.layout.place(size, target.size or size, dataset, path))
         mask = fitted[:, :, 3] if alpha else None
-        samples.append(Sample(key, digest, item, fitted[:, :, :3], size, alpha=mask))
-    return samples
+        yield Sample(key, digest, item, fitted[:, :, :3], size, alpha=mask)
 
 
-def check(order: Order, source: SourceBytes, missing: Iterable[Target]) -> None:
+def check(order: Order, reading: Reading) -> None:
     """Check the header of an image for sd-scripts' own code; errors are those of `samples_of`."""
-    dataset = order.dataset_settings
-    path = source.item.source or ""
-    found, _ = check_image(source.data, path, dataset.max_image_pixels)
-    size = stored_size(source.item, found)
-    for target in missing:
+    dataset, path = order.dataset_settings, reading.item.source or ""
+    found, _ = check_image(reading.data, path, dataset.max_image_pixels)
+    size = stored_size(reading.item, found)
+    for target in reading.missing:
         order.layout.place(size, target.size or size, dataset, path)
 
 

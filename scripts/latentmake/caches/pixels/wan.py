@@ -7,12 +7,12 @@ ways of scaling, transparency dropped unseen.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 
 from PIL import Image
 
-from latentmake.caches.inputs import Sample, SourceBytes, stored_size
-from latentmake.caches.pixels.arrays import Array, array_of
+from latentmake.caches.inputs import Reading, Sample, stored_size
+from latentmake.caches.pixels.arrays import array_of
 from latentmake.caches.pixels.scaling import cover
 from latentmake.errors import SourceError
 from latentmake.files.media import check_image, load, opened_image
@@ -21,44 +21,39 @@ from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
 
 
-def samples_of(order: Order, source: SourceBytes, missing: Mapping[Target, str]) -> list[Sample]:
+def samples_of(order: Order, reading: Reading) -> Iterator[Sample]:
     """Make the samples of an image, with its control if it has one.
 
     Raises:
         SourceError: the image is damaged, too large, too narrow, or was changed.
     """
-    item, data, digest = source[:3]
-    dataset, path = order.dataset_settings, item.source or ""
-    limit, original = dataset.max_image_pixels, stored_size(item)
-    sizes = fitted_sizes(order, original, missing, path)
-    image = open_image(data, path, limit)
+    item, limit, size = reading.item, order.dataset_settings.max_image_pixels, reading.size
+    path = item.source or ""
+    sizes = fitted_sizes(order, size, reading.missing, path)
+    image = open_image(reading.data, path, limit)
     stored_size(item, image.size)
-    made = _fitted(image, sizes, path, limit)
-    controls: Sequence[Array | None] = [None] * len(missing)
-    for name, content in zip(item.controls, source.controls, strict=True):
-        image = open_image(content, name, limit)
-        controls = _fitted(image, sizes, name, limit)
-    return [
-        Sample(key, digest, item, pixels, original, other)
-        for key, pixels, other in zip(missing.values(), made, controls, strict=True)
-    ]
+    pictures = [(path, array_of(image))]
+    for name in item.controls:
+        pictures.append((name, array_of(open_image(reading.others[name], name, limit))))
+    for target_size, key in zip(sizes, reading.missing.values(), strict=True):
+        made = [cover(x, target_size, path=name, max_pixels=limit)[None] for name, x in pictures]
+        control = made[-1] if len(made) > 1 else None
+        yield Sample(key, reading.content, item, made[0], size, control)
 
 
-def check(order: Order, source: SourceBytes, missing: Iterable[Target]) -> None:
+def check(order: Order, reading: Reading) -> None:
     """Check the headers of an image, its controls and layers for musubi-tuner's own scripts.
 
     Raises:
         SourceError: one is damaged, too large, too narrow, or was changed; or a layer has no alpha.
     """
-    item, path = source.item, source.item.source or ""
+    item, path = reading.item, reading.item.source or ""
     limit = order.dataset_settings.max_image_pixels
-    found, _ = check_image(source.data, path, limit)
-    fitted_sizes(order, stored_size(item, found), missing, path)
-    for name, content in zip(item.controls, source.controls, strict=True):
-        check_image(content, name, limit)
-    for name, content in zip(item.layers, source.layers, strict=True):
-        _, mode = check_image(content, name, limit)
-        if mode != "RGBA":
+    found, _ = check_image(reading.data, path, limit)
+    fitted_sizes(order, stored_size(item, found), reading.missing, path)
+    for name, data in reading.others.items():
+        _, mode = check_image(data, name, limit)
+        if name in item.layers and mode != "RGBA":
             # musubi-tuner stacks layers, and adds an alpha channel to the first picture alone.
             hint = "save it as RGBA"
             raise SourceError("is a layer without an alpha channel", where=name, hint=hint)
@@ -72,11 +67,6 @@ def fitted_sizes(order: Order, size: Size, missing: Iterable[Target], path: str)
     """
     place, settings = order.layout.place, order.dataset_settings
     return [place(size, each.size or size, settings, path).target for each in missing]
-
-
-def _fitted(image: Image.Image, sizes: Sequence[Size], path: str, limit: int) -> list[Array]:
-    pixels = array_of(image)
-    return [cover(pixels, size, path=path, max_pixels=limit)[None] for size in sizes]
 
 
 def open_image(data: bytes, path: str, max_pixels: int) -> Image.Image:

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from latentmake.caches.inputs import SourceBytes, caption_of
-from latentmake.caches.pixels import plain as pixels
+from latentmake.caches.inputs import Reading, caption_of
 from latentmake.data.item import Item
 from latentmake.errors import CacheError
 from latentmake.exchange.adoption import File, OtherSizeError, OutdatedError, header_of
@@ -62,7 +61,7 @@ class AiTraining(NamedTuple):
         return str(path).removeprefix(f"{self.roots[work.dataset]}/")
 
     def check(
-        self, files: Sequence[File], work: Order, source: SourceBytes, target: Target, key: str
+        self, files: Sequence[File], work: Order, source: Reading, target: Target, key: str
     ) -> bool:
         """Check files; return whether they tell what they were made of: exports of ours do."""
         found = self._tensors(files, work)
@@ -87,15 +86,14 @@ class AiTraining(NamedTuple):
         file: File,
         found: tuple[int, ...],
         work: Order,
-        source: SourceBytes,
+        source: Reading,
         target: Target,
     ) -> None:
         path, settings = source.item.source or "", work.dataset_settings
         assert self.latents is not None
-        original = pixels.upright_size(source.data, path, settings)
         shapes: dict[Size, tuple[int, ...]] = {}
         for size in self.sizes:
-            sides = work.layout.place(original, size, settings, path).target[::-1]
+            sides = work.layout.place(source.size, size, settings, path).target[::-1]
             shapes[size] = (
                 self.latents.channels,
                 *(side // self.latents.factor for side in sides),
@@ -107,7 +105,7 @@ class AiTraining(NamedTuple):
             raise OtherSizeError("is of another resolution", where=file.path)
 
     def made(
-        self, files: Sequence[File], work: Order, source: SourceBytes, stamp: dict[str, str]
+        self, files: Sequence[File], work: Order, source: Reading, stamp: dict[str, str]
     ) -> bytes:
         """Return the cache file: the tensors under our names, in the model's dtype."""
         from latentmake.caches.encoders.device import DTYPES
@@ -124,12 +122,11 @@ class AiTraining(NamedTuple):
             metadata = {"caption": caption_of(source.data, item.source, settings)}
         else:
             assert self.latents is not None
-            original = pixels.upright_size(source.data, item.source or "", settings)
             height, width = (
                 side * self.latents.factor for side in tensors[plain.LATENTS].shape[1:]
             )
             scaling, shift = self.latents.scaling, self.latents.shift
-            metadata = plain.latents_metadata(scaling, shift, original, (width, height))
+            metadata = plain.latents_metadata(scaling, shift, source.size, (width, height))
         return cachefile.serialize(tensors, {**metadata, **stamp})
 
     def _tensors(self, files: Sequence[File], work: Order) -> list[torch.Tensor]:

@@ -28,7 +28,6 @@ from latentmake.errors import SourceError, TrainingError
 from latentmake.files.mp4 import write_mp4
 from latentmake.geometry.buckets import Size
 from latentmake.progress import Progress
-from latentmake.regular import read_regular
 from latentmake.training.command import exit_status
 from latentmake.training.loop.data.headers import read_text
 from latentmake.training.loop.data.tensors import WAN
@@ -157,7 +156,7 @@ def condition_of(order: GenerationOrder, device: torch.device) -> Condition | No
         return None
     path, model = order.image[0], order.model
     try:
-        data = read_regular(path)
+        data = Path(path).read_bytes()
     except OSError as error:
         raise SourceError(
             f"cannot be read ({error.strerror})",

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from latentmake.caches.pixels import sdscripts, wan
-from latentmake.caches.pixels.plain import decode, fit, upright_size
+from latentmake.caches.pixels import plain, sdscripts, wan
+from latentmake.caches.pixels.plain import decode, upright_size
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.errors import SourceError
@@ -285,6 +285,14 @@ def test_no_damage_is_more_than_one_bad_file(kind: str, seed: int) -> None:
 # -- sizes ----------------------------------------------------------------------------------------
 
 
+def fit(
+    image: Image.Image, resolution: tuple[int, int], settings: Dataset, path: str = ""
+) -> NDArray[np.uint8]:
+    size = Size(*image.size)
+    placed = layout_of("plain").place(size, Size(*resolution), settings, path)
+    return plain.fit(np.array(image), placed)
+
+
 @settings(deadline=None)
 @given(
     st.integers(1, 90),
@@ -298,7 +306,7 @@ def test_the_pixels_have_the_size_that_the_arithmetic_says(
 ) -> None:
     image = Image.new("RGB", (width, height), (10, 20, 30))
     settings = Dataset(path="data", fit=how, bucket_no_upscale=keep)
-    found = fit(np.array(image), resolution, settings)
+    found = fit(image, resolution, settings)
     expected = layout_of("plain").size(Size(width, height), Size(*resolution), settings)
     assert found.shape == (expected.height, expected.width, 3)
     assert found.dtype == np.uint8
@@ -306,18 +314,18 @@ def test_the_pixels_have_the_size_that_the_arithmetic_says(
 
 
 def test_the_centre_is_kept(scene: Image.Image) -> None:
-    found = fit(np.array(scene), (20, 20), SETTINGS)
+    found = fit(scene, (20, 20), SETTINGS)
     assert np.array_equal(found, np.asarray(scene)[:, 5:25])
 
 
 def test_a_picture_of_the_right_size_is_not_touched() -> None:
-    assert np.array_equal(fit(np.array(noise()), (31, 23), SETTINGS), np.asarray(noise()))
+    assert np.array_equal(fit(noise(), (31, 23), SETTINGS), np.asarray(noise()))
 
 
 def test_turning_a_picture_turns_its_pixels() -> None:
     turned = ImageOps.mirror(noise())
-    difference = fit(np.array(turned), (16, 16), SETTINGS).astype(int)[:, ::-1] - fit(
-        np.array(noise()), (16, 16), SETTINGS
+    difference = fit(turned, (16, 16), SETTINGS).astype(int)[:, ::-1] - fit(
+        noise(), (16, 16), SETTINGS
     )
     assert np.abs(difference).max() <= 40  # the cut is one pixel off where the rest is odd
 
@@ -333,7 +341,7 @@ def test_a_text_chunk_that_unpacks_to_a_bomb_is_one_bad_file_or_ignored() -> Non
 
 def test_a_hair_of_a_picture_is_refused_before_it_fills_the_memory() -> None:
     with pytest.raises(SourceError, match=r"hair\.png: is too narrow \(1 x 20000\)"):
-        fit(np.array(Image.new("RGB", (1, 20_000))), (512, 512), SETTINGS, "hair.png")
+        fit(Image.new("RGB", (1, 20_000)), (512, 512), SETTINGS, "hair.png")
 
 
 def test_a_picture_is_measured_by_the_bucket_that_its_cache_is_named_after() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from item_world import inputs_of
-from latentmake.caches.inputs import Sample, SourceBytes
+from latentmake.caches.inputs import Reading, Sample
 from latentmake.caches.pixels import plain, scaling, sdscripts, wan
 from latentmake.caches.pixels.arrays import array_of, by_pillow, lanczos, view_of
 from latentmake.config.datasets import Dataset
@@ -49,7 +49,9 @@ def samples(data: bytes, sizes: Iterable[Size], **changes: Any) -> list[Sample]:
     dataset = Dataset(path="data", **changes)
     order = Order("latents", "data", "tiny", dataset, MODEL, {}, (Work(item, tuple(targets)),))
     missing = {target: str(number) for number, target in enumerate(targets)}
-    return plain.samples_of(order, SourceBytes(item, data, "digest"), missing)
+    size = plain.upright_size(data, "a.jpg", dataset)
+    reading = Reading(order.items[0], "digest", data, size=size, missing=missing)
+    return [*plain.samples_of(order, reading)]
 
 
 def made(data: bytes, sizes: Iterable[Size], **changes: Any) -> list[Pixels]:

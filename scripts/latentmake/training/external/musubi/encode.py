@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from latentmake.caches.inputs import Reading
 from latentmake.caches.job import Job
-from latentmake.caches.reading import Reading
 from latentmake.config.rows import File
 from latentmake.config.weights import Weights
 from latentmake.errors import DeviceError, ModelError, is_device_fault, is_out_of_memory

@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import tomli_w
 
-from latentmake.caches.reading import Reading
+from latentmake.caches.inputs import Reading
 from latentmake.data.item import BUCKET, IMAGE, Item
 from latentmake.files import atomic
 from latentmake.geometry.buckets import Size
