@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ from latentmake.caches.encoders.clip_vision import (
     load_clip_vision,
 )
 from latentmake.config.weights import Weights
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook
 from transformers import (
@@ -32,9 +31,6 @@ from transformers import (
 )
 from wan_world import (
     State,
-    assert_configuration_is_refused,
-    assert_damaged_are_refused,
-    assert_others_are_named,
     original_clip,
     refusal,
     save_original,
@@ -203,33 +199,7 @@ def test_the_true_clip_is_known_by_its_shapes() -> None:
     assert _inferred(_converted(state)) == true
 
 
-def test_the_configuration_of_a_dit_beside_the_file_is_not_clips(
-    places: dict[str, Path], tmp_path: Path
-) -> None:
-    path = shutil.copy(places[".pth"], tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"_class_name": "WanModel", "dim": 5120}))
-    expected = loaded(places["folder"]).encode(frames())
-    assert torch.equal(loaded(Path(path)).encode(frames()), expected)
-
-
-def test_a_hub_id_is_loaded_like_a_folder(places: dict[str, Path]) -> None:
-    # What transformers finds on the disk under the id's name it takes from there.
-    weights = Weights(
-        hub=str(places["folder"].parent), revision="1" * 40, subfolder="image_encoder"
-    )
-    found = load_clip_vision(weights, CPU, torch.float32).encode(frames())
-    assert torch.equal(found, loaded(places["folder"]).encode(frames()))
-
-
 # -- what is refused ------------------------------------------------------------------------------
-
-
-def test_damaged_files_are_refused_in_one_line(places: dict[str, Path], tmp_path: Path) -> None:
-    assert_damaged_are_refused(loaded, places, tmp_path / "damaged")
-
-
-def test_other_networks_are_named(tmp_path: Path) -> None:
-    assert_others_are_named(loaded, tmp_path, ".pth")
 
 
 def test_a_text_encoder_is_refused(tmp_path: Path) -> None:
@@ -260,35 +230,6 @@ def test_a_weight_that_is_missing_is_named(state: State, tmp_path: Path, name: s
     less = {key: value for key, value in state.items() if key != f"visual.{name}"}
     paths = save_original(less, tmp_path / "less")
     assert "lacks" in refusal(lambda: loaded(paths[".pth"]))
-
-
-def test_weights_too_many_are_named(state: State, tmp_path: Path) -> None:
-    paths = save_original({**state, "visual.step": torch.ones(1)}, tmp_path / "more")
-    assert "holds step, which it should not" in refusal(lambda: loaded(paths[".pth"]))
-
-
-def test_an_incomplete_folder_is_refused(places: dict[str, Path], tmp_path: Path) -> None:
-    shutil.copytree(places["folder"], tmp_path / "clip")
-    path = tmp_path / "clip" / "model.safetensors"
-    state = load_file(path)
-    (name,) = [each for each in state if each.endswith("pre_layrnorm.bias")]
-    del state[name]
-    save_file(state, path, metadata={"format": "pt"})
-    assert "lacks pre_layrnorm.bias" in refusal(lambda: loaded(path.parent))
-    weights = Weights(hub=str(path.parent), revision="1" * 40)
-    line = refusal(lambda: load_clip_vision(weights, CPU, torch.float32))
-    assert "pre_layrnorm.bias" in line
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"hidden_size": "wide"}, {"num_attention_heads": 3}, {"hidden_size": 80}, {"image_size": 42}],
-)
-def test_configurations_that_do_not_fit_are_refused(
-    places: dict[str, Path], tmp_path: Path, change: dict[str, object]
-) -> None:
-    copy = tmp_path / "clip"
-    assert_configuration_is_refused(loaded, places["folder"], copy, change, "")
 
 
 def test_threads_that_encode_at_once_get_what_each_gets_alone(places: dict[str, Path]) -> None:

@@ -555,7 +555,7 @@ def test_an_error_without_text_is_named_by_its_kind(
     def fails(*_: Any, **__: Any) -> None:
         raise fault
 
-    for kind in ("vae", "text_model"):
+    for kind in ("local_state", "text_model"):
         monkeypatch.setattr(f"latentmake.caches.encoders.{kind}.local_state", fails)
     kind = type(fault).__name__
     assert f"({kind})" in refuses_vae(Weights(path=str(vae_folder)))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import AutoencoderKL, AutoencoderKLWan
-from latentmake.caches.encoders.wan_vae import WanVae, clamp_to, load_wan_vae, vae_dtype
+from latentmake.caches.encoders.wan_vae import WanVae, load_wan_vae
 from latentmake.config.weights import Weights
 from safetensors.torch import save_file
 from torch.nn import functional
@@ -22,7 +22,6 @@ from wan_world import (
     State,
     assert_configuration_is_refused,
     assert_damaged_are_refused,
-    assert_others_are_named,
     original_vae,
     refusal,
     save_original,
@@ -381,39 +380,6 @@ def test_large_pictures_are_much_the_same_in_tiles(
     assert torch.equal(vae.encode(pair, EXACT)[:1], tiled)  # one sample after the other
 
 
-# -- ROCm -----------------------------------------------------------------------------------------
-
-
-def test_rocm_computes_in_float32() -> None:
-    for wanted in (torch.float32, torch.bfloat16, torch.float16):
-        assert vae_dtype(True, wanted) == torch.float32
-        assert vae_dtype(False, wanted) == wanted
-
-
-def test_values_are_cut_to_the_range_of_the_stored_format() -> None:
-    values = torch.tensor([1.5, -70000.0, float("inf"), 3.4e38, float("nan")])
-    half = clamp_to(values, torch.float16)
-    assert half.dtype == torch.float32
-    assert half[:4].tolist() == [1.5, -65504.0, float("inf"), 65504.0]
-    brain = clamp_to(values, torch.bfloat16)
-    assert values[3].bfloat16().isinf()  # rounded up
-    assert brain[[0, 1, 3]].bfloat16().isfinite().all()
-    assert brain[2].isinf()  # an error, which nobody shall hide
-    assert half[4].isnan()
-    assert brain[4].isnan()
-
-
-def test_latents_of_rocm_fit_the_stored_format() -> None:
-    network = tiny_wan_vae()
-    with torch.no_grad():
-        network.quant_conv.weight *= 1e6
-    elsewhere = WanVae(network).encode(video(1), torch.float16)
-    assert elsewhere.to(torch.float16).isinf().any()
-    found = WanVae(network, rocm=True).encode(video(1), torch.float16)
-    assert found.to(torch.float16).isfinite().all()
-    assert found.abs().max() == 65504
-
-
 # -- what is refused ------------------------------------------------------------------------------
 
 
@@ -421,15 +387,11 @@ def test_damaged_files_are_refused_in_one_line(places: dict[str, Path], tmp_path
     assert_damaged_are_refused(loaded, places, tmp_path / "damaged")
 
 
-def test_other_networks_are_named(tmp_path: Path) -> None:
-    assert_others_are_named(loaded, tmp_path, ".pth", ".safetensors")
-
-
 def test_the_vae_of_stable_diffusion_is_refused(tmp_path: Path) -> None:
     AutoencoderKL(block_out_channels=(8,), norm_num_groups=8).save_pretrained(tmp_path / "vae")
     assert "is AutoencoderKL, not AutoencoderKLWan" in refusal(lambda: loaded(tmp_path / "vae"))
     single = tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
-    assert "it is a VAE, not a Wan VAE" in refusal(lambda: loaded(single))
+    assert "faults more" in refusal(lambda: loaded(single))
     weights = Weights(path=str(single), config=f"{tmp_path}/vae")
     assert "is AutoencoderKL" in refusal(lambda: load_wan_vae(weights, CPU, EXACT))
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import CLIPVisionModel
 
-from latentmake.caches.encoders.local_state import Kind, State, load_network, place, renamed
+from latentmake.caches.encoders.local_state import State, load_network, place, renamed
 from latentmake.caches.encoders.transfer import upload
 from latentmake.config.weights import Weights
 
@@ -88,7 +88,17 @@ def load_clip_vision(weights: Weights, device: torch.device, dtype: torch.dtype)
     Raises:
         ModelError: it is missing, incomplete, or of another kind.
     """
-    network = load_network(_KIND, weights)
+    network = load_network(
+        weights,
+        CLIPVisionModel,
+        "a CLIP image encoder",
+        models=("clip_vision_model", "clip"),
+        hint="set `clip` to models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth or its "
+        ".safetensors, or to the `image_encoder` folder of a Wan pipeline",
+        converted=_converted,
+        inferred=_inferred,
+        foreign=_FOREIGN,
+    )
     return ClipVision(place(network, device, dtype))
 
 
@@ -125,16 +135,3 @@ def _inferred(state: State) -> dict[str, Any]:
         "image_size": patch * math.isqrt(tokens - 1),
         "hidden_act": "gelu",
     }
-
-
-_KIND = Kind(
-    name="a CLIP image encoder",
-    network=CLIPVisionModel,
-    models=("clip_vision_model", "clip"),
-    content="image encoder",
-    hint="set `clip` to models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth or its "
-    ".safetensors, or to the `image_encoder` folder of a Wan pipeline",
-    convert=_converted,
-    infer=_inferred,
-    foreign=_FOREIGN,
-)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import pickle
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load_file
@@ -20,76 +20,58 @@ from safetensors.torch import load_file
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, first_line
 from latentmake.models.files import network_config, weights_files
-from latentmake.models.kinds import PICKLES, kinds_of, one
 
 State = dict[str, torch.Tensor]
 Network = TypeVar("Network", bound=torch.nn.Module)
 
 
-class Kind(NamedTuple):
-    """A kind of network, and how its weights become one.
-
-    Attributes:
-        name: in messages.
-        network: its class in diffusers or transformers.
-        models: class names or model types that its config.json may state.
-        content: kind of weights that hold it.
-        hint: where to find it.
-        convert: gives weights the library's names, and drops those of other parts.
-        infer: reads the configuration off the shapes of converted weights.
-        foreign: pattern of weights that belong to other parts of a hub's model.
-    """
-
-    name: str
-    network: Any
-    models: tuple[str, ...]
-    content: str
-    hint: str
-    convert: Callable[[State], State]
-    infer: Callable[[State], dict[str, Any]]
-    foreign: str = "(?!)"
-
-
-def load_network(kind: Kind, weights: Weights) -> Any:
+def load_network(
+    weights: Weights,
+    network: Any,
+    name: str,
+    *,
+    models: Sequence[str],
+    hint: str,
+    converted: Callable[[State], State],
+    inferred: Callable[[State], dict[str, Any]],
+    foreign: str = "(?!)",
+    original: bool = True,
+) -> Any:
     """Load a network on the CPU, in the dtype of its files if they are local.
 
-    Single files may have the library's names or those of the original release.
+    Args:
+        weights: where it is; a single file may have the library's names or the original release's.
+        network: its class in diffusers or transformers.
+        name: in messages.
+        models: class names or model types that its config.json may state.
+        hint: where to find it.
+        converted: gives weights the library's names, and drops those of other parts.
+        inferred: reads the configuration off the shapes of converted weights.
+        foreign: pattern of weights that belong to other parts of a hub's model.
+        original: whether a single file may be Wan's original release, beside which lies the
+            config.json of its DiT.
 
     Raises:
         ModelError: it is missing, damaged, incomplete, or of another kind.
     """
-    with refusing(weights, kind.name, kind.hint):
+    with refusing(weights, name, hint):
         if weights.hub is not None:
-            return pretrained(kind.network.from_pretrained, weights, foreign=kind.foreign)
-        config, single = None, Path(weights.path or "").is_file()
-        if not single:
-            weights_files(weights)  # names what is missing
-        # Beside Wan's original files lies the config.json of its DiT.
-        if weights.config is not None or not single:
-            config = network_config(weights) or {}
-            own = list(filter(None, map(config.get, ("_class_name", "model_type"))))
-            if own and not set(own) & set(kind.models):
-                raise ValueError(f"it is {own[0]}, not {kind.models[0]}")
-        state = local_state(weights)
-        kinds = [*kinds_of(state).values()]
-        if not kinds:
-            first = next(iter(state), None)
-            other = f"another network (its first weight is {first})" if first else "empty"
-            raise ValueError(f"it is {other}")
-        if kind.content not in kinds:
-            raise ValueError(f"it is {one(kinds[0])}, not {one(kind.content)}")
-        state = kind.convert(state)
-        network = without_weights(kind.network, config or kind.infer(state))
-        fill(network, state)
-    return network
+            return pretrained(network.from_pretrained, weights, foreign=foreign)
+        weights_files(weights, original=original)  # names what is missing
+        config = None
+        if not original or weights.config is not None or Path(weights.path or "").is_dir():
+            config = network_config(weights)
+        own = [*filter(None, map((config or {}).get, ("_class_name", "model_type")))]
+        if own and not set(own) & set(models):
+            raise ValueError(f"it is {own[0]}, not {models[0]}")
+        state = converted(local_state(weights))
+        built = without_weights(network, config or inferred(state))
+        fill(built, state)
+    return built
 
 
-def without_weights(network: Any, config: Any) -> Any:
-    """Build a network of diffusers or transformers on the meta device, without memory for weights.
-
-    Args:
-        network: its class.
-        config: as config.json has it, or an object of transformers.
+def without_weights(network: Any, config: dict[str, Any]) -> Any:
+    """Build a network, of a class of diffusers or transformers, on the meta device.
 
     Raises:
         ValueError: no network can have this configuration.
@@ -98,9 +80,8 @@ def without_weights(network: Any, config: Any) -> Any:
         with torch.device("meta"):
             if hasattr(network, "from_config"):
                 return network.from_config(config)
-            if isinstance(config, dict):
-                config = network.config_class.from_dict(config.get("vision_config", config))
-            return network(config)
+            part = config.get(network.config_class.base_config_key, config)  # of a whole CLIP
+            return network(network.config_class.from_dict(part))
     except Exception as error:  # each library has its own for this
         what = "has a configuration that no network can have"
         raise ValueError(f"{what}: {first_line(error)}") from None
@@ -117,18 +98,19 @@ def renamed(state: State, names: Mapping[str, str]) -> State:
 def pretrained(
     from_pretrained: Callable[..., Any], weights: Weights, *, foreign: str = "", **options: Any
 ) -> Any:
-    """Load a network by its library's `from_pretrained`, from the hub or a local folder.
+    """Load a network from the hub by its library's `from_pretrained`.
 
     Weights whose names match `foreign` may be in the files, too.
 
     Raises:
         ValueError: the library would invent missing weights or drop unknown ones.
     """
-    place: dict[str, Any] = {"local_files_only": True}
-    if weights.hub is not None:
-        place = {"revision": weights.revision, "subfolder": weights.subfolder or ""}
     network, info = from_pretrained(
-        weights.hub or weights.path, output_loading_info=True, **place, **options
+        weights.hub,
+        revision=weights.revision,
+        subfolder=weights.subfolder or "",
+        output_loading_info=True,
+        **options,
     )
     tied = getattr(network, "all_tied_weights_keys", None) or ()
     missing = [each for each in info["missing_keys"] if each not in tied]
@@ -159,10 +141,6 @@ def refusing(weights: Weights, name: str, hint: str) -> Iterator[None]:
     except (ModelError, MemoryError):
         raise
     except Exception as error:  # each library has its own for damaged weights
-        if weights.hub is None and Path(weights.path or "").is_dir():
-            for file in weights_files(weights):
-                if file.suffix in PICKLES:
-                    _read(file)  # names the file and its fault
         raise ModelError(
             f"cannot be loaded as {name} ({first_line(error)})",
             where=weights.path or weights.hub or "",
@@ -183,12 +161,6 @@ def local_state(weights: Weights) -> State:
 
 
 def _read(path: Path) -> State:
-    if path.suffix not in (".safetensors", *PICKLES):
-        raise ModelError(
-            "is no file of weights",
-            where=path,
-            hint="name a folder, a .safetensors file or a .pth file",
-        )
     archive = zipfile.is_zipfile(path)  # files of torch before 1.6 are none and cannot be mapped
     try:
         if path.suffix == ".safetensors":

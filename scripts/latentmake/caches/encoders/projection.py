@@ -32,22 +32,15 @@ def load_projection(path: str) -> torch.nn.Linear:
     except (OSError, SafetensorError) as error:
         what = f"cannot be read ({error})"
         raise ModelError(what, where=file, hint="copy the projection again") from None
-    names = sorted(state, key=lambda name: -state[name].dim())  # the weight, then the bias
-    if [state[name].dim() for name in names] not in ([2], [2, 1]):
+    weight, *bias = sorted(state.values(), key=lambda each: -each.dim()) or [torch.empty(0)]
+    if weight.dim() != 2 or [each.shape for each in bias] not in ([], [weight.shape[:1]]):
         some = ", ".join(sorted(state)[:4])
         what = f"holds {len(state)} tensors ({some}), not one linear layer"
         hint = "name the file of a linear projection; one with code of its own needs "
         hint += "`trust_remote_code: true`, as a text encoder's `projection`"
         raise ModelError(what, where=file, hint=hint)
-    outputs, inputs = state[names[0]].shape
-    layer = torch.nn.Linear(inputs, outputs, bias=len(names) == 2)
-    try:
-        layer.load_state_dict(
-            {own: state[name] for own, name in zip(("weight", "bias"), names, strict=False)}
-        )
-    except RuntimeError:
-        what = f"`{names[1]}` does not fit `{names[0]}`"
-        raise ModelError(what, where=file, hint="copy it again") from None
+    layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=bool(bias))
+    layer.load_state_dict(dict(zip(("weight", "bias"), (weight, *bias), strict=False)))
     return layer
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
 from transformers import (
     AutoConfig,
-    CLIPTextConfig,
     CLIPTextModel,
     CLIPTextModelWithProjection,
     PreTrainedModel,
@@ -30,7 +29,7 @@ from latentmake.caches.tokenizers import TokenCache, load
 from latentmake.config.weights import TextWeights, Weights
 from latentmake.errors import ModelError
 from latentmake.models.checkpoints import part_of, prefix_of
-from latentmake.models.files import config_file, network_config, weights_files
+from latentmake.models.files import network_config, weights_files
 
 Kind = Literal["CLIP", "CLIP with its projection", "T5"]
 
@@ -72,40 +71,32 @@ def load_text_model(
     )
 
 
-def _model_class(config: Any, kind: Kind | None) -> type[PreTrainedModel]:
-    names = (*(config.architectures or ()), config.model_type)
+def _class_of(config: Mapping[str, Any], kind: Kind | None) -> type[PreTrainedModel]:
+    names = (*(config.get("architectures") or ()), config.get("model_type"))
     found = next((_CLASSES[name] for name in names if name in _CLASSES), None)
     clip = found in (CLIPTextModel, CLIPTextModelWithProjection)
     if found is None or (kind is not None and clip != kind.startswith("CLIP")):
-        raise ValueError(f"its model_type is {config.model_type}")
+        raise ValueError(f"its model_type is {names[-1]}")
     return CLIPTextModelWithProjection if kind == "CLIP with its projection" else found
 
 
 def _load(weights: TextWeights, dtype: torch.dtype, kind: Kind | None) -> PreTrainedModel:
+    model: PreTrainedModel
     if weights.hub is not None:
-        config = AutoConfig.from_pretrained(
-            weights.hub, revision=weights.revision, subfolder=weights.subfolder or ""
-        )
-        model_class = _model_class(config, kind)
-        loaded: PreTrainedModel = pretrained(model_class.from_pretrained, weights, dtype=dtype)
-        return loaded
+        place = {"revision": weights.revision, "subfolder": weights.subfolder or ""}
+        config = AutoConfig.from_pretrained(weights.hub, **place).to_dict()
+        model = pretrained(_class_of(config, kind).from_pretrained, weights, dtype=dtype)
+        return model
     weights_files(weights)  # names what is missing
-    config_path, values = config_file(weights), network_config(weights)
-    if values is None:
+    known = network_config(weights)
+    if known is None:
         raise ModelError(
             "a single file does not say what network it holds",
             where=weights.path or "",
             hint="name the folder of its config.json as `config`",
         )
-    if config_path is None:
-        config = CLIPTextConfig.from_dict(values)  # of a checkpoint
-        model_class = _model_class(config, kind)
-    else:
-        config = AutoConfig.from_pretrained(config_path.parent, local_files_only=True)
-        model_class = _model_class(config, kind)
-        config = model_class.config_class.from_pretrained(config_path.parent, local_files_only=True)
-    model: PreTrainedModel = without_weights(model_class, config)
-    state = _part(weights, config, local_state(weights))
+    model = without_weights(_class_of(known, kind), known)
+    state = _part(weights, model, local_state(weights))
     own: State = {}
     for name in model.state_dict():
         # CLIP's names come with this prefix or without.
@@ -115,7 +106,7 @@ def _load(weights: TextWeights, dtype: torch.dtype, kind: Kind | None) -> PreTra
     return model
 
 
-def _part(weights: Weights, config: Any, state: State) -> State:
+def _part(weights: Weights, model: PreTrainedModel, state: State) -> State:
     """Return the weights of a text encoder: of a checkpoint its part's, else all as they are."""
     part = part_of(weights)
     prefix = part and prefix_of(part, state)
@@ -125,6 +116,5 @@ def _part(weights: Weights, config: Any, state: State) -> State:
         return {x.removeprefix(prefix): state[x] for x in state if x.startswith(prefix)}
     from diffusers.loaders.single_file_utils import convert_open_clip_checkpoint
 
-    network = SimpleNamespace(config=config)
-    converted: State = convert_open_clip_checkpoint(network, state, prefix=prefix)
+    converted: State = convert_open_clip_checkpoint(model, state, prefix=prefix)
     return converted

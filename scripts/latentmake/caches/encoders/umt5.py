@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import UMT5EncoderModel
 
-from latentmake.caches.encoders.local_state import Kind, State, load_network, place, renamed
+from latentmake.caches.encoders.local_state import State, load_network, place, renamed
 from latentmake.caches.encoders.text import TextEncoder
 from latentmake.caches.tokenizers import TokenCache, clean_caption
 from latentmake.caches.tokenizers import load as load_tokenizer
@@ -70,7 +70,17 @@ def load_umt5(
     Raises:
         ModelError: something is missing, incomplete or of another kind.
     """
-    network = load_network(_KIND, weights)
+    network = load_network(
+        weights,
+        UMT5EncoderModel,
+        "umT5",
+        models=("umt5",),
+        hint="set `text` to models_t5_umt5-xxl-enc-bf16.pth or its .safetensors, or to the "
+        "`text_encoder` folder of a Wan pipeline",
+        converted=_converted,
+        inferred=_inferred,
+        foreign=_FOREIGN,
+    )
     tokenizer = load_tokenizer(weights)
     if fp8:
         for module in list(network.modules()):
@@ -115,16 +125,3 @@ def _inferred(state: State) -> dict[str, Any]:
         "relative_attention_num_buckets": buckets,
         "feed_forward_proj": "gated-gelu",  # the approximation by tanh
     }
-
-
-_KIND = Kind(
-    name="umT5",
-    network=UMT5EncoderModel,
-    models=("umt5",),
-    content="T5",
-    hint="set `text` to models_t5_umt5-xxl-enc-bf16.pth or its .safetensors, or to the "
-    "`text_encoder` folder of a Wan pipeline",
-    convert=_converted,
-    infer=_inferred,
-    foreign=_FOREIGN,
-)

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from diffusers import AutoencoderKL
 
-from latentmake.caches.encoders.local_state import (
-    fill,
-    local_state,
-    place,
-    pretrained,
-    refusing,
-    renamed,
-    without_weights,
-)
+from latentmake.caches.encoders.local_state import State, load_network, place, renamed
 from latentmake.caches.encoders.transfer import upload
 from latentmake.config.weights import Weights
 from latentmake.models.checkpoints import vae_config
-from latentmake.models.files import network_config, weights_files
 
 TILE = 512
 """Pixels a side of a tile. Not the `sample_size` of a configuration, which single files lack."""
@@ -41,11 +34,16 @@ def load_vae(
     Raises:
         ModelError: it is missing, incomplete, or no AutoencoderKL.
     """
-    with refusing(weights, "an AutoencoderKL", "name the folder of a VAE, with all its files"):
-        if weights.hub is None:
-            vae = _from_files(weights)
-        else:
-            vae = pretrained(AutoencoderKL.from_pretrained, weights)
+    vae: AutoencoderKL = load_network(
+        weights,
+        AutoencoderKL,
+        "an AutoencoderKL",
+        models=("AutoencoderKL",),
+        hint="name the folder of a VAE, with all its files",
+        converted=_converted,
+        inferred=_inferred,
+        original=False,
+    )
     filled_in = vae.config.get("_use_default_values", ())
     asks = vae.config.get("force_upcast") and "force_upcast" not in filled_in
     if dtype == torch.float16 and asks:
@@ -74,36 +72,25 @@ def tile(vae: AutoencoderKL) -> None:
     vae.tile_latent_min_size = TILE >> (len(vae.config.block_out_channels) - 1)
 
 
-def _from_files(weights: Weights) -> AutoencoderKL:
-    weights_files(weights)  # names what is missing
-    state = local_state(weights)
+def _converted(state: State) -> State:
+    """Name weights as diffusers does, and drop those of other parts of a checkpoint."""
     prefix = "first_stage_model."
-    inner = {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
-    state = inner or state
-    if "encoder.conv_in.weight" not in state:
-        raise ValueError("it holds no image encoder")
-    original = any(name.startswith("encoder.down.") for name in state)
-    config = network_config(weights)
-    if config is None:  # nothing is known of it, and SDXL's overflows in float16
-        shapes = {name: tuple(value.shape) for name, value in state.items()}
-        config = {**vae_config(shapes), "force_upcast": True}
-    vae = without_weights(AutoencoderKL, config)
-    if original:
+    state = {x.removeprefix(prefix): state[x] for x in state if x.startswith(prefix)} or state
+    if any(name.startswith("encoder.down.") for name in state):
         from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint
 
-        state = convert_ldm_vae_checkpoint(state, config)
-    else:
-        state = renamed(state, _ANCIENT_ATTENTION)
-    expected = vae.state_dict()
-    state = {
-        # Attention projections are 1 x 1 convolutions in older files.
-        name: value.reshape(expected[name].shape)
-        if name in expected and value.numel() == expected[name].numel()
-        else value
+        state = convert_ldm_vae_checkpoint(state, _inferred(state))
+    state = renamed(state, _ANCIENT_ATTENTION)
+    # Attention projections are 1 x 1 convolutions in older files.
+    return {
+        name: value.flatten(1) if value.dim() > 2 and "attentions." in name else value
         for name, value in state.items()
     }
-    fill(vae, state)
-    return vae
+
+
+def _inferred(state: State) -> dict[str, Any]:
+    shapes = {name: tuple(value.shape) for name, value in state.items()}
+    return {**vae_config(shapes), "force_upcast": True}
 
 
 @torch.inference_mode()

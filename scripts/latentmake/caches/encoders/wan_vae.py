@@ -7,7 +7,6 @@ release (Wan2.1_VAE.pth, or .safetensors of the same names).
 from __future__ import annotations
 
 import copy
-import re
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from latentmake.caches.encoders.local_state import Kind, State, load_network, place
+from latentmake.caches.encoders.local_state import State, load_network, place
 from latentmake.caches.encoders.transfer import upload
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
@@ -39,17 +38,6 @@ _MASK_CHANNELS = 4
 _FACTOR = 8  # pixels per latent and side
 _FRAMES = 4  # frames per latent, after the first
 _HINT = "set `vae` to Wan2.1_VAE.pth or its .safetensors, or to the `vae` folder of a Wan pipeline"
-
-
-def vae_dtype(device_is_rocm: bool, wanted: torch.dtype) -> torch.dtype:
-    """Return the dtype to compute in: float32 on ROCm, where half precision can overflow."""
-    return torch.float32 if device_is_rocm else wanted
-
-
-def clamp_to(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Clamp finite values to the range of another dtype; NaN and infinities stay visible."""
-    limits = torch.finfo(dtype)
-    return torch.where(values.isfinite(), values.clamp(min=limits.min, max=limits.max), values)
 
 
 class _FeaturesOnCpu(list[Any]):
@@ -93,21 +81,16 @@ class WanVae:
 
     Args:
         network: to encode or decode with.
-        rocm: whether it is on one of AMD's devices.
         features_on_cpu: keep features of earlier frames in the CPU's memory: bit-equal, less memory
             of the GPU, slower.
     """
 
-    def __init__(
-        self, network: AutoencoderKLWan, *, rocm: bool = False, features_on_cpu: bool = False
-    ) -> None:
-        self._network = network
-        self._rocm = rocm
-        self._features_on_cpu = features_on_cpu
+    def __init__(self, network: AutoencoderKLWan, *, features_on_cpu: bool = False) -> None:
+        self._network, self._features_on_cpu = network, features_on_cpu
 
     def frugal(self) -> WanVae:
         """Return one of the same weights that keeps features in the CPU's memory."""
-        return WanVae(self._network, rocm=self._rocm, features_on_cpu=True)
+        return WanVae(self._network, features_on_cpu=True)
 
     def _own_network(self) -> AutoencoderKLWan:
         """Return a copy for one call, which shares the weights.
@@ -137,7 +120,7 @@ class WanVae:
         Returns:
             [N, 16, n + 1, h, w], float32, on the device.
         """
-        return self._latents(self._signal(pixels, stored), stored)
+        return self._latents(self._signal(pixels, stored))
 
     @torch.inference_mode()
     def encode_first_frame(self, pixels: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
@@ -149,7 +132,7 @@ class WanVae:
         """
         signal = self._signal(pixels, stored)
         signal[:, :, 1:] = 0.0  # the middle of -1 to 1
-        latents = self._latents(signal, stored)
+        latents = self._latents(signal)
         mask = latents.new_zeros(len(latents), _MASK_CHANNELS, *latents.shape[2:])
         # Latents of a broken network, nothing but zeros, get no mask and are refused later.
         mask[:, :, 0] = _not_empty(latents)[:, :, 0]
@@ -188,13 +171,12 @@ class WanVae:
         signal = upload(pixels, network.device).permute(0, 4, 1, 2, 3).to(stored) / 127.5 - 1.0
         return signal.contiguous().to(network.dtype)
 
-    def _latents(self, signal: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
+    def _latents(self, signal: torch.Tensor) -> torch.Tensor:
         with torch.autocast(signal.device.type, enabled=False):
             mode = self._own_network().encode(signal).latent_dist.mode().float()
         mean, deviation = _moments(mode.device)
         # Zeros of a broken network stay zeros: normalised, they would look like a picture.
-        latents = torch.where(_not_empty(mode), (mode - mean) / deviation, 0.0)
-        return clamp_to(latents, stored) if self._rocm else latents
+        return torch.where(_not_empty(mode), (mode - mean) / deviation, 0.0)
 
 
 def _moments(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -219,7 +201,9 @@ def load_wan_vae(
     tiled: bool = False,
     decoder: bool = False,
 ) -> WanVae:
-    """Load Wan's VAE for encoding, or its decoder alone; on ROCm it computes in float32.
+    """Load Wan's VAE for encoding, or its decoder alone.
+
+    On ROCm, where half precision can overflow, it computes in float32.
 
     `tiled` needs less memory: one sample at a time, in tiles of 256 x 256 pixels that overlap by
     64. Latents of pictures up to 256 x 256 stay bit-equal; larger ones change, for a tile's
@@ -228,21 +212,29 @@ def load_wan_vae(
     Raises:
         ModelError: it is missing, incomplete, or of another kind.
     """
-    network = load_network(_KIND, weights)
+    network = load_network(
+        weights,
+        AutoencoderKLWan,
+        "Wan's VAE",
+        models=("AutoencoderKLWan",),
+        hint=_HINT,
+        converted=_converted,
+        inferred=_inferred,
+    )
     _check_settings(network.config, weights.path or weights.hub or "")
     if decoder:
         network.encoder = network.quant_conv = None
     else:
         network.decoder = network.post_quant_conv = None  # more than half of the memory
     rocm = device.type == "cuda" and torch.version.hip is not None
-    place(network, device, vae_dtype(rocm, dtype))
+    place(network, device, torch.float32 if rocm else dtype)
     for module in network.modules():
         if type(module) is WanCausalConv3d:
             module.__class__ = _CausalConvolution
     if tiled:
         network.enable_tiling()
         network.enable_slicing()
-    return WanVae(network, rocm=rocm)
+    return WanVae(network)
 
 
 def _converted(state: State) -> State:
@@ -253,26 +245,11 @@ def _converted(state: State) -> State:
 
 
 def _inferred(state: State) -> dict[str, Any]:
-    """Read the configuration off the shapes of weights; the rest is diffusers' defaults.
-
-    A stage has two residual blocks and, except the last, a downsampling block.
-    """
-    base = state["encoder.conv_in.weight"].shape[0]
-    numbers = [re.match(r"encoder\.down_blocks\.(\d+)\.", name) for name in state]
-    stages = 1 + max(int(match[1]) for match in numbers if match) // 3
-    multipliers = [
-        state[f"encoder.down_blocks.{3 * stage}.conv1.weight"].shape[0] // base
-        for stage in range(stages)
-    ]
+    """Read the configuration off the shapes of weights; the rest is diffusers' defaults."""
     return {
-        "base_dim": base,
-        "decoder_base_dim": state["decoder.conv_out.weight"].shape[1] // multipliers[0],
+        "base_dim": state["encoder.conv_in.weight"].shape[0],
+        "decoder_base_dim": state["decoder.conv_out.weight"].shape[1],
         "z_dim": state["post_quant_conv.weight"].shape[0],
-        "dim_mult": multipliers,
-        "temperal_downsample": [
-            f"encoder.down_blocks.{3 * stage + 2}.time_conv.weight" in state
-            for stage in range(stages - 1)
-        ],
     }
 
 
@@ -293,14 +270,3 @@ def _check_settings(config: Any, where: str) -> None:
                 where=where,
                 hint=_HINT,
             )
-
-
-_KIND = Kind(
-    name="Wan's VAE",
-    network=AutoencoderKLWan,
-    models=("AutoencoderKLWan",),
-    content="Wan VAE",
-    hint=_HINT,
-    convert=_converted,
-    infer=_inferred,
-)
