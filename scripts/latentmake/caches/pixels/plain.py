@@ -13,7 +13,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageColor
 
 from latentmake.caches.inputs import Sample, SourceBytes
-from latentmake.caches.pixels.arrays import Array, lanczos, view_of
+from latentmake.caches.pixels.arrays import Array, lanczos
 from latentmake.config.datasets import Dataset
 from latentmake.files.media import load, opened_image
 from latentmake.geometry.buckets import Size
@@ -56,7 +56,7 @@ def samples_of(order: Order, source: SourceBytes, missing: Mapping[Target, str])
     images = {
         shrink: decode(source.data, path, settings, shrink=shrink) for shrink in {*shrinks.values()}
     }
-    pixels = {shrink: view_of(image) for shrink, image in images.items()}
+    pixels = {shrink: np.asarray(image) for shrink, image in images.items()}
     original = whole or Size(*images[1].size)
     return [
         Sample(

@@ -9,10 +9,11 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 from PIL import Image
 
 from latentmake.caches.inputs import Sample, SourceBytes, stored_size
-from latentmake.caches.pixels.arrays import Array, array_of
+from latentmake.caches.pixels.arrays import Array
 from latentmake.caches.pixels.scaling import cover
 from latentmake.errors import SourceError
 from latentmake.files.media import check_image, load, opened_image
@@ -75,7 +76,7 @@ def fitted_sizes(order: Order, size: Size, missing: Iterable[Target], path: str)
 
 
 def _fitted(image: Image.Image, sizes: Sequence[Size], path: str, limit: int) -> list[Array]:
-    pixels = array_of(image)
+    pixels = np.array(image)
     return [cover(pixels, size, path=path, max_pixels=limit)[None] for size in sizes]
 
 
