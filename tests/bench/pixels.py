@@ -32,7 +32,7 @@ from tabulate import tabulate
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "worlds")]
 
-from latentmake.caches.pixels.arrays import array_of, by_pillow, lanczos, view_of  # noqa: E402
+from latentmake.caches.pixels.arrays import by_pillow, lanczos  # noqa: E402
 from latentmake.geometry.buckets import Size  # noqa: E402
 from picture_world import HARD, PHOTOGRAPHS, Pixels, Shape, encoded, leaves, psnr  # noqa: E402
 
@@ -49,7 +49,7 @@ def opened(data: bytes) -> Image.Image:
 
 def by_torch(data: bytes, sizes: Sequence[Size]) -> list[Pixels]:
     """As the plain layout does where no fraction will do."""
-    pixels = view_of(opened(data))
+    pixels = np.asarray(opened(data))
     return [np.ascontiguousarray(lanczos(pixels, size)[..., :3]) for size in sizes]
 
 
@@ -79,7 +79,7 @@ def draft(gap: float, *, torch: bool) -> Way:
                 image.draft("RGB", (image.width // scale, image.height // scale))
                 image.load()
                 decoded[scale] = image, box
-                arrays[scale] = view_of(image) if torch else np.empty(0, np.uint8)
+                arrays[scale] = np.asarray(image) if torch else np.empty(0, np.uint8)
             image, box = decoded[scale]
             if torch:
                 found.append(np.ascontiguousarray(lanczos(arrays[scale], size)[..., :3]))
@@ -107,7 +107,7 @@ def bicubic(data: bytes, sizes: Sequence[Size]) -> list[Pixels]:
     """torch's antialiased bicubic filter."""
     import torch
 
-    planes = torch.from_numpy(array_of(opened(data))).permute(2, 0, 1)[None]
+    planes = torch.from_numpy(np.array(opened(data))).permute(2, 0, 1)[None]
     return [
         torch.nn.functional.interpolate(planes, size[::-1], mode="bicubic", antialias=True)[0]
         .permute(1, 2, 0)

@@ -60,36 +60,35 @@ class Readers:
             SourceError: the function raises it, or its process hangs or crashes.
             RuntimeError: the processes were ended meanwhile.
         """
-        reader = self._asked(make, arguments)
+        reader = self._free()
+        reader.ask((make, *arguments))
         try:
-            while answer := reader.answer(self._timeout):
+            while answer := reader.answer(path, self._timeout):
                 if isinstance(answer, Exception):
                     raise answer
                 if answer[0] is not None:
                     yield answer[0]
                 reader.ask(())
-        except _LostError as error:
+        except SourceError:
             if self._is_closed:
                 raise RuntimeError("the processes were ended") from None
-            hint = "convert it again, replace or remove it"
-            raise SourceError(str(error), where=path, hint=hint) from None
+            raise
         finally:
             if reader.is_asked:
                 reader.kill()
             else:
                 self._idle.append(reader)
 
-    def _asked(self, make: _Make, arguments: Sequence[object]) -> _Reader:
-        """Return a process that works on a new function."""
-        while not self._is_closed:
-            try:
-                reader = self._idle.pop()
-            except IndexError:
-                self._all.append(reader := _Reader())
-            with suppress(_LostError):  # it was ended while it was idle
-                reader.ask((make, *arguments))
-                return reader
-        raise RuntimeError("the processes were ended")
+    def _free(self) -> _Reader:
+        """Return a process that does nothing."""
+        while self._idle:
+            with suppress(IndexError):  # another thread took the last one
+                if (reader := self._idle.pop()).process.poll() is None:
+                    return reader
+        self._all.append(reader := _Reader())
+        if self._is_closed:
+            reader.kill()
+        return reader
 
     def close(self) -> None:
         """End all processes, for good."""
@@ -102,13 +101,6 @@ class Readers:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-_CRASHED = "crashed the process that reads it, or memory was short"
-
-
-class _LostError(Exception):
-    """A process hangs or has crashed."""
 
 
 class _Reader:
@@ -134,25 +126,26 @@ class _Reader:
         """Ask for the first value of a function with its arguments, or else for the next one."""
         assert self.process.stdin is not None
         self.is_asked = True
-        try:
+        with suppress(BrokenPipeError):  # whoever waits for the answer says so
             pickle.dump(what, self.process.stdin)
             self.process.stdin.flush()
-        except BrokenPipeError:
-            raise _LostError(_CRASHED) from None
 
-    def answer(self, timeout: float) -> tuple[Any, ...] | Exception:
-        """Return a value in a tuple, () at the end, or an error of the function."""
+    def answer(self, path: str, timeout: float) -> tuple[Any, ...] | Exception:
+        """Return a value in a tuple, () at the end, or an error of the function.
+
+        Raises:
+            SourceError: the process hangs, or has crashed.
+        """
         assert self.process.stdout is not None
-        answers = select.poll()
+        answers, what = select.poll(), f"gave no frame for {timeout:g} seconds"
         answers.register(self.process.stdout, select.POLLIN)
-        if not answers.poll(1000 * timeout):
-            raise _LostError(f"gave no frame for {timeout:g} seconds")
-        try:
-            found: tuple[Any, ...] | Exception = pickle.load(self.process.stdout)  # noqa: S301
-        except (EOFError, pickle.UnpicklingError):
-            raise _LostError(_CRASHED) from None
-        self.is_asked = False
-        return found
+        if answers.poll(1000 * timeout):
+            what = "crashed the process that reads it, or memory was short"
+            with suppress(EOFError, pickle.UnpicklingError):
+                found: tuple[Any, ...] | Exception = pickle.load(self.process.stdout)  # noqa: S301
+                self.is_asked = False
+                return found
+        raise SourceError(what, where=path, hint="convert it again, replace or remove it")
 
     def kill(self) -> None:
         """End the process, whatever it does."""

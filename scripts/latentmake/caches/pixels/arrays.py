@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import warnings
 
-import nanoarrow
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
@@ -13,71 +12,13 @@ from latentmake.geometry.buckets import Size
 
 Array = NDArray[np.uint8]
 
+# Of torch, about the array of an image, which `lanczos` only reads.
+warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+
 # Pillow's blocks of memory are kept for the next images: a third of the time of decoding is that of
-# the system, which clears fresh memory. An image in one block can be seen as an array.
+# the system, which clears fresh memory.
 Image.core.set_block_size(1 << 27)  # type: ignore[attr-defined]  # bytes: 32 megapixels
 Image.core.set_blocks_max(4)  # type: ignore[attr-defined]
-
-_BAND = 2**18  # pixels: few enough to stay in a processor's cache
-
-
-class _Memory:
-    """Memory of an image as numpy takes it over (numpy's array interface), without a copy.
-
-    numpy would see Pillow's memory as one that cannot be written, of which torch warns.
-    """
-
-    def __init__(self, image: Image.Image) -> None:
-        self._held = next(iter(nanoarrow.c_array(image).children)).view().buffer(1)
-        self.__array_interface__: dict[str, Any] = {
-            "version": 3,
-            "typestr": "|u1",
-            "shape": (image.height, image.width, 4),
-            "data": (np.frombuffer(self._held, np.uint8).ctypes.data, False),
-        }
-
-
-def view_of(image: Image.Image) -> Array:
-    """Return an RGB image as an array whose first three channels are its own.
-
-    Without a copy, which would hold Python's lock for as long as a quarter of decoding takes. An
-    image in several blocks of memory is copied.
-
-    Returns:
-        [height, width, 3 or 4]; valid as long as the image is not changed.
-    """
-    try:
-        return np.asarray(_Memory(image))
-    except ValueError:
-        return _in_bands(image)
-
-
-def array_of(image: Image.Image) -> Array:
-    """Copy an RGB or RGBA image: [height, width, 3 or 4], writable and contiguous."""
-    pixels = view_of(image)
-    if pixels.base is None:
-        return pixels
-    if image.mode == "RGBA":
-        return pixels.copy()
-    import cv2  # only here: other layouts do without
-
-    return np.asarray(cv2.cvtColor(pixels, cv2.COLOR_RGBA2RGB), np.uint8)
-
-
-def _in_bands(image: Image.Image) -> Array:
-    """Copy an image band by band.
-
-    Pillow's export takes three copies of what is exported, and fresh memory for a large picture
-    costs more than decoding it.
-    """
-    width, height = image.size
-    rows = max(_BAND // width, 1)
-    pixels = np.empty((height, width, len(image.getbands())), np.uint8)
-    for top in range(0, height, rows):
-        bottom = min(top + rows, height)
-        band = image.crop((0, top, width, bottom)).tobytes()
-        pixels[top:bottom] = np.frombuffer(band, np.uint8).reshape(bottom - top, width, -1)
-    return pixels
 
 
 def lanczos(pixels: Array, size: Size) -> Array:
@@ -88,7 +29,7 @@ def lanczos(pixels: Array, size: Size) -> Array:
     By Pillow where torch is too old to have this kernel.
 
     Args:
-        pixels: [height, width, channels], writable.
+        pixels: [height, width, channels].
         size: of the result.
 
     Returns:

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageColor
 
 from latentmake.caches.inputs import Reading, Sample
-from latentmake.caches.pixels.arrays import Array, lanczos, view_of
+from latentmake.caches.pixels.arrays import Array, lanczos
 from latentmake.config.datasets import Dataset
 from latentmake.files.media import load, opened_image
 from latentmake.geometry.buckets import Placement, Size
@@ -44,7 +44,7 @@ def samples_of(order: Order, reading: Reading) -> Iterator[Sample]:
         SourceError: the image is damaged, too large or too narrow.
     """
     item, settings, size = reading.item, order.dataset_settings, reading.size
-    path, images = item.source or "", dict[int, Image.Image]()
+    path, images = item.source or "", dict[int, Array]()
     for target, key in reading.missing.items():
         placed, shrink = order.layout.place(size, target.size or size, settings, path), 1
         if reading.data.startswith(_JPEG):
@@ -53,8 +53,9 @@ def samples_of(order: Order, reading: Reading) -> Iterator[Sample]:
             width, height = placed.resized
             shrink = math.gcd(shrink_to(size, Size(_RESERVE * width, _RESERVE * height)), *size)
         if shrink not in images:
-            images[shrink] = decode(reading.data, path, settings, shrink=shrink)
-        yield Sample(key, reading.content, item, fit(view_of(images[shrink]), placed), size)
+            image = decode(reading.data, path, settings, shrink=shrink)
+            images[shrink] = np.asarray(image)
+        yield Sample(key, reading.content, item, fit(images[shrink], placed), size)
 
 
 def shrink_to(size: Size, least: Size) -> int:

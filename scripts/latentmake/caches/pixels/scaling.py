@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from latentmake.caches.pixels.arrays import Array, array_of
+from latentmake.caches.pixels.arrays import Array
 from latentmake.geometry import buckets
 from latentmake.geometry.buckets import Placement, Size
 
@@ -46,7 +46,7 @@ def cover(
     Raises:
         SourceError: it is so narrow that it would be scaled up to more than `max_pixels`.
     """
-    pixels = array_of(image) if isinstance(image, Image.Image) else image
+    pixels = np.array(image) if isinstance(image, Image.Image) else image
     size = Size(pixels.shape[1], pixels.shape[0])
     placement = buckets.cover(size, target, max_pixels, path)
     found = fit(pixels, placement)[:, :, :3]

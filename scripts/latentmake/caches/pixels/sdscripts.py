@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentmake.caches.inputs import Reading, Sample, stored_size
-from latentmake.caches.pixels.arrays import array_of
 from latentmake.caches.pixels.scaling import fit
 from latentmake.files.media import check_image, load, opened_image
 from latentmake.plan.orders import Order
@@ -54,4 +53,4 @@ def open_image(data: bytes, path: str, max_pixels: int, *, alpha: bool) -> NDArr
     mode = "RGBA" if alpha else "RGB"
     with opened_image(io.BytesIO(data), path, max_pixels) as image:
         load(image, path)
-        return array_of(image if image.mode == mode else image.convert(mode))
+        return np.array(image if image.mode == mode else image.convert(mode))

@@ -9,10 +9,10 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator
 
+import numpy as np
 from PIL import Image
 
 from latentmake.caches.inputs import Reading, Sample, stored_size
-from latentmake.caches.pixels.arrays import array_of
 from latentmake.caches.pixels.scaling import cover
 from latentmake.errors import SourceError
 from latentmake.files.media import check_image, load, opened_image
@@ -32,9 +32,9 @@ def samples_of(order: Order, reading: Reading) -> Iterator[Sample]:
     sizes = fitted_sizes(order, size, reading.missing, path)
     image = open_image(reading.data, path, limit)
     stored_size(item, image.size)
-    pictures = [(path, array_of(image))]
+    pictures = [(path, np.array(image))]
     for name in item.controls:
-        pictures.append((name, array_of(open_image(reading.others[name], name, limit))))
+        pictures.append((name, np.array(open_image(reading.others[name], name, limit))))
     for target_size, key in zip(sizes, reading.missing.values(), strict=True):
         made = [cover(x, target_size, path=name, max_pixels=limit)[None] for name, x in pictures]
         control = made[-1] if len(made) > 1 else None

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from item_world import inputs_of
 from latentmake.caches.inputs import Reading, Sample
 from latentmake.caches.pixels import plain, scaling, sdscripts, wan
-from latentmake.caches.pixels.arrays import array_of, by_pillow, lanczos, view_of
+from latentmake.caches.pixels.arrays import by_pillow, lanczos
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.errors import SourceError
@@ -199,26 +199,6 @@ def test_a_jpeg_that_is_cut_short_is_named_at_each_fraction() -> None:
     for size in (*SHRUNK.values(), Size(512, 512)):
         with pytest.raises(SourceError, match=r"a\.jpg: is damaged or cut short"):
             made(data[: len(data) // 2], [size])
-
-
-@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
-@pytest.mark.parametrize("size", [(1, 1), (3, 5), (700, 900), (300_000, 2), (2, 300_000)], ids=str)
-def test_an_array_of_an_image_is_the_image(mode: str, size: tuple[int, int]) -> None:
-    image = Image.fromarray(noise(size[::-1])).convert(mode)
-    found = array_of(image)
-    assert np.array_equal(found, np.asarray(image))
-    assert found.flags.writeable
-
-
-@pytest.mark.parametrize("size", [(1, 1), (3, 5), (700, 900), (2, 300_000), (6000, 5600)], ids=str)
-def test_a_view_of_an_image_is_the_image_though_others_come_and_go(size: tuple[int, int]) -> None:
-    image = Image.fromarray(noise(size[::-1]))
-    expected, found = np.array(image), view_of(image)
-    assert found.flags.writeable  # or torch warns
-    del image
-    for _ in range(4):
-        Image.new("RGB", size, "red").load()
-    assert np.array_equal(found[..., :3], expected)
 
 
 @pytest.mark.parametrize("target", [(64, 48), (200, 200), (600, 300)], ids=str)
