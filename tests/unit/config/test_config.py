@@ -121,8 +121,6 @@ key of more repeats than anyone trains: datasets.cats.num_repeats = 100000000000
     -> datasets.cats.num_repeats: 1000000000000 should be | use 1000000 or less
 key of a size in other digits: runs.first.resolutions = ["\u0666\u0664"]
     -> resolutions.0 | should be a side in pixels
-key of bytes in other digits: store = {"keep": "\u0665 GB"}
-    -> store.keep | should be written with the digits 0 to 9
 """
 MISTAKES: dict[str, tuple[tuple[str, ...], Any, list[str]]] = {}
 for row in re.split(r"\n(?! )", _TABLE.strip()):
