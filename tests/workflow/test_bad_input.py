@@ -53,10 +53,6 @@ def _misspelt(config: dict[str, Any]) -> None:
     config["runs"]["tiny"]["resolution"] = config["runs"]["tiny"].pop("resolutions")
 
 
-def _no_multiple(config: dict[str, Any]) -> None:
-    config["runs"]["tiny"]["resolutions"] = [100]
-
-
 def _missing_dataset(config: dict[str, Any]) -> None:
     config["datasets"]["shapes"]["path"] = "data/nowhere"
 
@@ -65,18 +61,12 @@ def _missing_model(config: dict[str, Any]) -> None:
     config["models"]["micro"]["vae"] = "models/micro/vea"
 
 
-def _unknown_model(config: dict[str, Any]) -> None:
-    config["runs"]["tiny"]["model"] = "mikro"
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (_misspelt, ["error: runs.tiny.resolution: ", "did you mean `resolutions`?"]),
-        (_no_multiple, ["error: runs.tiny.resolutions: 100 ", "factor 8", "use 96 or 104"]),
         (_missing_dataset, ["error: datasets.shapes.path: ", "data/nowhere", "does not exist"]),
         (_missing_model, ["error: models.micro.vae: models/micro/vea: ", "correct its path"]),
-        (_unknown_model, ["error: runs.tiny.model: ", "`mikro`", "did you mean `micro`?"]),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

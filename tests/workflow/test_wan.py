@@ -487,36 +487,6 @@ def test_its_own_scripts_are_called_for_what_is_stale_alone(fresh: Callable[...,
 
 # -- bad input ------------------------------------------------------------------------------------
 
-MISTAKES: dict[str, tuple[Callable[[dict[str, Any]], object], list[str]]] = {
-    "a resolution that would be rounded": (
-        lambda values: values["runs"]["tiny"].update(resolutions=[500]),
-        ["runs.tiny.resolutions", "500", "496 or 512"],
-    ),
-    "no CLIP for Wan 2.1 image-to-video": (
-        lambda values: values["models"]["wan"].update(task="i2v-14B"),
-        ["models.wan", "i2v-14B", "clip"],
-    ),
-    "a VAE that is not there": (
-        lambda values: values["models"]["wan"].update(vae="models/wan/none.pth"),
-        ["models.wan.vae", "models/wan/none.pth"],
-    ),
-    "a trainer that is not named": (
-        lambda values: values["runs"]["tiny"].update(trainer={"kind": "musubi"}),
-        ["musubi_tuner", "path"],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_gets_one_line(name: str, built: Project) -> None:
-    change, words = MISTAKES[name]
-    built.configure(change)
-    before = built.snapshot()
-    result = built.run("caches_tiny", check=False)
-    assert result.returncode != 0 and "Traceback" not in result.output
-    result.one_line("error", *words)
-    assert built.changed(before) == NOTHING
-
 
 def test_another_model_given_as_the_vae_is_named(built: Project) -> None:
     built.configure(

@@ -190,18 +190,11 @@ _CAPTION_FILES = Shapes("text", applies=[_NO_LAYERS])
 
 
 class Bucketing(NamedTuple):
-    """Settings of sd-scripts' buckets, in pixels.
+    """Settings of sd-scripts' buckets, in pixels."""
 
-    Attributes:
-        bucket_reso_steps: sides of buckets are multiples of this.
-        bucket_no_upscale: whether a small image keeps its size.
-        min_bucket_reso: smallest side of a bucket; a multiple of the steps.
-        max_bucket_reso: largest side of a bucket; likewise.
-    """
-
-    bucket_reso_steps: int
-    bucket_no_upscale: bool
-    min_bucket_reso: int
+    bucket_reso_steps: int  # sides of buckets are multiples of this
+    bucket_no_upscale: bool  # whether a small image keeps its size
+    min_bucket_reso: int  # smallest side of a bucket; a multiple of the steps
     max_bucket_reso: int
 
 

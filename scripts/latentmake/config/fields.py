@@ -78,13 +78,6 @@ BatchSize = Annotated[Number, Field(ge=1, le=65_536)]
 Steps = Annotated[Number, Field(ge=1, le=1_000_000_000)]
 
 
-def ascii_digits(value: object) -> object:
-    """Refuse digits other than 0 to 9, which Python reads as numbers too."""
-    if isinstance(value, str) and not value.isascii():
-        raise ValueError("should be written with the digits 0 to 9")
-    return value
-
-
 def worded(rule: str) -> WrapValidator:
     """Return a validator that says a rule in one line, not in one for each member of a union."""
 
@@ -265,17 +258,11 @@ def place(value: object) -> object:
 
 
 class Applies(NamedTuple):
-    """A condition without which a key has no effect.
+    """A condition without which a key has no effect."""
 
-    Attributes:
-        reason: what is wrong with the key elsewhere, in a message.
-        when: the condition on the values of the section.
-        row: the condition on the model of a run.
-    """
-
-    reason: str
-    when: Callable[[Any], object] | None = None
-    row: Callable[[Any], object] | None = None
+    reason: str  # what is wrong with the key elsewhere, in a message
+    when: Callable[[Any], object] | None = None  # on the values of the section
+    row: Callable[[Any], object] | None = None  # on the model of a run
 
 
 Kind = Literal[

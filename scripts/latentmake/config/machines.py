@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Literal, Self, cast
 
 from pydantic import (
-    BeforeValidator,
     ByteSize,
     Field,
     StringConstraints,
@@ -23,7 +22,6 @@ from latentmake.config.fields import (
     Number,
     Real,
     ResolutionField,
-    ascii_digits,
     worded,
 )
 
@@ -127,7 +125,6 @@ class Store(Closed, shapes=MACHINE):
 
     keep: Annotated[
         ByteSize,
-        BeforeValidator(ascii_digits),
         Field(ge=0),
         WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, _BYTES]}),
     ] = Field(cast(ByteSize, "5 GB"), validate_default=True)

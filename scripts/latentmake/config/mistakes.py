@@ -24,14 +24,9 @@ from latentmake.errors import ConfigError, nearest, shortened
 
 
 class Section(NamedTuple):
-    """A section of the configuration.
+    """A section of the configuration."""
 
-    Attributes:
-        pattern: its location as pydantic reports it; `*` stands for a name or the index of a list.
-        model: its class.
-    """
-
-    pattern: tuple[str, ...]
+    pattern: tuple[str, ...]  # as pydantic reports it; `*` is a name or the index of a list
     model: type[BaseModel]
 
     @property

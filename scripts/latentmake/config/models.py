@@ -62,8 +62,7 @@ _SIGLIP = _only(
     "FramePack and image-to-video with HunyuanVideo 1.5",
     lambda model: "image_encoder" in model.version.needs,
 )
-_FP8_T5 = _only("Wan", lambda model: model.has_switch("fp8_t5"))
-_CACHE_CPU = _only("Wan", lambda model: model.has_switch("vae_cache_cpu"))
+_WAN = _only("Wan", lambda model: model.spec.encodes and model.spec.scripts is not None)
 _TILED = _only(
     "VAEs of images that Latentmake encodes with",
     lambda model: model.spec.encodes and model.spec.scripts is None,
@@ -227,12 +226,10 @@ class Model(Closed):
     sdscripts` these are possible: `--system_prompt`, `--gemma2_max_token_length` (Lumina),
     `--qwen3_max_token_length`, `--t5_max_token_length`, `--t5_tokenizer_path` (Anima),
     `--tokenizer_cache_dir` (Lumina, HunyuanImage)."""
-    fp8_t5: bool = shaped(False, Shapes("text", layouts=("musubi",), applies=[_FP8_T5]))
+    fp8_t5: bool = shaped(False, Shapes("text", layouts=("musubi",), applies=[_WAN]))
     """Keep the weights of umT5 in 8 bits: half the memory, slightly different embeddings. For
     Wan."""
-    vae_cache_cpu: bool = shaped(
-        False, Shapes("latents", layouts=("musubi",), applies=[_CACHE_CPU])
-    )
+    vae_cache_cpu: bool = shaped(False, Shapes("latents", layouts=("musubi",), applies=[_WAN]))
     """Encode with Wan's VAE in tiles and slices: less memory, more time, slightly different
     latents above 256 x 256. With `encoder: musubi` it is passed on to musubi-tuner's script."""
     vae_tiling: bool = shaped(
@@ -384,12 +381,6 @@ class Model(Closed):
             return {file.key: file for file in (strategies.files if strategies else ())}
         parts = (scripts.latents, scripts.text, scripts.training)
         return {file.key: file for part in parts for file in part.files}
-
-    def has_switch(self, key: str) -> bool:
-        """Whether one of its keys is a flag of musubi-tuner's caching scripts."""
-        scripts = self.spec.scripts
-        parts = (scripts.latents, scripts.text) if scripts else ()
-        return any(key == name for part in parts for _, name in part.switches)
 
     def takes_dtype(self, kind: str) -> bool:
         """Whether the dtype of its latents or text is not fixed."""

@@ -41,22 +41,13 @@ Workers = Annotated[Number, Field(ge=0, json_schema_extra=MACHINE)]
 
 
 class Trainer(Closed, shapes=WEIGHTS):
-    """A trainer's section; the defaults are the answers of one that draws no sample pictures.
+    """A trainer's section; the defaults are the answers of one that draws no sample pictures."""
 
-    Attributes:
-        layout: the layout whose caches it reads.
-        network: the model's key that names what is trained.
-        alternatives: further keys, one of which may be set in its place.
-        generates: whether `generate_{run}` makes clips by what it trained.
-        evaluates: whether it leaves items out of training, by which `evaluate_{run}` compares what
-            it trained with the base.
-    """
-
-    layout: ClassVar[str]
-    network: ClassVar[str]
-    alternatives: ClassVar[tuple[str, ...]] = ()
-    generates: ClassVar[bool] = False
-    evaluates: ClassVar[bool] = False
+    layout: ClassVar[str]  # whose caches it reads
+    network: ClassVar[str]  # the model's key that names what is trained
+    alternatives: ClassVar[tuple[str, ...]] = ()  # keys that may be set in its place
+    generates: ClassVar[bool] = False  # whether `generate_{run}` makes clips by its result
+    evaluates: ClassVar[bool] = False  # whether it holds items out, for `evaluate_{run}`
 
     @property
     def prompts(self) -> list[str]:
@@ -108,14 +99,10 @@ BOUNDARY = Shapes("weights", applies=[_TWO_NETWORKS])
 
 
 class LoopTrainer(Trainer):
-    """A trainer of ours: a LoRA or more of a network, from caches alone.
+    """A trainer of ours: a LoRA or more of a network, from caches alone."""
 
-    Attributes:
-        former_defaults: defaults of earlier releases, which digests of settings leave out.
-        draws_captions: whether captions are prompts of its samples where it has no others.
-    """
-
-    draws_captions: ClassVar[bool] = True
+    draws_captions: ClassVar[bool] = True  # whether its samples are of captions without `prompts`
+    # Defaults of earlier releases, which digests of settings leave out.
     former_defaults: ClassVar[Mapping[str, object]] = {"mixed_precision": "no"}
 
     kind: str
@@ -214,13 +201,13 @@ class LoopTrainer(Trainer):
 
     @property
     def step_limit(self) -> int | None:
-        """Upper bound of its steps, whatever `epochs` say."""
-        return None
+        """Upper bound of its steps, whatever `epochs` say; only the trainer `wan` has one."""
+        return getattr(self, "max_steps", None)
 
     @property
     def checkpoint_epochs(self) -> int | None:
         """Epochs between two checkpoints, besides those that its steps ask for."""
-        return None
+        return getattr(self, "checkpointing_epochs", None)
 
     @property
     def draws(self) -> bool:
@@ -407,16 +394,6 @@ class WanTrainer(LoopTrainer):
     """Epochs between two checkpoints, in addition to those of `checkpointing_steps`."""
     samples: WanSamples = WanSamples()
     """[Sample clips](samples.md) drawn during the training; none without `prompts`."""
-
-    @property
-    def step_limit(self) -> int | None:
-        """Upper bound of its steps."""
-        return self.max_steps
-
-    @property
-    def checkpoint_epochs(self) -> int | None:
-        """Epochs between two checkpoints."""
-        return self.checkpointing_epochs
 
     def shift(self, resolutions: Iterable[Resolution]) -> float:
         """Return the shift of the timesteps for a run of these resolutions.

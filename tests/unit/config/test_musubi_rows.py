@@ -7,39 +7,22 @@ from typing import Any
 
 import pytest
 from latentmake.config import architectures
-from latentmake.config.architectures import ARCHITECTURES, MUSUBI, WAN, rows
+from latentmake.config.architectures import MUSUBI, rows
 from latentmake.config.models import Model
 from latentmake.config.rows import File, Scripts
 from latentmake.layouts.layout import layout_of
 from pydantic import ValidationError
+from rows_world import ROWS, VERSIONS, model_of
 
 SHIPPED = Path(architectures.__file__).with_name("musubi.yaml")
-ROWS = {name: row for name, row in ARCHITECTURES.items() if row.scripts is not None}
-VERSIONS = [
-    (name, task) for name, row in ROWS.items() if row.scripts for task in row.scripts.versions
-]
-
-
-def section(name: str, task: str) -> dict[str, Any]:
-    """Return a model's section with all that its row demands."""
-    scripts = ROWS[name].scripts
-    assert scripts is not None
-    keys = {file.key for file in (*scripts.latents.files, *scripts.text.files) if file.required}
-    keys |= set(scripts.versions[task].needs)
-    texts = sorted(key for key in keys if key.startswith("text"))
-    given: dict[str, Any] = {"architecture": name, "dit": "models/dit.safetensors"}
-    given |= {"task": task} if task else {}
-    given |= {"text": [f"models/{key}" for key in texts]} if texts else {}
-    return given | {key: f"models/{key}" for key in keys - set(texts)}
 
 
 @pytest.mark.parametrize(("name", "task"), VERSIONS)
 def test_each_version_of_each_row_makes_a_model(name: str, task: str) -> None:
-    model = Model.model_validate(section(name, task))
-    assert (model.layout, model.encoder) == ("musubi", "musubi")
+    model = Model.model_validate(model_of(name, task))
+    assert model.layout == "musubi" and (model.encoder == "musubi") != model.spec.encodes
     assert Model.model_validate(model.model_dump()) == model
-    scripts = ROWS[name].scripts
-    assert scripts is not None
+    scripts = ROWS[name]
     layout = layout_of(model.layout_name)
     assert layout.latents_ending == f"_{scripts.suffix}.safetensors"
     assert layout.text_ending == f"_{scripts.suffix}_te.safetensors"
@@ -48,7 +31,7 @@ def test_each_version_of_each_row_makes_a_model(name: str, task: str) -> None:
 
 
 def test_suffixes_differ_and_have_no_underscore() -> None:
-    found = [row.scripts.suffix for row in (WAN, *ROWS.values()) if row.scripts]
+    found = [scripts.suffix for scripts in ROWS.values()]
     assert len(found) == len(set(found))
     assert not [each for each in found if "_" in each]
 
@@ -88,9 +71,7 @@ def test_suffixes_differ_and_have_no_underscore() -> None:
 def test_a_model_that_does_not_fit_its_row_is_refused(
     name: str, changes: dict[str, Any], word: str
 ) -> None:
-    scripts = ROWS[name].scripts
-    assert scripts is not None
-    values = section(name, next(iter(scripts.versions))) | changes
+    values = model_of(name, next(iter(ROWS[name].versions))) | changes
     with pytest.raises(ValidationError, match=word):
         Model.model_validate({key: value for key, value in values.items() if value is not None})
 

@@ -112,13 +112,10 @@ def test_what_no_other_layout_heeds_is_refused_there(key: str, value: Any) -> No
     assert line(asked).startswith(f"datasets.cats.{key}: ")
 
 
-def test_captions_of_many_lengths_and_caches_of_others_are_refused() -> None:
+def test_captions_of_many_lengths_are_refused() -> None:
     asked = values()
     asked["models"]["big"]["max_token_length"] = "auto"
     assert "one length" in line(asked)
-    asked = values()
-    asked["models"]["big"]["ai_training"] = {"latents": ".img_sdxl"}
-    assert "ai_training" in line(asked)
 
 
 def test_our_own_trainer_cannot_read_its_caches() -> None:

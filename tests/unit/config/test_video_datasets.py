@@ -74,6 +74,28 @@ def test_what_cannot_be_is_refused(dataset: dict[str, Any], words: str) -> None:
     assert said.startswith("datasets.films") and words in said
 
 
+@pytest.mark.parametrize(
+    ("section", "changes", "words"),
+    [
+        ("runs.first", {"resolutions": [500]}, ["resolutions: 500 ", "use 496 or 512"]),
+        ("models.wan", {"task": "i2v-14B"}, ["i2v-14B needs `clip`"]),
+        ("musubi_tuner", None, ["this key is missing", "set musubi_tuner.path"]),
+    ],
+)
+def test_what_a_model_of_wan_cannot_do_without_is_named(
+    section: str, changes: dict[str, Any] | None, words: list[str]
+) -> None:
+    asked = values({"dit": "dit"}, path="data")
+    asked["runs"]["first"]["trainer"] = {"kind": "musubi"}
+    name, _, below = section.partition(".")
+    if changes is None:
+        del asked[name]
+    else:
+        asked[name][below] |= changes
+    said = line(asked)
+    assert said.startswith(section) and all(word in said for word in words)
+
+
 def test_sd_scripts_reads_no_list() -> None:
     asked = values(path="data/list.jsonl")
     asked["models"]["wan"] = {

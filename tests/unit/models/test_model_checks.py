@@ -85,11 +85,7 @@ def test_the_right_network_passes_as_folder_and_as_file(project: dict[str, Any],
 
 
 @pytest.mark.parametrize("name", ["vae", "unet", "text_encoder"])
-@pytest.mark.parametrize(
-    "config",
-    ["[1]", '{"architectures": 5}', '{"architectures": {"a": 1}}', "[" * 100_000],
-    ids=["list", "number", "object", "deep"],
-)
+@pytest.mark.parametrize("config", ["[1]", '{"architectures": 5}'], ids=["list", "number"])
 def test_a_configuration_of_an_odd_form_is_left_to_the_loader(
     project: dict[str, Any], name: str, config: str
 ) -> None:

@@ -29,10 +29,25 @@ def refusal(place: Path, **more: str) -> str:
 # -- which files hold a network -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stem", ["diffusion_pytorch_model", "model", "pytorch_model"])
-def test_a_folder_of_one_file(tmp_path: Path, stem: str) -> None:
-    put(tmp_path, config__json="{}", **{f"{stem}__safetensors": "w", f"{stem}__bin": "w"})
-    assert names(tmp_path) == ["config.json", f"{stem}.safetensors"]
+@pytest.mark.parametrize(
+    ("there", "expected"),
+    [
+        *(
+            ([f"{stem}.safetensors", f"{stem}.bin"], [f"{stem}.safetensors"])
+            for stem in ("diffusion_pytorch_model", "model", "pytorch_model")
+        ),
+        # safetensors come before bin, whatever the stem
+        (
+            ["diffusion_pytorch_model.bin", "pytorch_model.safetensors"],
+            ["pytorch_model.safetensors"],
+        ),
+        (["diffusion_pytorch_model.bin"], ["diffusion_pytorch_model.bin"]),
+    ],
+)
+def test_a_folder_of_one_file(tmp_path: Path, there: list[str], expected: list[str]) -> None:
+    for name in ("config.json", *there):
+        (tmp_path / name).write_text("{}")
+    assert names(tmp_path) == ["config.json", *expected]
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "bin"])
@@ -42,18 +57,6 @@ def test_a_folder_of_shards_in_order_and_each_once(tmp_path: Path, ending: str) 
     (tmp_path / f"model.{ending}.index.json").write_text(json.dumps(index))
     expected = ["config.json", f"model.{ending}.index.json", f"s1.{ending}", f"s2.{ending}"]
     assert names(tmp_path) == expected
-
-
-def test_safetensors_come_before_bin_whatever_the_stem(tmp_path: Path) -> None:
-    put(
-        tmp_path, config__json="{}", diffusion_pytorch_model__bin="b", pytorch_model__safetensors=""
-    )
-    assert names(tmp_path) == ["config.json", "pytorch_model.safetensors"]
-
-
-def test_bin_alone_is_read(tmp_path: Path) -> None:
-    put(tmp_path, config__json="{}", diffusion_pytorch_model__bin="b")
-    assert names(tmp_path) == ["config.json", "diffusion_pytorch_model.bin"]
 
 
 def test_a_single_file_with_its_configuration_beside_named_or_absent(tmp_path: Path) -> None:
@@ -137,43 +140,31 @@ def test_a_damaged_configuration_is_named(tmp_path: Path, config: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("encoder", "tokenizer"),
+    ("encoder", "there", "more"),
     [
-        ("text_encoder", "tokenizer"),
-        ("text_encoder_2", "tokenizer_2"),
-        ("text_encoder_3", "tokenizer_3"),
+        ("text_encoder", "tokenizer/tokenizer_config.json", {}),
+        ("text_encoder_2", "tokenizer_2/tokenizer_config.json", {}),
+        ("text_encoder_3", "tokenizer_3/tokenizer_config.json", {}),
+        ("text_encoder", "text_encoder/tokenizer.json", {}),
+        ("clip", "clip/tokenizer.json", {}),
+        ("text_encoder/model.safetensors", "tokenizer/vocab.json", {}),
+        ("text_encoder", "named/tokenizer.json", {"tokenizer": "named"}),
     ],
 )
-def test_the_tokenizer_of_a_pipeline_lies_beside_its_encoder(
-    tmp_path: Path, encoder: str, tokenizer: str
+def test_a_tokenizer_lies_in_its_encoder_or_beside_it_or_where_it_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    encoder: str,
+    there: str,
+    more: dict[str, Any],
 ) -> None:
-    network(tmp_path / encoder)
-    put(tmp_path / tokenizer, tokenizer_config__json="{}")
-    place = TextWeights(path=str(tmp_path / encoder))
-    assert files.tokenizer_files(place) == [tmp_path / tokenizer / "tokenizer_config.json"]
-
-
-def test_an_encoder_that_holds_its_tokenizer_uses_it(tmp_path: Path) -> None:
-    for name in ("text_encoder", "clip"):
-        network(tmp_path / name)
-        put(tmp_path / name, tokenizer__json="{}")
-        place = TextWeights(path=str(tmp_path / name))
-        assert files.tokenizer_files(place) == [tmp_path / name / "tokenizer.json"]
-
-
-def test_a_single_file_finds_the_tokenizer_of_its_folder(tmp_path: Path) -> None:
-    put(tmp_path / "text_encoder", model__safetensors="w")
-    put(tmp_path / "tokenizer", vocab__json="{}")
-    place = TextWeights(path=str(tmp_path / "text_encoder" / "model.safetensors"))
-    assert files.tokenizer_files(place) == [tmp_path / "tokenizer" / "vocab.json"]
-
-
-def test_a_named_tokenizer_wins(tmp_path: Path) -> None:
-    network(tmp_path / "text_encoder")
-    put(tmp_path / "tokenizer", tokenizer__json="{}")
-    put(tmp_path / "named", tokenizer__json="{}")
-    place = TextWeights(path=str(tmp_path / "text_encoder"), tokenizer=str(tmp_path / "named"))
-    assert files.tokenizer_files(place) == [tmp_path / "named" / "tokenizer.json"]
+    monkeypatch.chdir(tmp_path)
+    network(Path(encoder.removesuffix("/model.safetensors")))
+    folder, _, name = there.partition("/")
+    put(Path(folder), **{name.replace(".", "__"): "{}"})
+    if more:
+        put(Path("tokenizer"), tokenizer__json="{}")
+    assert files.tokenizer_files(TextWeights(path=encoder, **more)) == [Path(there)]
 
 
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
