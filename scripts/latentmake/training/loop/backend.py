@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +14,13 @@ if TYPE_CHECKING:
 
 
 class LoopBackend(Backend):
-    """A trainer that trains by the loop."""
+    """A trainer that trains by the loop.
 
-    @abstractmethod
-    def order_type(self) -> type[TrainingOrder]:
-        """Return the class of its orders."""
+    Attributes:
+        order_type: class of its orders.
+    """
+
+    order_type: type[TrainingOrder]
 
     def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
         """Check what the trainer's settings need."""
@@ -34,5 +35,6 @@ class LoopBackend(Backend):
         """Bring the trained weights of an order up to date, and write the receipt."""
         from latentmake.training.loop.launch import train
 
-        kind = self.order_type()
-        train(kind, order, log=log, receipt=receipt, processes=processes, threads=threads)
+        train(
+            self.order_type, order, log=log, receipt=receipt, processes=processes, threads=threads
+        )

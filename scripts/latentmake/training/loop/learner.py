@@ -20,10 +20,34 @@ from latentmake.training.loop.optimizers import (
     make_rates,
 )
 from latentmake.training.loop.recipe import Network, Recipe
-from latentmake.training.loop.scalars import queries_and_keys, query_key_gradients
-from latentmake.training.loop.weights import load_trained, trained_state
 
 Result = TypeVar("Result")
+
+
+def trained_state(network: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the trained weights by the name of their parameter, on the CPU."""
+    return {
+        name: parameter.detach().cpu().contiguous()
+        for name, parameter in network.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def load_trained(network: torch.nn.Module, state: dict[str, torch.Tensor]) -> None:
+    """Put back the result of `trained_state`.
+
+    Raises:
+        ValueError: it belongs to another network.
+    """
+    parameters = {name: each for name, each in network.named_parameters() if each.requires_grad}
+    for name in sorted(parameters.keys() ^ state.keys()):
+        raise ValueError(f"only one of the two trains {name}")
+    for name, parameter in parameters.items():
+        if parameter.shape != state[name].shape:
+            raise ValueError(f"{name} has another shape")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(state[name])
 
 
 class Learner:
@@ -43,7 +67,11 @@ class Learner:
         self._settings = recipe.order.trainer
         self._alpha = recipe.alpha
         self._accelerator = accelerator
-        self._queries_and_keys = queries_and_keys(denoiser.named_parameters())
+        self._queries_and_keys = [
+            each
+            for name, each in denoiser.named_parameters()
+            if each.requires_grad and any(part in f".{name}" for part in (".to_q.", ".to_k."))
+        ]
         optimizer = make_optimizer(self.parameters, self._settings)
         self._rates = make_rates(optimizer, self._settings, steps)
         self._hyperparameters = Hyperparameters(optimizer, self._rates)
@@ -75,10 +103,17 @@ class Learner:
         """Clip this step's gradients.
 
         Returns:
-            Their norm before, and the result of `query_key_gradients`; scalars on a device.
+            Their norm before, and the sum over all trained weights of queries and keys of their
+            mean absolute gradient; scalars on a device. The latter tells how strongly attention is
+            still being rearranged (ai-training's `qk_grads_av`).
         """
         self._accelerator.unscale_gradients()
-        queries = query_key_gradients(self._queries_and_keys)
+        gradients = [each.grad for each in self._queries_and_keys if each.grad is not None]
+        queries = torch.zeros(())
+        if gradients:  # one kernel for all of them, not one a layer
+            sums = torch._foreach_norm(gradients, 1, dtype=torch.float32)
+            means = [total / each.numel() for total, each in zip(sums, gradients, strict=True)]
+            queries = torch.stack(means).sum()
         norm = torch.nn.utils.clip_grad_norm_(
             self.parameters, self._settings.max_grad_norm or math.inf
         )

@@ -5,12 +5,15 @@ No torch here: launcher and planner compare the record to see whether there is a
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from latentmake import digest
+from latentmake.errors import storage_error
+from latentmake.files import atomic
 from latentmake.training.json_file import JsonFile
 from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.order import Wanted, lock_digest
@@ -123,6 +126,34 @@ class Receipt(JsonFile):
     loss_end: float
     seconds: float
     samples: str | None
+
+
+def write_trained(write: Callable[[Path], object], names: Iterable[str], files: RunFiles) -> None:
+    """Write the trained weights; an older result stays until the new one is complete.
+
+    Its record goes first, so that it never stands beside weights of another training.
+
+    Args:
+        write: writes the weights into a new folder.
+        names: of all files and folders that any training of this kind may write there.
+        files: of the run.
+    """
+    new, old = (files.output / f".{name}{atomic.TEMPORARY_SUFFIX}" for name in ("new", "old"))
+    try:
+        write(new)
+        shutil.rmtree(old, ignore_errors=True)
+        old.mkdir()
+        files.record.unlink(missing_ok=True)
+        for name in names:
+            if (files.output / name).exists():
+                (files.output / name).rename(old / name)
+            if (new / name).exists():
+                (new / name).rename(files.output / name)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise storage_error(error, files.output) or error from None
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
 
 
 def write_record(record: Record, files: RunFiles, names: Iterable[str]) -> None:

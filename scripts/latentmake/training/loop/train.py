@@ -11,11 +11,12 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 
 from latentmake.errors import CacheError, TrainingError
@@ -39,14 +40,19 @@ from latentmake.training.loop.result import (
     sample_steps,
     wanted,
     write_record,
+    write_trained,
 )
 from latentmake.training.loop.samples import Samples, say
-from latentmake.training.loop.scalars import add_scalars
-from latentmake.training.loop.weights import write_trained
 from latentmake.training.order import Wanted
 
 _POLL = 1.0  # seconds between two checks for the file that asks for a copy
 _NAMED = 4  # files in a message
+
+
+def _add_scalars(writer: Any, step: int, values: Mapping[str, float]) -> None:
+    """Write the scalars of a step as one event: one each would cost as much as a small step."""
+    summary = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+    writer.file_writer.add_summary(Summary(value=summary), step)
 
 
 class _Step(NamedTuple):
@@ -204,7 +210,7 @@ class Training:
                     self.recipe.rate: items / (now - clock),
                 }
                 if self.main:
-                    add_scalars(writer, step, said._asdict() | pace)
+                    _add_scalars(writer, step, said._asdict() | pace)
                 if step in steps_with_samples:
                     if self.main:
                         writer.flush()

@@ -11,12 +11,10 @@ from latentmake.training.sd.order import SdOrder
 class Sd(LoopBackend):
     """The trainer `sd`."""
 
+    order_type = SdOrder
+
     def plan(self, facts: Facts, plan: RunPlan, *, train: bool) -> None:
         """Write the order of a run, and decide whether it is to be trained."""
         from latentmake.training.sd.plan import plan_training
 
         plan_training(facts, plan, train=train)
-
-    def order_type(self) -> type[SdOrder]:
-        """Return the class of its orders."""
-        return SdOrder

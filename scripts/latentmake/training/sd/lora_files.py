@@ -38,14 +38,13 @@ from latentmake.files import atomic, cachefile
 from latentmake.files.safetensors import read_head
 from latentmake.models.files import network_config
 from latentmake.training.loop.result import COPIED, LORA_WEIGHTS, Record, RunFiles, wanted
-from latentmake.training.lora import ADAPTER, lora_bytes, lora_tensors
+from latentmake.training.lora import ADAPTER, kohya_tensors, layers_of, lora_bytes, lora_tensors
 from latentmake.training.order import Wanted, caption_in, rows_of
 from latentmake.training.sd.order import KOHYA_WEIGHTS, SdOrder
 from latentmake.training.sd.unet import read_schedule
 
 _PREFIX = "unet"  # in diffusers' pipelines
 _OLD = {".lora.down.": ".lora_A.", ".lora.up.": ".lora_B."}
-_MATRICES = {"lora_A": "lora_down", "lora_B": "lora_up"}  # peft's names, and kohya's
 _V2_WIDTH = 1024  # of the text embeddings that the UNets of Stable Diffusion 2.x take
 _network: Any = UNet2DConditionModel  # diffusers has no types
 
@@ -99,14 +98,9 @@ def _kohya_bytes(
         alpha: of the LoRA.
         described: see `describe`.
     """
-    named: dict[str, torch.Tensor] = {}
-    rank = 0
-    for name, value in tensors.items():
-        layer, matrix, _ = name.rsplit(".", 2)  # mid_block.attentions.0.proj_in, lora_A, weight
-        place = f"lora_unet_{layer.replace('.', '_')}"
-        named[f"{place}.{_MATRICES[matrix]}.weight"] = value.detach().cpu().float()
-        named[f"{place}.alpha"] = torch.tensor(alpha)
-        rank = len(value) if matrix == "lora_A" else rank
+    places = {name: f"lora_unet_{name.replace('.', '_')}" for name in layers_of(tensors)}
+    named = kohya_tensors(tensors, alpha, places)
+    rank = next(len(value) for name, value in tensors.items() if "lora_A" in name)
     network = {"ss_network_dim": str(rank), "ss_network_alpha": str(alpha)}
     return cachefile.serialize(named, {"format": "pt", **described, **network})
 

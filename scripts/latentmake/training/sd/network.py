@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 import torch
 from diffusers import UNet2DConditionModel
 from diffusers.loaders.single_file_utils import convert_ldm_unet_checkpoint
-from peft import LoraConfig
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -23,6 +22,7 @@ from latentmake.models import checkpoints
 from latentmake.models.checks import check_kind
 from latentmake.models.files import config_file, network_config, weights_files
 from latentmake.training.loop.result import LORA_WEIGHTS
+from latentmake.training.lora import add_adapter
 from latentmake.training.sd.lora_files import read_lora, unreadable, write_lora
 from latentmake.training.sd.order import PROJECTION_FOLDER, UNET_FOLDER, UNET_WEIGHTS
 from latentmake.training.sd.unet import NEW, check_names, parameters_of
@@ -126,7 +126,7 @@ class Denoiser(torch.nn.Module):
         encoder_hidden_states: torch.Tensor,
         **named: Any,
     ) -> Any:
-        """Call the UNet; see `objective.Network`."""
+        """Call the UNet: noisy latents, timesteps and text in, (prediction,) out."""
         if self.text_projection is not None:
             encoder_hidden_states = self.text_projection(encoder_hidden_states)
         return self.unet(sample, timestep, encoder_hidden_states, **named)
@@ -216,7 +216,7 @@ def adapt(denoiser: Denoiser, trainer: SdTrainer, frozen: torch.dtype) -> None:
     if denoiser.lora:
         if frozen != torch.float32:
             unet.to(dtype=frozen)
-        _add_lora(unet, trainer)
+        _add_lora(unet, trainer, autocast=frozen != torch.float32)
     else:
         chosen = parts_of(unet, trainer.parts) | new
         for name, parameter in unet.named_parameters():
@@ -226,15 +226,14 @@ def adapt(denoiser: Denoiser, trainer: SdTrainer, frozen: torch.dtype) -> None:
             parameter.data = parameter.data.float()
 
 
-def _add_lora(unet: UNet, trainer: SdTrainer) -> None:
+def _add_lora(unet: UNet, trainer: SdTrainer, *, autocast: bool) -> None:
     try:
-        unet.add_adapter(
-            LoraConfig(
-                r=trainer.rank,
-                lora_alpha=trainer.rank if trainer.alpha is None else trainer.alpha,
-                init_lora_weights="gaussian",
-                target_modules=trainer.target_modules,
-            )
+        add_adapter(
+            unet,
+            rank=trainer.rank,
+            alpha=trainer.alpha,
+            target_modules=trainer.target_modules,
+            autocast=autocast,
         )
     except ValueError as error:
         raise TrainingError(

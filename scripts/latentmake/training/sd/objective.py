@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
@@ -28,21 +28,6 @@ _Diffusion: NoiseSchedule = DDPMScheduler
 _Flow: NoiseSchedule = FlowMatchEulerDiscreteScheduler
 _snr: Callable[[NoiseSchedule, torch.Tensor], torch.Tensor] = compute_snr
 Prediction = Literal["epsilon", "v_prediction", "flow_matching"]
-
-
-class Network(Protocol):
-    """A UNet's call: noisy latents, timesteps and text in, a prediction out."""
-
-    def __call__(
-        self,
-        sample: torch.Tensor,
-        timestep: torch.Tensor,
-        encoder_hidden_states: torch.Tensor,
-        *,
-        encoder_attention_mask: torch.Tensor | None,
-        return_dict: Literal[False],
-    ) -> tuple[torch.Tensor]:
-        """Return a tuple of the prediction, of the sample's shape."""
 
 
 def load_noise_schedule(
@@ -162,7 +147,7 @@ class Objective(LoopObjective):
 
     def predict(
         self,
-        network: Network,
+        network: Any,
         batch: Batch,
         noisy: torch.Tensor,
         timesteps: torch.Tensor,
@@ -171,11 +156,11 @@ class Objective(LoopObjective):
     ) -> torch.Tensor:
         """Return the UNet's prediction; see `Objective.predict`."""
         device = noisy.device
-        (predicted,) = network(
+        predicted: torch.Tensor = network(
             noisy.to(dtype),
             copied(timesteps, device),
             copied(batch.text, device, dtype),
             encoder_attention_mask=None if batch.mask is None else copied(batch.mask, device),
             return_dict=False,
-        )
+        )[0]
         return predicted

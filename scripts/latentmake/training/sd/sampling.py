@@ -21,9 +21,9 @@ from latentmake.training.loop.batch_order import generator
 from latentmake.training.loop.data.batch import pad
 from latentmake.training.loop.data.headers import Stored, read_text
 from latentmake.training.loop.data.tensors import PLAIN
-from latentmake.training.loop.recipe import Drawn
+from latentmake.training.loop.recipe import Drawn, Network
 from latentmake.training.loop.recipe import Sampler as LoopSampler
-from latentmake.training.sd.objective import Network, NoiseSchedule
+from latentmake.training.sd.objective import NoiseSchedule
 from latentmake.training.sd.order import SdOrder
 
 _Ddim: Any = DDIMScheduler  # diffusers has no types

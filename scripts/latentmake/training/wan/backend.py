@@ -17,6 +17,8 @@ from latentmake.training.wan.order import WanOrder
 class Wan(LoopBackend):
     """The trainer `wan`."""
 
+    order_type = WanOrder
+
     def plan(self, facts: Facts, plan: RunPlan, *, train: bool) -> None:
         """Write the order of a run, and decide whether it is to be trained."""
         from latentmake.training.wan.plan import plan_training
@@ -46,10 +48,6 @@ class Wan(LoopBackend):
         from latentmake.training.wan.evaluation import launch
 
         return launch(order, log=log, threads=threads)
-
-    def order_type(self) -> type[WanOrder]:
-        """Return the class of its orders."""
-        return WanOrder
 
     def plan_generation(self, facts: Facts, plan: RunPlan) -> tuple[Path, list[Difference]]:
         """Write the order of a run's clips; tell why they are not there already."""

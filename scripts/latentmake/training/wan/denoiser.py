@@ -37,7 +37,7 @@ class Denoiser(torch.nn.Module):
         high: Sequence[bool] | None = None,
         **named: Any,
     ) -> Any:
-        """Call the network of each example's timestep; see `objective.Network`.
+        """Call the network of each example's timestep; return (velocity,).
 
         Args:
             hidden_states: noisy latents, [batch, ...].

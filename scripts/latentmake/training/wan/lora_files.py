@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 from latentmake.errors import LatentmakeError, TrainingError, first_line
 from latentmake.files import atomic, cachefile
 from latentmake.files.safetensors import read_head
-from latentmake.training.lora import ADAPTER, lora_bytes, lora_tensors
+from latentmake.training.lora import ADAPTER, kohya_tensors, layers_of, lora_bytes, lora_tensors
 from latentmake.training.wan.dit import original_layer
 from latentmake.training.wan.lora_names import lora_names
 from latentmake.training.wan.network import Transformer, add_lora
@@ -43,7 +43,6 @@ _FAULTS = (
     RuntimeError,
     SafetensorError,
 )
-_MATRICES = {"lora_A": "lora_down", "lora_B": "lora_up"}  # peft's names, and those of the others
 
 
 def write_lora(transformer: Transformer, folder: Path, *, high_noise: bool = False) -> None:
@@ -56,21 +55,14 @@ def write_lora(transformer: Transformer, folder: Path, *, high_noise: bool = Fal
     """
     names = lora_names(high_noise=high_noise)
     alpha = float(transformer.peft_config[ADAPTER].lora_alpha)
-    musubi: dict[str, torch.Tensor] = {}
-    comfyui: dict[str, torch.Tensor] = {}
     trained = lora_tensors(transformer)
-    for name, value in trained.items():
-        layer, matrix, _ = name.rsplit(".", 2)  # blocks.0.attn1.to_q, lora_A, weight
-        original, tensor = original_layer(layer), value.detach().cpu().float()
-        for tensors, place in (
-            (musubi, f"lora_unet_{original.replace('.', '_')}"),
-            (comfyui, f"diffusion_model.{original}"),
-        ):
-            tensors[f"{place}.{_MATRICES[matrix]}.weight"] = tensor
-            tensors[f"{place}.alpha"] = torch.tensor(alpha)
+    layers = {layer: original_layer(layer) for layer in layers_of(trained)}
+    musubi = {layer: f"lora_unet_{name.replace('.', '_')}" for layer, name in layers.items()}
+    comfyui = {layer: f"diffusion_model.{name}" for layer, name in layers.items()}
     folder.mkdir(parents=True, exist_ok=True)
     atomic.write(folder / names.diffusers, lora_bytes(transformer, _PREFIX, trained))
-    for name, tensors in ((names.musubi, musubi), (names.comfyui, comfyui)):
+    for name, places in ((names.musubi, musubi), (names.comfyui, comfyui)):
+        tensors = kohya_tensors(trained, alpha, places)
         atomic.write(folder / name, cachefile.serialize(tensors, {"format": "pt"}))
 
 

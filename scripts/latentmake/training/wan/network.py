@@ -7,12 +7,11 @@ from typing import Any, TypeAlias
 
 import torch
 from diffusers import WanTransformer3DModel
-from peft import LoraConfig
-from peft.tuners.tuners_utils import BaseTunerLayer
 
 from latentmake.caches.encoders.local_state import fill, local_state, refusing, without_weights
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
+from latentmake.training.lora import add_adapter
 from latentmake.training.wan.dit import HINT, IGNORED, check_targets, read_dit, to_diffusers
 
 Transformer: TypeAlias = Any  # a WanTransformer3DModel: diffusers and peft have no types
@@ -79,17 +78,14 @@ def add_lora(
     autocast: bool = False,
     where: str = "trainer.target_modules",
 ) -> None:
-    """Freeze a network and add a float32 LoRA to it, by peft; it changes nothing yet.
-
-    New weights are drawn from torch's global generator.
+    """Freeze a network and add a float32 LoRA to it; see `add_adapter`.
 
     Args:
         transformer: changed in place.
         rank: of the LoRA.
         target_modules: layers, by their names or the ends of these.
-        alpha: the LoRA's output is multiplied by alpha / rank; None for the rank.
-        autocast: whether the network is called under autocast alone, which casts what layers get:
-            peft's own cast to float32 then changes no bit, and takes memory and time.
+        alpha: of the LoRA.
+        autocast: see there.
         where: key of `target_modules`, for messages.
 
     Raises:
@@ -97,19 +93,6 @@ def add_lora(
     """
     shapes = {name: tuple(each.shape) for name, each in transformer.named_parameters()}
     check_targets(target_modules, shapes, where)
-    transformer.requires_grad_(False)
-    transformer.add_adapter(
-        LoraConfig(
-            r=rank,
-            lora_alpha=rank if alpha is None else alpha,
-            init_lora_weights="gaussian",
-            target_modules=list(target_modules),
-        )
+    add_adapter(
+        transformer, rank=rank, alpha=alpha, target_modules=target_modules, autocast=autocast
     )
-    if autocast:
-        for module in transformer.modules():
-            if isinstance(module, BaseTunerLayer):
-                module.cast_input_dtype_enabled = False
-    for parameter in transformer.parameters():
-        if parameter.requires_grad:  # the optimizer needs small differences
-            parameter.data = parameter.data.float()

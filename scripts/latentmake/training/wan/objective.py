@@ -9,7 +9,7 @@ the network sees 1000 s.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 
@@ -24,21 +24,6 @@ CLIP = "clip"
 frames, height, width], and the CLIP image encoder's hidden states [batch, tokens, width]."""
 
 _LEAST = 1e-5  # of a share: a normal number is infinite at 0 and 1
-
-
-class Network(Protocol):
-    """The call of Wan's network."""
-
-    def __call__(
-        self,
-        hidden_states: torch.Tensor,
-        timestep: torch.Tensor,
-        encoder_hidden_states: torch.Tensor,
-        *,
-        encoder_hidden_states_image: torch.Tensor | None,
-        return_dict: Literal[False],
-    ) -> tuple[torch.Tensor]:
-        """Return a tuple of the velocity, of the latents' shape."""
 
 
 class Objective(loop.Objective):
@@ -125,7 +110,7 @@ class Objective(loop.Objective):
 
     def predict(
         self,
-        network: Network,
+        network: Any,
         batch: Batch,
         noisy: torch.Tensor,
         timesteps: torch.Tensor,
@@ -136,7 +121,7 @@ class Objective(loop.Objective):
         inputs = inputs_of(batch, noisy, timesteps, device=noisy.device, dtype=dtype)
         if self._boundary is not None:  # asked of the device, it would make the CPU wait
             inputs["high"] = (timesteps >= self._boundary * self.timesteps).tolist()
-        (predicted,) = network(**inputs)
+        predicted: torch.Tensor = network(**inputs)[0]
         return predicted
 
 

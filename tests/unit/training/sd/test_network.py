@@ -11,7 +11,7 @@ import torch
 from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError
-from latentmake.training.loop.weights import trained_state
+from latentmake.training.loop.learner import trained_state
 from latentmake.training.sd import network
 from safetensors.torch import load_file, save_file
 from trainer_world import TEXT_WIDTH, make_unet, make_vae

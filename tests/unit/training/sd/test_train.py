@@ -25,9 +25,9 @@ from latentmake.errors import (
 from latentmake.training.loop import checkpoint
 from latentmake.training.loop.batch_order import generator
 from latentmake.training.loop.checks import check_settings
+from latentmake.training.loop.learner import load_trained, trained_state
 from latentmake.training.loop.result import History, RunFiles, sample_steps, wanted
 from latentmake.training.loop.sample_images import read_index
-from latentmake.training.loop.weights import load_trained, trained_state
 from latentmake.training.order import Wanted, read_order
 from latentmake.training.sd import network
 from latentmake.training.sd.order import SdOrder

@@ -27,6 +27,13 @@ class Batch(NamedTuple):
     indices: Sequence[int] = ()
     more: Mapping[str, torch.Tensor] = {}
 
+    def pinned(self) -> Batch:
+        """Return a copy in pinned memory, from which a GPU takes it faster."""
+        mask = None if self.mask is None else self.mask.pin_memory()
+        more = {name: each.pin_memory() for name, each in self.more.items()}
+        latents, text = self.latents.pin_memory(), self.text.pin_memory()
+        return Batch(latents, text, mask, self.indices, more)
+
 
 def copied(
     tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None
@@ -43,15 +50,11 @@ def pad(texts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | Non
     """Stack embeddings [tokens, width] of different lengths, with zeros at the ends.
 
     Returns:
-        [batch, most tokens, width], and `mask_of` their lengths.
+        [batch, most tokens, width], and their mask [batch, most tokens]; None where all have equal
+        length.
     """
     padded = torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True)
-    return padded, mask_of([len(text) for text in texts])
-
-
-def mask_of(lengths: Sequence[int]) -> torch.Tensor | None:
-    """Return the mask [batch, longest] of embeddings; None where all have equal length."""
-    longest = max(lengths)
-    if min(lengths) == longest:
-        return None
-    return torch.arange(longest)[None, :] < torch.tensor(lengths)[:, None]
+    lengths = [len(text) for text in texts]
+    if len(set(lengths)) == 1:
+        return padded, None
+    return padded, torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]

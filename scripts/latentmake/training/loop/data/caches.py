@@ -16,7 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from latentmake.errors import CacheError, TrainingError
-from latentmake.training.loop.data.batch import Batch, mask_of
+from latentmake.training.loop.data.batch import Batch, pad
 from latentmake.training.loop.data.headers import HINT, Stored, check_bytes, inspect_all
 from latentmake.training.loop.data.tensors import PLAIN, CacheTensors
 
@@ -193,7 +193,7 @@ class Caches:
                 self.dropped[index] = self._add(index, texts[dropped])
         stored = (each for group in (texts, latents, *more.values()) for each in group.values())
         self.in_memory = sum(each.size for each in stored) <= memory
-        self._kept: dict[tuple[str, str], torch.Tensor] = {}
+        self._kept: dict[Stored, torch.Tensor] = {}
         self._checked: set[str] = set()
 
     def _add(self, index: int, text: Stored) -> int:
@@ -234,50 +234,33 @@ class Caches:
                     where=other.path,
                     hint="make batches of one shape",
                 )
-        latents = self._stack([each.latents for each in examples], torch.float32, pin)
+        latents = torch.stack([self._read(each.latents).float() for each in examples])
         for row, example in zip(latents, examples, strict=True):
             if example.latents.shift:
                 row.sub_(example.latents.shift)
             row.mul_(example.latents.scaling)
-        texts = [each.text for each in examples]
-        dtypes = {each.dtype for each in texts}
-        text = self._stack(texts, dtypes.pop() if len(dtypes) == 1 else torch.float32, pin)
-        mask = mask_of([each.shape[0] for each in texts])
-        if pin and mask is not None:
-            mask = mask.pin_memory()
+        texts = [self._read(each.text) for each in examples]
+        if len({each.dtype for each in texts}) > 1:
+            texts = [each.float() for each in texts]
+        text, mask = pad(texts)
         more = {
-            name: self._stack([each.more[name] for each in examples], stored.dtype, pin)
+            name: torch.stack([self._read(each.more[name]).to(stored.dtype) for each in examples])
             for name, stored in examples[0].more.items()
         }
-        return Batch(latents, text, mask, indices, more)
+        batch = Batch(latents, text, mask, indices, more)
+        return batch.pinned() if pin else batch
 
-    def _stack(self, stored: Sequence[Stored], dtype: torch.dtype, pin: bool) -> torch.Tensor:
-        """Read tensors into one, with zeros where some are shorter than the longest."""
-        longest = max(each.shape[0] for each in stored)
-        shape = (len(stored), longest, *stored[0].shape[1:])
-        stack = torch.empty(shape, dtype=dtype, pin_memory=pin)
-        for row, each in zip(stack, stored, strict=True):
-            length = each.shape[0]
-            if length < longest:
-                row[length:] = 0
-            self._put(each, row[:length])
-        return stack
-
-    def _put(self, stored: Stored, place: torch.Tensor) -> None:
-        """Put a tensor into its place, from memory where it is kept; check its file once."""
+    def _read(self, stored: Stored) -> torch.Tensor:
+        """Return a tensor, from memory where it is kept; check its file once."""
         if stored.path not in self._checked:
             check_bytes(stored.path)
             self._checked.add(stored.path)
-        if not self.in_memory and stored.dtype == place.dtype:
-            stored.read_into(place)
-            return
-        name = (stored.path, stored.sought.name)
-        kept = self._kept.get(name)
+        kept = self._kept.get(stored)
         if kept is None:
             kept = stored.read()
             if self.in_memory:
-                self._kept[name] = kept
-        place.copy_(kept)
+                self._kept[stored] = kept
+        return kept
 
 
 def find_not_finite(caches: Caches, indices: Sequence[int]) -> list[str]:

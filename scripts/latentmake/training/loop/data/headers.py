@@ -6,14 +6,15 @@ import os
 import re
 from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from math import prod
+from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from latentmake.errors import CacheError
-from latentmake.files.safetensors import DTYPES, read_head
+from latentmake.files.safetensors import DTYPES, Head, parse_head, read_head
 from latentmake.files.verify import corruption_of
 
 HINT = "delete it and run the build's command again, which encodes it anew"
@@ -23,7 +24,6 @@ _DTYPES: dict[str, torch.dtype] = {
 }
 _THREADS = 8  # that read headers: a disk or a network answers several at once
 _CHUNK = 256  # files a thread takes at a time
-_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # so that a pipe is no endless wait
 
 
 class Sought(NamedTuple):
@@ -54,8 +54,6 @@ class Stored(NamedTuple):
     Attributes:
         path: of the file.
         sought: how the tensor is found in it.
-        state: inode, size and mtime of the file before its header was read.
-        start: offset of the tensor in the file, in bytes.
         shape: channels, (frames,) height, width; or tokens, width.
         dtype: number format in the file.
         scaling: the network sees (x - shift) * scaling; 1 for text.
@@ -65,8 +63,6 @@ class Stored(NamedTuple):
 
     path: str
     sought: Sought
-    state: tuple[int, int, int]
-    start: int
     shape: tuple[int, ...]
     dtype: torch.dtype
     scaling: float
@@ -79,56 +75,27 @@ class Stored(NamedTuple):
         return prod(self.shape) * self.dtype.itemsize
 
     def read(self) -> torch.Tensor:
-        """Return the tensor as it is stored; raises as `read_into` does."""
-        tensor = torch.empty(self.shape, dtype=self.dtype)
-        self.read_into(tensor)
-        return tensor
-
-    def read_into(self, place: torch.Tensor) -> None:
-        """Read the tensor straight into another of its shape and dtype, contiguous on the CPU.
+        """Return the tensor as it is stored.
 
         A file written anew since its header was read has to have the same shape and scale.
 
         Raises:
             CacheError: the file is missing or damaged, or has another shape or scale now.
         """
-        with suppress(OSError):  # a file that is replaced meanwhile, on a network's file system
-            if _read(self, place):
-                return
-        now = inspect(self.path, self.sought)
-        if now._replace(state=self.state, start=self.start, pixels=self.pixels) != self:
+        try:
+            data = Path(self.path).read_bytes()
+            now, start = _find(self.path, self.sought, parse_head(data))
+        except (OSError, ValueError) as error:
+            raise _damaged(self.path, error) from None
+        if now._replace(pixels=self.pixels) != self:
             raise CacheError(
                 "has another shape or scale than when the training began",
                 where=self.path,
                 hint="run the build's command again",
             )
-        try:
-            if not _read(now, place):
-                raise _damaged(self.path, "it changes while it is read")
-        except OSError as error:
-            raise _damaged(self.path, error) from None
-
-
-def _read(stored: Stored, place: torch.Tensor) -> bool:
-    """Read a tensor; False where the file is not the one whose header is known."""
-    memory = place.view(-1).view(torch.uint8).numpy().data
-    file = os.open(stored.path, _FLAGS)
-    try:
-        if _state(os.fstat(file)) != stored.state:
-            return False
-        done = 0
-        while done < len(memory):  # a network's file system may cut any read short
-            got = os.preadv(file, [memory[done:]], stored.start + done)
-            if not got:
-                return False
-            done += got
-        return True
-    finally:
-        os.close(file)
-
-
-def _state(found: os.stat_result) -> tuple[int, int, int]:
-    return found.st_ino, found.st_size, found.st_mtime_ns
+        # Copied, for the place in the file need not be a multiple of the number's size.
+        values = np.frombuffer(data, np.uint8, self.size, start)
+        return torch.tensor(values).view(self.dtype).view(self.shape)
 
 
 def _damaged(path: str, error: object) -> CacheError:
@@ -175,26 +142,26 @@ def inspect(path: str | os.PathLike[str], sought: Sought) -> Stored:
     """
     path = os.fspath(path)
     try:
-        state = _state(os.stat(path))  # noqa: PTH116 -- in half the time
-        head = read_head(path)
-        name = sought.find(head.entries)
-        if name is None:
-            raise ValueError(f"has no tensor `{sought.name}`")
-        stored_as, shape, start, stop = head.tensors[name]
+        return _find(path, sought, read_head(path))[0]
     except (OSError, ValueError) as error:
         raise _damaged(path, error) from None
+
+
+def _find(path: str, sought: Sought, head: Head) -> tuple[Stored, int]:
+    """Return a tensor and its place in the file, in bytes."""
+    name = sought.find(head.entries)
+    if name is None:
+        raise ValueError(f"has no tensor `{sought.name}`")
+    stored_as, shape, start, stop = head.tensors[name]
     if len(shape) != sought.dimensions or 0 in shape:
         raise CacheError(f"`{name}` has the shape {list(shape)}", where=path, hint=HINT)
     if stored_as not in _DTYPES:
         raise CacheError(f"`{name}` is stored as {stored_as}", where=path, hint=HINT)
-    scaling, shift, pixels = 1.0, 0.0, None
-    if sought.scaled:
-        scaling, shift, pixels = _scale(path, name, head.metadata, shape)
-    start_in_file, dtype = len(head.data) + start, _DTYPES[stored_as]
-    found = Stored(path, sought, state, start_in_file, shape, dtype, scaling, shift, pixels)
+    scale = _scale(path, name, head.metadata, shape) if sought.scaled else (1.0, 0.0, None)
+    found = Stored(path, sought, shape, _DTYPES[stored_as], *scale)
     if start < 0 or stop - start != found.size:
-        raise _damaged(path, "has a damaged header")
-    return found
+        raise ValueError("has a damaged header")
+    return found, len(head.data) + start
 
 
 def inspect_all(paths: Iterable[str], sought: Sought) -> dict[str, Stored]:
