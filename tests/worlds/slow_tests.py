@@ -10,7 +10,6 @@ SLOW = (
     "tests/storage/",
     "tests/trainers/",
     "tests/unit/caches/pixels/test_scaling.py",
-    "tests/unit/caches/test_import_guard.py",
     "tests/unit/caches/test_out_of_memory.py",
     "tests/unit/test_bench.py",
     "tests/unit/test_damage.py",

@@ -87,6 +87,7 @@ class TokenCache:
 
     Attributes:
         special: number of tokens around a caption: CLIP's BOS and EOS, T5's EOS.
+        padding: the token of padding.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class TokenCache:
         places = range(len(ids) - len(bare) + 1)
         self._before = next((at for at in places if ids[at : at + len(bare)] == bare), 0)
         self.special = len(ids) - len(bare)
+        self.padding = int(tokenizer.pad_token_id or 0)
         if tokenizer.is_fast:
             backend: Any = tokenizer.backend_tokenizer
             backend.no_padding()
@@ -156,7 +158,7 @@ def chunks_needed(
     """
     if isinstance(max_token_length, int):
         return max_token_length // CHUNK
-    return max(1, math.ceil(max(each.count(text) for each in tokens) / CHUNK))
+    return max(1, math.ceil(max((each.count(text) for each in tokens), default=0) / CHUNK))
 
 
 def chunked(text: str, tokens: TokenCache, number: int) -> Row:

