@@ -6,11 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from latentmake.caches import stages
-from latentmake.caches.encode import carry_out
+from latentmake.caches import pipeline
 from latentmake.caches.encoders import Loaded
-from latentmake.caches.stages import Stages
-from order_world import Encoder, order, put_image
+from latentmake.caches.pipeline import Stages
+from order_world import Encoder, carry_out, order, put_image
 
 
 class Clock:
@@ -26,7 +25,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(stages, "time", made)
+    monkeypatch.setattr(pipeline, "time", made)
     return made
 
 
@@ -73,10 +72,10 @@ def test_the_last_line_of_a_job_and_its_receipt_have_the_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(stages, "_SHORTEST", 0.0)
+    monkeypatch.setattr(pipeline, "_SHORTEST", 0.0)
     work = order("latents", {"a": put_image(Path("data/a.png"), (1, 2, 3))})
     said: list[str] = []
-    receipt = carry_out(work, Path("receipt.json"), say=said.append, encoder=Loaded(Encoder()))
+    receipt = carry_out(work, say=said.append, encoder=Loaded(Encoder()))
     words = r"device busy \d+%, bottleneck: (reading|encoding|writing)"
     assert re.fullmatch(rf"latents of cats: 1 encoded; {words}", said[-1])
     assert said[-1].endswith(f"; {receipt.words}")
