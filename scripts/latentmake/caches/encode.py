@@ -89,7 +89,7 @@ def carry_out(
         while todo := job.deliver():
             make(job, todo)
             pipeline.drain()
-        for line in pipeline.remarks():
+        for line in pipeline.loaded.remarks() if pipeline.loaded else ():
             say(line)
         order, counts = job.order, job.receipt.counts
         others = {"restored": counts["spooled"], "linked": counts["linked"]}

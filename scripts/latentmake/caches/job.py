@@ -6,6 +6,7 @@ plan finds what this one finished. One bad source stops no other.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -102,7 +103,7 @@ class Job:
             threads = max(threads, remote.SIDE_BY_SIDE // 2)  # they mostly wait
         elif self.order.kind == "text" and not any(each.item.controls for each in works):
             at_once = 16  # one takes less time than a thread to wake up, on a disk of this machine
-        with Readers() as readers:
+        with Readers() if self.cuts_clips else contextlib.nullcontext() as readers:
             for reading in read_ahead(
                 works, lambda work: self.read(work, readers=readers), threads, at_once=at_once
             ):
@@ -121,13 +122,13 @@ class Job:
         Args:
             work: the item.
             known: stat and digest of files read just now.
-            readers: processes that open videos; without them no samples are made.
+            readers: processes that open its video to check it; where there are none, it is not.
         """
         reading = Reading(work, sources=dict(known or {}))
         try:
             identify(self.order, self._digest, reading)
             self._look_up(reading)
-            if reading.missing and readers is not None:
+            if reading.missing and (readers or not self.cuts_clips):
                 reading.samples = samples_of(self.order, reading, readers)
         except SourceError as error:
             reading.fail(str(error))
@@ -237,7 +238,8 @@ class Job:
 
     def _finish(self, path: str, key: str, stat: os.stat_result) -> None:
         self.receipt.targets[path] = [*target_stat(stat), key]
-        self.places.setdefault(key, Path(path))
+        if key not in self.places:
+            self.places[key] = Path(path)
 
     # -- faults -------------------------------------------------------------------------------
 

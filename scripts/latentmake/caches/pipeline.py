@@ -36,6 +36,9 @@ class Pipeline:
     A context, at whose end all samples are done. An error of a worker is raised by the next call,
     or at the end; what waits is dropped then.
 
+    Attributes:
+        loaded: the encoder, once there was a sample.
+
     Args:
         load: returns the encoder of an order; called when the first sample comes.
         say: told of shortages of memory.
@@ -49,14 +52,15 @@ class Pipeline:
         settled: Callable[[int], object] = bool,
     ) -> None:
         self._load, self._say, self._settled = load, say, settled
-        self._loaded: Loaded | None = None
+        self.loaded: Loaded | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._shortages = Shortages()
-        self._stages = Stages()
+        self._seconds = {"encoding": 0.0, "writing": 0.0}  # of workers, from the first sample on
+        self._began = self._ended = 0.0
         self._waiting: dict[tuple[int, ...], list[_Waiting]] = {}
         self._running: set[Future[None]] = set()
         self._has_failed = False
-        self._lock = threading.Lock()  # of the numbers of samples that jobs wait for
+        self._lock = threading.Lock()  # of numbers that workers change
         self._alone = threading.Lock()
 
     def __enter__(self) -> Pipeline:
@@ -77,12 +81,20 @@ class Pipeline:
 
     @property
     def words(self) -> str:
-        """Share of the time that the device was busy, and the bottleneck; "" of a short job."""
-        return self._stages.words
+        """Share of the time that the device was busy, and the bottleneck; "" of a short job.
 
-    def remarks(self) -> list[str]:
-        """Return the encoder's lines for the user."""
-        return self._loaded.remarks() if self._loaded else []
+        A GPU works for one worker at a time; on a CPU each worker is a part of the device. Workers
+        that neither encode nor write wait for something to be read.
+        """
+        passed = self._ended - self._began
+        if self.loaded is None or passed < _SHORTEST:
+            return ""
+        encoding, writing = self._seconds["encoding"], self._seconds["writing"]
+        workers = self.loaded.workers
+        busy = min(1.0, encoding / passed / (1 if self.loaded.queues else workers))
+        reading = passed * workers - encoding - writing
+        bottleneck = "encoding" if busy > _BUSY else "reading" if reading > writing else "writing"
+        return f"device busy {busy:.0%}, bottleneck: {bottleneck}"
 
     def add(self, sample: Sample, job: Job, release: Release = bool) -> None:
         """Add a sample of a job, which is encoded when its batch is complete.
@@ -90,11 +102,10 @@ class Pipeline:
         Waits while as many batches wait as are encoded. Where many samples wait, the largest batch
         is encoded as it is. `release` is called when the sample is encoded, or dropped.
         """
-        loaded = self._loaded
+        loaded = self.loaded
         if loaded is None:
-            loaded = self._loaded = self._load(job.order)
+            loaded = self.loaded = self._load(job.order)
             self._turns = threading.Semaphore(1 if loaded.queues else loaded.workers)
-            self._stages.begin(loaded.workers, loaded.queues)
             threads = (loaded.threads,)
             self._pool = ThreadPoolExecutor(loaded.workers, "encoder", _use_threads, threads)
         job.loaded = job.loaded or time.monotonic()
@@ -124,10 +135,10 @@ class Pipeline:
         self._settle(0)
 
     def _submit(self, shape: tuple[int, ...]) -> None:
-        assert self._loaded is not None and self._pool is not None
-        self._settle(2 * self._loaded.workers - 1)
+        assert self.loaded is not None and self._pool is not None
+        self._settle(2 * self.loaded.workers - 1)
         batch = self._waiting.pop(shape)
-        self._running.add(self._pool.submit(self._run, self._loaded, batch))
+        self._running.add(self._pool.submit(self._run, self.loaded, batch))
 
     def _settle(self, most: int) -> None:
         """Wait until at most so many batches are encoded, or wait for it."""
@@ -188,16 +199,27 @@ class Pipeline:
                 self._settled(group[0][1].put_off(samples[0], words, self._shortages, again))
                 continue
             self._shortages.encoded(samples[0])
-            with self._stages.of("writing"):
+            with self._stage("writing"):
                 for (sample, job, _), (tensors, metadata) in zip(group, results, strict=True):
                     job.store(sample.item, sample.key, sample.source, tensors, metadata)
             self._settled(len(group))
+
+    @contextlib.contextmanager
+    def _stage(self, stage: str) -> Iterator[None]:
+        """A worker's stay in `encoding` (or its wait for results), or in `writing`."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._began, self._ended = self._began or began, time.perf_counter()
+                self._seconds[stage] += self._ended - began
 
     def _results(
         self, loaded: Loaded, encode: Encoder, samples: list[Sample], *, alone: bool = False
     ) -> list[tuple[dict[str, Any], dict[str, str]]]:
         """Encode beside the other workers, or `alone`; one at a time puts work into a queue."""
-        with self._stages.of("encoding"):
+        with self._stage("encoding"):
             with contextlib.ExitStack() as turns:
                 if alone:
                     turns.enter_context(self._alone)
@@ -205,49 +227,6 @@ class Pipeline:
                     turns.enter_context(self._turns)
                 encoded = encode(samples)
             return list(encoded)
-
-
-class Stages:
-    """Seconds in which the workers of a process encode and write, from its first sample on.
-
-    A GPU works for one worker at a time; on a CPU each worker is a part of the device. Workers that
-    do neither wait for something to be read.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._seconds = {"encoding": 0.0, "writing": 0.0}
-        self._workers, self._queues = 0, False  # none where another program encodes
-        self._began = self._ended = 0.0
-
-    def begin(self, workers: int, queues: bool) -> None:
-        """Note how many workers there are, and whether they share one device."""
-        self._workers, self._queues = workers, queues
-
-    @contextlib.contextmanager
-    def of(self, stage: str) -> Iterator[None]:
-        """A worker's stay in `encoding` (or its wait for results), or in `writing`."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            ended = time.perf_counter()
-            with self._lock:
-                self._began = self._began or began
-                self._ended = ended
-                self._seconds[stage] += ended - began
-
-    @property
-    def words(self) -> str:
-        """Share of the time that the device was busy, and the bottleneck; "" of a short job."""
-        passed = self._ended - self._began
-        if not self._workers or passed < _SHORTEST:
-            return ""
-        encoding, writing = self._seconds["encoding"], self._seconds["writing"]
-        busy = min(1.0, encoding / passed / (1 if self._queues else self._workers))
-        reading = passed * self._workers - encoding - writing
-        bottleneck = "encoding" if busy > _BUSY else "reading" if reading > writing else "writing"
-        return f"device busy {busy:.0%}, bottleneck: {bottleneck}"
 
 
 def _use_threads(number: int | None) -> None:

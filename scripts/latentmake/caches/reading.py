@@ -115,7 +115,7 @@ def _read(path: str, sources: dict[str, list[Any]], *, keep: bool) -> tuple[byte
     return data, content
 
 
-def samples_of(order: Order, reading: Reading, readers: Readers) -> list[Sample]:
+def samples_of(order: Order, reading: Reading, readers: Readers | None = None) -> list[Sample]:
     """Make the samples of an item's missing targets.
 
     Images that another program encodes are checked by their headers, videos by their first frames,

@@ -10,7 +10,6 @@ from latentmake.caches.inputs import Reading, Sample
 from latentmake.caches.reading import identify, samples_of
 from latentmake.config.machines import MusubiTuner
 from latentmake.errors import SourceError
-from latentmake.files.readers import Readers
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
@@ -43,7 +42,7 @@ def made(order: Order) -> list[Sample]:
     reading = Reading(order.items[0])
     identify(order, "recipe", reading)
     reading.missing = reading.keys
-    return samples_of(order, reading, Readers())
+    return samples_of(order, reading)
 
 
 def text_of(order: Order) -> object:

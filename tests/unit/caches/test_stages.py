@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from latentmake.caches import pipeline
 from latentmake.caches.encoders import Loaded
-from latentmake.caches.pipeline import Stages
+from latentmake.caches.pipeline import Pipeline
 from order_world import Encoder, carry_out, order, put_image
 
 
@@ -29,17 +29,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def stages_of(clock: Clock, *seconds: tuple[str, float], workers: int, queues: bool) -> Stages:
-    """Return an account of stays one after the other; `idle` is none."""
-    made = Stages()
-    made.begin(workers, queues)
+def words_of(clock: Clock, *seconds: tuple[str, float], workers: int, queues: bool) -> str:
+    """Return the words on stays one after the other; `idle` is none."""
+    made = Pipeline(lambda _: Loaded(Encoder()))
+    made.loaded = Loaded(Encoder(), workers=workers, queues=queues)
     for stage, passed in seconds:
         if stage == "idle":
             clock.now += passed
             continue
-        with made.of(stage):
+        with made._stage(stage):
             clock.now += passed
-    return made
+    return made.words
 
 
 @pytest.mark.parametrize(
@@ -54,18 +54,13 @@ def stages_of(clock: Clock, *seconds: tuple[str, float], workers: int, queues: b
 def test_the_bottleneck_is_what_the_device_waits_for(
     clock: Clock, seconds: list[tuple[str, float]], words: str
 ) -> None:
-    assert stages_of(clock, *seconds, workers=1, queues=True).words == words.replace(
-        "busy", "device busy"
-    )
+    words = words.replace("busy", "device busy")
+    assert words_of(clock, *seconds, workers=1, queues=True) == words
 
 
 def test_each_worker_of_a_cpu_is_a_part_of_the_device(clock: Clock) -> None:
-    made = stages_of(clock, ("encoding", 8.0), workers=2, queues=False)
-    assert made.words == "device busy 50%, bottleneck: reading"
-
-
-def test_of_another_program_nothing_is_known(clock: Clock) -> None:
-    assert stages_of(clock, ("writing", 99.0), workers=0, queues=False).words == ""
+    words = words_of(clock, ("encoding", 8.0), workers=2, queues=False)
+    assert words == "device busy 50%, bottleneck: reading"
 
 
 def test_the_last_line_of_a_job_and_its_receipt_have_the_words(

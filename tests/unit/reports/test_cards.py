@@ -15,7 +15,6 @@ import world
 from latentmake.caches.inputs import Reading
 from latentmake.caches.reading import identify, samples_of
 from latentmake.config.root import parse
-from latentmake.files.readers import Readers
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.layouts.layout import parsed
@@ -72,7 +71,7 @@ def pixels_of(facts: Facts, stem: str) -> list[np.ndarray]:
     reading = Reading(Work(item.inputs("latents", facts.layout("micro")), targets))
     identify(order, "recipe", reading)
     reading.missing = reading.keys
-    samples = samples_of(order, reading, Readers())
+    samples = samples_of(order, reading)
     return [np.asarray(sample.content) for sample in samples]
 
 

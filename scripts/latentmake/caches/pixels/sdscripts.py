@@ -37,7 +37,7 @@ def samples_of(order: Order, reading: Reading) -> Iterator[Sample]:
         yield Sample(key, digest, item, fitted[:, :, :3], size, alpha=mask)
 
 
-def check(order: Order, reading: Reading, readers: Readers) -> None:
+def check(order: Order, reading: Reading, readers: Readers | None) -> None:
     """Check the header of an image for sd-scripts' own code; errors are those of `samples_of`."""
     dataset, path = order.dataset_settings, reading.item.source or ""
     found, _ = check_image(reading.data, path, dataset.max_image_pixels)

@@ -43,7 +43,7 @@ def samples_of(order: Order, reading: Reading) -> Iterator[Sample]:
         yield Sample(key, reading.content, item, made[0], size, control)
 
 
-def check(order: Order, reading: Reading, readers: Readers) -> None:
+def check(order: Order, reading: Reading, readers: Readers | None) -> None:
     """Check the headers of an image, its controls and layers for musubi-tuner's own scripts.
 
     A video and its control are opened.
@@ -53,7 +53,7 @@ def check(order: Order, reading: Reading, readers: Readers) -> None:
     """
     item, path = reading.item, reading.item.source or ""
     limit = order.dataset_settings.max_image_pixels
-    if order.dataset_settings.video:
+    if readers is not None:
         videos = (path, *item.controls)
         first, *_ = [frame for name in videos for frame in readers.each(name, frame_of, name, 0)]
         found = (first.shape[1], first.shape[0])
