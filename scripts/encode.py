@@ -14,16 +14,20 @@ with logged(snakemake.log[0]) as say:
     from pathlib import Path
 
     from latentmake.backends import encoder_of
-    from latentmake.caches.encode import carry_out_all
-    from latentmake.caches.gpu import lease
+    from latentmake.caches.encode import carry_out
+    from latentmake.caches.gpu import lease, visible
+    from latentmake.files.disk import usable_cores
     from latentmake.plan.orders import Order
 
-    carry_out_all(
+    carry_out(
         (Order.read(Path(path)) for path in snakemake.input.orders),
         say=say,
         threads=snakemake.threads,
+        # A GPU waits for pictures, whatever `--cores` says.
+        readers=min(8, usable_cores()) if visible() else 1,
         # A cache file that a job declares was asked for by its name, and cannot be skipped.
         may_skip=all(path.endswith(".receipt.json") for path in snakemake.output),
-        encoder_of=encoder_of,
+        alone=True,
+        external=encoder_of,
         lease=lease,
     )

@@ -12,7 +12,6 @@ case each time.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import json
 import os
@@ -81,20 +80,19 @@ def _plan(values: dict[str, Any], *targets: str) -> Session:
 def _encode(values: dict[str, Any]) -> None:
     """Plan, and carry out the jobs as Snakemake would."""
     from latentmake.backends import encoder_of
-    from latentmake.caches.encode import carry_out_all
+    from latentmake.caches.encode import carry_out
     from latentmake.training.sd.network import load_unet
     from latentmake.training.wan.network import load_transformer
 
     plan = _plan(values, "train_tiny").plan
     with logged("logs/job.log") as say:
         for job in plan.jobs:
-            carry_out_all(
+            carry_out(
                 job.orders,
                 say=say,
                 threads=1,
-                may_skip=True,
-                encoder_of=encoder_of,
-                lease=lambda _: contextlib.nullcontext(),
+                alone=True,
+                external=encoder_of,
             )
         for job in plan.jobs[:1]:
             model = job.orders[0].model_settings

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import contextlib
 import itertools
 import json
 import os
@@ -147,7 +146,7 @@ def ours(case: dict[str, Any], folder: Path, threads: int) -> tuple[Loop, Loop]:
     """Return what carries out all orders, and what warms the encoder up."""
     sys.path.insert(0, str(ROOT / "scripts"))
     os.chdir(folder)
-    from latentmake.caches.encode import carry_out_all, load_encoder
+    from latentmake.caches.encode import carry_out, load_encoder
     from latentmake.config.root import parse
     from latentmake.index.memo import MEMO, Memo
     from latentmake.plan.facts import Facts
@@ -163,13 +162,12 @@ def ours(case: dict[str, Any], folder: Path, threads: int) -> tuple[Loop, Loop]:
     encoder = load_encoder(orders[0], threads, say, True)
 
     def loop(limit: int | None = None) -> int:
-        carry_out_all(  # as a job does: what one order made is linked by the next
+        carry_out(  # as a job does: what one order made is linked by the next
             (replace(order, items=order.items[:limit]) for order in orders),
             say=say,
             threads=threads,
             may_skip=False,
-            encoder_of=lambda _: encoder,
-            lease=contextlib.nullcontext,
+            load=lambda _: encoder,
         )
         return sum(len(order.paths) for order in orders)
 

@@ -37,6 +37,7 @@ from latentmake.caches.encoders.wan_vae import WanVae
 from latentmake.caches.inputs import Sample
 from latentmake.config.models import Model
 from latentmake.plan.orders import Order
+from latentmake.plan.receipts import read_receipt
 
 Row = dict[str, object]
 SIZES = (1, 2, 4, 8, 16, 32)
@@ -46,7 +47,8 @@ THREADS = 8
 class Busy:
     """Marks of the device before and after each batch, and the batch sizes in use."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Say) -> None:
+        self.say = say
         self.marks: list[tuple[Any, Any]] = []
         self.sizes: list[int] = []
 
@@ -55,9 +57,9 @@ class Busy:
         """Seconds in which the device was at work on batches."""
         return sum(began.elapsed_time(ended) for began, ended in self.marks) / 1000
 
-    def load(self, order: Order, threads: int, say: Say, alone: bool) -> Loaded:
+    def load(self, order: Order) -> Loaded:
         """Load an encoder whose batches are watched."""
-        loaded = load_encoder(order, threads, say, alone)
+        loaded = load_encoder(order, THREADS, self.say, alone=False)
 
         def encode(samples: list[Sample]) -> Encoded:
             self.sizes.append(len(samples))
@@ -80,10 +82,10 @@ def job(order: Order) -> Row:
     for known in (False, True):
         for made in ("cache", ".latentmake/store"):
             shutil.rmtree(made, ignore_errors=True)
-        busy, lines = Busy(), list[str]()
-        receipt = carry_out(
-            order, Path("receipt.json"), say=lines.append, threads=THREADS, load=busy.load
-        )
+        lines = list[str]()
+        busy = Busy(lines.append)
+        carry_out([order], say=lines.append, threads=THREADS, load=busy.load)
+        receipt = read_receipt(order.receipt)
         count = len(order.items)
         if receipt.counts["encoded"] != count:
             raise RuntimeError(f"{receipt.counts}: {lines[-1]}")

@@ -115,7 +115,7 @@ def build(folder: Path) -> None:
     with Memo(MEMO) as memo:
         plan = make_plan(Facts(parse(CONFIG), memo), ["generated"])
     for order in plan.orders:
-        carry_out(order, order.receipt, say=lambda _: None, encoder=Loaded(nothing, 1))
+        carry_out([order], say=lambda _: None, load=lambda _: Loaded(nothing, 1))
 
 
 class Cost(NamedTuple):

@@ -158,7 +158,7 @@ def carry(path: Path, seconds: float, threads: int) -> None:
 
     def carried(work: Order) -> float:
         began = time.monotonic()
-        carry_out(work, work.receipt, say=lambda _: None, threads=threads, encoder=loaded)
+        carry_out([work], say=lambda _: None, threads=threads, load=lambda _: loaded)
         return time.monotonic() - began
 
     loaded = Loaded(encode, 1)

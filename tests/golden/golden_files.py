@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from item_world import work_of
-from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded
 from latentmake.caches.inputs import Sample
 from latentmake.caches.pixels import plain as pixels
@@ -28,6 +27,7 @@ from latentmake.layouts.layout import layout_of
 from latentmake.models import recipe
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
+from order_world import carry_out
 from PIL import Image
 
 HERE = Path(__file__).parent
@@ -94,9 +94,7 @@ def write_caches(folder: Path) -> None:
                     recipe=values[kind],
                     items=(work_of("a", source, None, (target,)),),
                 )
-                carry_out(
-                    order, Path("receipt.json"), say=lambda line: None, encoder=Loaded(encode, 1)
-                )
+                carry_out(order, say=lambda line: None, encoder=Loaded(encode, 1))
             written = {name: Path(name).read_bytes() for name in (LATENTS, TEXT)}
         finally:
             os.chdir(before)

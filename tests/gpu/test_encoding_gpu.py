@@ -16,7 +16,6 @@ import pytest
 import torch
 from diffusers import AutoencoderKL
 from item_world import inputs_of
-from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded, load
 from latentmake.caches.encoders.device import free_memory, held_by_others
 from latentmake.caches.encoders.transfer import download, stacked, upload
@@ -24,7 +23,7 @@ from latentmake.caches.inputs import Sample
 from latentmake.config.models import Model
 from latentmake.errors import DeviceError
 from latentmake.plan.orders import Order
-from order_world import order, silent
+from order_world import carry_out, order, silent
 from PIL import Image
 from wan_world import write_wan_vae
 
@@ -203,7 +202,7 @@ def test_memory_that_runs_out_halves_batches_and_loses_nothing(
     little_memory(int(0.6 * peak))
     said: list[str] = []
     fixed = encoder._replace(size=16, budget=None)
-    receipt = carry_out(work, Path("receipt.json"), say=said.append, threads=2, encoder=fixed)
+    receipt = carry_out(work, say=said.append, threads=2, encoder=fixed)
     assert receipt.counts["encoded"] == 16
     assert any("half as many" in line for line in said)
 
@@ -218,7 +217,7 @@ def test_batches_keep_within_the_memory_that_is_free(little_memory: Callable[[in
     limit = load.encoder(work, threads=2, say=silent).limit(sample)
     assert limit >= 1 and limit * peak < free_memory(CUDA)
     said: list[str] = []
-    receipt = carry_out(work, Path("receipt.json"), say=said.append, threads=2)
+    receipt = carry_out(work, say=said.append, threads=2)
     assert receipt.counts["encoded"] == 120
     assert not any("out of memory" in line for line in said)
 
@@ -278,9 +277,9 @@ def test_another_program_that_fills_the_device_makes_no_item_faulty() -> None:
         held, total = held_by_others()
         assert held > 0.5 * total
         with pytest.raises(DeviceError, match="not enough memory") as caught:
-            carry_out(work, Path("receipt.json"), say=silent, threads=2, encoder=encoder)
-        assert "\n" not in str(caught.value) and not Path("receipt.json").exists()
-    receipt = carry_out(work, Path("receipt.json"), say=silent, threads=2, encoder=encoder)
+            carry_out(work, say=silent, threads=2, encoder=encoder)
+        assert "\n" not in str(caught.value) and not work.receipt.exists()
+    receipt = carry_out(work, say=silent, threads=2, encoder=encoder)
     assert receipt.counts["encoded"] + receipt.counts["kept"] == 12 and receipt.faults == []
 
 
@@ -297,7 +296,7 @@ def test_an_item_too_large_for_a_device_of_its_own_is_faulty_and_stops_no_other(
         pytest.skip("other programs hold much of the device")
     little_memory(3 * peak)
     both = replace(work, items=(large, *work.items))
-    receipt = carry_out(both, Path("receipt.json"), say=silent, threads=2, encoder=encoder)
+    receipt = carry_out(both, say=silent, threads=2, encoder=encoder)
     assert [fault["stem"] for fault in receipt.faults] == ["large"]
     assert receipt.counts["encoded"] == 4
 
@@ -344,5 +343,5 @@ def test_a_job_keeps_the_device_busy() -> None:
         return encoded
 
     watched = encoder._replace(encode=encode)
-    receipt = carry_out(work, Path("receipt.json"), say=silent, threads=8, encoder=watched)
+    receipt = carry_out(work, say=silent, threads=8, encoder=watched)
     assert sum(seconds() for seconds in busy) > 0.3 * receipt.seconds

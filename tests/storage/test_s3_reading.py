@@ -13,7 +13,6 @@ import pytest
 import s3fs
 import wan
 from item_world import work_of
-from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import parse
@@ -21,6 +20,7 @@ from latentmake.data import folders, remote
 from latentmake.errors import ConfigError, DatasetError, SourceError, StorageError
 from latentmake.index.memo import SourceStat
 from latentmake.plan.orders import Order
+from order_world import carry_out
 from s3_server import Bucket
 
 
@@ -121,9 +121,9 @@ def test_an_object_that_went_since_the_plan_is_named_and_stops_no_other(
     order = on_s3(bucket, "a", "b", "c")
     encoder = order_world.Encoder()
     with pytest.raises(SourceError, match=r"1 of 3 items .*/p/b\.txt: is gone since it was listed"):
-        carry_out(order, order.receipt, say=order_world.silent, encoder=Loaded(encoder, 1))
+        carry_out(order, say=order_world.silent, encoder=Loaded(encoder, 1))
     bucket.put("p/b.txt", b"caption b")
-    done = carry_out(order, order.receipt, say=order_world.silent, encoder=Loaded(encoder, 1))
+    done = carry_out(order, say=order_world.silent, encoder=Loaded(encoder, 1))
     assert (done.counts["encoded"], done.counts["kept"]) == (1, 2)
     folder = f"s3://{bucket.name}/p"
     stats = {path: SourceStat(*stat) for path, (*stat, _) in done.sources.items()}
@@ -138,9 +138,7 @@ def test_a_server_that_goes_away_sets_nothing_aside(
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     order = on_s3(bucket, "a", "b", on_error="skip")
     with pytest.raises(StorageError, match=r"cannot be read .*127\.0\.0\.1:9"):
-        carry_out(
-            order, order.receipt, say=order_world.silent, encoder=Loaded(order_world.Encoder(), 1)
-        )
+        carry_out(order, say=order_world.silent, encoder=Loaded(order_world.Encoder(), 1))
     assert not order.receipt.exists()
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import real_models
 import torch
 from latentmake.backends import encoder_of
-from latentmake.caches.encode import carry_out
 from latentmake.config.root import parse
 from latentmake.layouts.layout import layout_of
 from latentmake.plan.orders import Order
@@ -20,6 +19,7 @@ from latentmake.session import Session
 from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.check_caches import cache_faults, item_faults
 from latentmake.training.external.musubi.order import ManifestRow
+from order_world import carry_out
 from project import NOTHING, Changes, Project, Snapshot
 from real_models import CAPTION, CONTROL, PICTURE, STEMS, World
 from safetensors import safe_open
@@ -76,9 +76,7 @@ class RealProject:
             return False
         session.begin()
         for order in session.plan.orders:
-            carry_out(
-                order, order.receipt, say=lambda _: None, threads=1, encoder=encoder_of(order)
-            )
+            carry_out(order, say=lambda _: None, threads=1, encoder=encoder_of(order))
         session.end(succeeded=True)
         return True
 

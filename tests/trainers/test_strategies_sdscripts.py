@@ -16,7 +16,6 @@ import torch
 import world
 from conftest import sources
 from latentmake import backends
-from latentmake.caches.encode import carry_out
 from latentmake.config.architectures import SDSCRIPTS
 from latentmake.config.root import parse
 from latentmake.index.memo import Memo
@@ -27,6 +26,7 @@ from latentmake.training.checks import Finding
 from latentmake.training.external.sdscripts.backend import SdScripts
 from latentmake.training.external.sdscripts.command import local_arguments
 from latentmake.training.external.sdscripts.deploy import deploy
+from order_world import carry_out
 from safetensors.torch import load_file, save_file
 
 pytestmark = pytest.mark.real_trainer
@@ -94,7 +94,7 @@ class Project:
         plan = make_plan(self.facts(), ["tiny"])
         made = set()
         for order in plan.orders:
-            carry_out(order, order.receipt, say=print, encoder=backends.encoder_of(order))
+            carry_out(order, say=print, encoder=backends.encoder_of(order))
             made |= {path.removeprefix("cache/shapes/tiny/") for path in order.paths}
         place = plan.runs["tiny"].manifest_order
         if place is not None:

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from item_world import plain_path, work_of
 from latentmake import digest
+from latentmake.caches import encode
+from latentmake.caches.encoders import Loaded
 from latentmake.caches.inputs import Sample
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
@@ -20,6 +22,7 @@ from latentmake.layouts import plain
 from latentmake.layouts.layout import layout_of, parsed
 from latentmake.models import recipe
 from latentmake.plan.orders import Order
+from latentmake.plan.receipts import Receipt, read_receipt
 from latentmake.plan.target import Target
 from PIL import Image
 
@@ -125,6 +128,16 @@ def whole_numbers(content: np.ndarray | str) -> torch.Tensor:
     blocks = content[: height * 8, : width * 8].astype(np.int64).reshape(height, 8, width, 8, 3)
     sums = blocks.sum(axis=(1, 3)).transpose(2, 0, 1).astype(np.float32)
     return torch.from_numpy(np.concatenate([sums, np.ones((1, height, width), np.float32)]))
+
+
+def carry_out(order: Order, *, encoder: Any = None, **options: Any) -> Receipt:
+    """Carry out an order by a loaded encoder, another program's, or its own; return its receipt."""
+    if isinstance(encoder, Loaded):
+        options["load"] = lambda _: encoder
+    elif encoder is not None:
+        options["external"] = lambda _: encoder
+    encode.carry_out([order], **{"say": silent, **options})
+    return read_receipt(order.receipt)
 
 
 def silent(line: str) -> None:

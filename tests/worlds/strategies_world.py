@@ -13,13 +13,13 @@ from typing import Any
 import torch
 import world
 from latentmake import backends
-from latentmake.caches.encode import carry_out
 from latentmake.config.root import parse
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order
 from latentmake.plan.planner import make_plan
 from latentmake.plan.run_plan import Plan
+from order_world import carry_out
 from safetensors.torch import save_file
 
 STEMS = ("ant", "bee", "cat", "dog", "eel", "fox")
@@ -194,7 +194,7 @@ def plan(values: dict[str, Any]) -> Plan:
 def encode(order: Order, said: list[str] | None = None) -> Any:
     """Carry out an order; return its receipt."""
     say = (said if said is not None else []).append
-    return carry_out(order, order.receipt, say=say, encoder=backends.encoder_of(order))
+    return carry_out(order, say=say, encoder=backends.encoder_of(order))
 
 
 def repaint(path: Path) -> None:

@@ -4,53 +4,36 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from latentmake.caches.inputs import Reading, Sample, stored_size
+from latentmake.caches.job import Job
 from latentmake.caches.pipeline import Pipeline
 from latentmake.caches.pixels.cutting import Cut, cut
 from latentmake.caches.pixels.scaling import Film, Key
-from latentmake.caches.pixels.wan import fitted_sizes
 from latentmake.caches.reading import refuse_changed
 from latentmake.errors import SourceError
 from latentmake.files.readers import Readers
-from latentmake.files.video import frame_of
 from latentmake.geometry.clips import Clip, Span, kept_indices
 from latentmake.plan.orders import Order, Work
+from latentmake.progress import Progress
 
 _CLIPS = 2  # of a thread in memory: one being made, and one that waits or is being encoded
 
 
 def make_clips(
-    order: Order,
-    items: Sequence[Work],
-    pipeline: Pipeline,
-    threads: int,
-    *,
-    read_item: Callable[[Work, dict[str, list[Any]] | None], Reading],
-    count: Callable[[Reading], object],
-    fail: Callable[[Reading, int, str], object],
+    job: Job, works: Sequence[Work], pipeline: Pipeline, threads: int, progress: Progress
 ) -> None:
     """Make and encode the clips of videos that a job lacks.
 
-    Items of one file are read together, so that it is opened once.
-
-    Args:
-        order: of the job.
-        items: of it.
-        pipeline: encodes them.
-        threads: number of threads, each of which reads one file at a time.
-        read_item: reads an item; told the stat and digest of files read just now.
-        count: told of each reading.
-        fail: told of a reading whose clips cannot be made to the end, how many are left, and the
-            fault in a line.
+    Items of one file are read together, so that it is opened once. Each of the threads reads one
+    file at a time.
     """
     files: dict[tuple[str | None, tuple[str, ...]], list[Work]] = {}
-    for work in items:
+    for work in works:
         files.setdefault((work.item.source, work.item.controls), []).append(work)
-    claimed: set[str] = set()
     lock = threading.Lock()  # of `pipeline`, and of all that a job counts
     room = threading.Semaphore(_CLIPS * threads)
 
@@ -65,21 +48,19 @@ def make_clips(
         releases = iter([bool] * (len(samples) - 1) + [room.release])
         with lock:
             while samples:  # no name is given to a sample: it would keep it in memory
-                pipeline.add(samples.pop(0), lambda: next(releases)())
+                pipeline.add(samples.pop(0), job, lambda: next(releases)())
 
     def make(works: Sequence[Work]) -> None:
         readings: list[Reading] = []
         for work in works:
-            readings.append(read_item(work, readings[-1].sources if readings else None))
+            readings.append(job.read(work, readings[-1].sources if readings else None))
         with lock:
             for each in readings:
-                new = {key: x for x, key in each.missing.items() if key not in claimed}
-                each.missing = {target: key for key, target in new.items()}
-                claimed.update(new)
-            places = _places(order, [each for each in readings if each.missing])
+                job.claim(each)
+            places = _places(job.order, [each for each in readings if each.missing])
             for each in readings:
-                count(each)
-        clips = _samples(order, places, readers)
+                job.count(each, progress)
+        clips = _samples(job.order, places, readers)
         try:
             while places:
                 take_room()
@@ -89,13 +70,14 @@ def make_clips(
             with lock:
                 for each in readings:
                     if left := sum(len(place.keys) for place in places if place.reading is each):
-                        fail(each, left, str(error))
+                        progress.update(left)
+                        job.fail(each.item, each.content, str(error))
 
     with Readers() as readers, ThreadPoolExecutor(threads) as pool:
-        jobs = [pool.submit(make, works) for works in files.values()]
         try:
-            for job in as_completed(jobs):
-                job.result()
+            for made in as_completed([pool.submit(make, each) for each in files.values()]):
+                made.result()
+            pipeline.flush()  # or those that wait there would be in memory beside the next order's
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             readers.close()
@@ -178,16 +160,3 @@ def _samples(order: Order, places: deque[_Place], readers: Readers) -> Iterator[
         ]
         del made  # or its clips would stay in memory while the next ones are waited for
         yield samples
-
-
-def check_clips(order: Order, reading: Reading, readers: Readers) -> None:
-    """Open a video, and its control if it has one, that another program will decode.
-
-    Raises:
-        SourceError: one holds no frame that can be decoded, is too narrow, or was changed.
-    """
-    item, found = reading.item, []
-    for path in filter(None, (item.source, *item.controls)):
-        (first,) = readers.each(path, frame_of, path, 0)
-        found.append((first.shape[1], first.shape[0]))
-    fitted_sizes(order, stored_size(item, found[0]), reading.missing, item.source or "")

@@ -5,41 +5,63 @@ Few samples wait, so that memory does not grow with the number of items.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
 from types import TracebackType
+from typing import Any
 
-from latentmake.caches.encoders import Loaded
+from latentmake.caches.encoders import Encoder, Loaded
 from latentmake.caches.inputs import Sample
+from latentmake.caches.job import Job
+from latentmake.caches.shortages import Shortages
+from latentmake.plan.orders import Order
 
 Release = Callable[[], object]
 """Called when a sample is encoded and no longer in memory."""
+_Waiting = tuple[Sample, Job, Release]
 
 _SHAPES = 4  # full batches of other shapes that may wait
 _STEP = 16  # tokens by which the lengths of batches differ, so that little padding is encoded
+_SHORTEST = 5.0  # seconds below which chance decides on the bottleneck
+_BUSY = 0.85  # share of time from which the device itself is the bottleneck
 
 
 class Pipeline:
-    """Encodes samples side by side; a context, at whose end all of them are done.
+    """Encodes samples side by side, of all orders of a process, and has their jobs write them.
 
-    An error of a worker is raised by the next call, or at the end; what waits is dropped then.
+    A context, at whose end all samples are done. An error of a worker is raised by the next call,
+    or at the end; what waits is dropped then.
+
+    Attributes:
+        loaded: the encoder, once there was a sample.
 
     Args:
-        load: returns the encoder; called when the first sample comes.
-        encode: encodes samples of one shape and writes their targets.
+        load: returns the encoder of an order; called when the first sample comes.
+        say: told of shortages of memory.
+        settled: told how many samples were encoded or refused.
     """
 
     def __init__(
         self,
-        load: Callable[[], Loaded],
-        encode: Callable[[Loaded, list[Sample]], object],
+        load: Callable[[Order], Loaded],
+        say: Callable[[str], object] = bool,
+        settled: Callable[[int], object] = bool,
     ) -> None:
-        self._load, self._encode = load, encode
-        self._loaded: Loaded | None = None
+        self._load, self._say, self._settled = load, say, settled
+        self.loaded: Loaded | None = None
         self._pool: ThreadPoolExecutor | None = None
-        self._waiting: dict[tuple[int, ...], tuple[list[Sample], list[Release]]] = {}
+        self._shortages = Shortages()
+        self._seconds = {"encoding": 0.0, "writing": 0.0}  # of workers, from the first sample on
+        self._began = self._ended = 0.0
+        self._waiting: dict[tuple[int, ...], list[_Waiting]] = {}
         self._running: set[Future[None]] = set()
         self._has_failed = False
+        self._lock = threading.Lock()  # of numbers that workers change
+        self._alone = threading.Lock()
 
     def __enter__(self) -> Pipeline:
         return self
@@ -52,38 +74,54 @@ class Pipeline:
     ) -> None:
         try:
             if error is None:
-                self.flush()
-                self._settle(0)
+                self.drain()
         finally:
             if self._pool is not None:
                 self._pool.shutdown(cancel_futures=True)
 
-    def _start(self) -> Loaded:
-        """Load the encoder and start the workers, if need be."""
-        if self._loaded is None:
-            self._loaded = self._load()
-            workers, threads = self._loaded.workers, self._loaded.threads
-            self._pool = ThreadPoolExecutor(workers, "encoder", _use_threads, (threads,))
-        return self._loaded
+    @property
+    def words(self) -> str:
+        """Share of the time that the device was busy, and the bottleneck; "" of a short job.
 
-    def add(self, sample: Sample, release: Release = bool) -> None:
-        """Add a sample, which is encoded when its batch is complete.
+        A GPU works for one worker at a time; on a CPU each worker is a part of the device. Workers
+        that neither encode nor write wait for something to be read.
+        """
+        passed = self._ended - self._began
+        if self.loaded is None or passed < _SHORTEST:
+            return ""
+        encoding, writing = self._seconds["encoding"], self._seconds["writing"]
+        workers = self.loaded.workers
+        busy = min(1.0, encoding / passed / (1 if self.loaded.queues else workers))
+        reading = passed * workers - encoding - writing
+        bottleneck = "encoding" if busy > _BUSY else "reading" if reading > writing else "writing"
+        return f"device busy {busy:.0%}, bottleneck: {bottleneck}"
+
+    def add(self, sample: Sample, job: Job, release: Release = bool) -> None:
+        """Add a sample of a job, which is encoded when its batch is complete.
 
         Waits while as many batches wait as are encoded. Where many samples wait, the largest batch
         is encoded as it is. `release` is called when the sample is encoded, or dropped.
         """
-        loaded = self._start()
+        loaded = self.loaded
+        if loaded is None:
+            loaded = self.loaded = self._load(job.order)
+            self._turns = threading.Semaphore(1 if loaded.queues else loaded.workers)
+            threads = (loaded.threads,)
+            self._pool = ThreadPoolExecutor(loaded.workers, "encoder", _use_threads, threads)
+        job.loaded = job.loaded or time.monotonic()
         if loaded.lengths is not None and isinstance(sample.content, str):
-            sample = sample._replace(tokens=_rounded(loaded.lengths(sample.content)))
-        samples, releases = self._waiting.setdefault(sample.shape, ([], []))
-        samples.append(sample)
-        releases.append(release)
-        if len(samples) >= loaded.limit(sample):
+            lengths = loaded.lengths(sample.content)
+            sample = sample._replace(tokens=tuple(-(-each // _STEP) * _STEP for each in lengths))
+        with self._lock:
+            job.waiting += 1
+        batch = self._waiting.setdefault(sample.shape, [])
+        batch.append((sample, job, release))
+        if len(batch) >= loaded.limit(sample):
             self._submit(sample.shape)
         elif len(self._waiting) > _SHAPES:
-            largest = max(self._waiting, key=lambda shape: len(self._waiting[shape][0]))
-            waiting = sum(len(some) for some, _ in self._waiting.values())
-            if waiting > _SHAPES * loaded.limit(self._waiting[largest][0][0]):
+            largest = max(self._waiting, key=lambda shape: len(self._waiting[shape]))
+            limit = loaded.limit(self._waiting[largest][0][0])
+            if sum(map(len, self._waiting.values())) > _SHAPES * limit:
                 self._submit(largest)
 
     def flush(self) -> None:
@@ -91,11 +129,16 @@ class Pipeline:
         for shape in list(self._waiting):
             self._submit(shape)
 
+    def drain(self) -> None:
+        """Wait until all samples are done."""
+        self.flush()
+        self._settle(0)
+
     def _submit(self, shape: tuple[int, ...]) -> None:
-        loaded = self._start()
-        assert self._pool is not None
-        self._settle(2 * loaded.workers - 1)
-        self._running.add(self._pool.submit(self._run, loaded, *self._waiting.pop(shape)))
+        assert self.loaded is not None and self._pool is not None
+        self._settle(2 * self.loaded.workers - 1)
+        batch = self._waiting.pop(shape)
+        self._running.add(self._pool.submit(self._run, self.loaded, batch))
 
     def _settle(self, most: int) -> None:
         """Wait until at most so many batches are encoded, or wait for it."""
@@ -104,21 +147,86 @@ class Pipeline:
             for future in done:
                 future.result()
 
-    def _run(self, loaded: Loaded, samples: list[Sample], releases: Sequence[Release]) -> None:
+    # -- in threads -------------------------------------------------------------------------------
+
+    def _run(self, loaded: Loaded, batch: list[_Waiting]) -> None:
+        others = [(job, release) for _, job, release in batch]
         try:
             if not self._has_failed:
-                self._encode(loaded, samples)
+                self._encode(loaded, batch)
         except BaseException:
             self._has_failed = True
             raise
         finally:
-            samples.clear()
-            for release in releases:
+            batch.clear()
+            for job, release in others:
                 release()
+                with self._lock:
+                    job.waiting -= 1
 
+    def _encode(self, loaded: Loaded, batch: list[_Waiting]) -> None:
+        """Encode samples of one shape, as many at once as memory suffices for.
 
-def _rounded(lengths: Sequence[int]) -> tuple[int, ...]:
-    return tuple(-(-length // _STEP) * _STEP for length in lengths)
+        Out of memory: retry with half of them, with one while no other worker encodes, and with it
+        in the frugal way: no target's bytes depend on how much memory was free.
+
+        Raises:
+            DeviceError: the device is at fault, not an item; see `Shortages`.
+        """
+        from latentmake.caches.encoders.device import attempt, within_memory
+
+        groups, shape, run = [batch], batch[0][0].shape, partial(self._results, loaded)
+        while groups:
+            group = groups.pop()
+            size = self._shortages.most(shape, len(group))
+            if len(group) > size:
+                groups += [group[size:], group[:size]]
+                continue
+            samples = [sample for sample, _, _ in group]
+            results, words = attempt(run, loaded.encode, samples)
+            if results is None and len(group) > 1:
+                self._shortages.halved(shape, len(group) // 2)
+                self._say(f"out of memory with {len(group)} at once: trying half as many")
+                groups.append(group)
+                continue
+            if results is None:  # what it held is free now, also for buffers of libraries
+                results, words = attempt(run, loaded.encode, samples, alone=True)
+            if results is None and loaded.frugal is not None:
+                self._say(f"out of memory with one of {shape}: trying it in less memory")
+                results, words = attempt(run, loaded.frugal, samples, alone=True)
+            if results is None:
+                again = partial(within_memory, run, loaded.encode, alone=True)
+                self._settled(group[0][1].put_off(samples[0], words, self._shortages, again))
+                continue
+            self._shortages.encoded(samples[0])
+            with self._stage("writing"):
+                for (sample, job, _), (tensors, metadata) in zip(group, results, strict=True):
+                    job.store(sample.item, sample.key, sample.source, tensors, metadata)
+            self._settled(len(group))
+
+    @contextlib.contextmanager
+    def _stage(self, stage: str) -> Iterator[None]:
+        """A worker's stay in `encoding` (or its wait for results), or in `writing`."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._began, self._ended = self._began or began, time.perf_counter()
+                self._seconds[stage] += self._ended - began
+
+    def _results(
+        self, loaded: Loaded, encode: Encoder, samples: list[Sample], *, alone: bool = False
+    ) -> list[tuple[dict[str, Any], dict[str, str]]]:
+        """Encode beside the other workers, or `alone`; one at a time puts work into a queue."""
+        with self._stage("encoding"):
+            with contextlib.ExitStack() as turns:
+                if alone:
+                    turns.enter_context(self._alone)
+                for _ in range(loaded.workers if alone and not loaded.queues else 1):
+                    turns.enter_context(self._turns)
+                encoded = encode(samples)
+            return list(encoded)
 
 
 def _use_threads(number: int | None) -> None:

@@ -19,6 +19,7 @@ from latentmake.errors import SourceError
 from latentmake.files import cachefile
 from latentmake.files.media import check_image, probe_image
 from latentmake.files.paths import is_remote
+from latentmake.files.readers import Readers
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import source_stat
 from latentmake.plan.orders import Order, Work
@@ -114,10 +115,11 @@ def _read(path: str, sources: dict[str, list[Any]], *, keep: bool) -> tuple[byte
     return data, content
 
 
-def samples_of(order: Order, reading: Reading) -> list[Sample]:
+def samples_of(order: Order, reading: Reading, readers: Readers | None = None) -> list[Sample]:
     """Make the samples of an item's missing targets.
 
-    Images that another program encodes are checked by their headers, and make no samples.
+    Images that another program encodes are checked by their headers, videos by their first frames,
+    and make no samples.
 
     Raises:
         SourceError: the bytes are damaged, or an image was changed.
@@ -125,9 +127,9 @@ def samples_of(order: Order, reading: Reading) -> list[Sample]:
     item, limit = reading.item, order.dataset_settings.max_image_pixels
     if order.kind == "latents":
         module = import_module(f"latentmake.caches.pixels.{order.layout.encoding}")
-        if not order.is_external:
+        if not order.is_external and not order.dataset_settings.video:
             return [*module.samples_of(order, reading)]
-        module.check(order, reading)
+        module.check(order, reading, readers)
         return []
     if (image := item.file(BUCKET)) is not None:
         for path in item.controls:

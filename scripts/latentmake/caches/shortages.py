@@ -7,13 +7,12 @@ Another program may fill a GPU for a while. Items that come then must not count 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
 
-from latentmake.caches.encoders import Encoder, Loaded
 from latentmake.caches.inputs import Sample
-
-Results = list[tuple[dict[str, Any], dict[str, str]]]
+from latentmake.config.models import Model
+from latentmake.errors import DeviceError, is_surely_memory
+from latentmake.plan.orders import Order
 
 Size = tuple[int, ...]
 """Frames and pixels of an image or clip; the numbers of tokens of a caption."""
@@ -23,19 +22,6 @@ Again = Callable[[list[Sample]], object]
 
 _CROWDED = 4  # other programs hold a device if they have one part in so many of its memory
 _IN_A_ROW = 8  # samples that do not fit, none between them: then others are not tried
-
-
-class Verdict(NamedTuple):
-    """What to do with a sample that does not fit.
-
-    Attributes:
-        refuse: count the item as faulty.
-        stop: why the device is at fault: the job must stop. With neither, the sample is tried
-            again when the others of the order are done.
-    """
-
-    refuse: bool = False
-    stop: str = ""
 
 
 class Shortages:
@@ -77,94 +63,73 @@ class Shortages:
             self._in_a_row = 0
 
     def judge(
-        self,
-        sample: Sample,
-        again: Again,
-        *,
-        alone: bool,
-        sure: bool,
-        known: bool,
-    ) -> Verdict:
+        self, sample: Sample, words: str, again: Again, order: Order, *, known: bool
+    ) -> tuple[str, str] | None:
         """Judge a sample that does not fit.
 
         Args:
             sample: that does not fit.
+            words: the library's.
             again: encodes one of before once more.
-            alone: whether its order has no other target, behind which it could be put off.
-            sure: whether the library's words can mean nothing but a lack of memory.
+            order: of the sample; where it has no other target, this cannot be put off behind it.
             known: whether an earlier build has skipped the item.
+
+        Returns:
+            The fault of its item, and a hint; None if it is to be tried again when the others of
+            the order are done.
+
+        Raises:
+            DeviceError: the device is at fault.
         """
+        stop = self._stop(sample, again, len(order.paths) < 2, is_surely_memory(words), known)
+        if stop is None:
+            return None
+        what, hint = _too_large(sample, order.model_settings)
+        if stop:
+            raise DeviceError(f"{what}, {stop}: {words}", where=sample.item.name, hint=hint)
+        return f"{what}: {words}", hint
+
+    def _stop(
+        self, sample: Sample, again: Again, alone: bool, sure: bool, known: bool
+    ) -> str | None:
+        """Return why the device is at fault; "" if the item is, and None if it is put off."""
         from latentmake.caches.encoders.device import held_by_others
 
         key, size = sample.key, sample.size
         with self._lock:
             if any(all(a >= b for a, b in zip(each, size, strict=True)) for each in self._encoded):
-                return Verdict(stop="though one as large was encoded before")
+                return "though one as large was encoded before"
             first = key not in self._put_off
             before = self._put_off.setdefault(key, self._batches)
             self._in_a_row += first
             if first and not alone and self._in_a_row < _IN_A_ROW:
-                return Verdict()
+                return None
             if before < self._batches:
-                return Verdict(refuse=True)
+                return ""
             last, is_only = self._last, len(self._put_off) == 1
         others, total = held_by_others()
         is_crowded = others * _CROWDED >= total
         is_idle = sure and not is_crowded
         if self._encoded:
             if is_idle or (last is not None and again([last]) is not None):
-                return Verdict(refuse=True)
-            return Verdict(stop="and one that was encoded before does not fit any more")
+                return ""
+            return "and one that was encoded before does not fit any more"
         if (is_idle and is_only) or known:
-            return Verdict(refuse=True)
+            return ""
         stop = "and no smaller one was encoded"
         if is_crowded:
             stop += f", while other programs hold {others / 1e9:.1f} of {total / 1e9:.1f} GB"
-        return Verdict(stop=stop)
+        return stop
 
 
-class _Run(Protocol):
-    def __call__(
-        self, encode: Encoder, samples: list[Sample], *, alone: bool = False
-    ) -> Results: ...
-
-
-def encode_in_parts(
-    loaded: Loaded,
-    samples: list[Sample],
-    run: _Run,
-    shortages: Shortages,
-    say: Callable[[str], None],
-) -> Iterator[tuple[list[Sample], Results | None, str]]:
-    """Encode samples of one shape, as many at once as memory suffices for.
-
-    Out of memory: retry with half of them, with one while no other worker encodes, and with it in
-    the frugal way: no target's bytes depend on how much memory was free.
-
-    Yields:
-        Samples with their results; or one with None, if it does not fit, and the library's words.
-    """
-    from latentmake.caches.encoders.device import attempt
-
-    groups, shape = [samples], samples[0].shape
-    while groups:
-        group = groups.pop()
-        size = shortages.most(shape, len(group))
-        if len(group) > size:
-            groups += [group[size:], group[:size]]
-            continue
-        results, words = attempt(run, loaded.encode, group)
-        if results is None and len(group) > 1:
-            half = len(group) // 2
-            shortages.halved(shape, half)
-            say(f"out of memory with {len(group)} at once: trying half as many")
-            groups += [group[half:], group[:half]]
-            continue
-        if results is None:  # what it held is free now, also for buffers of libraries
-            results, words = attempt(run, loaded.encode, group, alone=True)
-        if results is None and loaded.frugal is not None:
-            say(f"out of memory with one of {shape}: trying it in less memory")
-            results, words = attempt(run, loaded.frugal, group, alone=True)
-        if results is not None:
-            shortages.encoded(group[0])
-        yield group, results, words
+def _too_large(sample: Sample, model: Model) -> tuple[str, str]:
+    """Return what is wrong with a sample for which memory does not suffice, and a hint."""
+    what = "not enough memory to encode it, even by itself"
+    hint = "end other programs and run the same command again"
+    if not isinstance(sample.content, str):
+        what += f" ({' x '.join(map(str, sample.shape[:-1]))} pixels)"
+        hint += ", or lower the resolution"
+        key = "vae_cache_cpu" if model.spec.video else "vae_tiling"
+        if not getattr(model, key):
+            hint += f"; `{key}: true` in the model encodes in tiles (and all its latents again)"
+    return what, hint

@@ -17,7 +17,6 @@ import psutil
 import pytest
 import torch
 from clip_world import SIZE, Encoder, check_caches, fingerprint, item_of, order_of, whole
-from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded
 from latentmake.caches.inputs import Sample
 from latentmake.caches.job import Job
@@ -31,7 +30,7 @@ from latentmake.plan.orders import Order
 from latentmake.plan.receipts import Receipt
 from latentmake.progress import Progress
 from numpy.typing import NDArray
-from order_world import silent
+from order_world import carry_out, silent
 from safetensors.torch import load_file
 from video_world import write_video
 
@@ -58,7 +57,7 @@ def film(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def carry(work: Order, encoder: Encoder, *, batch: int = 1, **options: Any) -> Receipt:
     ready = Loaded(encoder, batch)
     say = options.pop("say", silent)
-    return carry_out(work, Path("receipt.json"), say=say, encoder=ready, **options)
+    return carry_out(work, say=say, encoder=ready, **options)
 
 
 def scaled(frame: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:
@@ -222,7 +221,7 @@ def test_videos_that_another_program_encodes_are_opened_and_not_decoded(
     films["b"].write_text("hello" * 100)
     write_video(films["d"], "libx264", 40, size=(32, 48))
     work = order_of(*items)
-    job = Job(work, work.recipe, silent)
+    job = Job(work, silent)
     with Progress(disable=True) as progress:
         readings = list(job.readings(items, 2, progress))
     assert [len(each.missing) for each in readings] == [8, 0, 8, 0]

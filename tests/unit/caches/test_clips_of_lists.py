@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from clip_world import Encoder, fingerprint, order_of
-from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
@@ -25,7 +24,7 @@ from latentmake.layouts.layout import layout_of
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target
 from numpy.typing import NDArray
-from order_world import silent
+from order_world import carry_out, silent
 from safetensors.torch import load_file
 from video_world import turn, write_timed, write_video
 
@@ -62,7 +61,7 @@ def clips_of(row: dict[str, Any], size: str, **settings: Any) -> dict[str, torch
     width_height = Size(*map(int, size.split("x")))
     targets = tuple(Target(size, path, None, width_height, clip) for path, clip in named)
     order: Order = order_of(Work(source, targets), **asked.model_dump())
-    carry_out(order, Path("receipt.json"), say=silent, encoder=Loaded(Encoder(), 1))
+    carry_out(order, say=silent, encoder=Loaded(Encoder(), 1))
     return {path: load_file(path)["latents"] for path, _ in named}
 
 

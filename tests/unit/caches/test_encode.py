@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from latentmake import digest
-from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded
 from latentmake.caches.inputs import Sample
 from latentmake.caches.job import Job
@@ -23,12 +22,10 @@ from latentmake.files.media import probe_image
 from latentmake.index.memo import source_stat, target_stat
 from latentmake.plan import store
 from latentmake.plan.orders import Order
-from latentmake.plan.receipts import Receipt, read_receipt
-from order_world import Encoder, key_of, order, put_image, silent, target, whole_numbers
+from latentmake.plan.receipts import Receipt
+from order_world import Encoder, carry_out, key_of, order, put_image, target, whole_numbers
 from safetensors import safe_open
 from safetensors.torch import load_file
-
-RECEIPT = Path(".latentmake/orders/receipt.json")
 
 
 @pytest.fixture(autouse=True)
@@ -44,8 +41,7 @@ def cats(count: int, **options: Any) -> dict[str, Path | str]:
 
 
 def carry(work: Order, encoder: Any, **options: Any) -> Receipt:
-    ready = encoder and Loaded(encoder, options.pop("batch_size", 1))
-    return carry_out(work, RECEIPT, say=options.pop("say", silent), encoder=ready, **options)
+    return carry_out(work, encoder=Loaded(encoder, options.pop("batch_size", 1)), **options)
 
 
 def cache_of(stem: str, part: str = "16") -> Path:
@@ -85,7 +81,6 @@ def test_a_target_holds_the_tensors_and_says_what_they_were_made_from() -> None:
 
 def test_a_receipt_says_what_was_read_written_and_counted() -> None:
     receipt = carry(order("latents", cats(2)), Encoder())
-    assert read_receipt(RECEIPT) == receipt
     assert receipt.counts == {"encoded": 2, "spooled": 0, "linked": 0, "kept": 0}
     assert receipt.faults == []
     for stem in ("00", "01"):
@@ -397,9 +392,7 @@ def test_pictures_of_many_shapes_do_not_pile_up() -> None:
 
 
 def test_an_order_without_work_still_leaves_its_receipt() -> None:
-    receipt = carry(order("latents", {}), Encoder())
-    assert read_receipt(RECEIPT) == receipt
-    assert receipt.targets == {}
+    assert carry(order("latents", {}), Encoder()).targets == {}
 
 
 def test_the_outcome_is_said_in_numbers() -> None:
@@ -447,12 +440,12 @@ def test_a_job_waits_for_a_gpu_when_it_has_something_to_encode_and_not_before() 
         yield "0"
 
     again = at_hand(order("latents", {"new": sources["00"]}), str(cache_of("00")))
-    done = carry_out(again, again.receipt, say=asked.append, lease=lease)
+    done = carry_out(again, say=asked.append, lease=lease)
     assert done.counts["linked"] == 1
     assert "a GPU" not in asked
     other = order("latents", {"other": sources["01"]})
     with pytest.raises(ModelError):  # there is no VAE here
-        carry_out(other, other.receipt, say=asked.append, lease=lease)
+        carry_out(other, say=asked.append, lease=lease)
     assert "a GPU" in asked
 
 

@@ -565,7 +565,8 @@ def samples_for(work: Order) -> list[Sample]:
     assert item.media is not None
     controls = {each: Path(each).read_bytes() for each in item.controls}
     data, size = Path(item.source or "").read_bytes(), Size(*item.media[:2])
-    return samples_of(work, Reading(work.items[0], "digest", data, controls, size, missing=missing))
+    reading = Reading(work.items[0], "digest", data, controls, size, missing=missing)
+    return samples_of(work, reading)
 
 
 def test_a_narrow_picture_of_wan_is_named_and_measured_by_the_datasets_limit(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 import world
 from exact_world import TOLERANCE, error
 from item_world import inputs_of
-from latentmake.caches.encode import carry_out, carry_out_all
+from latentmake.caches import encode
 from latentmake.caches.encoders import Loaded, load
 from latentmake.caches.inputs import Reading, Sample
 from latentmake.caches.job import Job
@@ -27,7 +27,7 @@ from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.planner import make_plan
-from order_world import Encoder, silent
+from order_world import Encoder, carry_out, silent
 from safetensors.torch import load_file
 from text_world import letters, make_texts
 from wan_world import write_umt5, write_wan_vae
@@ -102,7 +102,7 @@ def test_threads_and_batches_change_no_name_nor_key_and_hardly_a_value(
             else:
                 assert loaded.workers == threads
                 loaded = loaded._replace(encode=delayed(loaded))
-            receipt = carry_out(order, order.receipt, say=silent, threads=threads, encoder=loaded)
+            receipt = carry_out(order, say=silent, threads=threads, encoder=loaded)
             for path, values in receipt.targets.items():
                 keys[name][path] = str(values[-1])
                 found[name][path] = values_of(Path(path))
@@ -147,15 +147,12 @@ def test_equal_captions_are_encoded_once_in_all_items_orders_and_variants(
     loaded = load.encoder(texts[0], threads=2, say=silent)
     encoded: list[str] = []
 
-    def encode(samples: list[Sample]) -> Any:
+    def noted(samples: list[Sample]) -> Any:
         encoded.extend(str(sample.content) for sample in samples)
         return loaded.encode(samples)
 
-    ready = loaded._replace(encode=encode)
-    carry_out_all(
-        texts, say=silent, threads=2, may_skip=False,
-        encoder_of=lambda _: ready, lease=contextlib.nullcontext,
-    )  # fmt: skip
+    ready = loaded._replace(encode=noted)
+    encode.carry_out(texts, say=silent, threads=2, load=lambda _: ready)
     captions = [path.read_text() for path in (root / "data").glob("*.txt")]
     assert sorted(encoded) == sorted(set(captions))
     found = files(tmp_path / "cache")
@@ -171,11 +168,18 @@ def test_equal_captions_are_encoded_once_in_all_items_orders_and_variants(
 def test_captions_of_like_length_go_together(budget: int | None, most: int) -> None:
     texts = ["x" * (1 + at * 37 % 50) for at in range(200)]
     batches: list[list[Sample]] = []
-    loaded = Loaded(lambda samples: [], 4, budget, lengths=lambda text: (7, len(text)))
-    with Pipeline(lambda: loaded, lambda _, some: batches.append([*some])) as pipeline:
+
+    def encode(samples: list[Sample]) -> Any:
+        batches.append([*samples])
+        return [({}, {})] * len(samples)
+
+    loaded = Loaded(encode, 4, budget, lengths=lambda text: (7, len(text)))
+    job: Any = SimpleNamespace(order=None, loaded=None, waiting=0, store=lambda *_: None)
+    with Pipeline(lambda _: loaded) as pipeline:
         for number, text in enumerate(texts):
             item = inputs_of(f"{number}", None, text)
-            pipeline.add(Sample(f"{number}", "s", item, text, (0, 0)))
+            pipeline.add(Sample(f"{number}", "s", item, text, (0, 0)), job)
+    assert job.waiting == 0
     assert sorted(int(sample.key) for batch in batches for sample in batch) == list(range(200))
     assert all(len({sample.shape for sample in batch}) == 1 for batch in batches)
     for sample in (sample for batch in batches for sample in batch):
@@ -195,15 +199,15 @@ def test_captions_are_encoded_while_others_are_read_by_several_threads(
     read: list[int] = []
     read_item = Job.read
 
-    def noted(job: Job, item: Work, known: Any = None) -> Reading:
+    def noted(job: Job, item: Work, **options: Any) -> Reading:
         read.append(threading.get_ident())
-        return read_item(job, item, known)
+        return read_item(job, item, **options)
 
     monkeypatch.setattr(Job, "read", noted)
     seen: list[int] = []
     encoder = Encoder(lambda sample, tensor: seen.append(len(read)) or tensor)
     loaded = Loaded(encoder, 4, lengths=lambda text: (len(text),))
     order = order_world.order("text", {**sources})
-    carry_out(order, Path("receipt.json"), say=silent, threads=2, encoder=loaded)
+    carry_out(order, say=silent, threads=2, encoder=loaded)
     assert len(seen) == 1024 and seen[0] < 1024
     assert threading.get_ident() not in read and len(set(read)) == 2

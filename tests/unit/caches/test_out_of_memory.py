@@ -7,7 +7,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,18 +16,18 @@ import numpy as np
 import pytest
 import torch
 from item_world import inputs_of
-from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded
 from latentmake.caches.encoders.device import held_by_others
 from latentmake.caches.encoders.load import encoder
 from latentmake.caches.inputs import Sample
 from latentmake.caches.job import Job
+from latentmake.caches.pipeline import Pipeline
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.errors import DeviceError, SourceError
 from latentmake.plan.orders import Order
 from latentmake.plan.receipts import Receipt
-from order_world import Encoded, Encoder, order, put_image, silent, target
+from order_world import Encoded, Encoder, carry_out, order, put_image, silent, target
 from test_encoders import tiny_vae
 from torch.nn.modules.module import register_module_forward_hook
 from wan_world import write_wan_vae
@@ -98,7 +97,7 @@ def job_of(layout: str, say: Callable[[str], None] = silent) -> Job:
     model: dict[str, Any] = {"vae": "vae", "text": ["text"]}
     if layout == "musubi":
         model |= {"task": "t2v-1.3B", "dtype": "float32"}
-    return Job(order_for(Model(**model)), {"made": "for this test"}, say)
+    return Job(order_for(Model(**model)), say)
 
 
 def sample(number: int, layout: str, width: int = 32, height: int = 24) -> Sample:
@@ -111,7 +110,9 @@ def sample(number: int, layout: str, width: int = 32, height: int = 24) -> Sampl
 
 def encode(job: Job, loaded: Loaded, samples: list[Sample]) -> None:
     job.paths |= {each.key: str(cache_of(each)) for each in samples}
-    job.encode(loaded, samples)
+    with Pipeline(lambda _: loaded, job.say) as pipeline:
+        for each in samples:
+            pipeline.add(each, job)
 
 
 def cache_of(sample: Sample) -> Path:
@@ -156,7 +157,7 @@ def test_what_a_failed_encoding_held_is_free_when_half_as_many_are_tried(
     with memory_for(lambda output: len(output) <= 1, error) as failed:
         encode(job, loaded, [sample(number, layout) for number in range(4)])
     assert len(failed) == 2  # four at once, then a pair; the other pair is not tried
-    assert job.counts["encoded"] == 4 and job.failed == {}
+    assert job.receipt.counts["encoded"] == 4 and job.failed == {}
     assert sum("half as many" in line for line in said) == 2
 
 
@@ -262,7 +263,7 @@ def latents(sources: dict[str, Path | str], *large: str, **dataset: Any) -> Orde
 def carry(work: Order, encoder: Encoder, **options: Any) -> Receipt:
     ready = Loaded(encoder, options.pop("batch_size", 1))
     options.setdefault("say", silent)
-    return carry_out(work, Path("receipt.json"), encoder=ready, **options)
+    return carry_out(work, encoder=ready, **options)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
@@ -297,7 +298,7 @@ def test_a_device_that_runs_out_of_memory_stops_the_job_and_no_item_is_faulty(
     assert line.startswith("data/04.png: not enough memory")
     assert "one as large was encoded before" in line and "\n" not in line
     assert (error[1] or "MemoryError") in line  # the library's words
-    assert not Path("receipt.json").exists()
+    assert not work.receipt.exists()
     receipt = carry(work, Encoder())
     assert receipt.counts["kept"] == 4 and receipt.counts["encoded"] == 8
     assert receipt.faults == []
@@ -307,10 +308,10 @@ def test_a_device_that_is_full_from_the_beginning_is_not_asked_for_each_item(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(HELD, lambda: CROWDED)
-    full = Short(lambda _: True)
+    work, full = latents(cats(30), on_error="skip"), Short(lambda _: True)
     with pytest.raises(DeviceError, match=r"other programs hold 70.0 of 80.0 GB"):
-        carry(latents(cats(30), on_error="skip"), full)
-    assert full.tried < 2 * 30 and not Path("receipt.json").exists()
+        carry(work, full)
+    assert full.tried < 2 * 30 and not work.receipt.exists()
 
 
 @pytest.mark.parametrize("memory", [IDLE, CROWDED], ids=["idle", "crowded"])
@@ -351,10 +352,10 @@ def test_where_no_item_fits_none_is_blamed(
     count: int, memory: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(HELD, lambda: memory)
-    full = Short(lambda _: True)
+    work, full = latents(cats(count), on_error="skip"), Short(lambda _: True)
     with pytest.raises(DeviceError, match="no smaller one was encoded"):
-        carry(latents(cats(count), on_error="skip"), full)
-    assert full.tried <= 30 and not Path("receipt.json").exists()
+        carry(work, full)
+    assert full.tried <= 30 and not work.receipt.exists()
 
 
 def test_items_that_an_earlier_build_skipped_stop_no_later_one() -> None:
@@ -377,10 +378,11 @@ def test_items_that_an_earlier_build_skipped_stop_no_later_one() -> None:
 )
 def test_a_device_in_error_stops_the_job_in_one_line(words: str) -> None:
     broken = Short(lambda each: each.item.stem == "02", (RuntimeError, words))
+    work = latents(cats(5), on_error="skip")
     with pytest.raises(DeviceError) as caught:
-        carry(latents(cats(5), on_error="skip"), broken)
+        carry(work, broken)
     assert words.splitlines()[0] in str(caught.value) and "\n" not in str(caught.value)
-    assert not Path("receipt.json").exists()
+    assert not work.receipt.exists()
 
 
 def test_a_gpu_without_kernels_is_not_taken_for_images_that_are_too_large() -> None:
@@ -397,9 +399,7 @@ def test_a_size_that_did_not_fit_is_not_tried_again() -> None:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return Encoder()(samples)
 
-    receipt = carry_out(
-        order("latents", cats(16)), Path("receipt.json"), say=said.append, encoder=Loaded(two, 8)
-    )
+    receipt = carry_out(order("latents", cats(16)), say=said.append, encoder=Loaded(two, 8))
     assert receipt.counts["encoded"] == 16
     assert len([line for line in said if "half as many" in line]) == 2  # 8, then 4
 
@@ -432,17 +432,15 @@ def test_those_that_have_no_room_side_by_side_are_encoded_one_by_one() -> None:
         return encoder(samples)
 
     job, loaded = job_of("plain"), Loaded(crowded, 1, workers=2)
-    with ThreadPoolExecutor(2) as pool:
-        for each in [pool.submit(encode, job, loaded, [sample(x, "plain")]) for x in range(2)]:
-            each.result()
-    assert job.counts["encoded"] == 2 and not job.failed
+    encode(job, loaded, [sample(number, "plain") for number in range(2)])
+    assert job.receipt.counts["encoded"] == 2 and not job.failed
     assert most == [1, 1]
 
 
 def test_of_wan_the_line_names_what_takes_less_memory(tmp_path: Path) -> None:
     for settings, names in (({}, True), ({"vae_cache_cpu": True}, False)):
         model = Model(vae="vae", text=["t5"], task="t2v-1.3B", **settings)  # type: ignore[arg-type, list-item]
-        job = Job(order_for(model), {}, silent)
+        job = Job(order_for(model), silent)
         encode(job, Loaded(Short(lambda _: True), 1), [sample(0, "musubi")])
         (line,) = job.failed.values()
         assert ("`vae_cache_cpu: true`" in line) == names and "1 x 24 x 32 pixels" in line
@@ -465,5 +463,5 @@ def test_encoders_that_do_not_fit_are_named_in_one_line(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(torch.nn.Module, "to", full)
     with pytest.raises(DeviceError, match=r"^models.tiny: not enough memory") as caught:
-        carry_out(order("latents", cats(1)), Path("receipt.json"), say=silent)
+        carry_out(order("latents", cats(1)), say=silent)
     assert "\n" not in str(caught.value)

@@ -13,7 +13,6 @@ import pytest
 import text_world
 import torch
 from item_world import work_of
-from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders.sdscripts import text_arrays
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
@@ -26,7 +25,7 @@ from latentmake.layouts.sdscripts import SdScripts
 from latentmake.models import recipe
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
-from order_world import silent
+from order_world import carry_out, silent
 from PIL import Image
 from sdscripts_world import latents_fault, read, text_fault, tiny_vae
 
@@ -82,7 +81,7 @@ def made(which: Model, **dataset: Any) -> dict[str, Path]:
     if not Path("vae").exists():
         tiny_vae(channels).save_pretrained("vae")
     work = order(which, **dataset)
-    carry_out(work, Path("receipt.json"), say=silent)
+    carry_out(work, say=silent)
     return {x.item.stem.removeprefix("sub/"): Path(x.targets[0].path) for x in work.items}
 
 
@@ -200,7 +199,7 @@ def test_a_sample_of_the_posterior_is_the_same_again() -> None:
 def test_a_job_that_is_tried_again_keeps_what_lies_there() -> None:
     path = made(model("sdxl"))["wide"]
     before = path.stat().st_ctime_ns
-    receipt = carry_out(order(model("sdxl")), Path("receipt.json"), say=silent)
+    receipt = carry_out(order(model("sdxl")), say=silent)
     assert receipt.counts["encoded"] == 0 and receipt.counts["kept"] == len(SIZES)
     assert path.stat().st_ctime_ns == before
 
@@ -303,7 +302,7 @@ def test_text_of_real_encoders_is_what_sd_scripts_would_train_on(
         recipe=recipe.make("text", None, which),
         items=tuple(items),
     )
-    carry_out(work, Path("receipt.json"), say=silent)
+    carry_out(work, say=silent)
     for path in work.paths:
         fault = text_fault(Path(path), architecture, lg_mask=bool(applied))
         assert fault is None, (path, fault)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from latentmake.caches.encode import carry_out_all
+from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded
 from latentmake.errors import SourceError
 from latentmake.plan.orders import Order
 from latentmake.plan.receipts import read_receipt
-from order_world import Encoder, order, put_image
+from order_world import Encoder, order, put_image, silent
 
 
 @pytest.fixture(autouse=True)
@@ -26,18 +26,16 @@ def latents(*stems: str, **options: Any) -> Order:
     return order("latents", {**sources}, **options)
 
 
-def carry(*orders: Order, **options: Any) -> list[str]:
-    """Carry out some orders with one encoder; return the stems that it got."""
+def carry(orders: Iterable[Order], batch_size: int = 1) -> Encoder:
+    """Carry out some orders with one encoder."""
     encoder = Encoder()
-    loaded = Loaded(encoder, 1)
-    given = {"say": lambda _: None, "lease": contextlib.nullcontext, "may_skip": True} | options
-    carry_out_all(orders, threads=1, encoder_of=lambda _: loaded, **given)
-    return list(encoder.stems)
+    carry_out(orders, say=silent, load=lambda _: Loaded(encoder, batch_size))
+    return encoder
 
 
 def test_each_order_leaves_its_receipt() -> None:
     orders = [latents("a", "b"), latents("c")]
-    assert sorted(carry(*orders)) == ["a", "b", "c"]
+    assert sorted(carry(orders).stems) == ["a", "b", "c"]
     assert [read_receipt(each.receipt).counts["encoded"] for each in orders] == [2, 1]
 
 
@@ -46,38 +44,49 @@ def test_a_faulty_item_stops_no_other_order_and_all_are_named() -> None:
     for stem in "ad":
         Path(f"data/{stem}.png").write_bytes(b"")
     with pytest.raises(SourceError) as caught:
-        carry(*orders)
+        carry(orders)
     for words in ("1 of 2 items", "a.png: is an empty", "1 of 1 items", "d.png: is an empty"):
         assert words in str(caught.value)
     assert [each.receipt.exists() for each in orders] == [False, True, False]
     put_image(Path("data/a.png"), (1, 2, 3))
     put_image(Path("data/d.png"), (4, 5, 6))
-    assert sorted(carry(*orders)) == ["a", "d"]
+    assert sorted(carry(orders).stems) == ["a", "d"]
 
 
 def test_what_an_order_has_made_is_linked_for_the_next() -> None:
     orders = [latents("a", "b"), latents("c", "d")]
     Path("data/c.png").write_bytes(Path("data/b.png").read_bytes())
-    assert sorted(carry(*orders)) == ["a", "b", "d"]
+    assert sorted(carry(orders).stems) == ["a", "b", "d"]
     assert read_receipt(orders[1].receipt).counts["linked"] == 1
     first, second = (list(read_receipt(each.receipt).targets) for each in orders)
     assert any(Path(one).samefile(other) for one in first for other in second)
 
 
-def test_an_order_is_read_when_it_is_its_turn() -> None:
-    first, second = latents("a"), latents("b")
+def test_a_batch_holds_samples_of_several_orders_and_each_leaves_its_receipt_once_it_is_done() -> (
+    None
+):
+    first, second, third = latents("a"), latents("b", "c"), latents("d")
 
     def orders() -> Iterator[Order]:
         yield first
-        assert first.receipt.exists()
+        assert not first.receipt.exists()
         yield second
+        deadline = time.monotonic() + 60
+        while not Path(first.paths[0]).exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not second.receipt.exists()
+        yield third
 
-    carry_out_all(
-        orders(),
-        say=lambda _: None,
-        threads=1,
-        may_skip=True,
-        encoder_of=lambda _: Loaded(Encoder(), 1),
-        lease=contextlib.nullcontext,
-    )
-    assert second.receipt.exists()
+    encoder = carry(orders(), 2)
+    assert [[stem for stem, _ in batch] for batch in encoder.batches] == [["a", "b"], ["c", "d"]]
+    counts = [read_receipt(each.receipt).counts["encoded"] for each in (first, second, third)]
+    assert counts == [1, 2, 1]
+
+
+def test_what_an_order_could_not_encode_is_refused_for_the_next() -> None:
+    orders = [latents("a", on_error="skip"), latents("b", "c", on_error="skip")]
+    Path("data/b.png").write_bytes(Path("data/a.png").read_bytes())
+    zeros = Encoder(lambda sample, tensor: tensor * (sample.item.stem == "c"))
+    carry_out(orders, say=silent, load=lambda _: Loaded(zeros, 1))
+    faults = [[each["stem"] for each in read_receipt(x.receipt).faults] for x in orders]
+    assert faults == [["a"], ["b"]] and sorted(zeros.stems) == ["a", "c"]

@@ -6,11 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from latentmake.caches import stages
-from latentmake.caches.encode import carry_out
+from latentmake.caches import pipeline
 from latentmake.caches.encoders import Loaded
-from latentmake.caches.stages import Stages
-from order_world import Encoder, order, put_image
+from latentmake.caches.pipeline import Pipeline
+from order_world import Encoder, carry_out, order, put_image
 
 
 class Clock:
@@ -26,21 +25,21 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(stages, "time", made)
+    monkeypatch.setattr(pipeline, "time", made)
     return made
 
 
-def stages_of(clock: Clock, *seconds: tuple[str, float], workers: int, queues: bool) -> Stages:
-    """Return an account of stays one after the other; `idle` is none."""
-    made = Stages()
-    made.begin(workers, queues)
+def words_of(clock: Clock, *seconds: tuple[str, float], workers: int, queues: bool) -> str:
+    """Return the words on stays one after the other; `idle` is none."""
+    made = Pipeline(lambda _: Loaded(Encoder()))
+    made.loaded = Loaded(Encoder(), workers=workers, queues=queues)
     for stage, passed in seconds:
         if stage == "idle":
             clock.now += passed
             continue
-        with made.of(stage):
+        with made._stage(stage):
             clock.now += passed
-    return made
+    return made.words
 
 
 @pytest.mark.parametrize(
@@ -55,28 +54,23 @@ def stages_of(clock: Clock, *seconds: tuple[str, float], workers: int, queues: b
 def test_the_bottleneck_is_what_the_device_waits_for(
     clock: Clock, seconds: list[tuple[str, float]], words: str
 ) -> None:
-    assert stages_of(clock, *seconds, workers=1, queues=True).words == words.replace(
-        "busy", "device busy"
-    )
+    words = words.replace("busy", "device busy")
+    assert words_of(clock, *seconds, workers=1, queues=True) == words
 
 
 def test_each_worker_of_a_cpu_is_a_part_of_the_device(clock: Clock) -> None:
-    made = stages_of(clock, ("encoding", 8.0), workers=2, queues=False)
-    assert made.words == "device busy 50%, bottleneck: reading"
-
-
-def test_of_another_program_nothing_is_known(clock: Clock) -> None:
-    assert stages_of(clock, ("writing", 99.0), workers=0, queues=False).words == ""
+    words = words_of(clock, ("encoding", 8.0), workers=2, queues=False)
+    assert words == "device busy 50%, bottleneck: reading"
 
 
 def test_the_last_line_of_a_job_and_its_receipt_have_the_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(stages, "_SHORTEST", 0.0)
+    monkeypatch.setattr(pipeline, "_SHORTEST", 0.0)
     work = order("latents", {"a": put_image(Path("data/a.png"), (1, 2, 3))})
     said: list[str] = []
-    receipt = carry_out(work, Path("receipt.json"), say=said.append, encoder=Loaded(Encoder()))
+    receipt = carry_out(work, say=said.append, encoder=Loaded(Encoder()))
     words = r"device busy \d+%, bottleneck: (reading|encoding|writing)"
     assert re.fullmatch(rf"latents of cats: 1 encoded; {words}", said[-1])
     assert said[-1].endswith(f"; {receipt.words}")

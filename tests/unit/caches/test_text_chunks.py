@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from item_world import work_of
 from latentmake.caches import tokenizers
-from latentmake.caches.encode import carry_out
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.errors import ModelError
@@ -19,6 +18,7 @@ from latentmake.models import recipe
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
 from latentmake.reports import kept_tokens
+from order_world import carry_out
 from pydantic import ValidationError
 from safetensors import safe_open
 from text_world import (
@@ -376,7 +376,7 @@ def test_a_job_names_what_it_cut_at_its_end_and_writes_masks_as_whole_numbers(
         items=tuple(items),
     )  # fmt: skip
     said: list[str] = []
-    carry_out(order, Path("receipt.json"), say=said.append)
+    carry_out(order, say=said.append)
     assert [line for line in said if " cut to " in line] == [
         f"4 captions are cut to the first 75 tokens by {name}: 100.txt, 200.txt, 80.txt ..."
         for name in ("text_encoder", "text_encoder_2")

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 import world
-from latentmake.caches.encode import carry_out
 from latentmake.errors import StorageError
 from latentmake.plan import build, store
 from latentmake.plan.build import BUILDS, Build, announce, running
 from latentmake.plan.orders import Order
 from latentmake.plan.receipts import Receipt
 from latentmake.session import Session
-from order_world import written_order
+from order_world import carry_out, written_order
 
 LOCK = Path(".snakemake/locks/0.output.lock")
 WEEK = 8 * 24 * 3600
@@ -107,7 +106,7 @@ def test_a_build_keeps_what_it_replaces(
         return Session(copy.deepcopy(values), targets=targets, main=True, side_by_side=None)
 
     for order in session("caches_tiny").plan.orders:
-        carry_out(order, order.receipt, say=lambda _: None, threads=1)
+        carry_out(order, say=lambda _: None, threads=1)
     values["models"]["micro"]["dtype"] = "bfloat16"
     stale = session(*targets)
     stale.begin()

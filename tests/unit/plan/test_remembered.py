@@ -15,7 +15,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded
 from latentmake.caches.inputs import Sample
 from latentmake.config.root import parse
@@ -28,6 +27,7 @@ from latentmake.plan.planner import make_plan
 from latentmake.plan.remembered import Remembered
 from latentmake.plan.run_plan import Plan, RunPlan
 from latentmake.plan.state import Judge, State
+from order_world import carry_out
 from PIL import Image
 
 STEMS = ("a", "b", "b.c", "ab", "sub/a", "sub/d")
@@ -91,7 +91,7 @@ class World:
 
     def build(self, memo: Memo) -> None:
         for order in self.plan(memo).orders:
-            carry_out(order, order.receipt, say=lambda _: None, encoder=Loaded(nothing, 1))
+            carry_out(order, say=lambda _: None, encoder=Loaded(nothing, 1))
 
     def caches(self) -> list[Path]:
         return sorted(path for path in Path("cache").rglob("*") if path.is_file())

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from latentmake.caches.inputs import Reading, Sample, stored_size
 from latentmake.caches.pixels.scaling import fit
 from latentmake.files.media import check_image, load, opened_image
+from latentmake.files.readers import Readers
 from latentmake.plan.orders import Order
 
 
@@ -35,7 +36,7 @@ def samples_of(order: Order, reading: Reading) -> Iterator[Sample]:
         yield Sample(key, digest, item, fitted[:, :, :3], size, alpha=mask)
 
 
-def check(order: Order, reading: Reading) -> None:
+def check(order: Order, reading: Reading, readers: Readers | None) -> None:
     """Check the header of an image for sd-scripts' own code; errors are those of `samples_of`."""
     dataset, path = order.dataset_settings, reading.item.source or ""
     found, _ = check_image(reading.data, path, dataset.max_image_pixels)

@@ -16,6 +16,8 @@ from latentmake.caches.inputs import Reading, Sample, stored_size
 from latentmake.caches.pixels.scaling import cover
 from latentmake.errors import SourceError
 from latentmake.files.media import check_image, load, opened_image
+from latentmake.files.readers import Readers
+from latentmake.files.video import frame_of
 from latentmake.geometry.buckets import Size
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
@@ -41,15 +43,22 @@ def samples_of(order: Order, reading: Reading) -> Iterator[Sample]:
         yield Sample(key, reading.content, item, made[0], size, control)
 
 
-def check(order: Order, reading: Reading) -> None:
+def check(order: Order, reading: Reading, readers: Readers | None) -> None:
     """Check the headers of an image, its controls and layers for musubi-tuner's own scripts.
+
+    A video and its control are opened.
 
     Raises:
         SourceError: one is damaged, too large, too narrow, or was changed; or a layer has no alpha.
     """
     item, path = reading.item, reading.item.source or ""
     limit = order.dataset_settings.max_image_pixels
-    found, _ = check_image(reading.data, path, limit)
+    if readers is not None:
+        videos = (path, *item.controls)
+        first, *_ = [frame for name in videos for frame in readers.each(name, frame_of, name, 0)]
+        found = (first.shape[1], first.shape[0])
+    else:
+        found, _ = check_image(reading.data, path, limit)
     fitted_sizes(order, stored_size(item, found), reading.missing, path)
     for name, data in reading.others.items():
         _, mode = check_image(data, name, limit)

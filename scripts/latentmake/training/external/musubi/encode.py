@@ -64,7 +64,6 @@ def make_by_scripts(job: Job, items: Sequence[Work], threads: int, progress: Pro
     job.take_gpu()
     with Scratch(job.order) as scratch:
         _Attempts(job, scratch, threads, progress, wanted).run()
-    job.refuse_equal()
 
 
 @dataclass

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import order_world
 import psutil
 import pytest
 import scripts_world
@@ -46,9 +47,7 @@ def _in_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def carry_out(order: Order, **options: Any) -> tuple[Receipt, list[str]]:
     said: list[str] = []
     options = {"threads": 2, **options}
-    receipt = encode.carry_out(
-        order, Path("receipt.json"), say=said.append, encoder=make_by_scripts, **options
-    )
+    receipt = order_world.carry_out(order, say=said.append, encoder=make_by_scripts, **options)
     return receipt, said
 
 
@@ -271,7 +270,7 @@ def stopped(order: Order) -> str:
     """Carry out an order that a fault of the device stops; return its one line."""
     with pytest.raises(DeviceError) as caught:
         carry_out(order)
-    assert not Path("receipt.json").exists() and "\n" not in str(caught.value)
+    assert not order.receipt.exists() and "\n" not in str(caught.value)
     assert order.log in str(caught.value)
     return str(caught.value)
 
@@ -346,7 +345,7 @@ from latentmake.training.external.musubi import written
 from latentmake.training.external.musubi.encode import make_by_scripts
 written._SECONDS = 0.02
 order = Order.read(Path(sys.argv[1]))
-encode.carry_out(order, Path("receipt.json"), say=print, encoder=make_by_scripts)
+encode.carry_out([order], say=print, external=lambda _: make_by_scripts)
 """
 
 

@@ -14,13 +14,13 @@ import strategies_world
 import torch
 import world
 from latentmake import backends, digest
-from latentmake.caches.encode import carry_out
 from latentmake.config.root import parse
 from latentmake.errors import ConfigError, DeviceError, ModelError, SourceError, TrainingError
 from latentmake.files import cachefile
 from latentmake.plan.orders import Order
 from latentmake.plan.planner import make_plan
 from latentmake.reports.recipe_changes import recipe_changes
+from order_world import carry_out
 from safetensors.torch import save_file
 from strategies_world import STEMS, encode, loads, make, plan, set_moods
 
@@ -79,7 +79,6 @@ def test_a_picture_whose_header_is_bad_takes_no_gpu() -> None:
     ):
         carry_out(
             order,
-            order.receipt,
             say=lambda _: None,
             encoder=backends.encoder_of(order),
             lease=lambda _: pytest.fail("a GPU was taken"),
