@@ -1,13 +1,10 @@
 """Clips of a dataset's videos: which frames of which file, and their prompt.
 
-`probe` asks which part of a video an item uses. Readers that encode nothing list the clips of
-items: `latentmake.ClipDataset` and `clips_{run}`.
+`probe` asks which part of a video an item uses; `latentmake.ClipDataset` and `clips_{run}`, which
+encode nothing, ask for the frames of each clip.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from latentmake.config.datasets import Dataset
 from latentmake.data.item import Item, Window
@@ -23,7 +20,6 @@ from latentmake.geometry.clips import (
     Timing,
     kept_indices,
 )
-from latentmake.layouts.layout import Layout
 
 _GRACE = 0.1  # seconds by which a row may end after its video
 
@@ -100,39 +96,16 @@ def refuse_beyond(media: Media, span: Span | None) -> None:
         raise SourceError(f"{what}, but the video has {media.frames}", hint=hint)
 
 
-class ListedClip(NamedTuple):
-    """One clip of a video, by its place among the frames that are kept."""
-
-    item: Item
-    clip: Clip
-
-    @property
-    def media(self) -> Media:
-        """Size and length of the video."""
-        assert self.item.media is not None
-        return self.item.media
-
-    @property
-    def span(self) -> Span:
-        """The part of the video that clips are counted in."""
-        return self.item.span or Span()
-
-    def indices(self, source_fps: SourceFps, rate: float = WAN_FPS) -> list[int]:
-        """Return the indices of its frames in the file."""
-        media = self.media
-        kept = kept_indices(media.frames, source_fps, self.span, media.timing, rate)
-        return [index for index, _ in kept[self.clip.start : self.clip.start + self.clip.frames]]
-
-    def prompt(self) -> str:
-        """Return its prompt, of several texts the first; its caption file may have to be read."""
-        if self.item.texts is not None:
-            return self.item.texts[0]
-        return read_caption(self.item.caption) if self.item.caption else ""
+def indices_of(item: Item, clip: Clip, source_fps: SourceFps, rate: float = WAN_FPS) -> list[int]:
+    """Return the indices in its file of the frames of a clip, which is cut from an item."""
+    assert item.media is not None
+    frames, timing = item.media.frames, item.media.timing
+    kept = kept_indices(frames, source_fps, item.span or Span(), timing, rate)
+    return [index for index, _ in kept[clip.start : clip.start + clip.frames]]
 
 
-def listed_clips(items: Sequence[Item], layout: Layout, settings: Dataset) -> Iterator[ListedClip]:
-    """Yield the clips of a dataset's items, which are measured."""
-    for item in items:
-        assert item.media is not None
-        for clip in layout.clips(item.media, settings, item.span):
-            yield ListedClip(item, clip)
+def prompt_of(item: Item) -> str:
+    """Return an item's prompt, of several texts the first; its caption file may have to be read."""
+    if item.texts is not None:
+        return item.texts[0]
+    return read_caption(item.caption) if item.caption else ""

@@ -11,11 +11,12 @@ from torch.utils.data import Dataset as TorchDataset
 from latentmake.caches.pixels.cutting import Cut, cut
 from latentmake.caches.pixels.scaling import Film
 from latentmake.config.root import Config, parse
-from latentmake.data.clips import listed_clips
+from latentmake.data.clips import indices_of, prompt_of
 from latentmake.data.datasets import Datasets
+from latentmake.data.item import Item
 from latentmake.errors import ConfigError, DatasetError
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import SourceFps
+from latentmake.geometry.clips import Clip, SourceFps, Span
 from latentmake.index.memo import Memo
 from latentmake.layouts.musubi import Musubi
 
@@ -92,13 +93,13 @@ class ClipDataset(TorchDataset[dict[str, Any]]):
             lines = " | ".join(fault.line for fault in faults)
             hint = 'correct or remove them, or give on_error="skip"'
             raise DatasetError(f"{len(faults)} faulty: {lines}", where=self.source, hint=hint)
-        clips = list(listed_clips(items, facts.layout(_NAME), self._settings))
-        prompts: dict[str, str] = {}
-        for clip in clips:
-            if clip.item.stem not in prompts:
-                prompts[clip.item.stem] = clip.prompt()
+        layout, clips = facts.layout(_NAME), list[tuple[Item, Clip]]()
+        for item in items:
+            assert item.media is not None
+            found = layout.clips(item.media, self._settings, item.span)
+            clips += [(item, clip) for clip in found]
         self._clips = clips * self._settings.num_repeats
-        self._prompts = prompts
+        self._prompts = {item.stem: prompt_of(item) for item in items}
 
     def __len__(self) -> int:
         return len(self._clips)
@@ -113,21 +114,22 @@ class ClipDataset(TorchDataset[dict[str, Any]]):
         Raises:
             SourceError: the video is damaged, gone, or was changed since it was listed.
         """
-        clip, fps = self._clips[index], self._settings.source_fps
-        indices, key = clip.indices(fps), (self._size, self._size)
-        film = Film(clip.item.image, clip.media.rotation, self._settings.max_image_pixels)
+        (item, clip), settings = self._clips[index], self._settings
+        indices = indices_of(item, clip, settings.source_fps)
+        key, rotation = (self._size, self._size), item.media.rotation if item.media else 0
+        film = Film(item.image, rotation, settings.max_image_pixels)
         cuts = cut(film, [Cut(indices, 0, len(indices), [key])])
         (pixels,) = (made[key] for made in cuts if made is not None)
         values = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
         place = {
-            "video": clip.item.image,
+            "video": item.image,
             "first_frame": indices[0],
-            "stride": clip.span.stride,
+            "stride": (item.span or Span()).stride,
         }
         return {
             "pixel_values": values.float() / 127.5 - 1.0,
-            "prompt": self._prompts[clip.item.stem],
-            "row": {**(clip.item.row or {}), **place},
+            "prompt": self._prompts[item.stem],
+            "row": {**(item.row or {}), **place},
         }
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from latentmake.data.clips import ListedClip
 from latentmake.data.item import IMAGE, File, Item
 from latentmake.errors import SourceError, StorageError
 from latentmake.exchange.clip_files.cut import cut
@@ -37,7 +36,8 @@ def file_of(
         f"{path.stem}_{start:05d}-{frames:03d}",
         "films",
         size,
-        ListedClip(item, Clip(start, frames)),
+        item,
+        Clip(start, frames),
     )
 
 
@@ -99,7 +99,7 @@ def test_a_disk_without_room_is_said_before_anything_is_written(
     videos: list[Path], tmp_path: Path
 ) -> None:
     huge = file_of(videos[0], 0, size=Size(1 << 15, 1 << 15))
-    huge = huge._replace(clip=huge.clip._replace(clip=Clip(0, 1 << 20 | 1)))
+    huge = huge._replace(clip=Clip(0, 1 << 20 | 1))
     with pytest.raises(StorageError, match=r"of clips must be written, but only .* is free;"):
         cut(order_of(tmp_path, huge), say=print)
     assert not (tmp_path / "clips").exists()

@@ -23,13 +23,14 @@ from numpy.typing import NDArray
 from latentmake import digest
 from latentmake.caches.pixels import cutting
 from latentmake.caches.pixels.scaling import Film
+from latentmake.data.clips import indices_of, prompt_of
 from latentmake.errors import SourceError
 from latentmake.exchange.clip_files.order import LIST, ClipFile, ClipsOrder, npz_bytes
 from latentmake.files import atomic, npz
 from latentmake.files.cachefile import KEY
 from latentmake.files.disk import refuse
 from latentmake.files.readers import Readers
-from latentmake.geometry.clips import WAN_FPS, SourceFps
+from latentmake.geometry.clips import WAN_FPS, SourceFps, Span
 from latentmake.index.memo import source_stat
 from latentmake.plan.reasons import Difference, short, value_differences
 from latentmake.plan.receipts import Receipt
@@ -64,7 +65,7 @@ def cut(order: ClipsOrder, *, say: Say, threads: int = 1) -> Counter[str]:
     began = time.time()
     groups: dict[tuple[str, str], list[ClipFile]] = {}
     for file in order.files:
-        groups.setdefault((file.dataset, file.clip.item.image), []).append(file)
+        groups.setdefault((file.dataset, file.item.image), []).append(file)
     with (
         Readers() as readers,
         ThreadPoolExecutor(threads) as pool,
@@ -81,7 +82,7 @@ def cut(order: ClipsOrder, *, say: Say, threads: int = 1) -> Counter[str]:
                     say(f"faulty: {error}")
                     faults.setdefault(files[0].dataset, []).append(str(error))
                     continue
-                sources[files[0].clip.item.image] = source
+                sources[files[0].item.image] = source
                 counts["written"] += written
                 counts["kept"] += len(files) - written
                 rows |= made
@@ -124,7 +125,7 @@ def _cut_source(
     Raises:
         SourceError: the video or a caption is faulty.
     """
-    first = files[0].clip
+    first = files[0].item
     fps, rate = order.source_fps[files[0].dataset], order.rate
     rows = {file.name: _row(file, fps, rate) for file in files}
     content = _digest_of(files[0])
@@ -137,10 +138,11 @@ def _cut_source(
     ]
     cuts = []
     for file in stale:
-        indices = file.clip.indices(fps, rate)
+        indices = indices_of(file.item, file.clip, fps, rate)
         cuts.append((cutting.Cut(indices, 0, len(indices), [(file.size, file.size)]), file))
     cuts.sort(key=lambda pair: pair[0].reach)
-    film = Film(first.item.image, first.media.rotation, order.max_pixels[files[0].dataset])
+    assert first.media is not None
+    film = Film(first.image, first.media.rotation, order.max_pixels[files[0].dataset])
     clips = readers.each(film.path, cutting.cut, film, [each for each, _ in cuts])
     for _, file in cuts:
         comment = {KEY: keys[file.name], **_origin(file, fps, rate)}
@@ -151,10 +153,10 @@ def _cut_source(
 
 def _digest_of(file: ClipFile) -> list[Any]:
     """Return stat and digest of a clip's video; it is read unless the plan knows it."""
-    path = Path(file.clip.item.image)
+    path = Path(file.item.image)
     try:
         stat = source_stat(path.stat())
-        known = file.content if stat == file.clip.item.files[0].stat else None
+        known = file.content if stat == file.item.files[0].stat else None
         return [*stat, known or digest.of_file(path)]
     except OSError as error:
         what = f"cannot be read ({error.strerror})"
@@ -164,9 +166,9 @@ def _digest_of(file: ClipFile) -> list[Any]:
 
 def _key(file: ClipFile, content: str, fps: SourceFps, rate: float) -> str:
     """Return the digest of all that decides about a file's frames."""
-    clip = file.clip
-    media = clip.media
-    made = [_VERSION, content, fps, clip.span, clip.clip, file.size, media.timing, media.rotation]
+    media, span = file.item.media, file.item.span or Span()
+    assert media is not None
+    made = [_VERSION, content, fps, span, file.clip, file.size, media.timing, media.rotation]
     return digest.of_value(made if fps is None or rate == WAN_FPS else [*made, rate])
 
 
@@ -212,18 +214,16 @@ def _write(path: Path, clip: NDArray[np.uint8], comment: Mapping[str, object]) -
 
 def _row(file: ClipFile, fps: SourceFps, rate: float) -> dict[str, Any]:
     """Return a clip's row of the list: its file, prompt, further columns, and where it is from."""
-    clip = file.clip
-    own = {"video": f"{file.name}.npz", "prompt": clip.prompt()}
-    return {**own, **(clip.item.row or {}), **own, **_origin(file, fps, rate)}
+    own = {"video": f"{file.name}.npz", "prompt": prompt_of(file.item)}
+    return {**own, **(file.item.row or {}), **own, **_origin(file, fps, rate)}
 
 
 def _origin(file: ClipFile, fps: SourceFps, rate: float) -> dict[str, Any]:
     """Return which frames of which video a file holds."""
-    clip = file.clip
     return {
-        "source_video": clip.item.image,
-        "source_first_frame": clip.indices(fps, rate)[0],
-        "source_stride": clip.span.stride,
+        "source_video": file.item.image,
+        "source_first_frame": indices_of(file.item, file.clip, fps, rate)[0],
+        "source_stride": (file.item.span or Span()).stride,
     }
 
 

@@ -10,11 +10,11 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from latentmake.config.runs import Run
-from latentmake.data.clips import ListedClip, listed_clips
+from latentmake.data.item import Item
 from latentmake.errors import ConfigError
 from latentmake.files.disk import Need
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import WAN_FPS, SourceFps
+from latentmake.geometry.clips import WAN_FPS, Clip, SourceFps
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan
 
@@ -32,20 +32,22 @@ class ClipFile(NamedTuple):
         name: of the file, without its ending.
         dataset: name of the clip's dataset.
         size: of its frames.
-        clip: its frames and prompt.
+        item: the clip's video and prompt.
+        clip: place among the frames of the video that are kept.
         content: digest of its video, if it is known.
     """
 
     name: str
     dataset: str
     size: Size
-    clip: ListedClip
+    item: Item
+    clip: Clip
     content: str | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """Shape of the array: frames, height, width, channels."""
-        return (self.clip.clip.frames, self.size.height, self.size.width, 3)
+        return (self.clip.frames, self.size.height, self.size.width, 3)
 
 
 class ClipsOrder(BaseModel, extra="forbid", frozen=True):
@@ -128,11 +130,12 @@ def _files(facts: Facts, name: str, run: Run, prefixed: bool) -> Iterator[ClipFi
     """Yield the files of a dataset; names of several datasets begin with that of the dataset."""
     settings, layout = facts.config.datasets[name], facts.layout(run.model)
     (resolution,) = run.resolutions
-    for clip in listed_clips(facts.items(name, run.model)[0], layout, settings):
-        own = Size(clip.media.width, clip.media.height)
+    for item in facts.items(name, run.model)[0]:
+        media, content = item.media, facts.memo.sources.get(item.image, item.files[0].stat)
+        assert media is not None
+        own = Size(media.width, media.height)
         size = layout.size(own, Size(resolution.width, resolution.height), settings)
-        stem = f"{layout.base(clip.item.stem)}_{clip.clip.start:05d}-{clip.clip.frames:03d}"
-        file = f"{name}_{stem}" if prefixed else stem
-        yield ClipFile(
-            file, name, size, clip, facts.memo.sources.get(clip.item.image, clip.item.files[0].stat)
-        )
+        for clip in layout.clips(media, settings, item.span):
+            stem = f"{layout.base(item.stem)}_{clip.start:05d}-{clip.frames:03d}"
+            file = f"{name}_{stem}" if prefixed else stem
+            yield ClipFile(file, name, size, item, clip, content)
