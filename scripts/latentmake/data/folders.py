@@ -32,7 +32,7 @@ from latentmake.data.item import (
 )
 from latentmake.errors import DatasetError, SourceError
 from latentmake.files.media import UNREAD_FORMATS, VIDEO_EXTENSIONS, unread_format
-from latentmake.files.paths import is_remote, normalized
+from latentmake.files.paths import is_remote
 from latentmake.geometry.clips import Span
 from latentmake.index.memo import SourceStat, source_stat
 
@@ -49,12 +49,14 @@ def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
     Raises:
         DatasetError: it is missing, no folder, or cannot be read.
     """
-    root, where = normalized(getattr(dataset, key)), f"datasets.{name}.{key}"
+    root, where = getattr(dataset, key), f"datasets.{name}.{key}"
     if is_remote(root):
         from latentmake.data import remote
 
+        root = root.rstrip("/")
         entries = [x for x in remote.listing(root, where) if not (dataset.flat and "/" in x[0])]
     else:
+        root = os.path.normpath(root)
         try:
             entries = _entries(root, flat=dataset.flat)
         except OSError as error:

@@ -165,9 +165,8 @@ def _value(data: bytes) -> object:
     except UnicodeDecodeError as error:
         return ValueError(f"is not UTF-8 (byte {error.start + 1})")
     except (ValueError, RecursionError) as error:  # nested too deeply
-        is_cut = isinstance(error, json.JSONDecodeError) and (
-            error.msg.startswith("Unterminated") or error.pos >= len(error.doc.rstrip())
-        )
+        left = isinstance(error, json.JSONDecodeError) and error.doc[error.pos :].strip()
+        is_cut = left == "" or str(error).startswith("Unterminated")
         return ValueError("ends in the middle" if is_cut else f"is not JSON ({error})")
 
 

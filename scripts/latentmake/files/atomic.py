@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +17,9 @@ from pathlib import Path
 from latentmake.errors import storage_error
 
 TEMPORARY_SUFFIX = ".latentmake-partial"
-
-_own = threading.local()
+# A name that no writer on any machine has or had, short whatever the file's name. A leftover under
+# the same name could be another name of a finished file, which would be overwritten.
+_TEMPORARY = f".{{}}{TEMPORARY_SUFFIX}"
 
 
 @contextlib.contextmanager
@@ -28,7 +28,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     The path's folder is made where it is missing.
     """
-    temporary = path.with_name(_new_name())
+    temporary = path.with_name(_TEMPORARY.format(uuid.uuid4().hex))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
@@ -67,7 +67,7 @@ def write(path: str | Path, *pieces: bytes | memoryview) -> os.stat_result:
     """
     place = os.fspath(path)
     folder = os.path.dirname(place)  # noqa: PTH120 -- a Path takes as long as the system's calls
-    temporary = os.path.join(folder, _new_name())  # noqa: PTH118
+    temporary = os.path.join(folder, _TEMPORARY.format(uuid.uuid4().hex))  # noqa: PTH118
     try:
         try:
             file = open(temporary, "xb")  # noqa: PTH123, SIM115
@@ -82,18 +82,6 @@ def write(path: str | Path, *pieces: bytes | memoryview) -> os.stat_result:
     except BaseException as error:  # Ctrl-C too
         raise _failed(error, temporary, place) from None
     return stat
-
-
-def _new_name() -> str:
-    """Return a name that no writer on any machine has or had, short whatever the file's name.
-
-    Another build may remove it as a leftover. A leftover under the same name could be another name
-    of a finished file, which would be overwritten.
-    """
-    if getattr(_own, "process", None) != os.getpid():  # a new thread, or a copy of its process
-        _own.process, _own.name, _own.count = os.getpid(), uuid.uuid4().hex, 0
-    _own.count += 1
-    return f".{_own.name}.{_own.count}{TEMPORARY_SUFFIX}"
 
 
 def _failed(error: BaseException, temporary: str, place: str) -> BaseException:

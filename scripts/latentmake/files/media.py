@@ -13,7 +13,7 @@ import struct
 import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -49,9 +49,9 @@ VIDEO_EXTENSIONS = frozenset(
 NPZ = ".npz"
 """Ending of a clip whose frames are an array."""
 
-# In these a packet of these is one picture, neither more nor less, unless `is_plain` says so. Not
-# so elsewhere: MPEG-4 in AVI may hold packets without a picture, VP8 pictures that nobody shows.
-COUNTED_CONTAINERS = frozenset({"mov", "matroska"})
+# In these a packet of these is one picture, neither more nor less, as a rule. Not so elsewhere:
+# MPEG-4 in AVI may hold packets without a picture, VP8 pictures that nobody shows.
+_COUNTED_CONTAINERS = frozenset({"mov", "matroska"})
 _COUNTED_CODECS = frozenset({"h264", "hevc", "vp9", "av1", "libdav1d", "mjpeg", "ffv1", "prores"})
 
 
@@ -273,43 +273,52 @@ class _Skipping(io.FileIO):
         return bytes(size)
 
 
+def frame_packets(
+    container: InputContainer, stream: VideoStream
+) -> Iterator[tuple[Packet[VideoStream], int]]:
+    """Yield the packets of a stream with their timestamps, each of which is sure to be a frame.
+
+    Raises:
+        SourceError: one may be none, or a frame that is not shown; it names no place.
+    """
+    first: Packet[VideoStream] | None = None
+    kind, codec = container.format.name.partition(",")[0], stream.codec_context.name
+    if codec not in _COUNTED_CODECS or kind not in _COUNTED_CONTAINERS:
+        raise SourceError("may hold packets that are no frames")
+    for packet in container.demux(stream):
+        if packet.size == 0 and packet.dts is None:  # PyAV's sign that the file is at its end
+            continue
+        first, pts = first or packet, packet.pts
+        if (
+            not packet.size
+            or not first.is_keyframe
+            or packet.is_corrupt  # the end of a file that was cut short
+            or packet.is_discard  # before the beginning that an edit list sets
+            # Shown before the first key frame: it refers to frames that are not there.
+            or pts is None
+            or first.pts is None
+            or pts < first.pts
+        ):
+            raise SourceError("holds packets that are no frames")
+        yield packet, pts
+
+
 def _count_packets(
     container: InputContainer, stream: VideoStream, skip: Callable[[], object]
 ) -> tuple[VideoFrame | None, _Times]:
     """Return the first frame and the times of all; no frame where packets may not be frames."""
-    first: Packet[VideoStream] | None = None
     frame: VideoFrame | None = None
     times: _Times = []
-    kind = container.format.name.partition(",")[0]
-    if stream.codec_context.name not in _COUNTED_CODECS or kind not in COUNTED_CONTAINERS:
-        return None, times
-    for packet in container.demux(stream):
-        if packet.size == 0 and packet.dts is None:  # PyAV's sign that the file is at its end
-            continue
-        first = first or packet
-        if not is_plain(packet, first):
-            return None, times
-        times.append((packet.pts, packet.duration or 0))
-        if frame is None:
-            frame = next(iter(packet.decode()), None)
-            if frame is not None and kind == "mov":
-                skip()
-    # Each of the two fields of an interlaced frame may have its own packet.
-    return (None if frame is None or frame.interlaced_frame else frame), times
-
-
-def is_plain(packet: Packet[VideoStream], first: Packet[VideoStream]) -> bool:
-    """Whether a packet is sure to be decoded to a frame that is shown."""
-    return bool(
-        packet.size
-        and first.is_keyframe
-        and not packet.is_corrupt  # the end of a file that was cut short
-        and not packet.is_discard  # before the beginning that an edit list sets
-        # Shown before the first key frame: it refers to frames that are not there.
-        and packet.pts is not None
-        and first.pts is not None
-        and packet.pts >= first.pts
-    )
+    with suppress(SourceError):
+        for packet, pts in frame_packets(container, stream):
+            times.append((pts, packet.duration or 0))
+            if frame is None:
+                frame = next(iter(packet.decode()), None)
+                if frame is not None and container.format.name.startswith("mov"):
+                    skip()
+        # Each of the two fields of an interlaced frame may have its own packet.
+        return (None if frame is None or frame.interlaced_frame else frame), times
+    return None, times
 
 
 def _count_frames(

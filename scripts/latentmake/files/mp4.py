@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,49 +37,36 @@ def write_mp4(path: Path, frames: Iterable[NDArray[np.uint8]], fps: float = 16) 
         ValueError: there is no frame.
     """
     import av
+    import numpy as np
+    from av.video.reformatter import ColorRange, Colorspace
 
+    left = iter(frames)
+    if (first := next(left, None)) is None:
+        raise ValueError("a clip has no frame")
+    height, width = first.shape[:2]
+    colors: Any = {"dst_colorspace": Colorspace.ITU709, "dst_color_range": ColorRange.MPEG}
     container = {"movflags": "faststart", "fflags": "+bitexact"}
+    settings = {"crf": _QUALITY, "preset": "medium"}
     with atomic.replacing(path) as temporary:
         try:
             with av.open(str(temporary), "w", format="mp4", options=container) as file:
-                _encode(file, frames, fps)
+                rate = Fraction(fps).limit_denominator(1001)
+                stream: Any = file.add_stream(_CODEC, rate=rate, options=settings)
+                stream.width, stream.height = width + width % 2, height + height % 2
+                stream.pix_fmt = "yuv420p"
+                context = stream.codec_context
+                context.thread_count = 1
+                context.color_primaries = context.color_trc = context.colorspace = _BT709
+                context.color_range = _LIMITED
+                for frame in chain([first], left):
+                    even = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+                    picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(even), "rgb24")
+                    file.mux(stream.encode(picture.reformat(format="yuv420p", **colors)))
+                file.mux(stream.encode())
         except av.FFmpegError as error:
             raise storage_error(error, path) or StorageError(
                 f"cannot be written ({error.strerror})", where=path, hint="check the folder"
             ) from None
-
-
-def _encode(file: Any, frames: Iterable[NDArray[np.uint8]], fps: float) -> None:
-    import av
-    import numpy as np
-    from av.video.reformatter import ColorRange, Colorspace
-
-    stream: Any = None
-    for frame in frames:
-        height, width = frame.shape[:2]
-        if stream is None:
-            rate = Fraction(fps).limit_denominator(1001)
-            stream = file.add_stream(
-                _CODEC, rate=rate, options={"crf": _QUALITY, "preset": "medium"}
-            )
-            stream.width, stream.height = width + width % 2, height + height % 2
-            stream.pix_fmt = "yuv420p"
-            context = stream.codec_context
-            context.thread_count = 1
-            context.color_primaries = context.color_trc = context.colorspace = _BT709
-            context.color_range = _LIMITED
-        even = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
-        picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(even), format="rgb24").reformat(
-            format="yuv420p",
-            dst_colorspace=Colorspace.ITU709,
-            dst_color_range=ColorRange.MPEG,
-        )
-        for packet in stream.encode(picture):
-            file.mux(packet)
-    if stream is None:
-        raise ValueError("a clip has no frame")
-    for packet in stream.encode():
-        file.mux(packet)
 
 
 def spread_frames(path: Path, count: int) -> list[NDArray[np.uint8]]:

@@ -36,11 +36,6 @@ def is_remote(path: str) -> bool:
     return "://" in path
 
 
-def normalized(path: str) -> str:
-    """Return a folder's path as paths below it begin."""
-    return path.rstrip("/") if is_remote(path) else os.path.normpath(path)
-
-
 def absolute(path: str) -> str:
     """Return a path as an absolute one; a path of Windows stays as it is."""
     return path if is_windows(path) else os.path.abspath(path)  # noqa: PTH100 -- links stay

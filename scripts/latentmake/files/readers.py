@@ -76,6 +76,7 @@ class Readers:
         finally:
             if reader.is_asked:
                 reader.kill()
+                self._all.remove(reader)  # so that its pipes are closed
             else:
                 self._idle.append(reader)
 
@@ -93,7 +94,7 @@ class Readers:
     def close(self) -> None:
         """End all processes, for good."""
         self._is_closed = True
-        for reader in self._all:
+        for reader in [*self._all]:
             reader.kill()
 
     def __enter__(self) -> Readers:

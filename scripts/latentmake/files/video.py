@@ -18,14 +18,7 @@ from itertools import dropwhile, pairwise
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from latentmake.errors import SourceError
-from latentmake.files.media import (
-    COUNTED_CONTAINERS,
-    NPZ,
-    is_plain,
-    opened,
-    opened_video,
-    probe_video,
-)
+from latentmake.files.media import NPZ, frame_packets, opened, opened_video, probe_video
 from latentmake.geometry.clips import Media
 
 if TYPE_CHECKING:
@@ -192,21 +185,15 @@ def _read_index(path: str) -> _Pulses:
     from av import Packet
     from av.bitstream import BitStreamFilterContext
 
-    first, times = None, array("q")
-    entries: list[int] = []
+    times, entries = array("q"), list[int]()
     with contextlib.suppress(SourceError), opened(path) as file:
         with opened_video(file, path) as (container, stream):
-            units = _UNITS.get(stream.codec_context.name)
-            if units is None or container.format.name.partition(",")[0] not in COUNTED_CONTAINERS:
+            if (units := _UNITS.get(stream.codec_context.name)) is None:
                 return None
             name = f"filter_units=pass_types={units}" if units else "null"
             pick = BitStreamFilterContext(name, stream)
-            for packet in container.demux(stream):
-                if packet.size == 0 and packet.dts is None:  # PyAV's sign of the end
-                    continue
-                first, pts = first or packet, packet.pts
-                is_new = packet.has_sidedata("new_extradata") or packet.has_sidedata("palette")
-                if pts is None or is_new or not is_plain(packet, first):
+            for packet, pts in frame_packets(container, stream):
+                if packet.has_sidedata("new_extradata") or packet.has_sidedata("palette"):
                     return None
                 times.append(pts)
                 if len(times) % _ALIVE == 0:
