@@ -337,27 +337,23 @@ def test_an_image_to_video_model_of_wan_needs_its_image_encoder(project: Project
     planned(project, "waves.yaml")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("nowhere",), ("nowhere: this folder does not exist", "correct the path")),
-        (("empty",), ("empty: holds neither images nor videos", ".png")),
-        (("data.toml",), ("data.toml: is a file", "latentmake import data.toml")),
-        (("cats", "--model", "lora.safetensors"), ("lora.safetensors: is a LoRA",)),
-        (("cats", "--model", "vae.safetensors"), ("vae.safetensors: is a VAE",)),
-        (("cats", "--model", "nowhere.safetensors"), ("nowhere.safetensors", "does not exist")),
-        (("cats", "--model", "empty"), ("empty: holds no model", "Flux")),
-        (("cats", "--model", "some/model"), ("some/model", "`hf download some/model`")),
-        (("cats", "--model", "sdxl", "--trainer", "musubi"), ("XL", "--trainer sdscripts")),
-        (("waves", "--model", "sdxl"), ("waves: holds 2 videos", "takes images")),
-        (("cats", "--model", "."), ("holds several models", "name the file or folder")),
-    ],
-)
+MISTAKES: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
+    (("nowhere",), ("nowhere: this folder does not exist", "correct the path")),
+    (("empty",), ("empty: holds neither images nor videos", ".png")),
+    (("data.toml",), ("data.toml: is a file", "latentmake import data.toml")),
+    (("cats", "--model", "lora.safetensors"), ("lora.safetensors: is a LoRA",)),
+    (("cats", "--model", "vae.safetensors"), ("vae.safetensors: is a VAE",)),
+    (("cats", "--model", "nowhere.safetensors"), ("nowhere.safetensors", "does not exist")),
+    (("cats", "--model", "empty"), ("empty: holds no model", "Flux")),
+    (("cats", "--model", "some/model"), ("some/model", "`hf download some/model`")),
+    (("cats", "--model", "sdxl", "--trainer", "musubi"), ("XL", "--trainer sdscripts")),
+    (("waves", "--model", "sdxl"), ("waves: holds 2 videos", "takes images")),
+    (("cats", "--model", "."), ("holds several models", "name the file or folder")),
+]
+
+
 def test_a_mistake_is_one_line_and_writes_nothing(
-    project: Project,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: tuple[str, ...],
-    words: tuple[str, ...],
+    project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", os.fspath(project / "hub"))
     pictures(project / "cats")
@@ -370,8 +366,8 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     shutil.copy(
         project / "sdxl/vae/diffusion_pytorch_model.safetensors", project / "vae.safetensors"
     )
-    said = project.ask("init", *arguments, check=False)
-    assert said.returncode == 2
-    assert len(said.output.splitlines()) == 1
-    assert said.one_line("error: ", *words)
+    for arguments, words in MISTAKES:
+        said = project.ask("init", *arguments, check=False)
+        assert said.returncode == 2 and len(said.output.splitlines()) == 1, said.output
+        assert said.one_line("error: ", *words)
     assert not list(project.folder.glob("*.yaml"))

@@ -139,11 +139,11 @@ _OF_IMAGES = Applies(
 )
 _ON_DISK = Applies(
     "is not for a dataset at a URL, whose captions are taken as they are",
-    when=lambda data: "://" not in data.path,
+    when=lambda data: not data.remote,
 )
 _NO_REMOTE_LIST = Applies(
     "is a list at a URL, and lists are read from a disk: copy it",
-    when=lambda data: not (data.is_list and "://" in data.path),
+    when=lambda data: not (data.is_list and data.remote),
 )
 _OWN_ENDING = Applies(
     "is that of the captions", lambda data: data.tags_extension != data.caption_extension

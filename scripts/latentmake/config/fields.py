@@ -273,23 +273,17 @@ Kind = Literal[
 class Shapes:
     """A declaration: the `json_schema_extra` of a field, or the `shapes` of a section.
 
-    Args:
-        kinds: the results whose bytes depend on the key; `machine` for a key that no result
-            depends on.
-        layouts: the only layouts on which the key has an effect; by default all.
-        indirect: whether the key counts by its consequences (sizes and frames, which are in each
-            target's own key; the content of files), and not by its value.
-        when: another key of the section and those of its values for which this one counts.
-        applies: conditions without which the key is refused.
+    A key counts `indirect`ly by its consequences (sizes and frames, which are in each target's own
+    key; the content of files), and not by its value.
     """
 
     def __init__(
         self,
-        *kinds: Kind,
-        layouts: tuple[str, ...] = (),
+        *kinds: Kind,  # results whose bytes depend on the key; `machine`: none does
+        layouts: tuple[str, ...] = (),  # the only ones on which it has an effect; (): all
         indirect: bool = False,
-        when: tuple[str, tuple[object, ...]] | None = None,
-        applies: Iterable[Applies] = (),
+        when: tuple[str, tuple[object, ...]] | None = None,  # a key, and its values where it counts
+        applies: Iterable[Applies] = (),  # conditions without which the key is refused
     ) -> None:
         self.kinds = kinds
         self.layouts = layouts
