@@ -113,16 +113,6 @@ def test_another_setting_of_the_trainer_trains_again_and_encodes_nothing(
     assert _weights(trained)[0] != before[0]
 
 
-def test_a_prompt_added_to_a_trained_run_is_encoded_and_drawn(trained: Project) -> None:
-    def add(config: dict[str, Any]) -> None:
-        config["runs"]["tiny"]["trainer"]["samples"]["prompts"] = ["a blue circle"]
-
-    trained.configure(add)
-    result = trained.run("train_tiny")
-    assert result.encoded() == Counts(encoded=1)
-    assert trained.run("train_tiny").idle
-
-
 def test_a_prompt_added_is_drawn_and_no_step_is_trained(trained: Project) -> None:
     before = _weights(trained)
     prompts = ["a red circle", "a blue square"]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from latentmake.config.root import Config
 from latentmake.config.runs import Run
 from latentmake.config.trainers import LoopTrainer
 from latentmake.files import atomic
 from latentmake.plan.facts import Facts
+from latentmake.plan.lock import run_folder
 from latentmake.plan.orders import run_order
 from latentmake.plan.reasons import Difference
 from latentmake.plan.run_plan import RunPlan
-from latentmake.training.loop.order import TextSchedule, TrainingOrder
+from latentmake.plan.target import prompt_path
+from latentmake.training.loop.order import Prompt, TextSchedule, TrainingOrder
 from latentmake.training.loop.result import Record, RunFiles, checkpoint_digest, wanted_of
 from latentmake.training.loop.sample_images import picture_reasons
 
@@ -98,14 +103,36 @@ def resumed(facts: Facts, trainer: LoopTrainer, folder: Path) -> str:
     return checkpoint_digest(place, facts.memo.digest_of_file) or known or "none"
 
 
-def text_schedules(facts: Facts, run: Run) -> dict[str, TextSchedule]:
+def order_values(facts: Facts, name: str, trainer: LoopTrainer) -> dict[str, Any]:
+    """Return the values of a run's order that all our trainers have."""
+    run, samples, folder = facts.config.runs[name], trainer.samples, run_folder(name)
+    size = samples.resolution or run.resolutions[0]
+    text = partial(prompt_path, facts.config, run.model)
+    guided = trainer.draws and samples.guidance_scale > 1
+    return {
+        "run": name,
+        "manifest": str(folder / "manifest.jsonl"),
+        "lock": str(folder / "dataset.lock"),
+        "output": str(folder),
+        "resumed": resumed(facts, trainer, folder),
+        "vae": facts.config.models[run.model].vae,
+        "prompts": [Prompt(prompt=each, text=text(each)) for each in samples.prompts],
+        "negative": text(samples.negative_prompt) if guided else None,
+        "sample_size": (size.width, size.height),
+        "trainer": trainer,
+        "texts": _text_schedules(facts.config, run),
+        "planned": time.time_ns(),
+    }
+
+
+def _text_schedules(config: Config, run: Run) -> dict[str, TextSchedule]:
     """Return how the variants of each dataset's texts depend on the step, where they do."""
-    found = {}
-    for name in run.datasets:
-        making = facts.config.datasets[name].captions
-        if making and (making.token_warmup_step or making.caption_dropout_every_n_epochs):
-            found[name] = TextSchedule(
-                token_warmup_step=making.token_warmup_step,
-                caption_dropout_every_n_epochs=making.caption_dropout_every_n_epochs,
-            )
-    return found
+    makings = ((name, config.datasets[name].captions) for name in run.datasets)
+    return {
+        name: TextSchedule(
+            token_warmup_step=making.token_warmup_step,
+            caption_dropout_every_n_epochs=making.caption_dropout_every_n_epochs,
+        )
+        for name, making in makings
+        if making and (making.token_warmup_step or making.caption_dropout_every_n_epochs)
+    }

@@ -20,6 +20,7 @@ import torch
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
+from latentmake.caches.encoders.device import within_memory
 from latentmake.files import atomic
 from latentmake.progress import Progress
 from latentmake.training.loop.accelerator import DTYPES, make_accelerator
@@ -118,14 +119,13 @@ class Samples:
         """
         drawn = draw(missing) if (missing := self.missing(step)) else {}
         new: list[str | None] = [None] * len(self._keys)
-        if drawn:
-            decode = self._recipe.make_decoder(device)
+        decode = within_memory(self._recipe.make_decoder, device) if drawn else None
         for key, latents in drawn.items():
             number = self._keys.index(key)
             name = picture_name(step, number, self._order.picture_suffix)
-            data = decode(latents)
+            data = None if decode is None else decode(latents)
             if data is None:
-                say(f"memory does not suffice to decode {name}, even in tiles: it is left out")
+                say(f"memory does not suffice to decode {name}: it is left out")
                 continue
             atomic.write(self._files.samples / name, data)
             self._put(step, number, name)

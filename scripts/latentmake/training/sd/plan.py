@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from latentmake.config.root import Config
-from latentmake.config.runs import Run
 from latentmake.config.trainers import SdTrainer
 from latentmake.errors import ModelError, TrainingError
 from latentmake.models import checkpoints
 from latentmake.plan.facts import Facts
-from latentmake.plan.lock import run_folder
 from latentmake.plan.run_plan import RunPlan
-from latentmake.plan.target import prompt_path
-from latentmake.training.loop.order import Prompt
-from latentmake.training.loop.plan import finish_plan, resumed, text_schedules
+from latentmake.training.loop.plan import finish_plan, order_values
 from latentmake.training.sd.order import SdOrder
 from latentmake.training.sd.unet import (
     check_names,
@@ -30,12 +25,10 @@ _CAPTIONS = 4  # drawn where a run names no prompts
 
 def plan_training(facts: Facts, plan: RunPlan, *, train: bool) -> None:
     """Write the order of a run, and decide whether it is to be trained; see `Backend.plan`."""
-    run = facts.config.runs[plan.name]
-    trainer = run.trainer
+    trainer = facts.config.runs[plan.name].trainer
     assert isinstance(trainer, SdTrainer)
     _check_network(facts.config, plan.name, trainer)
-    order = _order(facts, plan.name, run, trainer)
-    finish_plan(facts, plan, order, train=train)
+    finish_plan(facts, plan, _order(facts, plan.name, trainer), train=train)
 
 
 def _check_network(config: Config, name: str, trainer: SdTrainer) -> None:
@@ -61,8 +54,9 @@ def _check_network(config: Config, name: str, trainer: SdTrainer) -> None:
         read_schedule(scheduler, trainer.prediction_type)
 
 
-def _order(facts: Facts, name: str, run: Run, trainer: SdTrainer) -> SdOrder:
-    model, folder = facts.config.models[run.model], run_folder(name)
+def _order(facts: Facts, name: str, trainer: SdTrainer) -> SdOrder:
+    key = facts.config.runs[name].model
+    model = facts.config.models[key]
     assert model.unet is not None
     scheduler = schedule_of(model.unet, model.scheduler)
     try:
@@ -70,29 +64,13 @@ def _order(facts: Facts, name: str, run: Run, trainer: SdTrainer) -> SdOrder:
         weights = training_digest(model.unet, scheduler, read, text_projection=projection)
     except ModelError as error:
         raise ModelError(
-            f"{error.where}: {error.what}", where=f"models.{run.model}.unet", hint=error.hint
+            f"{error.where}: {error.what}", where=f"models.{key}.unet", hint=error.hint
         ) from None
-    samples, size = trainer.samples, trainer.samples.resolution or run.resolutions[0]
-    guided = samples.guidance_scale > 1
     return SdOrder(
-        run=name,
-        manifest=str(folder / "manifest.jsonl"),
-        lock=str(folder / "dataset.lock"),
-        output=str(folder),
         unet=model.unet,
         weights=weights,
-        resumed=resumed(facts, trainer, folder),
         text_projection=model.text_projection,
         scheduler=scheduler,
-        vae=model.vae,
-        prompts=[
-            Prompt(prompt=text, text=prompt_path(facts.config, run.model, text))
-            for text in samples.prompts
-        ],
-        captions=0 if samples.prompts else _CAPTIONS,
-        negative=prompt_path(facts.config, run.model, samples.negative_prompt) if guided else None,
-        sample_size=(size.width, size.height),
-        trainer=trainer,
-        texts=text_schedules(facts, run),
-        planned=time.time_ns(),
+        captions=0 if trainer.samples.prompts else _CAPTIONS,
+        **order_values(facts, name, trainer),
     )

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 from latentmake.config.models import Model
-from latentmake.config.runs import Run
 from latentmake.config.trainers import WanTrainer
 from latentmake.errors import ModelError
 from latentmake.plan.facts import Facts
-from latentmake.plan.lock import run_folder
 from latentmake.plan.run_plan import RunPlan
-from latentmake.plan.target import prompt_path
-from latentmake.training.loop.order import Prompt
-from latentmake.training.loop.plan import finish_plan, resumed, text_schedules
+from latentmake.training.loop.plan import finish_plan, order_values
 from latentmake.training.wan.dit import check_networks, dit_digest
 from latentmake.training.wan.estimate import estimate_training
 from latentmake.training.wan.order import WanOrder
@@ -28,7 +22,8 @@ def plan_training(facts: Facts, plan: RunPlan, *, train: bool) -> None:
     assert isinstance(trainer, WanTrainer)
     where = f"runs.{plan.name}.trainer.target_modules"
     check_networks(model, run.model, trainer.target_modules, where)
-    order = _order(facts, plan.name, run, trainer, _digest(facts, model, run.model))
+    weights = _digest(facts, model, run.model)
+    order = _order(facts, plan.name, trainer, model, weights)
     finish_plan(facts, plan, order, train=train)
     if plan.training_order is not None:
         estimate = estimate_training(facts.config, plan.name, model)
@@ -57,32 +52,15 @@ def boundary_of(trainer: WanTrainer, model: Model) -> float | None:
     return _BOUNDARY["i2v" if model.image_to_video else "t2v"]
 
 
-def _order(facts: Facts, name: str, run: Run, trainer: WanTrainer, weights: str) -> WanOrder:
-    model, folder = facts.config.models[run.model], run_folder(name)
-    samples, size = trainer.samples, trainer.samples.resolution or run.resolutions[0]
-    guided = samples.prompts and samples.guidance_scale > 1
+def _order(facts: Facts, name: str, trainer: WanTrainer, model: Model, weights: str) -> WanOrder:
     return WanOrder(
-        run=name,
-        manifest=str(folder / "manifest.jsonl"),
-        lock=str(folder / "dataset.lock"),
-        output=str(folder),
         dit=model.dit,
         dit_high_noise=model.dit_high_noise,
         task=str(model.task),
         image_to_video=model.image_to_video,
         needs_clip=model.needs_clip,
-        flow_shift=trainer.shift(run.resolutions),
+        flow_shift=trainer.shift(facts.config.runs[name].resolutions),
         boundary=boundary_of(trainer, model),
         weights=weights,
-        resumed=resumed(facts, trainer, folder),
-        vae=model.vae,
-        prompts=[
-            Prompt(prompt=text, text=prompt_path(facts.config, run.model, text))
-            for text in samples.prompts
-        ],
-        negative=prompt_path(facts.config, run.model, samples.negative_prompt) if guided else None,
-        sample_size=(size.width, size.height),
-        trainer=trainer,
-        texts=text_schedules(facts, run),
-        planned=time.time_ns(),
+        **order_values(facts, name, trainer),
     )

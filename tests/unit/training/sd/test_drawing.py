@@ -124,10 +124,14 @@ def test_a_new_prompt_is_drawn_from_the_weights_that_are_there(tmp_path: Path) -
     "settings",
     [
         {"rank": 2, "alpha": 1.0, "mixed_precision": "bf16", "target_modules": ["to_q", "conv1"]},
-        {"adapter": "full", "ema_decay": 0.9},
-        {"adapter": "parts", "parts": ["cross_attention"], "reinitialize": ["conv_in"]},
+        {
+            "adapter": "parts",
+            "parts": ["cross_attention"],
+            "reinitialize": ["conv_in"],
+            "ema_decay": 0.9,
+        },
     ],
-    ids=["lora", "full", "parts"],
+    ids=["lora", "parts"],
 )
 def test_a_picture_drawn_afterwards_is_the_one_that_the_training_draws(
     tmp_path: Path, settings: dict[str, Any]
