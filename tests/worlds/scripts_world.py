@@ -1,6 +1,6 @@
 """A musubi-tuner whose caching scripts go wrong as they are told, and orders for it.
 
-Only what its own scripts do not do at will: they die of one item, write nothing, hang. Loops, names
+Only what its own scripts do not do at will: they fail at an item, write nothing, hang. Loops, names
 and messages are those of its cache_latents.py, cache_text_encoder_outputs.py and cache_io.py.
 """
 
@@ -30,16 +30,77 @@ LATENTS, TEXT, TWICE = (
 )
 
 # What goes wrong stands in moods.json: of an item by its stem, of all at "".
-_CODE = """
-import argparse, glob, json, os, signal, struct, sys, time, tomllib
+_LOOPS = """
+import glob, json, os, time
+from types import SimpleNamespace
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+MOODS = json.load(open(os.path.join(HERE, "moods.json")))
+encoded = []
+
+
+class Datasource:
+    def __init__(self, lines):
+        self.data = lines
+
+    def __iter__(self):
+        self.current = 0
+        return self
+
+    def __next__(self):
+        if self.current >= len(self.data):
+            raise StopIteration
+        line = self.data[self.current]
+        self.current += 1
+        return lambda: (line["image_path"], line["caption"])
+
+
+class Dataset:
+    def __init__(self, block, lines, suffix):
+        self.block, self.suffix, self.datasource = block, suffix, Datasource(lines)
+
+    def batches(self, num_workers):
+        batch = []
+        for fetch in self.datasource:
+            while encoded and "until" in MOODS and not glob.glob(MOODS["until"], recursive=True):
+                time.sleep(0.01)
+            path, caption = fetch()
+            place = os.path.join(
+                self.block["cache_directory"], os.path.splitext(os.path.basename(path))[0]
+            )
+            item = SimpleNamespace(item_key=path, caption=caption, frame_count=None)
+            item.resolution = self.block["resolution"]
+            item.latent_cache_path = f"{place}_0080x0064_{self.suffix}.safetensors"
+            item.text_encoder_output_cache_path = f"{place}_{self.suffix}_te.safetensors"
+            batch.append(item)
+            if len(batch) == self.block["batch_size"]:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
+
+
+def encode_datasets(datasets, encode, args):
+    for dataset in datasets:
+        for batch in dataset.batches(args.num_workers):
+            encode(batch)
+
+
+def process_text_encoder_batches(num_workers, skip_existing, batch_size, datasets, encode):
+    for dataset in datasets:
+        for batch in dataset.batches(num_workers):
+            encode(batch)
+"""
+_CODE = """
+import argparse, json, logging, os, signal, struct, sys, time, tomllib
+from musubi_tuner import cache_loops
+from musubi_tuner.cache_loops import HERE, MOODS, encoded
+
 PASSES = {passes!r}
 HEADER = {header!r}
-MOODS = json.load(open(os.path.join(HERE, "moods.json")))
 OutOfMemoryError = type("OutOfMemoryError", (RuntimeError,), {{"__module__": "torch"}})
 SHORT = OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-encoded = []
+lost = []
 
 
 def header_of(path):
@@ -50,7 +111,7 @@ def header_of(path):
 
 def save(path, names, metadata, fill):
     header, data = {{"__metadata__": metadata}}, b""
-    if os.path.exists(path):  # the passes of a script share a file
+    if os.path.exists(path) and len(PASSES) > 1:  # the passes of a script share a file
         old, data = header_of(path)
         header = old | header
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -67,7 +128,8 @@ def save(path, names, metadata, fill):
     open(path, "wb").write(struct.pack("<Q", len(text)) + text + data)
 
 
-def encode(path, caption, block, names):
+def encode(item, names):
+    path, caption = item.item_key, item.caption
     stem = os.path.splitext(os.path.basename(path))[0]
     mood = MOODS.get(stem)
     if len(caption) > MOODS.get("room", 1000) or len(encoded) >= MOODS.get("crowded after", 1000):
@@ -75,10 +137,9 @@ def encode(path, caption, block, names):
     encoded.append(stem)
     if mood == "raise":
         raise RuntimeError("Kernel size can't be greater than actual input size")
-    if mood == "lost":
+    if mood == "lost" or lost:
+        lost.append(stem)
         raise RuntimeError("CUDA error: unspecified launch failure")
-    if mood == "name":
-        raise ValueError(f"Image or video size too small: {{path}} and 0 more, size: (4, 4)")
     if mood == "second pass" and names == PASSES[-1]:
         raise RuntimeError("the second encoder has no room")
     if mood == "kill":
@@ -91,23 +152,21 @@ def encode(path, caption, block, names):
     if mood == "tensor":
         names = ["of_another_kind"]
     for name in names if mood == "nan" else ():
-        said = f"WARNING:root:{{name}} tensor has NaN: {{path}}, replace NaN with 0"
-        print(said, file=sys.stderr)
+        logging.getLogger("cache").warning(f"{{name}} tensor has NaN: {{path}}, replace NaN with 0")
     metadata = {{"architecture": "wan" if mood == "header" else HEADER, "format_version": "1.0.1"}}
-    if "latents_" in names[0] or PASSES == [["latents_"]]:
-        width, height = 80, 64
-        shape = "1x" + "x".join(str(side // 8) for side in reversed(block["resolution"]))
+    if PASSES == [["latents_"]]:
+        shape = "1x" + "x".join(str(side // 8) for side in reversed(item.resolution))
         names = [f"latents_{{shape}}_float32"] if mood != "tensor" else names
-        metadata |= {{"width": str(width), "height": str(height)}}
-        ending = f"_{{width:04d}}x{{height:04d}}_{suffix}.safetensors"
+        metadata |= {{"width": "80", "height": "64"}}
+        target = item.latent_cache_path
     else:
         metadata["caption1"] = "another caption" if mood == "caption" else caption
-        ending = "_{suffix}_te.safetensors"
-    target = os.path.join(block["cache_directory"], stem + ending)
+        target = item.text_encoder_output_cache_path
     save(target, names, metadata, 0.0 if mood == "zeros" else 0.5)
     if mood == "cut":
         os.truncate(target, os.path.getsize(target) - 4)
         os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(MOODS.get("seconds", 0))
 
 
 def main():
@@ -147,18 +206,21 @@ def main():
         raise SHORT
     if MOODS.get("") == "load":
         raise KeyError("encoder.conv_in.weight")
+    datasets = [cache_loops.Dataset(*each, {suffix!r}) for each in zip(blocks, lists)]
     for names in PASSES:
-        for number, (block, lines) in enumerate(zip(blocks, lists)):
-            print(f"INFO:__main__:Encoding dataset [{{number}}]", file=sys.stderr, flush=True)
-            # Several workers hand over what is ready first.
-            for line in lines if args.num_workers == 1 else reversed(lines):
-                encode(line["image_path"], line["caption"], block, names)
-                while "until" in MOODS and not glob.glob(MOODS["until"], recursive=True):
-                    time.sleep(0.01)
-                time.sleep(MOODS.get("seconds", 0))
+        def encode_batch(batch):
+            for item in batch:
+                encode(item, names)
+        if PASSES == [["latents_"]]:
+            cache_loops.encode_datasets(datasets, encode_batch, args)
+        else:
+            cache_loops.process_text_encoder_batches(
+                args.num_workers, args.skip_existing, args.batch_size, datasets, encode_batch
+            )
 
 
-main()
+if __name__ == "__main__":
+    main()
 """
 
 
@@ -173,6 +235,7 @@ def install(folder: Path, **moods: Any) -> MusubiTuner:
     ):
         code = _CODE.format(suffix=suffix, header=header, passes=passes)
         (place / name).write_text(code, encoding="utf-8")
+    (place / "cache_loops.py").write_text(_LOOPS)
     for name in ("zimage_train_network.py", "hv_train_network.py", "wan_train_network.py"):
         (place / name).write_text("import argparse\n")
     set_moods(folder, **moods)

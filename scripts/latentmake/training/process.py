@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
-import termios
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -27,7 +23,7 @@ ERROR = "LATENTMAKE_ERROR"
 
 _GRACE = 10.0  # seconds between a polite signal and SIGKILL
 _TAIL = 1 << 16  # bytes of output in which the error is looked for
-_CAPACITY = 1 << 16  # bytes that a pipe holds: one reading takes all that was written before it
+_CAPACITY = 1 << 16  # bytes that a pipe holds
 # The launchers' own words about a child that failed say less than the child's.
 _LAUNCHERS = re.compile(r"CalledProcessError|ChildFailedError|SignalException")
 _ERROR = re.compile(
@@ -45,66 +41,18 @@ class Stopped(KeyboardInterrupt):
         self.number = number
 
 
-class Pipe:
-    """A child's output on its way to the log.
-
-    Attributes:
-        output: of the child; None before it runs.
-    """
-
-    def __init__(self) -> None:
-        self.output: IO[bytes] | None = None
-        self._lock = threading.Lock()
-        self._readings = 0
-
-    def settle(self) -> None:
-        """Wait until all that the child has written by now is in the log."""
-        with self._lock:
-            readings = self._readings
-        while self._waiting() and self._readings == readings:
-            time.sleep(0.01)
-        with self._lock:  # what was read is being written
-            pass
-
-    def copy(self, log: IO[bytes]) -> Iterator[bytes]:
-        """Write the output to a log as it comes, and yield it."""
-        assert self.output is not None
-        readable = select.poll()
-        readable.register(self.output, select.POLLIN)
-        while True:
-            readable.poll()
-            with self._lock:
-                data = os.read(self.output.fileno(), _CAPACITY)
-                self._readings += 1
-                with suppress(OSError, ValueError):
-                    log.write(data)
-            if not data:
-                return
-            yield data
-
-    def _waiting(self) -> bool:
-        """Return whether there is output that nobody has read."""
-        if self.output is None:
-            return False
-        with suppress(OSError, ValueError):  # it is closed
-            return any(fcntl.ioctl(self.output.fileno(), termios.FIONREAD, bytes(4)))
-        return False
-
-
 def run(
     command: Sequence[str],
     *,
     environment: Mapping[str, str],
     log: Path,
     cwd: Path | None = None,
-    pipe: Pipe | None = None,
 ) -> tuple[int, str]:
     """Run a command; show its output on stderr as it comes, and append it to a log.
 
     SIGINT, SIGTERM and SIGHUP are passed on to it and all its descendants, and its output from then
     on goes to the log alone; who is left after some seconds of grace is killed. All are killed at
     once if this process ends in another way, also by SIGKILL, and hold its locks until then.
-    `pipe` is told of the output, for who has to know how much of it is in the log.
 
     Returns:
         The exit status (negative for a signal), and the end of the output.
@@ -129,9 +77,7 @@ def run(
             start_new_session=True,
         )
         assert child.stdout is not None
-        pipe = pipe or Pipe()
-        pipe.output = child.stdout
-        reader = threading.Thread(target=_show, args=(pipe.copy(file), tail, muted), daemon=True)
+        reader = threading.Thread(target=_show, args=(child.stdout, file, tail, muted), daemon=True)
         try:
             reader.start()
             child.wait()
@@ -146,10 +92,13 @@ def run(
     return child.returncode, bytes(tail).decode("utf-8", "replace")
 
 
-def _show(copied: Iterator[bytes], tail: bytearray, muted: threading.Event) -> None:
+def _show(output: IO[bytes], log: IO[bytes], tail: bytearray, muted: threading.Event) -> None:
+    """Copy a child's output to the log and to the terminal as it comes."""
     terminal = getattr(sys.stderr, "buffer", None)
-    with suppress(ValueError):  # closed under us, when a grandchild holds it open for too long
-        for data in copied:
+    with suppress(OSError, ValueError):  # closed under us: a grandchild holds it open for too long
+        while data := os.read(output.fileno(), _CAPACITY):
+            with suppress(OSError, ValueError):
+                log.write(data)
             shown = None if muted.is_set() else terminal
             # A terminal that has gone away must not stop the training.
             with suppress(OSError, ValueError):

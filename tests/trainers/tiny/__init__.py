@@ -3,7 +3,8 @@
 They run in the trainers' Python, and import nothing of the trainers before a function is called.
 Each may define:
 
-- `SCRIPTS`: a script's file name -> function that shrinks constants, called before it runs;
+- `SCRIPTS`: a script's file name, or `strategies` -> function that shrinks constants, called before
+  it runs;
 - `REPOS`: id of a repository on the hub -> function that writes its files into a folder;
 - `WEIGHTS`: name -> function that writes small random weights into a folder;
 - `TRANSFORMERS`, `DIFFUSERS`: names of these libraries that its scripts take.

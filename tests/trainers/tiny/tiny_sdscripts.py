@@ -135,7 +135,7 @@ def _write_byt5_tokenizer(folder: Path) -> None:
     hub.write_json(folder / "config.json", {"model_type": "t5", "tokenizer_class": "ByT5Tokenizer"})
 
 
-SCRIPTS = dict.fromkeys(("driver.py", "sdscripts_dataset.py"), _shrink)
+SCRIPTS = dict.fromkeys(("strategies", "sdscripts_dataset.py"), _shrink)
 REPOS = {
     "google/gemma-2-2b": _write_gemma_tokenizer,
     "google/byt5-small": _write_byt5_tokenizer,

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from latentmake.training.process import Pipe, last_error, run
+from latentmake.training.process import last_error, run
 
 # Starts a grandchild in a session of its own, as torch's launcher does, and ends never.
 FAMILY = """
@@ -64,49 +62,6 @@ def test_output_is_shown_and_appended_to_the_log_byte_by_byte(
         assert output == "a\r�b\n"
     assert log.read_bytes() == b"a\r\xffb\n" * 2
     assert capfdbinary.readouterr().err == b"a\r\xffb\n" * 2
-
-
-class _SlowTerminal(io.RawIOBase):
-    """Takes a second for whatever is written."""
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: object) -> int:
-        time.sleep(1)
-        return len(bytes(data))  # type: ignore[call-overload, no-any-return]
-
-
-def test_output_is_in_the_log_once_it_has_settled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(_SlowTerminal()))  # type: ignore[type-var]
-    log, note, end, pipe = tmp_path / "log", tmp_path / "note", tmp_path / "end", Pipe()
-    code = """
-import os, pathlib, sys, time
-os.write(1, b"first")
-time.sleep(0.3)
-os.write(1, b"second")
-pathlib.Path(sys.argv[1]).touch()
-while not os.path.exists(sys.argv[2]):
-    time.sleep(0.01)
-"""
-    pipe.settle()  # nothing runs yet
-    command = [sys.executable, "-c", code, str(note), str(end)]
-    running = threading.Thread(
-        target=run, args=[command], kwargs={"environment": os.environ, "log": log, "pipe": pipe}
-    )
-    running.start()
-    try:
-        _wait(note.exists)
-        pipe.settle()
-        assert log.read_bytes() == b"firstsecond"
-        pipe.settle()  # all is read
-    finally:
-        end.touch()
-        running.join(300)
-    pipe.settle()  # its end is closed
-    assert not running.is_alive() and log.read_bytes() == b"firstsecond"
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -29,7 +27,7 @@ from latentmake.files import cachefile
 from latentmake.files.safetensors import read_head
 from latentmake.plan.orders import Order
 from latentmake.plan.receipts import Receipt
-from latentmake.training.external.musubi import written
+from latentmake.training.external import encode as external_encode
 from latentmake.training.external.musubi.encode import make_by_scripts
 from scripts_world import STEMS, calls, stems
 
@@ -41,7 +39,7 @@ TUNER = Path("musubi-tuner")
 def _in_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(written, "_SECONDS", 0.02)
+    monkeypatch.setattr(external_encode, "_SECONDS", 0.02)
 
 
 def carry_out(order: Order, **options: Any) -> tuple[Receipt, list[str]]:
@@ -91,7 +89,7 @@ def test_a_script_is_called_once_for_all_items_and_sizes(kind: str) -> None:
     for path in order.paths:
         head = cachefile.read_header(path)
         assert head.key and read_head(path).metadata["architecture"] == "z_image"
-    assert not list(Path(".latentmake/musubi").iterdir())
+    assert not list(Path(".latentmake/encoding").iterdir())
 
 
 def test_batches_and_workers_are_those_of_the_configuration() -> None:
@@ -121,15 +119,15 @@ def test_captions_are_in_the_list_alone_and_equal_ones_are_encoded_once() -> Non
     carry_out(order)
     (call,) = calls(TUNER)
     assert odd not in " ".join(call["argv"]) and not Path("hacked").exists()
-    assert stems(call) == [["ant", "bee", "dog", "eel", "fox"]]
-    assert call["lists"][0][0]["caption"] == odd
+    assert stems(call) == [["bee", "dog", "eel", "fox", "ant"]]  # the shortest first
+    assert call["lists"][0][-1]["caption"] == odd
     assert made(order) == list(STEMS)
 
 
 # -- what is finished is kept ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mood", ["raise", "kill", "name", "cut"])
+@pytest.mark.parametrize("mood", ["raise", "kill", "cut"])
 @pytest.mark.parametrize("kind", ["latents", "text"])
 def test_an_item_that_a_script_dies_of_is_named_and_stops_no_other(kind: str, mood: str) -> None:
     tuner = scripts_world.install(TUNER, cat=mood)
@@ -143,13 +141,6 @@ def test_an_item_that_a_script_dies_of_is_named_and_stops_no_other(kind: str, mo
     receipt, _ = carry_out(order)
     assert [stems(call) for call in calls(TUNER)[before:]] == [[["cat"]]]
     assert receipt.counts["kept"] == 5 and made(order) == list(STEMS)
-
-
-def test_an_item_that_the_last_words_name_costs_one_further_call() -> None:
-    tuner = scripts_world.install(TUNER, dog="name")
-    assert "dog" in faults(scripts_world.order("latents", tuner))
-    assert len(calls(TUNER)) == 2
-    assert stems(calls(TUNER)[1]) == [["ant", "bee", "cat"]]  # eel and fox were done by then
 
 
 def test_pictures_are_checked_by_their_headers_before_a_gpu_is_taken() -> None:
@@ -176,7 +167,7 @@ def test_pictures_are_checked_by_their_headers_before_a_gpu_is_taken() -> None:
 
 
 def test_several_bad_items_are_all_named() -> None:
-    tuner = scripts_world.install(TUNER, ant="kill", cat="raise", fox="raise")
+    tuner = scripts_world.install(TUNER, ant="raise", cat="kill", fox="raise")
     line = faults(scripts_world.order("latents", tuner))
     assert "3 of 6" in line and all(f"data/{x}.png" in line for x in ("ant", "cat", "fox"))
     assert finished() == 3
@@ -184,9 +175,11 @@ def test_several_bad_items_are_all_named() -> None:
 
 def test_a_failure_of_all_items_blames_none_of_them() -> None:
     tuner = scripts_world.install(TUNER, **dict.fromkeys(STEMS, "raise"))
-    with pytest.raises(ModelError, match=r"zimage_cache_latents\.py: RuntimeError: Kernel size"):
+    with pytest.raises(
+        ModelError, match=r"zimage_cache_latents\.py failed: RuntimeError: Kernel size"
+    ):
         carry_out(scripts_world.order("latents", tuner))
-    assert len(calls(TUNER)) == 3
+    assert len(calls(TUNER)) == 1
 
 
 HUNDRED = [f"item{number:02}" for number in range(100)]
@@ -194,21 +187,20 @@ HUNDRED = [f"item{number:02}" for number in range(100)]
 
 @pytest.mark.parametrize(
     "bad",
-    [(0, 1), (49, 50), (98, 99), (0, 1, 2, 3), tuple(range(4, 100, 8)), tuple(range(40, 54))],
-    ids=["first two", "two in the middle", "last two", "first four", "twelve", "fourteen in a row"],
+    [tuple(range(12)), tuple(range(4, 100, 8))],
+    ids=["the first twelve", "twelve"],
 )
-@pytest.mark.parametrize("workers", [1, 2])
-def test_of_a_hundred_items_all_but_the_bad_ones_are_made(
-    bad: tuple[int, ...], workers: int
+def test_of_a_hundred_items_all_but_the_bad_ones_are_made_in_one_load(
+    bad: tuple[int, ...],
 ) -> None:
     moods = {HUNDRED[number]: "raise" for number in bad}
-    tuner = scripts_world.install(TUNER, **moods).model_copy(update={"num_workers": workers})
+    tuner = scripts_world.install(TUNER, **moods).model_copy(update={"batch_size": 3})
     order = scripts_world.order("latents", tuner, stems=HUNDRED)
     line = faults(order)
     assert f"{len(bad)} of 100 items are faulty" in line
     assert {*re.findall(r"data/(\w+)\.png", line)} == {*moods}
     assert {*made(order)} == {*HUNDRED} - {*moods}
-    assert len(calls(TUNER)) <= len(bad) + 3
+    assert len(calls(TUNER)) == 1
 
 
 def skipped(order: Order) -> list[str]:
@@ -225,19 +217,10 @@ def skipped(order: Order) -> list[str]:
     return sorted(stems)
 
 
-@pytest.mark.parametrize("mood", ["raise", "name"])
-def test_items_that_an_earlier_build_skipped_stop_no_later_one(mood: str) -> None:
+def test_items_that_an_earlier_build_skipped_stop_no_later_one() -> None:
     bad = STEMS[1:5]
-    tuner = scripts_world.install(TUNER, **dict.fromkeys(bad, mood))
+    tuner = scripts_world.install(TUNER, **dict.fromkeys(bad, "raise"))
     assert skipped(scripts_world.order("latents", tuner)) == [*bad]
-
-
-def test_a_failure_of_all_items_names_the_first_of_them() -> None:
-    tuner = scripts_world.install(TUNER, cat="raise", dog="raise")
-    order = scripts_world.order("latents", tuner)
-    faults(order)
-    with pytest.raises(ModelError, match=r"\(at data/(cat|dog)\.png"):
-        carry_out(order)
 
 
 # -- memory ---------------------------------------------------------------------------------------
@@ -261,9 +244,9 @@ def test_items_larger_than_all_that_fit_are_named(lengths: tuple[int, ...]) -> N
     order = scripts_world.order("text", tuner, captions=of_lengths(*lengths))
     line = faults(order)
     assert "2 of 6 items are faulty" in line and "not enough memory to encode it" in line
-    assert "torch.OutOfMemoryError: CUDA out of memory" in line
+    assert "OutOfMemoryError: CUDA out of memory" in line
     assert {*made(order)} == {stem for stem, x in zip(STEMS, lengths, strict=True) if x < 50}
-    assert len(calls(TUNER)) <= 4
+    assert len(calls(TUNER)) == 1
 
 
 def stopped(order: Order) -> str:
@@ -279,7 +262,7 @@ def test_a_device_that_another_program_fills_stops_the_job_and_blames_no_item() 
     tuner = scripts_world.install(TUNER, **{"crowded after": 1})
     order = scripts_world.order("text", tuner, captions=of_lengths(5, 6, 30, 9, 8, 7))
     line = stopped(order)
-    assert "CUDA out of memory" in line and "encoded before" in line and "faulty" not in line
+    assert "CUDA out of memory" in line and "faulty" not in line
     kept = finished()
     scripts_world.set_moods(TUNER)
     receipt, _ = carry_out(order)
@@ -291,7 +274,7 @@ def test_where_nothing_fits_no_item_is_blamed(stems: tuple[str, ...]) -> None:
     tuner = scripts_world.install(TUNER, room=0)
     line = stopped(scripts_world.order("text", tuner, stems=stems))
     assert "CUDA out of memory" in line and "faulty" not in line
-    assert len(calls(TUNER)) <= 3
+    assert len(calls(TUNER)) == 1
 
 
 @pytest.mark.parametrize(
@@ -341,9 +324,9 @@ import sys
 from pathlib import Path
 from latentmake.caches import encode
 from latentmake.plan.orders import Order
-from latentmake.training.external.musubi import written
+from latentmake.training.external import encode as external_encode
 from latentmake.training.external.musubi.encode import make_by_scripts
-written._SECONDS = 0.02
+external_encode._SECONDS = 0.02
 order = Order.read(Path(sys.argv[1]))
 encode.carry_out([order], say=print, external=lambda _: make_by_scripts)
 """
@@ -380,19 +363,17 @@ def test_a_job_that_is_killed_keeps_what_was_finished(number: signal.Signals) ->
     scripts_world.set_moods(TUNER)
     receipt, _ = carry_out(order)
     assert receipt.counts["kept"] == 2 and receipt.counts["encoded"] == 4
-    assert not list(Path(".latentmake/musubi").iterdir())
+    assert not list(Path(".latentmake/encoding").iterdir())
 
 
-def test_a_job_removes_what_killed_ones_of_its_machine_left_and_nothing_else() -> None:
-    scratch = Path(".latentmake/musubi")
-    host = re.sub(r"\W", "-", socket.gethostname())
-    for name in (f"{host}.killed.1", f"{host}.running.2", "elsewhere.running.3"):
-        (scratch / name / "1").mkdir(parents=True)
-    with (scratch / f"{host}.running.2.lock").open("wb") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        carry_out(scripts_world.order("latents", scripts_world.install(TUNER)))
-    left = {path.name for path in scratch.iterdir() if path.is_dir()}
-    assert left == {f"{host}.running.2", "elsewhere.running.3"}
+def test_a_job_removes_what_killed_ones_left_a_week_ago() -> None:
+    for name, days in (("killed", 8), ("running", 6)):
+        folder = Path(".latentmake/encoding") / name
+        folder.mkdir(parents=True)
+        moment = time.time() - days * 24 * 3600
+        os.utime(folder, (moment, moment))
+    carry_out(scripts_world.order("latents", scripts_world.install(TUNER)))
+    assert [path.name for path in Path(".latentmake/encoding").iterdir()] == ["running"]
 
 
 # -- files that are no caches ----------------------------------------------------------------------

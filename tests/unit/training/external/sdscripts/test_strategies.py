@@ -66,7 +66,7 @@ def test_each_bad_item_is_named_and_stops_no_other() -> None:
     receipt = encode(orders(values)["latents"])
     assert receipt.counts["encoded"] == 4
     assert stems() == {*STEMS} and "latents" not in orders(values)
-    assert not list(Path(".latentmake/sdscripts").iterdir())
+    assert not list(Path(".latentmake/encoding").iterdir())
 
 
 def test_a_picture_whose_header_is_bad_takes_no_gpu() -> None:
@@ -150,23 +150,19 @@ def test_where_nothing_fits_no_item_is_blamed() -> None:
 
 
 def driver() -> Path:
-    from latentmake.training.external import sdscripts
+    from latentmake.training import external
 
-    return Path(str(sdscripts.__file__)).with_name("driver.py")
+    return Path(str(external.__file__)).with_name("driver.py")
 
 
-def test_a_killed_driver_leaves_what_it_had_finished() -> None:
+def test_an_item_that_kills_the_driver_is_named_and_stops_no_other() -> None:
     values = make()
     order = orders(values)["latents"]
-    victim = min(each.item.stem for each in order.items)
-    set_moods(SCRIPTS, **{victim: "kill"})
-    with pytest.raises(ModelError, match=r"it was killed by SIGKILL.*finished caches are kept"):
+    victim = max(each.item.stem for each in order.items)
+    set_moods(SCRIPTS, ant="raise", **{victim: "kill"})
+    with pytest.raises(SourceError, match=r"^2 of 6 items are faulty.*killed by SIGKILL"):
         encode(order)
-    kept = len(list(Path("cache").rglob("*.npz")))
-    set_moods(SCRIPTS)
-    receipt = encode(orders(values)["latents"])
-    assert receipt.counts["encoded"] == 6 - kept
-    assert stems() == {*STEMS}
+    assert len(stems()) == 4
 
 
 def test_networks_that_cannot_be_loaded_are_the_models_fault() -> None:

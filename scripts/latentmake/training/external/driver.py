@@ -1,0 +1,375 @@
+"""Driver of other programs' encoders: a program that runs in their environment.
+
+    python driver.py JOB.json
+
+It imports nothing of this package. It runs a caching script of musubi-tuner, or calls sd-scripts'
+caching strategies. Each line in the file `results` names files that are begun, written, or cannot
+be written. The networks are loaded once: an item that fails is tried once more at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import importlib.util
+import inspect
+import json
+import logging
+import os
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+_SECONDS = 10.0  # between two lines about the progress
+_FAILURES = 50  # in a row before anything succeeded: then it is hardly the items' fault
+_FEW = 2  # that are told one by one, even if all of them fail
+
+
+class _Attempts:
+    """Encodes batches of items, and tells what became of their files.
+
+    Attributes:
+        failed: files that could not be written, and are to be tried again.
+        final: whether what fails now is told.
+    """
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.failed: list[str] = []
+        self.final = False
+        self._known: bool = job["known"]
+        self._results = Path(job["results"]).open("a", encoding="utf-8")  # noqa: SIM115 -- till the end
+        self._last: Callable[[], object] | None = None
+        self._fault: Exception | None = None
+
+    def tell(self, **result: Any) -> None:
+        """Write a line about some files."""
+        self._results.write(f"{json.dumps(result)}\n")
+        self._results.flush()
+
+    def encode(
+        self,
+        batch: Sequence[Any],
+        encode: Callable[[Sequence[Any]], object],
+        files_of: Callable[[Any], list[str]],
+        fault_of: Callable[[Any], str | None] = lambda _: None,
+    ) -> None:
+        """Encode a batch; where that fails, encode each of its items alone.
+
+        Args:
+            batch: the items.
+            encode: writes their files.
+            files_of: returns the files of an item.
+            fault_of: returns what is wrong with the files of an item all the same.
+
+        Raises:
+            Exception: that of the last item, where the items are hardly at fault.
+        """
+        self.tell(begun=[file for item in batch for file in files_of(item)])
+        try:
+            encode(batch)
+        except Exception as error:
+            self._free_memory()
+            if len(batch) > 1:
+                for item in batch:
+                    self.encode([item], encode, files_of, fault_of)
+            else:
+                self.fail(files_of(batch[0]), error)
+            return
+        self._last = lambda: encode(batch)
+        for item in batch:
+            fault = fault_of(item)
+            self.tell(files=files_of(item), **({"error": fault} if fault else {}))
+
+    def fail(self, files: list[str], error: Exception) -> None:
+        """Note that some files could not be written; raises the error if nothing else could."""
+        if self.final:
+            self.tell(files=files, error=f"{type(error).__name__}: {error}")
+            return
+        self._fault = error
+        self.failed += files
+        if len(self.failed) >= _FAILURES:
+            self._doubt(error)
+
+    def again(self, encode: Callable[[set[str]], object]) -> None:
+        """Try the failed files once more, if the device still does what it did before.
+
+        Raises:
+            Exception: the device is at fault, or all items failed.
+        """
+        failed, self.failed = {*self.failed}, []
+        if not failed:
+            return
+        if len(failed) > _FEW and self._fault is not None:
+            self._doubt(self._fault)
+        if self._last is not None:
+            self._last()  # what went well goes well again
+        self.final = True
+        encode(failed)
+        self.final = False
+
+    def _doubt(self, error: Exception) -> None:
+        if self._last is None and not self._known:
+            raise error
+
+    def _free_memory(self) -> None:
+        gc.collect()
+        torch = _module("torch") if "torch" in sys.modules else None
+        if torch is not None and torch.cuda.is_available():
+            torch.cuda.empty_cache()  # raises where the device is lost
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+# -- musubi-tuner ----------------------------------------------------------------------------------
+
+_LOOP = re.compile(r"encode_datasets(_\w+)?|process_text_encoder_batches")
+_NAN = re.compile(r"tensor has NaN: (.+), replace NaN with 0", re.DOTALL)
+_NAN_FAULT = "had NaN, which it replaced by zeros: use another dtype, or look at the weights"
+
+
+def _run_script(job: dict[str, Any]) -> None:
+    """Run a caching script whose loops over items go on behind a bad one.
+
+    A script without such loops is run as it is.
+    """
+    script, attempts = job["script"], _Attempts(job)
+    spec = importlib.util.spec_from_file_location(Path(script).stem, script)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    sys.argv = [script, *job["arguments"]]
+    spec.loader.exec_module(module)
+    for each in [*sys.modules.values()]:
+        for name, value in [*getattr(each, "__dict__", {}).items()]:
+            is_own = getattr(value, "__module__", "") == __name__
+            if inspect.isfunction(value) and _LOOP.fullmatch(name) and not is_own:
+                setattr(each, name, _guarded(value, attempts, job))
+    if hasattr(module, "main"):
+        module.main()
+
+
+def _guarded(
+    loop: Callable[..., object], attempts: _Attempts, job: dict[str, Any]
+) -> Callable[..., object]:
+    """Return a loop over datasets that leaves out the items that cannot be read or encoded."""
+    nan: set[str] = set()
+    handler = logging.Handler()
+    handler.emit = lambda record: nan.update(_NAN.findall(record.getMessage()))  # type: ignore[method-assign]
+
+    def files_of(item: Any) -> list[str]:
+        texts = job["kind"] == "text"
+        file = str(item.text_encoder_output_cache_path if texts else item.latent_cache_path)
+        body = os.path.splitext(item.item_key)[0]  # noqa: PTH122 -- as musubi-tuner does
+        if item.frame_count is not None and not texts:
+            body = body.rpartition("_")[0]  # a clip is named by its video and its frames
+        files: list[str] = job["files"][os.path.dirname(file)][body]  # noqa: PTH120
+        return [file] if file in files else files
+
+    def run(*args: Any, **options: Any) -> None:
+        given = inspect.signature(loop).bind(*args, **options)
+        datasets, encode = given.arguments["datasets"], given.arguments["encode"]
+        sources = [_Source(each.datasource, attempts, job["workers"]) for each in datasets]
+
+        def guarded(batch: Sequence[Any]) -> None:
+            nan.clear()
+            attempts.encode(
+                batch, encode, files_of, lambda x: _NAN_FAULT if x.item_key in nan else None
+            )
+
+        def go_on(failed: set[str]) -> None:
+            for source in sources:
+                source.keep(failed)
+            loop(*given.args, **given.kwargs)
+
+        given.arguments["encode"] = guarded
+        for dataset, source in zip(datasets, sources, strict=True):
+            dataset.datasource = source
+        logging.getLogger().addHandler(handler)
+        loop(*given.args, **given.kwargs)
+        attempts.again(go_on)
+        logging.getLogger().removeHandler(handler)
+        for dataset, source in zip(datasets, sources, strict=True):
+            dataset.datasource = source.restored()
+
+    return run
+
+
+class _Source:
+    """Source of a dataset, by which items that cannot be read are left out."""
+
+    def __init__(self, source: Any, attempts: _Attempts, workers: int) -> None:
+        self._source = source
+        self._whole = source.data
+        self._attempts = attempts
+        self._workers = workers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def keep(self, files: set[str]) -> None:
+        """Leave only the items of some files."""
+        self._source.data = [line for line in self._whole if files & {*line["files"]}]
+
+    def restored(self) -> Any:
+        """Return the source as it was."""
+        self._source.data = self._whole
+        return self._source
+
+    def __iter__(self) -> Iterator[Callable[[], Any]]:
+        """Yield functions that return what was read."""
+        waiting: deque[tuple[dict[str, Any], Future[Any]]] = deque()
+        with ThreadPoolExecutor(self._workers) as pool:
+            for line, fetch in zip(self._source.data, self._source, strict=True):
+                waiting.append((line, pool.submit(_fetched, fetch)))
+                if len(waiting) > self._workers:
+                    yield from self._read(*waiting.popleft())
+            while waiting:
+                yield from self._read(*waiting.popleft())
+
+    def _read(self, line: dict[str, Any], future: Future[Any]) -> Iterator[Callable[[], Any]]:
+        try:
+            found = future.result()
+        except Exception as error:
+            self._attempts.fail(line["files"], error)
+        else:
+            yield lambda: found
+
+
+def _fetched(fetch: Callable[[], Any]) -> Any:
+    """Read an item, and decode its pictures, which Pillow only opens."""
+    found = fetch()
+    for pictures in found:
+        for picture in pictures if isinstance(pictures, list) else ():
+            if hasattr(picture, "load"):
+                picture.load()
+    return found
+
+
+# -- sd-scripts ------------------------------------------------------------------------------------
+
+
+def _find(name: str) -> Any:
+    """Return a function or class by its dotted name."""
+    module, _, attribute = name.rpartition(".")
+    return getattr(_module(module), attribute)
+
+
+def _device(torch: Any) -> str:
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def _network(torch: Any, wanted: dict[str, Any], device: str) -> Any:
+    """Load a network, in its dtype and on the device."""
+    dtype = getattr(torch, wanted["dtype"])
+    arguments = dict(wanted["arguments"])
+    if wanted["takes_dtype"]:
+        arguments["dtype"] = dtype
+    loaded = _find(wanted["call"])(**arguments)
+    network = loaded if wanted["place"] is None else loaded[wanted["place"]]
+    network.to(device=device, dtype=dtype)
+    network.requires_grad_(False)
+    return network.eval()
+
+
+class _Latents:
+    """Encoder of pictures, which sd-scripts itself reads and resizes."""
+
+    def __init__(self, torch: Any, job: dict[str, Any], networks: list[Any], device: str) -> None:
+        self._library = _module("library.train_util")
+        self._library.HIGH_VRAM = True  # else memory is cleaned after each picture
+        self._strategy = _find(job["strategy"])(True, 1, False)
+        self._network = networks[0]
+        self._device = torch.device(device)
+        self._options = job["flip_aug"], job["alpha_mask"]
+        self._shape: Any = None
+
+    def write(self, item: dict[str, Any], path: str) -> None:
+        """Write the file of an item."""
+        if item["bucket"] != self._shape:
+            self._shape = item["bucket"]
+            self._library.clean_memory_on_device(self._device)
+        info = self._library.ImageInfo(item["file"], 1, "", False, item["image"])
+        info.image_size, info.resized_size = tuple(item["size"]), tuple(item["resized"])
+        info.bucket_reso, info.latents_npz = tuple(item["bucket"]), path
+        self._strategy.cache_batch_latents(self._network, [info], *self._options, False)
+
+
+class _Text:
+    """Encoder of captions."""
+
+    def __init__(self, torch: Any, job: dict[str, Any], networks: list[Any], device: str) -> None:
+        self._library = _module("library.train_util")
+        self._strategy = _find(job["strategy"])(True, 1, False, False)
+        self._tokenizer = _find(job["tokenizer"]["call"])(**job["tokenizer"]["arguments"])
+        self._encoding = _find(job["encoding"])()
+        self._networks = networks
+        self._context: Any = contextlib.nullcontext
+        if job["autocast"] is not None:
+            dtype = getattr(torch, job["autocast"])
+            self._context = lambda: torch.autocast(device, dtype=dtype)
+
+    def write(self, item: dict[str, Any], path: str) -> None:
+        """Write the file of an item."""
+        info = self._library.ImageInfo(item["file"], 1, item["caption"], False, "")
+        info.text_encoder_outputs_npz = path
+        with self._context():
+            self._strategy.cache_batch_outputs(
+                self._tokenizer, self._networks, self._encoding, [info]
+            )
+
+
+def _call_strategies(job: dict[str, Any]) -> None:
+    """Encode items one by one: no neighbour changes their bytes."""
+    torch, attempts = _module("torch"), _Attempts(job)
+    device, kind, total = _device(torch), job["kind"], len(job["items"])
+    _say(f"{kind}: loading the networks to {device}")
+    networks = [_network(torch, each, device) for each in job["networks"]]
+    encoder = (_Text if kind == "text" else _Latents)(torch, job, networks, device)
+    said = time.monotonic()
+
+    def write(batch: Sequence[dict[str, Any]]) -> None:
+        (item,) = batch
+        begun = Path(f"{item['file']}.begun.npz")
+        begun.unlink(missing_ok=True)  # a strategy would add to what lies there
+        torch.manual_seed(item["seed"])
+        encoder.write(item, str(begun))
+        begun.replace(item["file"])
+
+    def encode(files: set[str]) -> None:
+        nonlocal said
+        for number, item in enumerate(job["items"], 1):
+            if item["file"] in files:
+                attempts.encode([item], write, lambda item: [item["file"]])
+            if time.monotonic() - said > _SECONDS:
+                said = time.monotonic()
+                _say(f"{kind}: {number} of {total}")
+
+    with torch.no_grad():
+        encode({item["file"] for item in job["items"]})
+        attempts.again(encode)
+
+
+def main(place: str) -> None:
+    """Carry out a job."""
+    job = json.loads(Path(place).read_bytes())
+    here = Path(__file__).parent  # whose modules are none of the program's
+    sys.path[:1] = [job["folder"], *(x for x in sys.path[:1] if Path(x) != here)]
+    (_run_script if "script" in job else _call_strategies)(job)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

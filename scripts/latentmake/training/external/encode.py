@@ -1,0 +1,310 @@
+"""Encoding by another program: its driver runs for missing targets, and its files become ours.
+
+A driver (`driver.py`) calls the program's own code in the program's environment, and tells of each
+file. What it has finished gets its name while it goes on, like the files of our encoders. A lack of
+memory is the fault of an item only if it is larger than all that fitted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import threading
+import time
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from safetensors import SafetensorError
+
+from latentmake.caches.job import Job
+from latentmake.data.item import Item
+from latentmake.errors import DeviceError, ModelError, is_device_fault, is_out_of_memory
+from latentmake.files import atomic
+from latentmake.plan.orders import KEPT_SECONDS, Work
+from latentmake.plan.target import Target
+from latentmake.progress import Progress
+from latentmake.training import process
+from latentmake.training.external.installation import Installation
+
+_FOLDER = Path(".latentmake/encoding")
+_DRIVER = Path(__file__).with_name("driver.py")
+_SECONDS = 0.5  # between two looks at what is finished
+_HUB = r"huggingface\.co|cached files|HF_HUB_OFFLINE|[Oo]ffline mode"
+_HUB_HINT = (
+    "it loads a tokenizer by its name on the hub: fetch that once on a machine with internet, into "
+    "the folder that HF_HOME names"
+)
+
+
+class Wanted(NamedTuple):
+    """A target to be encoded.
+
+    Attributes:
+        source: digest of what it is made from.
+        caption: None for latents.
+    """
+
+    item: Item
+    target: Target
+    key: str
+    source: str
+    caption: str | None
+
+
+class Content(NamedTuple):
+    """Content of a finished file; `nonzero` names the tensors that cannot be all zeros."""
+
+    tensors: dict[str, Any]
+    metadata: dict[str, str]
+    nonzero: Collection[str] | None
+
+
+class Encoding(ABC):
+    """Encoding of a job's targets by another program.
+
+    Attributes:
+        program: its name.
+        left: path of the program's file -> target that is to be made of it.
+    """
+
+    program: ClassVar[str]
+
+    def __init__(
+        self, job: Job, wanted: Sequence[Wanted], folder: Path, threads: int, progress: Progress
+    ) -> None:
+        self.job, self.order, self.threads = job, job.order, threads
+        self.log = Path(job.order.log).absolute()
+        self.folder = folder
+        self.left: dict[str, Wanted] = {}
+        for each in sorted(wanted, key=self.amount):
+            self.left[str(self.place(each))] = each
+        self._progress = progress
+        self._known = {each.item.stem for each in wanted} <= job.known_faults
+        self._begun: list[str] = []
+        self._short: list[tuple[Wanted, str]] = []
+        self._fitted: int | None = None
+        self._read = 0
+
+    @abstractmethod
+    def amount(self, wanted: Wanted) -> int:
+        """Return a number that tells what memory a target takes, for comparisons."""
+
+    @abstractmethod
+    def place(self, wanted: Wanted) -> Path:
+        """Return where the program writes the file of a target."""
+
+    @abstractmethod
+    def start(self) -> tuple[Installation, dict[str, Any]]:
+        """Write what the program reads; return the program, and what the driver is to do."""
+
+    @abstractmethod
+    def content(self, path: Path, wanted: Wanted) -> Content:
+        """Read the file of a target.
+
+        Raises:
+            ValueError: it is not complete, or another file than the one that was asked for.
+            OSError: it cannot be read.
+        """
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What encodes, for messages."""
+
+    def run(self) -> None:
+        """Run the driver until all targets are made or refused.
+
+        Raises:
+            DeviceError: the GPU is at fault: it has no memory for what fitted before, or is lost.
+            ModelError: the program fails whatever the item.
+        """
+        while True:
+            status, output = self._run_driver()
+            if status == 0:
+                break
+            for path in [*self.left]:
+                self._take(path)
+            error = process.last_error(output, status)
+            begun = [path for path in self._begun if path in self.left]
+            if is_device_fault(error):
+                raise self._device_failure(error)
+            if status > 0 or not begun or self._fitted is None:
+                raise self._failure(f"{self.name} failed: {error}")
+            for path in begun:  # it crashed, and encodes the others
+                self._refuse(path, error)
+            if not self.left:
+                break
+        self._judge()
+        if self._fitted is None and len(self.left) > 1 and not any(map(_exists, self.left)):
+            path, wanted = next(iter(self.left.items()))
+            raise self._failure(
+                f"{self.name} ended well and wrote none of {len(self.left)} caches, the first of "
+                f"which is {Path(path).name} of {wanted.item.name}"
+            )
+        for path in [*self.left]:
+            self._take(path, last=True)
+
+    def _run_driver(self) -> tuple[int, str]:
+        """Run the driver once; return its exit status and the end of its output."""
+        program, values = self.start()
+        results, place = self.folder / "results.jsonl", self.folder / "job.json"
+        results.unlink(missing_ok=True)
+        self._read, self._begun = 0, []
+        values |= {"results": str(results), "kind": self.order.kind, "known": self._known}
+        atomic.write(place, json.dumps(values).encode())
+        ends = threading.Event()
+
+        def watch() -> None:
+            with contextlib.suppress(Exception):  # which comes again below
+                while not ends.wait(_SECONDS):
+                    self._take_told(results)
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            return process.run(
+                [str(program.python), str(_DRIVER), str(place)],
+                environment={
+                    "OMP_NUM_THREADS": str(self.threads),
+                    **program.environment(),
+                    "TQDM_DISABLE": "1",  # bars without a total; the job has one of finished files
+                },
+                log=self.log,
+                cwd=program.folder,
+            )
+        finally:
+            ends.set()
+            thread.join()
+            self._take_told(results)
+
+    def _take_told(self, results: Path) -> None:
+        """Take what the driver has told of since the last time, by complete lines."""
+        if not results.exists():
+            return
+        data = results.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        for line in data[self._read : whole].splitlines(keepends=True):
+            result = json.loads(line)
+            if self.job.loaded is None:
+                self.job.loaded = time.monotonic()
+            self._begun = result.get("begun", [])
+            for path in result.get("files", ()):
+                if path in self.left:
+                    self._take_result(path, result.get("error"))
+            self._read += len(line)
+
+    def _take_result(self, path: str, error: str | None) -> None:
+        if error is None:
+            self._take(path)
+        elif is_out_of_memory(error):
+            self._short.append((self.left.pop(path), error))
+        else:
+            self._refuse(path, error)
+
+    def _take(self, path: str, *, last: bool = False) -> None:
+        """Store the content of a file; leave one that is not right, unless nothing is to come."""
+        wanted, place = self.left[path], Path(path)
+        try:
+            content = self.content(place, wanted)
+        except FileNotFoundError:
+            fault = f"it ended well and wrote no {place.name} of it"
+        except (OSError, EOFError, SafetensorError, zipfile.BadZipFile) as error:
+            fault = f"its file cannot be read ({error})"
+        except ValueError as error:
+            fault = f"its file {error}"
+        else:
+            del self.left[path]
+            self.job.store(wanted.item, wanted.key, wanted.source, *content)
+            self._fitted = max(self._fitted or 0, self.amount(wanted))
+            self._progress.update()
+            place.unlink()
+            return
+        if last:
+            self._refuse(path, fault)
+
+    def _judge(self) -> None:
+        """Refuse the targets larger than all that fitted; others are the fault of the device.
+
+        Where nothing fitted, those are refused that an earlier build skipped.
+        """
+        for wanted, error in self._short:
+            if self._fitted is None:
+                is_too_large = wanted.item.stem in self.job.known_faults
+            else:
+                is_too_large = self.amount(wanted) > self._fitted
+            if not is_too_large:
+                raise self._device_failure(error)
+            self._refuse_target(wanted, f"not enough memory to encode it: {error}")
+
+    def _refuse(self, path: str, fault: str) -> None:
+        self._progress.update()
+        self._refuse_target(self.left.pop(path), fault)
+
+    def _refuse_target(self, wanted: Wanted, fault: str) -> None:
+        """Refuse a target without a digest: the next build tries it again."""
+        what, hint = f"{self.program} could not encode it: {fault}", f"all output: {self.log}"
+        if wanted.item.stem in self.job.failed:
+            self.job.refused[wanted.key] = ("", what, hint)
+        else:
+            self.job.refuse(wanted.item, wanted.key, "", what, hint)
+
+    def _failure(self, what: str) -> ModelError:
+        hint = _HUB_HINT if re.search(_HUB, what) else "finished caches are kept"
+        hint = f"{hint}; all output: {self.log}"
+        return ModelError(what, where=f"models.{self.order.model}", hint=hint)
+
+    def _device_failure(self, error: str) -> DeviceError:
+        return DeviceError(
+            f"{self.name} failed: {error}",
+            where=f"models.{self.order.model}",
+            hint="check the GPU with nvidia-smi, then run the same command; finished files are "
+            f"kept; all output: {self.log}",
+        )
+
+
+def make_by(
+    encoding: type[Encoding], job: Job, items: Sequence[Work], threads: int, progress: Progress
+) -> None:
+    """Make the targets of some items by another program.
+
+    The header of each source is checked before, without a GPU.
+
+    Raises:
+        TrainingError: the program is not where the configuration says.
+        DeviceError: the GPU is at fault; what is finished is kept.
+        ModelError: the program failed whatever the item; what it had finished is kept.
+    """
+    wanted: list[Wanted] = []
+    for reading in job.readings(items, threads, progress):
+        texts = {sample.key: str(sample.content) for sample in reading.samples}
+        for target, key in reading.missing.items():
+            caption = texts[key] if job.order.kind == "text" else None
+            wanted.append(Wanted(reading.item, target, key, reading.content, caption))
+    if not wanted:
+        return
+    job.take_gpu()
+    _remove_abandoned()
+    folder = (_FOLDER / job.order.name).absolute()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        encoding(job, wanted, folder, threads, progress).run()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _exists(path: str) -> bool:
+    return Path(path).exists()
+
+
+def _remove_abandoned() -> None:
+    """Remove the folders of jobs that were killed long ago."""
+    for folder in _FOLDER.glob("*"):
+        with contextlib.suppress(OSError):
+            if folder.stat().st_mtime < time.time() - KEPT_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
