@@ -31,7 +31,7 @@ def page(request: pytest.FixtureRequest, metrics: Path) -> Iterator[Path]:
     path = metrics.parents[3] / f"reports/{request.param}.html"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clips, "EMBEDDED", 10**9 if request.param == "embedded" else 0)
-        write_page(metrics, path, lambda line: None)
+        write_page(metrics.parent, path, lambda line: None)
     yield path
 
 
