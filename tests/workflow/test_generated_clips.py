@@ -149,22 +149,6 @@ def test_a_prompt_of_the_command_line_is_drawn_as_it_is_written(built: Project) 
 
 
 MISTAKES: dict[str, tuple[Callable[[dict[str, Any]], object], list[str]]] = {
-    "frames that make no whole latents": (
-        lambda values: values["runs"]["waves"]["generate"].update(frames=80),
-        ["runs.waves.generate.frames", "80", "use 77 or 81"],
-    ),
-    "a size that Wan cannot draw": (
-        lambda values: values["runs"]["waves"]["generate"].update(resolution=[40, 32]),
-        ["runs.waves.generate.resolution", "40", "use 32 or 48"],
-    ),
-    "an empty prompt": (
-        lambda values: values["runs"]["waves"]["generate"].update(prompts=["a", " "]),
-        ["runs.waves.generate.prompts", "empty prompt"],
-    ),
-    "a file of prompts that is gone": (
-        lambda values: values["runs"]["waves"].update(generate={"prompt_file": "gone.txt"}),
-        ["runs.waves.generate", "gone.txt", "cannot be read"],
-    ),
     "a VAE that is gone": (
         lambda values: values["models"]["wan"].update(vae="models/wan/gone"),
         ["models.wan.vae", "models/wan/gone"],
