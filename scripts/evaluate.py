@@ -12,7 +12,7 @@ from latentmake.reports.evaluation import write_page
 
 with logged(snakemake.log[0]) as say:
     order = Path(snakemake.input.order)
-    metrics = backends.of_order(order).evaluate(
-        order, log=Path(snakemake.log[0]), threads=snakemake.threads
+    folder = backends.of_order(order).follow(
+        order, "evaluate", log=Path(snakemake.log[0]), threads=snakemake.threads
     )
-    write_page(metrics, Path(snakemake.output.page), say)
+    write_page(folder, Path(snakemake.output.page), say)

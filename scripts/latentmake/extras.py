@@ -14,6 +14,8 @@ from latentmake.plan.orders import write_order
 from latentmake.plan.run_plan import Plan, RunPlan
 from latentmake.request import Request
 
+_FOLLOWING = ("generate", "evaluate")  # words of what follows a training
+
 
 def followed(facts: Facts, request: Request) -> Iterator[str]:
     """Yield the runs of which something is asked that follows their training.
@@ -22,15 +24,11 @@ def followed(facts: Facts, request: Request) -> Iterator[str]:
         ConfigError: it cannot be done.
     """
     for name in request.runs:
-        if clips := "generate" in request.words[name]:
-            from latentmake.reports.generated import refuse_clips
+        if words := [word for word in _FOLLOWING if word in request.words[name]]:
+            from latentmake.reports.following import refuse_following
 
-            refuse_clips(facts.config, name)
-        if evaluated := "evaluate" in request.words[name]:
-            from latentmake.reports.evaluation import refuse_evaluation
-
-            refuse_evaluation(facts.config, name)
-        if clips or evaluated:
+            for word in words:
+                refuse_following(facts.config, name, word)
             yield name
 
 
@@ -65,7 +63,7 @@ def plan_extras(
         if "clips" in words:
             orders[name]["clips"], need = _clips(facts, run)
             yield need
-        for word in ("generate", "evaluate"):
+        for word in _FOLLOWING:
             if word in words and (order := _following(facts, run, word, force=force)):
                 orders[name][word] = order
 
@@ -85,11 +83,9 @@ def _clips(facts: Facts, run: RunPlan) -> tuple[str, Need]:
 
 def _following(facts: Facts, run: RunPlan, word: str, *, force: bool) -> str:
     """Return the order of what follows a training; "" where there is nothing to do."""
-    from latentmake.reports.evaluation import plan_evaluated
-    from latentmake.reports.generated import plan_generated
+    from latentmake.reports.following import plan_following
 
     backend = backends.of_run(facts.config, run.name)
     assert backend is not None  # it has a trainer that does this: see `followed`
-    plan = plan_generated if word == "generate" else plan_evaluated
-    order, reasons = plan(facts, run, backend)
+    order, reasons = plan_following(facts, run, backend, word)
     return str(order) if reasons or force else ""

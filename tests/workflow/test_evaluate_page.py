@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,14 +24,22 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_metrics(folder, ["a wave", NASTY])
 
 
-@pytest.fixture(scope="module", params=["embedded", "beside"])
-def page(request: pytest.FixtureRequest, metrics: Path) -> Iterator[Path]:
-    """The page, with its clips embedded or beside it."""
-    path = metrics.parents[3] / f"reports/{request.param}.html"
+@pytest.fixture(scope="module")
+def page(metrics: Path) -> Path:
+    """The page, with its clips embedded."""
+    path = metrics.parents[3] / "reports/embedded.html"
+    write_page(metrics.parent, path, lambda line: None)
+    return path
+
+
+@pytest.fixture(scope="module")
+def page_beside(metrics: Path) -> Path:
+    """The page beside its clips."""
+    path = metrics.parents[3] / "reports/beside.html"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clips, "EMBEDDED", 10**9 if request.param == "embedded" else 0)
-        write_page(metrics, path, lambda line: None)
-    yield path
+        patch.setattr(clips, "EMBEDDED", 0)
+        write_page(metrics.parent, path, lambda line: None)
+    return path
 
 
 def opened(browser: Browser, page: Path) -> None:
@@ -53,8 +60,11 @@ def are_in_step(seen: list[list[float]]) -> bool:
     return len(moving) == 30 and len(late) <= 3
 
 
-def test_clips_play_in_step_and_begin_anew_together(browser: Browser, page: Path) -> None:
-    opened(browser, page)
+@pytest.mark.parametrize("name", ["page", "page_beside"])
+def test_clips_play_in_step_and_begin_anew_together(
+    browser: Browser, name: str, request: pytest.FixtureRequest
+) -> None:
+    opened(browser, request.getfixturevalue(name))
     browser.run("window.seen = []; setInterval(() => seen.push((() => {" + TIMES + "})()), 40)")
     until(lambda: browser.run("return seen.some((t, i) => i && t[0] < seen[i - 1][0])"))  # looped
     until(lambda: are_in_step(browser.run("return seen")))

@@ -7,22 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from latentmake import digest
-from latentmake.config.root import Config
-from latentmake.errors import CacheError, ConfigError
+from latentmake.errors import CacheError
 from latentmake.files import atomic
-from latentmake.plan.facts import Facts
-from latentmake.plan.reasons import Difference
-from latentmake.plan.run_plan import RunPlan
 from latentmake.reports.clips import ClipSources
-from latentmake.reports.page import page, state_in, table, template_digest
-from latentmake.training.backend import Backend
+from latentmake.reports.page import page, table, template_digest
 from latentmake.training.wan.evaluation import (
     KINDS,
     METRICS,
     Kind,
     Metrics,
     Result,
-    evaluation_folder,
 )
 
 _LABELS = {"real": "real", "base": "base", "adapter": "with the adapter"}
@@ -65,61 +59,27 @@ def page_path(run: str) -> Path:
     return Path(f"reports/evaluate_{run}.html")
 
 
-def refuse_evaluation(config: Config, run: str) -> None:
-    """Refuse `evaluate_{run}` of a run that holds nothing out, or has no trainer for it.
-
-    Raises:
-        ConfigError: it has not.
-    """
-    settings = config.runs[run]
-    if settings.trainer is None or not settings.trainer.evaluates:
-        without = settings.trainer is None
-        what = f"the run {run} has no trainer" if without else "its trainer evaluates nothing"
-        hint = "only the trainer wan does; set `kind: wan` for a Wan model"
-        raise ConfigError(what, where=f"evaluate_{run}", hint=hint)
-    if settings.validation is None:
-        raise ConfigError(
-            f"all items of the run {run} train, so there is none to evaluate it by",
-            where=f"runs.{run}.validation",
-            hint="hold some out: `validation: {items: 16}`; it is trained again without them",
-        )
-
-
-def plan_evaluated(facts: Facts, plan: RunPlan, backend: Backend) -> tuple[Path, list[Difference]]:
-    """Return the order of a run's evaluation, and why results or page are not up to date.
-
-    Raises:
-        UserError: it could not be carried out.
-    """
-    path, reasons = backend.plan_evaluation(facts, plan)
-    page, state = page_path(plan.name), page_state(evaluation_folder(plan.name) / METRICS)
-    if not reasons and (state is None or state != state_in(page)):
-        reasons = [Difference(f"{page} does not show these results")]
-    return path, reasons
-
-
-def page_state(metrics: Path) -> str | None:
-    """Return the digest of what a page shows; None without results."""
+def page_state(folder: Path) -> str | None:
+    """Return the digest of what the page of an evaluation's folder shows; None without results."""
     try:
-        return digest.of_value([template_digest("gallery"), digest.of_file(metrics)])
+        return digest.of_value([template_digest("gallery"), digest.of_file(folder / METRICS)])
     except OSError:
         return None
 
 
-def write_page(metrics_path: Path, path: Path, say: Callable[[str], object]) -> None:
-    """Write the page of `metrics.json`, whose folder has the clips.
+def write_page(folder: Path, path: Path, say: Callable[[str], object]) -> None:
+    """Write the page of an evaluation's folder.
 
     Raises:
         UserError: the results or a clip are gone, or the disk is full.
     """
-    metrics = Metrics.read(metrics_path)
+    metrics = Metrics.read(folder / METRICS)
     if metrics is None:
         raise CacheError(
             "the results are missing or damaged",
-            where=metrics_path,
+            where=folder / METRICS,
             hint="run the same command again, which computes them anew",
         )
-    folder = metrics_path.parent
     try:
         sources = ClipSources(path, [folder / clip.file for clip in metrics.clips()])
         data = _data(metrics, folder, sources)
@@ -129,8 +89,7 @@ def write_page(metrics_path: Path, path: Path, say: Callable[[str], object]) -> 
             where=error.filename or folder,
             hint="run the same command again, which makes it anew",
         ) from None
-    state = page_state(metrics_path) or ""
-    text = page("gallery", f"Evaluation of {metrics.run}", data, state).encode()
+    text = page("gallery", f"Evaluation of {metrics.run}", data, page_state(folder) or "").encode()
     atomic.write(path, text)
     count = sum(1 for _ in metrics.clips())
     say(f"{path}: {count} clips, {len(text) / 1e6:.1f} MB; {_summary(metrics)}")

@@ -12,14 +12,10 @@ from itertools import groupby
 from pathlib import Path
 
 from latentmake import digest
-from latentmake.config.root import Config
-from latentmake.errors import ConfigError, StorageError
+from latentmake.errors import StorageError
 from latentmake.files import atomic
 from latentmake.files.mp4 import spread_frames
-from latentmake.plan.facts import Facts
-from latentmake.plan.lock import run_folder
 from latentmake.plan.reasons import Difference
-from latentmake.plan.run_plan import RunPlan
 from latentmake.reports.page import page, state_in, table, template_digest
 from latentmake.training.backend import Backend
 from latentmake.training.wan.generation import FOLDER, INDEX, Clip, GenerationIndex
@@ -62,7 +58,7 @@ def write_generated(
         UserError: clips cannot be drawn or decoded, or the disk is full.
     """
     folder = receipt.with_name(FOLDER)
-    backend.generate(order, log=log, threads=threads)
+    backend.follow(order, "generate", log=log, threads=threads)
     clips = write_pages(folder, say)
     atomic.write(receipt, json.dumps({"clips": clips, "page": str(folder / PAGE)}).encode())
 
@@ -151,30 +147,3 @@ def _cut(text: str, width: int, font: object) -> str:
     while text and length(text + "…") > width - 2 * _MARGIN:
         text = text[:-1]
     return text + "…"
-
-
-def plan_generated(facts: Facts, plan: RunPlan, backend: Backend) -> tuple[Path, list[Difference]]:
-    """Return the order of a run's clips, and why these or their page are not up to date.
-
-    Raises:
-        UserError: no clips could be made.
-    """
-    path, reasons = backend.plan_generation(facts, plan)
-    folder = run_folder(plan.name)
-    reasons = reasons or page_reasons(folder / FOLDER)
-    if not reasons and not (folder / "generated.json").is_file():
-        reasons = [Difference(f"{folder / 'generated.json'} is missing")]
-    return path, reasons
-
-
-def refuse_clips(config: Config, run: str) -> None:
-    """Refuse `generate_{run}` of a run whose trainer generates no clips.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    trainer = config.runs[run].trainer
-    if trainer is None or not trainer.generates:
-        what = f"the run {run} has no trainer" if trainer is None else "its trainer draws no clips"
-        hint = "only the trainer wan does; set `kind: wan` for a Wan model"
-        raise ConfigError(what, where=f"generate_{run}", hint=hint)

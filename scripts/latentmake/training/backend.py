@@ -64,32 +64,25 @@ class Backend(ABC):
         """Write the order of a publication of items of another manifest than the run's."""
         raise NotImplementedError
 
-    def plan_generation(self, facts: Facts, plan: RunPlan) -> tuple[Path, list[Difference]]:
-        """Write the order of a run's clips; tell why they are not there already.
+    def plan_following(
+        self, facts: Facts, plan: RunPlan, word: str
+    ) -> tuple[Path, list[Difference]]:
+        """Write the order of what follows a training; tell why its result is not there already.
 
-        Asked of a trainer whose settings say that it `generates`, after `plan`.
-
-        Raises:
-            UserError: no clips could be made.
-        """
-        raise NotImplementedError
-
-    def generate(self, order: Path, *, log: Path, threads: int = 2) -> None:
-        """Bring the clips of an order up to date, and their index."""
-        raise NotImplementedError
-
-    def plan_evaluation(self, facts: Facts, plan: RunPlan) -> tuple[Path, list[Difference]]:
-        """Write the order of a run's evaluation; tell why its results are not there already.
-
-        Asked of a trainer whose settings say that it `evaluates`, after `plan`.
+        Asked after `plan`, with `generate` of a trainer whose settings say that it `generates`, and
+        with `evaluate` of one that `evaluates`.
 
         Raises:
             UserError: it could not be carried out.
         """
         raise NotImplementedError
 
-    def evaluate(self, order: Path, *, log: Path, threads: int = 2) -> Path:
-        """Bring the results of an order up to date; return their path."""
+    def follow(self, order: Path, word: str, *, log: Path, threads: int = 2) -> Path:
+        """Bring clips and their index, or the results of an evaluation, up to date.
+
+        Returns:
+            Their folder.
+        """
         raise NotImplementedError
 
     def publish(self, order: Path, say: Say) -> None:

@@ -34,14 +34,13 @@ from latentmake.plan.target import (
     prompts_of,
     targets_of,
 )
-from latentmake.reports.evaluation import plan_evaluated, refuse_evaluation
 from latentmake.reports.explanation import (
     Explanation,
     explanation_text,
     explanation_values,
     quoted,
 )
-from latentmake.reports.generated import plan_generated, refuse_clips
+from latentmake.reports.following import plan_following, refuse_following
 from latentmake.reports.recipe_changes import differences
 from latentmake.words.project import ConfigFiles, Directory, Json, Project, opened
 
@@ -100,10 +99,8 @@ def _reasons(project: Project, word: str, run: str, place: str) -> list[Differen
     config, facts = project.config, project.facts
     if word == "page":
         return []
-    if word == "generate":
-        refuse_clips(config, run)
-    elif word == "evaluate":
-        refuse_evaluation(config, run)
+    if word in ("generate", "evaluate"):
+        refuse_following(config, run, word)
     elif word == "train" and config.runs[run].trainer is None:
         raise ConfigError("the run has no trainer", where=place, hint=f"see runs.{run}")
     if word == "clips":
@@ -114,8 +111,7 @@ def _reasons(project: Project, word: str, run: str, place: str) -> list[Differen
         return plan.reasons if word == "train" else _cache_reasons(plan)
     backend = backends.of_run(config, run)
     assert backend is not None
-    make = plan_generated if word == "generate" else plan_evaluated
-    return make(facts, plan, backend)[1]
+    return plan_following(facts, plan, backend, word)[1]
 
 
 def _cache_reasons(plan: RunPlan) -> list[Difference]:

@@ -37,26 +37,17 @@ class Wan(LoopBackend):
             yield from image_findings(sources)
         yield from super().check(order, current=current)
 
-    def plan_evaluation(self, facts: Facts, plan: RunPlan) -> tuple[Path, list[Difference]]:
-        """Write the order of a run's evaluation; tell why its results are not there already."""
+    def plan_following(
+        self, facts: Facts, plan: RunPlan, word: str
+    ) -> tuple[Path, list[Difference]]:
+        """Write the order of clips or of an evaluation; see `Backend.plan_following`."""
         from latentmake.training.wan.evaluation import plan_evaluation
-
-        return plan_evaluation(facts, plan)
-
-    def evaluate(self, order: Path, *, log: Path, threads: int = 2) -> Path:
-        """Bring the results of an order up to date; return their path."""
-        from latentmake.training.wan.evaluation import launch
-
-        return launch(order, log=log, threads=threads)
-
-    def plan_generation(self, facts: Facts, plan: RunPlan) -> tuple[Path, list[Difference]]:
-        """Write the order of a run's clips; tell why they are not there already."""
         from latentmake.training.wan.generation import plan_generation
 
-        return plan_generation(facts, plan)
+        return (plan_generation if word == "generate" else plan_evaluation)(facts, plan)
 
-    def generate(self, order: Path, *, log: Path, threads: int = 2) -> None:
-        """Bring the clips of an order up to date, and their index."""
-        from latentmake.training.wan.generation import launch
+    def follow(self, order: Path, word: str, *, log: Path, threads: int = 2) -> Path:
+        """Bring clips or the results of an evaluation up to date; return their folder."""
+        from latentmake.training.wan.evaluation import launch
 
-        launch(order, log=log, threads=threads)
+        return launch(order, word, log=log, threads=threads)

@@ -22,7 +22,13 @@ from latentmake.plan.run_plan import RunPlan
 from latentmake.training.child import run_module
 from latentmake.training.json_file import JsonFile
 from latentmake.training.order import read_order
-from latentmake.training.wan.generation import GenerationOrder, adapter_digest, generation_order
+from latentmake.training.wan.generation import (
+    GenerationOrder,
+    adapter_digest,
+    captions_of,
+    clip_reasons,
+    generation_order,
+)
 from latentmake.training.wan.order import WanOrder
 
 Kind = Literal["real", "base", "adapter"]
@@ -193,7 +199,7 @@ def result_reasons(
 
 
 def plan_evaluation(facts: Facts, plan: RunPlan) -> tuple[Path, list[Difference]]:
-    """Write the order of a run's evaluation; see `Backend.plan_evaluation`."""
+    """Write the order of a run's evaluation; see `Backend.plan_following`."""
     run = facts.config.runs[plan.name]
     training = plan.trainer
     assert run.validation is not None and isinstance(training, WanOrder)
@@ -245,17 +251,30 @@ def training_digest(training: WanOrder) -> str:
     return digest.of_value([training.weights, how, settings.mixed_precision])
 
 
-def launch(order_path: Path, *, log: Path, threads: int) -> Path:
-    """Bring the results of an order up to date, in a process of its own; return their path."""
-    order = read_order(order_path, EvaluationOrder)
-    folder = Path(order.output)
+def launch(path: Path, word: str, *, log: Path, threads: int) -> Path:
+    """Carry out an order in a process of its own; return the folder of clips or results.
+
+    Args:
+        path: of the order.
+        word: `generate` or `evaluate`.
+        log: gets the output of the process.
+        threads: of the process.
+    """
+    order: GenerationOrder | EvaluationOrder
+    if word == "generate":
+        order = generation = captions_of(read_order(path, GenerationOrder))
+        if not clip_reasons(order, adapter_digest(order)):
+            return Path(order.output)
+    else:
+        order = read_order(path, EvaluationOrder)
+        generation = order.generation
     run_module(
-        "latentmake.training.wan.evaluate",
+        f"latentmake.training.wan.{word}",
         order,
         run=order.run,
-        folder=folder,
+        folder=Path(order.output),
         log=log,
         threads=threads,
-        online=bool(order.generation.model.vae.hub),
+        online=bool(generation.model.vae.hub),
     )
-    return folder / METRICS
+    return Path(order.output)

@@ -196,18 +196,15 @@ class Painter:
         self._hooks: list[UserCpuOffloadHook] = []
 
     def use(self, network: Denoiser) -> None:
-        """Move a network to the device; where memory is short, only while it computes."""
+        """Draw with this network, on the device from its first use until a clip is decoded."""
         self._network = network
-        size = sum(each.numel() * each.element_size() for each in network.parameters())
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-        if self._device.type != "cuda" or 2 * size < torch.cuda.mem_get_info()[0]:
-            network.to(self._device)
-            return
         self._hooks = [cpu_offload_with_hook(each, self._device)[1] for each in network.children()]
-        if len(self._hooks) > 1:  # of two networks, each makes room for the other
-            for hook, other in zip(self._hooks, reversed(self._hooks), strict=True):
-                hook.hook.prev_module_hook = other
+        if len(self._hooks) > 1 and self._device.type == "cuda":
+            size = sum(each.numel() * each.element_size() for each in network.parameters())
+            torch.cuda.empty_cache()
+            if 1.5 * size > torch.cuda.mem_get_info()[0]:  # each makes room for the other
+                for hook, other in zip(self._hooks, reversed(self._hooks), strict=True):
+                    hook.hook.prev_module_hook = other
 
     def draw(
         self,

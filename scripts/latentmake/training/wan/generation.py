@@ -28,10 +28,9 @@ from latentmake.plan.orders import run_order
 from latentmake.plan.reasons import Difference, short, value_differences
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.target import generation_prompts, prompt_path
-from latentmake.training.child import run_module
 from latentmake.training.json_file import JsonFile
 from latentmake.training.loop.order import Prompt
-from latentmake.training.order import caption_in, read_order, rows_of
+from latentmake.training.order import caption_in, rows_of
 from latentmake.training.wan.dit import dit_digest
 from latentmake.training.wan.lora_names import lora_names
 from latentmake.training.wan.plan import boundary_of
@@ -271,7 +270,7 @@ def captions_of(order: GenerationOrder) -> GenerationOrder:
 
 
 def plan_generation(facts: Facts, plan: RunPlan) -> tuple[Path, list[Difference]]:
-    """Write the order of a run's clips; see `Backend.plan_generation`."""
+    """Write the order of a run's clips; see `Backend.plan_following`."""
     config = facts.config
     run = config.runs[plan.name]
     _refuse_conditions(config.models[run.model], plan.name, config.generation(run).image)
@@ -385,19 +384,3 @@ def made_of(facts: Facts, name: str) -> str:
     except ModelError as error:
         what = f"{error.where}: {error.what}"
         raise ModelError(what, where=f"models.{name}", hint=error.hint) from None
-
-
-def launch(order_path: Path, *, log: Path, threads: int) -> None:
-    """Bring the clips of an order up to date, in a process of its own; see `Backend.generate`."""
-    order = captions_of(read_order(order_path, GenerationOrder))
-    if not clip_reasons(order, adapter_digest(order)):
-        return
-    run_module(
-        "latentmake.training.wan.generate",
-        order,
-        run=order.run,
-        folder=Path(order.output),
-        log=log,
-        threads=threads,
-        online=bool(order.model.vae.hub),
-    )

@@ -26,14 +26,13 @@ from latentmake.training.loop.data.tensors import WAN, CacheTensors
 from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.loop.recipe import Recipe
 from latentmake.training.loop.samples import say
-from latentmake.training.wan.clips import ClipSampler, make_sampler
 from latentmake.training.wan.denoiser import Denoiser
 from latentmake.training.wan.lora_files import read_lora, write_lora
 from latentmake.training.wan.lora_names import lora_names
 from latentmake.training.wan.network import Transformer, add_lora, load_transformer
 from latentmake.training.wan.objective import CLIP, FIRST_FRAME, Objective
 from latentmake.training.wan.order import WanOrder
-from latentmake.training.wan.sampling import decode_clip
+from latentmake.training.wan.sampling import ClipSampler, decode_clip
 
 _FIRST_FRAME = Sought("latents_image", 4, pattern=r"latents_image_\d+x\d+x\d+_\w+")
 _CLIP = Sought("clip", 2, pattern=r"clip_\w+")
@@ -98,8 +97,8 @@ class WanRecipe(Recipe):
 
     def make_sampler(self, objective: loop.Objective, latents: Stored) -> ClipSampler:
         """Return the sampler of clips."""
-        del objective
-        return make_sampler(self.order, latents)
+        del objective, latents
+        return ClipSampler(self.order)
 
     def make_decoder(self, device: torch.device) -> Callable[[torch.Tensor], bytes | None]:
         """Load the VAE; return what makes an MP4 of a clip's latents."""

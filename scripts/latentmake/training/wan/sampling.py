@@ -6,7 +6,7 @@ with the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from typing import Any, Literal, NamedTuple
 
@@ -17,7 +17,12 @@ from numpy.typing import NDArray
 
 from latentmake.caches.encoders.device import within_memory
 from latentmake.caches.encoders.wan_vae import LATENTS_MEAN, WanVae
+from latentmake.training.loop.batch_order import seed_of
+from latentmake.training.loop.data.headers import read_text
+from latentmake.training.loop.data.tensors import WAN
+from latentmake.training.loop.recipe import Drawn, Sampler
 from latentmake.training.wan.denoiser import Denoiser
+from latentmake.training.wan.order import WanOrder
 
 TEXT_TOKENS = 512
 """Tokens that Wan's network attends to; shorter texts are followed by zeros."""
@@ -141,6 +146,42 @@ def _schedule(sampling: Sampling) -> Any:
     return _UniPc(
         prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=sampling.shift
     )
+
+
+class ClipSampler(Sampler):
+    """Draws the sample clips of a training."""
+
+    def __init__(self, order: WanOrder) -> None:
+        samples, (width, height) = order.trainer.samples, order.sample_size
+        self._shape = latents_shape(samples.frames, width, height)
+        self._settings = Sampling(
+            samples.num_inference_steps, samples.guidance_scale, order.flow_shift
+        )
+        self._negative = None if order.negative is None else read_text(order.negative, WAN.text)
+        self._clips = [
+            (key, read_text(prompt.text, WAN.text), seed_of(samples.seed, "sample", *each))
+            for key, prompt, each in zip(
+                order.picture_keys(), order.prompts, order.occurrences(), strict=True
+            )
+        ]
+
+    def draw(
+        self,
+        network: Denoiser,
+        keys: Collection[str],
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Drawn:
+        """Draw the clips of these keys; float32, on the CPU."""
+        drawn: Drawn = {}
+        for key, text, seed in self._clips:
+            if key in keys:
+                noise = noise_of(seed, self._shape)
+                drawn[key] = sample_latents(
+                    network, text, self._negative, noise, self._settings, device=device, dtype=dtype
+                )
+        return drawn
 
 
 def decode_clip(
