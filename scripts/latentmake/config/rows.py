@@ -128,7 +128,6 @@ class Scripts:
         fp8: keys of the trainer that may be set together to keep weights in 8 bits.
         rules: what the training script refuses.
         control_latents: whether each control has a tensor `latents_control`; else others hold it.
-        equal_shapes: whether all latents of a file have the same frames, height and width.
         attentions: value of the trainer's `attention` -> the largest batch that it takes without
             `--split_attn`; None: any.
         stamp: entry that the header of its DiT's file must have; None where none is demanded.
@@ -162,7 +161,6 @@ class Scripts:
     fp8: tuple[tuple[str, ...], ...] = (("fp8_base",), ("fp8_base", "fp8_scaled"))
     rules: tuple[Rule, ...] = ()
     control_latents: bool = True
-    equal_shapes: bool = False
     stamp: tuple[str, str] | None = None
     attentions: Mapping[str, int | None] = field(default_factory=lambda: dict(ATTENTIONS))
     sized_controls: bool = False
