@@ -94,7 +94,6 @@ class Scripts(NamedTuple):
     fp8: tuple[tuple[str, ...], ...] = (("fp8_base",), ("fp8_base", "fp8_scaled"))  # together
     refuses: Mapping[str, str] = {}  # pattern of arguments of the training script -> hint
     control_latents: bool = True  # each control has a tensor `latents_control`
-    equal_shapes: bool = False  # all latents of a file have the same frames, height and width
     stamp: tuple[str, str] | None = None  # entry that the header of its DiT must have
     # The largest batch of each attention without `--split_attn`; None: any.
     attentions: Mapping[str, int | None] = dict.fromkeys(("sdpa", "flash_attn", "xformers"))

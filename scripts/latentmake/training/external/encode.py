@@ -69,10 +69,12 @@ class Encoding(ABC):
 
     Attributes:
         program: its name.
+        times: whether its jobs count for estimates of time.
         left: path of the program's file -> target that is to be made of it.
     """
 
     program: ClassVar[str]
+    times: ClassVar[bool] = False
 
     def __init__(
         self, job: Job, wanted: Sequence[Wanted], folder: Path, threads: int, progress: Progress
@@ -190,7 +192,7 @@ class Encoding(ABC):
         whole = data.rfind(b"\n") + 1
         for line in data[self._read : whole].splitlines(keepends=True):
             result = json.loads(line)
-            if self.job.loaded is None:
+            if self.times and self.job.loaded is None:
                 self.job.loaded = time.monotonic()
             self._begun = result.get("begun", [])
             for path in result.get("files", ()):

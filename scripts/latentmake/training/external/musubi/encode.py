@@ -49,6 +49,7 @@ class ScriptsEncoding(Encoding):
     """Encoding by a caching script: each size, and each text of one item, has a dataset."""
 
     program = "musubi-tuner"
+    times = True
 
     @property
     def name(self) -> str:

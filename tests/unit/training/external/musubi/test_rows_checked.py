@@ -14,8 +14,7 @@ from latentmake.training.external.musubi.networks import networks
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.order import with_defaults
 from publish_world import order_of
-from rows_world import DIT_NAMES, ROWS, VERSIONS, latents_of, make_row_run
-from safetensors import safe_open
+from rows_world import DIT_NAMES, ROWS, VERSIONS, make_row_run
 from safetensors.torch import load_file, save_file
 
 
@@ -29,87 +28,11 @@ def failed(order: MusubiOrder) -> list[Finding]:
     return [each for each in data_findings(order) if each.verdict == "failed"]
 
 
-def rewrite(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-    save_file(tensors, path, metadata)
-
-
-def file_of(order: MusubiOrder, ending: str) -> Path:
-    return next(Path("cache").rglob(f"red*{ending}"))
-
-
 @pytest.mark.parametrize(("name", "task"), VERSIONS)
 def test_caches_as_its_scripts_write_them_are_sound(root: Path, name: str, task: str) -> None:
     order = make_row_run(root, name, task)
     assert failed(order) == []
     assert [each.fault or each.doubt for each in networks(order.model)] == [""]
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_each_tensor_of_a_text_is_demanded(root: Path, name: str) -> None:
-    order = make_row_run(root, name, next(iter(ROWS[name].versions)))
-    path = file_of(order, order.layout.text_ending or "")
-    tensors = load_file(path)
-    for beginning in ROWS[name].tensors:
-        rewrite(
-            path,
-            {key: x for key, x in tensors.items() if not key.startswith(beginning)}
-            or {"other": torch.ones(1)},
-        )
-        (found,) = failed(order)
-        assert f"({beginning.strip('_')})" in found.note
-    rewrite(path, tensors)
-    assert not failed(order)
-
-
-@pytest.mark.parametrize(("name", "task"), VERSIONS)
-def test_each_tensor_that_a_version_needs_is_demanded(root: Path, name: str, task: str) -> None:
-    order = make_row_run(root, name, task)
-    path = file_of(order, order.layout.latents_ending)
-    tensors = load_file(path)
-    for beginning in ("latents_", *order.version.tensors):
-        left = {key: x for key, x in tensors.items() if not key.startswith(beginning)}
-        rewrite(path, left or {"other": torch.ones(1)})
-        (found,) = failed(order)
-        assert f"holds no {beginning.strip('_')}" in found.note
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_latents_of_another_size_or_vae_are_noticed(root: Path, name: str) -> None:
-    order = make_row_run(root, name, next(iter(ROWS[name].versions)))
-    path = file_of(order, order.layout.latents_ending)
-    sides = 64 // ROWS[name].pixels
-    tensors, size = load_file(path), f"{sides}x{sides}"
-    key = next(key for key in tensors if key.startswith("latents_") and size in key)
-    smaller = key.replace(size, f"{sides - 1}x{sides}")
-    shape = list(tensors[key].shape)
-    shape[shape.index(sides, 0 if ROWS[name].channels == {} else 1)] = sides - 1
-    changed = tensors | {smaller: torch.ones(shape, dtype=torch.bfloat16)}
-    del changed[key]
-    rewrite(path, changed)
-    assert "where the trainer expects" in failed(order)[0].note
-    if channels := ROWS[name].channels.get("latents"):
-        shape = [channels + 1 if x == channels else x for x in tensors[key].shape]
-        rewrite(path, tensors | {key: torch.ones(shape, dtype=torch.bfloat16)})
-        assert "with the shape" in failed(order)[0].note
-
-
-CONTROLLED = [
-    (n, t) for n, t in VERSIONS if ROWS[n].versions[t].controls[0] and ROWS[n].control_latents
-]
-
-
-@pytest.mark.parametrize(("name", "task"), CONTROLLED)
-def test_controls_are_counted(root: Path, name: str, task: str) -> None:
-    order = make_row_run(root, name, task)
-    path = file_of(order, order.layout.latents_ending)
-    more = latents_of(name, task, controls=3, video=False)
-    if len(more) > len(load_file(path)):
-        rewrite(path, more)
-        assert "holds latents of 3 controls, not of 1" in failed(order)[0].note
-    rewrite(path, {key: x for key, x in more.items() if "control" not in key})
-    assert "latents_control" in failed(order)[0].note
 
 
 @pytest.mark.parametrize("name", ROWS)
