@@ -69,10 +69,7 @@ class Case(NamedTuple):
 
     Attributes:
         number: of its example in the caches.
-        latents: path of the cache file.
-        text: likewise.
-        latents_key: digest of all that shaped them.
-        text_key: likewise.
+        latents: path of the cache file, with its key; `text` likewise.
     """
 
     number: int

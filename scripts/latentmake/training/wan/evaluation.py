@@ -42,7 +42,6 @@ VERSION = 1
 _NAME = r"^[a-z0-9-]+_(real|base|adapter)\.mp4$"
 
 Figures = dict[str, float | None]
-"""Figures of a clip, see `evaluate.figures_of`."""
 
 
 def evaluation_folder(run: str) -> Path:
@@ -54,13 +53,12 @@ class EvaluationOrder(BaseModel):
     """Order of an evaluation; paths are relative to the working directory.
 
     Attributes:
-        kind: of the trainer.
         training: path of the training's order.
         output: folder of results and clips.
         clips: most items of which clips are made.
         resolution: name of that of the clips.
-        generation: settings of the clips; its prompts and size are those of each item.
-        planned: time, in nanoseconds: no two orders are the same file to Snakemake.
+        generation: settings of the clips; prompts and sizes are those of the items.
+        planned: see `GenerationOrder`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -97,16 +95,9 @@ class Losses(BaseModel):
 
 
 class Clip(BaseModel):
-    """One MP4.
+    """One MP4: the digests of all that shapes it (`key`) and of its content (`digest`).
 
-    Attributes:
-        key: digest of all that shapes it.
-        file: its name in the folder.
-        digest: of its content.
-        width: pixels.
-        height: pixels.
-        frames: number of frames.
-        figures: of its frames before compression.
+    Its figures are of the frames before compression, see `evaluate.figures_of`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -125,7 +116,6 @@ class Result(BaseModel):
     Attributes:
         name: dataset, stem and resolution.
         source: path of its image or video.
-        caption: its text.
         losses: `base` and `adapter`.
         clips: `real`, `base`, `adapter`; empty for items of which none are made.
     """
@@ -142,7 +132,6 @@ class Metrics(JsonFile):
     """Content of `metrics.json`.
 
     Attributes:
-        run: name of the run.
         wanted: see `EvaluationOrder.wanted`.
         timesteps: of the losses, 0 to 1000.
         loss: mean over the items: `base` and `adapter`, at all timesteps together.

@@ -51,16 +51,13 @@ class GenerationOrder(BaseModel):
     """Order of a run's clips; paths are relative to the working directory.
 
     Attributes:
-        kind: of the trainer.
         output: folder of the clips.
         adapters: files of the LoRA: of Wan 2.2's two networks, that for low noise first.
         manifest: of the run, for its captions.
         model: networks, VAE.
         weights: digest of networks, VAE and text encoder.
-        prompts: of the clips.
         captions: number of the manifest's first captions that are prompts too.
         negative: cache file of the negative prompt's embedding; None without guidance.
-        seeds: of each prompt's clips.
         boundary: share of the timesteps from which on Wan 2.2's network for high noise is used; 0
             of one network.
         image: first frame of the clips, for image-to-video; with its digest.

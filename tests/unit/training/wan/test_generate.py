@@ -28,7 +28,6 @@ from latentmake.training.wan.generation import (
     captions_of,
     clip_name,
     clip_reasons,
-    kept,
 )
 from PIL import Image
 from wan_world import write_clip_vision
@@ -99,17 +98,6 @@ def test_nothing_is_drawn_twice_and_only_what_changed_anew() -> None:
     assert done(order)
 
 
-def test_a_changed_setting_makes_each_clip_stale() -> None:
-    generate(order_of("a wave"))
-    for changes in (
-        {"steps": 3}, {"guidance": 3.0}, {"shift": 5.0}, {"frames": 9}, {"fps": 16},
-        {"weights": "other"}, {"scheduler": "euler"}, {"negative_prompt": "dark"}, {"seeds": [1]},
-    ):  # fmt: skip
-        order = order_of("a wave", **changes)
-        assert not done(order)
-        assert not kept(order, index(), adapter_digest(order))
-
-
 def test_another_lora_leaves_the_clips_of_the_base() -> None:
     order = order_of("a wave")
     generate(order)
@@ -131,14 +119,6 @@ def test_a_prompt_of_the_command_line_stays_until_settings_change() -> None:
     generate(order_of("a wave", steps=3))
     assert {clip.prompt for clip in index().clips} == {"a wave"}
     assert len(files()) == 2
-
-
-def test_without_the_base_its_clips_go() -> None:
-    generate(order_of("a wave"))
-    order = order_of("a wave", base=False)
-    assert not done(order)
-    generate(order)
-    assert files().keys() == {clip_name("a wave", 0, adapter=True)}
 
 
 def test_a_clip_that_is_gone_or_cut_short_is_drawn_again() -> None:
