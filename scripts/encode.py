@@ -1,10 +1,7 @@
 """Rules encode_*, reuse_*, latents and text: carry out orders of one model."""
 
-import os
 import sys
 
-# Batches of many shapes would leave holes in a GPU's memory. Read when torch is imported.
-os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 sys.path.insert(0, snakemake.scriptdir)  # before any other installed copy of the package
 
 from latentmake.entry import logged

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -140,6 +141,8 @@ def carry_out(
 
 def load_encoder(order: Order, threads: int, say: Say, alone: bool) -> Loaded:
     """Load the encoder of an order; torch is imported here, and not before it has work."""
+    # Batches of many shapes would leave holes in a GPU's memory.
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     # Imports make many objects that stay: the garbage collector would take a third of the time.
     gc.disable()
     try:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 import world
-from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders.imports import without
 from latentmake.plan.orders import Order
-from order_world import key_of, order, put_image, silent
+from order_world import carry_out, key_of, order, put_image
 from trainer_world import make_vae
 from transformers import CLIPTextConfig, CLIPTextModel
 
@@ -57,7 +56,7 @@ def test_a_job_of_images_imports_no_more_than_it_needs(
     (path,) = map(Path, made.paths)
     found = path.read_bytes()
     path.unlink()
-    carry_out(made, Path("receipt.json"), say=silent)  # by a process that has imported all
+    carry_out(made)  # by a process that has imported all
     assert path.read_bytes() == found
 
     fresh = order("latents", {"a": image}, found={"16/a": f"{key_of(made, image, '16')}@0"})

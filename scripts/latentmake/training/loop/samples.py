@@ -182,7 +182,7 @@ def say(text: str) -> None:
 def picture_of(file: Path) -> Image.Image:
     """Return a picture, or the first, middle and last frame of a clip side by side."""
     if file.suffix != ".mp4":
-        with Image.open(file) as picture:
+        with Image.open(file, formats=["PNG"]) as picture:
             return picture.convert("RGB")
     import av
 
