@@ -111,4 +111,3 @@ def test_musubi_tuner_knows_every_flag(tmp_path: Path, monkeypatch: pytest.Monke
     arguments = musubi_arguments(order, attention="sdpa", resume=Path("state"))
     assert tuner.missing_flags(arguments) == []
     assert tuner.missing_flags(["--cache_latents"]) == ["--cache_latents"]
-    assert tuner.sources.demands_precision

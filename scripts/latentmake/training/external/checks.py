@@ -7,13 +7,13 @@ warning, what its sources refuse has failed. Nothing here imports torch: plannin
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
 from latentmake.errors import TrainingError
 from latentmake.files.paths import System, is_windows
-from latentmake.training.checks import Finding, Verdict, of_faults
+from latentmake.training.checks import Finding
 from latentmake.training.external import commit
 from latentmake.training.external.arguments import missing_files
 from latentmake.training.external.installation import Installation
@@ -57,9 +57,7 @@ def environment(installation: Installation, packages: Iterable[str] = ()) -> Fin
     python = installation.python
     if missing := sorted(name for name in needs if not there[name]):
         note = f"{python} lacks {', '.join(missing)}: install it there"
-        # A script that looks elsewhere for its modules may well find them there.
-        verdict: Verdict = "warning" if installation.sources.extends_path else "failed"
-        return Finding("environment", verdict, note)
+        return Finding("environment", "failed", note)
     if not there["accelerate"]:
         note = f"{python} has no accelerate: the script is run without it"
         return Finding("environment", "warning", note)
@@ -113,9 +111,10 @@ def publication_findings(
                 yield Finding(f"arguments of {script}", "failed", str(error))
         for name in missing_files(further, program.folder):
             yield elsewhere("arguments", name)
-    keys = None if program is None else program.sources.dataset_keys
     for system, text in tomls.items():
-        yield _toml(f"dataset TOML for {system.capitalize()}", text, keys)
+        number = len(tomllib.loads(text)["datasets"])
+        note = "1 dataset" if number == 1 else f"{number} datasets"
+        yield Finding(f"dataset TOML for {system.capitalize()}", "ok", note)
 
 
 def attention(asked: str, known: Iterable[str], program: str, chosen: bool) -> Finding:
@@ -135,21 +134,3 @@ def elsewhere(what: str, place: str) -> Finding:
         return Finding(what, "ok", f"{place}: not on this machine, taken as it is")
     note = f"{place} does not exist here: correct it, or name the path on the trainer's machine"
     return Finding(what, "warning", note)
-
-
-def _toml(what: str, text: str, known: Collection[str] | None) -> Finding:
-    parsed = tomllib.loads(text)
-    blocks = parsed["datasets"]
-    sections = [parsed["general"], *blocks]
-    sections += [subset for block in blocks for subset in block.get("subsets", [])]
-    keys = sorted({key for section in sections for key in section} - {"subsets"})
-    number = "1 dataset" if len(blocks) == 1 else f"{len(blocks)} datasets"
-    return of_faults(what, _key_faults(keys, known), number)
-
-
-def _key_faults(keys: Iterable[str], known: Collection[str] | None) -> Iterator[str]:
-    for key in keys:
-        if known is not None and key not in known:
-            near = get_close_matches(key, known, 1, 0.8)
-            hint = f"did it mean {near[0]}?" if near else "update the trainer"
-            yield f"`{key}` is not a key that it knows; {hint}"

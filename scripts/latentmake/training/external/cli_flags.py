@@ -29,20 +29,14 @@ class Sources:
     Attributes:
         flags: declared ones; None where that cannot be told: the script does not declare
             `--dataset_config` with argparse, takes unknown flags, or computes their names.
-        demands_precision: whether it asserts that `mixed_precision` is the DiT's number format.
         needs: packages of others that every run imports, by their first names.
-        dataset_keys: keys of its dataset TOML's schema; None without such a schema.
-        extends_path: whether the script changes where modules are looked for.
         files: their paths.
         contents: their names below the last folder -> digest of their content.
         digest: of these.
     """
 
     flags: frozenset[str] | None
-    demands_precision: bool
     needs: frozenset[str]
-    dataset_keys: frozenset[str] | None
-    extends_path: bool
     files: frozenset[str]
     contents: Mapping[str, str]
     digest: str
@@ -68,7 +62,7 @@ class Sources:
         def find() -> tuple[dict[str, Any], list[Path]]:
             return _Reader(script, roots, without).facts()
 
-        question = ["sources 6", str(script), [str(root) for root in roots], *without]
+        question = ["sources 7", str(script), [str(root) for root in roots], *without]
         facts: dict[str, Any] = memory.remembered(question, find) if memory else find()[0]
         lists = {key: frozenset(each) for key, each in facts.items() if isinstance(each, list)}
         return cls(**{**facts, **lists})
@@ -88,7 +82,6 @@ class _Reader:
         self._without = [roots[0] / name for name in without]
         self._roots = roots
         self._unreadable = False
-        self._extends_path = False
         self._digests: dict[str, str] = {}
         self._parsed: dict[Path, ast.Module] = {}
 
@@ -97,10 +90,7 @@ class _Reader:
         flags = self._flags()
         facts = {
             "flags": None if flags is None else sorted(flags),
-            "demands_precision": self._demands_precision(),
             "needs": sorted(self._needs()),
-            "dataset_keys": sorted(self._dataset_keys()) or None,
-            "extends_path": self._extends_path,
             "files": sorted(map(str, self._trees)),
             "contents": self._digests,
             "digest": digest.of_value(sorted(self._digests.items())),
@@ -131,7 +121,6 @@ class _Reader:
     def _parse(self, path: Path) -> ast.Module:
         if path not in self._parsed:
             code = path.read_bytes()
-            self._extends_path |= path == self._script and b"sys.path" in code
             self._digests[os.path.relpath(path, self._roots[-1])] = digest.of_bytes(code)
             with warnings.catch_warnings(action="ignore"):  # of code that is not ours
                 tree = ast.parse(code)
@@ -139,16 +128,6 @@ class _Reader:
                 tree.body = [node for node in tree.body if not _is_main(node)]
             self._parsed[path] = tree
         return self._parsed[path]
-
-    @cached_property
-    def _nodes(self) -> list[tuple[Path, ast.Call | ast.If | ast.Assert]]:
-        """The nodes that any fact is read from: walking all trees takes a while."""
-        return [
-            (path, node)
-            for path, tree in self._trees.items()
-            for node in ast.walk(tree)
-            if isinstance(node, (ast.Call, ast.If, ast.Assert))
-        ]
 
     def _files(self, name: str, roots: Sequence[Path]) -> list[Path]:
         """Return the files that importing a dotted name would run, as far as they are its own."""
@@ -165,16 +144,18 @@ class _Reader:
                 return files
         return []
 
-    def _calls(self, attribute: str) -> Iterator[tuple[Path, ast.Call]]:
-        for path, node in self._nodes:
-            match node:
-                case ast.Call(func=ast.Attribute(attr=name)) if name == attribute:
-                    yield path, node
-
     def _flags(self) -> frozenset[str] | None:
         flags: set[str] = set()
         declaring: set[Path] = {self._script}
-        for path, call in self._calls("add_argument"):
+        calls = [
+            (path, node.func.attr, node)
+            for path, tree in self._trees.items()
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        ]
+        for path, called, call in calls:
+            if called != "add_argument":
+                continue
             for name in call.args:
                 if not (isinstance(name, ast.Constant) and isinstance(name.value, str)):
                     return None
@@ -183,27 +164,10 @@ class _Reader:
                     declaring.add(path)
             if any("BooleanOptionalAction" in ast.dump(each.value) for each in call.keywords):
                 flags |= {f"--no-{flag.removeprefix('--')}" for flag in tuple(flags)}
-        lenient = any(path in declaring for path, _ in self._calls("parse_known_args"))
+        lenient = any(path in declaring for path, name, _ in calls if name == "parse_known_args")
         if "--dataset_config" not in flags or lenient or self._unreadable:
             return None
         return frozenset(flag for flag in flags if flag.startswith("-"))
-
-    def _dataset_keys(self) -> Iterator[str]:
-        """Yield the keys of all dictionaries of the class `ConfigSanitizer`, wrapped ones too."""
-        for tree in self._trees.values():
-            for node in tree.body:
-                if isinstance(node, ast.ClassDef) and node.name == "ConfigSanitizer":
-                    tables = (each for each in ast.walk(node) if isinstance(each, ast.Dict))
-                    for key in (key for table in tables for key in table.keys):
-                        name = key.args[0] if isinstance(key, ast.Call) and key.args else key
-                        if isinstance(name, ast.Constant) and isinstance(name.value, str):
-                            yield name.value
-
-    def _demands_precision(self) -> bool:
-        return any(
-            isinstance(node, ast.Assert) and "'mixed_precision'" in ast.dump(node.test)
-            for _, node in self._nodes
-        )
 
     def _needs(self) -> frozenset[str]:
         named = {

@@ -631,26 +631,17 @@ def test_paths_among_further_arguments_have_each_systems_name(tmp_path: Path) ->
 # -- the checklist --------------------------------------------------------------------------------
 
 
-def parsers(folder: Path, *, without: str = "", keys: str = "") -> None:
-    """Write a musubi-tuner that is argparse alone, and a schema of its dataset TOML.
+def parsers(folder: Path, *, without: str = "") -> None:
+    """Write a musubi-tuner that is argparse alone.
 
     Args:
         folder: gets its scripts.
         without: a flag that they do not know.
-        keys: a key that the schema does not know.
     """
-    schema = {key: 0 for key in SCHEMA if key != keys}
-    put(folder / "config_utils.py", f"class ConfigSanitizer:\n    ALL = {schema!r}\n")
     for name, known in FLAGS.items():
         lines = [f"parser.add_argument({flag!r})" for flag in sorted(known) if flag != without]
-        head = "import argparse\nimport config_utils\nparser = argparse.ArgumentParser()\n"
+        head = "import argparse\nparser = argparse.ArgumentParser()\n"
         put(folder / name, head + "\n".join(lines) + "\nparser.parse_args()\n")
-
-
-SCHEMA = (
-    *("resolution", "caption_extension", "batch_size", "num_repeats", "enable_bucket"),
-    *("bucket_no_upscale", "image_directory", "cache_directory", "control_directory"),
-)
 
 
 def verdicts(order: MusubiOrder) -> dict[str, tuple[str, str]]:
@@ -683,14 +674,6 @@ def test_a_flag_that_a_script_does_not_know_is_named(without: str, script: str) 
     assert not Path("published").exists()
 
 
-def test_a_key_that_its_schema_does_not_know_is_named() -> None:
-    parsers(Path("musubi tuner"), keys="bucket_no_upscale")
-    found = verdicts(order_of())
-    for system in ("Linux", "Windows"):
-        verdict, note = found[f"dataset TOML for {system}"]
-        assert verdict == "failed" and "`bucket_no_upscale`" in note
-
-
 def test_an_attention_that_the_trainer_does_not_have_is_named() -> None:
     verdict, note = verdicts(with_publish(order_of(), attention="mem_eff_attn"))["attention"]
     assert verdict == "failed" and "publish.attention" in note and "flash_attn" in note
@@ -704,11 +687,6 @@ def test_what_is_not_on_this_machine_is_no_fault() -> None:
 
 
 def test_a_precision_that_does_not_fit_the_network_is_named() -> None:
-    folder = Path("musubi tuner")
-    parsers(folder)
-    demand = "\nassert parser.parse_args().mixed_precision in ('bf16', 'bfloat16')\n"
-    with (folder / "wan_train_network.py").open("a") as script:
-        script.write(demand)
     network = {"blocks.0.cross_attn.k.weight": torch.ones(1, dtype=torch.bfloat16)}
     Path("models").mkdir()
     save_file(network, "models/low.safetensors")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
@@ -61,40 +61,31 @@ def pick_attention(
     installation: Installation,
     *,
     among: Collection[str] = _PREFERRED,
-    quick: bool = False,
 ) -> str:
     """Return the flag of the attention to train with, without its dashes.
 
     Args:
-        attention: the trainer's setting. `auto` is the fastest that its environment can import and
-            its version takes: flash-attn, xformers, else torch's own (sdpa).
+        attention: the trainer's setting. `auto` is the fastest that its environment has and its
+            version takes: flash-attn, xformers, else torch's own (sdpa).
         installation: the trainer's.
         among: what the architecture's network takes.
-        quick: look only for its package, and let `auto` be sdpa. An import takes seconds, and may
-            need the GPU of another machine.
 
     Raises:
         TrainingError: the chosen one is unknown, or not installed.
     """
     known = installation.sources.flags
     if attention != "auto":
-        _insist(attention, installation, known, quick)
+        _insist(attention, installation, known)
         return attention
-    if quick:
-        return "sdpa"
     wanted = [
         name for name in _PREFERRED if name in among and (known is None or f"--{name}" in known)
     ]
     there = installation.can_import([module for name in wanted for module in _MODULES[name]])
-    for name in wanted:
-        if any(there[module] and installation.does_import(module) for module in _MODULES[name]):
-            return name
-    return "sdpa"
+    having = (name for name in wanted if any(there[module] for module in _MODULES[name]))
+    return next(having, "sdpa")
 
 
-def _insist(
-    attention: str, installation: Installation, known: frozenset[str] | None, quick: bool
-) -> None:
+def _insist(attention: str, installation: Installation, known: frozenset[str] | None) -> None:
     hint = "set `attention: auto`"
     if known is not None and f"--{attention}" not in known:
         raise TrainingError(
@@ -103,10 +94,7 @@ def _insist(
             hint=f"update it, or {hint}",
         )
     modules = _MODULES.get(attention, ())
-    there: Mapping[str, bool] = installation.can_import(modules) if modules else {}
-    if modules and not any(
-        there[each] and (quick or installation.does_import(each)) for each in modules
-    ):
+    if modules and not any(installation.can_import(modules).values()):
         raise TrainingError(
             f"musubi-tuner's environment cannot import {modules[0]}, which --{attention} needs",
             where=installation.python,

@@ -37,12 +37,10 @@ def program_findings(
         title = order.scripts.title
         note = f"none is seen here: a training of {title} on a CPU does not end in any useful time"
         yield Finding("GPU", "warning", note)
-    yield precision(order, models, tuner)
+    yield precision(order, models)
     attention = "sdpa"
     try:
-        attention = pick_attention(
-            order.trainer.attention, tuner, among=order.attentions, quick=quick
-        )
+        attention = pick_attention(order.trainer.attention, tuner, among=order.attentions)
         yield Finding("attention", "ok", attention)
     except TrainingError as error:
         yield Finding("attention", "failed", str(error))
@@ -65,15 +63,17 @@ def program_findings(
         yield _space(order, models)
 
 
-def precision(order: MusubiOrder, models: Sequence[ModelFile], tuner: Installation) -> Finding:
-    """Check that the trainer's precision is the number format of the DiT's weights."""
+def precision(order: MusubiOrder, models: Sequence[ModelFile]) -> Finding:
+    """Check that the trainer's precision is the number format of the DiT's weights.
+
+    musubi-tuner asserts it once it has loaded the weights.
+    """
     asked = order.trainer.mixed_precision
     for file in models:
         held = number_format(file.tensors) if file.key.startswith("dit") else None
         if held in ("bf16", "fp16") and asked not in (held, "no"):
             note = f"{file.key} is in {held}: set `mixed_precision: {held}`, not {asked}"
-            demanded = tuner.sources.demands_precision
-            return Finding("mixed precision", "failed" if demanded else "warning", note)
+            return Finding("mixed precision", "failed", note)
     return Finding("mixed precision", "ok", asked)
 
 

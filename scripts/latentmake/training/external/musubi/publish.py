@@ -15,7 +15,7 @@ from latentmake.config.fields import resolution_name
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.weights import Weights
 from latentmake.data.item import IMAGE_EXTENSIONS
-from latentmake.errors import CacheError, ConfigError, SourceError, TrainingError
+from latentmake.errors import CacheError, ConfigError, SourceError
 from latentmake.files.media import VIDEO_EXTENSIONS
 from latentmake.files.paths import System
 from latentmake.index.memo import Memo
@@ -166,10 +166,7 @@ class MusubiPublication(Publication[MusubiOrder]):
     def findings(self, memory: Memo | None = None) -> Iterator[Finding]:
         """Check what would be published, before anything is encoded or copied."""
         yield from super().findings(memory)
-        if Path(self.place.path).is_dir():
-            with contextlib.suppress(TrainingError):  # reported above
-                tuner = self.find(self.place.model_copy(update={"venv": None}), memory)
-                yield precision(self.order, self._models, tuner)
+        yield precision(self.order, self._models)
 
     def dataset(self, system: System) -> str:
         """Return the dataset TOML of one system, with forward slashes."""

@@ -354,13 +354,9 @@ def test_the_dit_of_another_task_is_known_by_its_shape(
     assert found.verdict == ("ok" if note == "Wan DiT" else "failed")
 
 
-def test_another_number_format_fails_where_the_trainer_asserts_it(root: Path, tuner: Path) -> None:
+def test_another_number_format_than_the_weights_fails(root: Path, tuner: Path) -> None:
     order = make_run(root, tuner=tuner)
     put_weights(Path("models/dit.safetensors"), "blocks.0.cross_attn.k.weight", dtype=torch.float16)
-    found = of(check(order), "mixed precision")
-    assert (found.verdict, "dit is in fp16" in found.note) == ("warning", True)
-    with (tuner / "wan_train_network.py").open("a") as file:
-        file.write('\nassert args.mixed_precision in ["fp16", "no"]\n')
     assert "mixed_precision: fp16" in fails(order, "mixed precision")
     right = order.trainer.model_copy(update={"mixed_precision": "fp16"})
     assert not failed(check(order.model_copy(update={"trainer": right})))
@@ -411,8 +407,6 @@ def test_an_environment_that_lacks_an_import_fails(root: Path, tuner: Path) -> N
     script.write_text("import torch\nimport toml\n" + script.read_text())
     order = make_run(root, tuner=tuner)
     assert "lacks toml, torch: install" in fails(order, "environment")
-    script.write_text(f"import sys\nsys.path.append('lib')\n{script.read_text()}")
-    assert of(check(order), "environment").verdict == "warning"
 
 
 def test_eight_bits_need_bitsandbytes_where_the_trainer_does(root: Path, tuner: Path) -> None:

@@ -143,7 +143,6 @@ def test_modules_are_asked_of_its_own_environment_without_running_them(tmp_path:
     names = ["loud", "loud.part", "loud.gone", "torch", "json", "gone.part"]
     found = find(folder).can_import(names)
     assert [name for name in names if found[name]] == ["loud", "loud.part", "json"]
-    assert not find(folder).does_import("loud")
 
 
 def test_a_python_that_cannot_run_is_named(tmp_path: Path) -> None:
@@ -189,12 +188,9 @@ def test_auto_takes_the_fastest_that_is_there(
     assert pick_attention("auto", find(folder)) == expected
 
 
-def test_auto_passes_over_what_is_unknown_or_broken(tmp_path: Path) -> None:
-    folder = stand_in(tmp_path)
+def test_auto_passes_over_what_its_version_does_not_know(tmp_path: Path) -> None:
+    folder = stand_in(tmp_path, without=("xformers",))
     install(folder, "xformers")
-    install(folder, "flash_attn", "raise ImportError('undefined symbol')")
-    assert pick_attention("auto", find(folder)) == "xformers"
-    stand_in(tmp_path, without=("xformers",))
     assert pick_attention("auto", find(folder)) == "sdpa"
 
 
