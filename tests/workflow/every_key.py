@@ -26,7 +26,7 @@ from latentmake.plan.lock import read_lock
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.target import PROMPTS
 from latentmake.session import Session
-from latentmake.training.external.backend import External
+from latentmake.training.external.backend import Launched
 from latentmake.training.external.result import reasons
 from latentmake.training.loop.checkpoint import as_begun
 from latentmake.training.loop.result import RunFiles, wanted_of
@@ -218,8 +218,8 @@ def _outdated(config: Config, plan: RunPlan) -> tuple[bool, bool | None]:
     """
     trainer, lock = backends.of_run(config, RUN), read_lock(RUN).data
     assert trainer is not None and plan.trainer_order is not None
-    if isinstance(trainer, External):
-        run = trainer.read(plan.trainer_order)
+    if isinstance(trainer, Launched):
+        run = read_order(plan.trainer_order, trainer.order_type)
         return bool(reasons(run, lock, lambda: trainer.weights_digest(run, digest.of_file))), None
     order = read_order(plan.trainer_order, SdOrder)
     order = as_begun(order, wanted_of(order, data=lock, weights=order.weights))

@@ -27,11 +27,11 @@ from latentmake.training import child, process
 from latentmake.training.backend import Say
 from latentmake.training.checks import passed
 from latentmake.training.external.arguments import accelerate_arguments
+from latentmake.training.external.backend import Launched
 from latentmake.training.external.order import ExternalOrder
 from latentmake.training.external.result import Receipt, Record, RunFiles, wanted
 from latentmake.training.external.resume import Resume, begun, belongs, prepare, tidy
-from latentmake.training.external.trainer import Trainer
-from latentmake.training.order import BASIS, Wanted, lock_digest
+from latentmake.training.order import BASIS, Wanted, lock_digest, read_order
 
 Order = TypeVar("Order", bound=ExternalOrder)
 
@@ -40,7 +40,7 @@ _UNKNOWN = re.compile(r"unrecognized arguments: (.+)")
 
 
 def train(
-    trainer: Trainer[Order],
+    trainer: Launched[Order],
     order_path: Path,
     *,
     log: Path,
@@ -61,7 +61,7 @@ def train(
     Raises:
         UserError: the order cannot be carried out.
     """
-    order = trainer.read(order_path)
+    order = read_order(order_path, trainer.order_type)
     files = RunFiles(order.run, order.output)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.open("wb").close()  # emptied, not replaced: whoever holds it open goes on writing to it
@@ -82,7 +82,7 @@ def train(
 
 
 def _train(
-    trainer: Trainer[Order],
+    trainer: Launched[Order],
     order: Order,
     files: RunFiles,
     want: Wanted,
@@ -206,7 +206,7 @@ def _accept(
 
 
 def _failure(
-    trainer: Trainer[Order], run: str, output: str, status: int, log: Path, resume: Resume
+    trainer: Launched[Order], run: str, output: str, status: int, log: Path, resume: Resume
 ) -> TrainingError:
     """Return the one line that says why a trainer failed."""
     usage = _USAGE.findall(output)

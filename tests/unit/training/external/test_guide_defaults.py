@@ -14,7 +14,7 @@ from latentmake.config.trainers import SdTrainer, WanTrainer
 from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
 from latentmake.plan.run_plan import RunPlan
-from latentmake.training.external.backend import External
+from latentmake.training.external.backend import Launched
 from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.musubi.training_command import local_arguments
@@ -51,7 +51,7 @@ def config(model: dict[str, Any], trainer: dict[str, Any], tuner: str = "tuner")
 
 
 def order_of(model: dict[str, Any], **trainer: Any) -> Any:
-    backend: External[Any] = SdScripts() if "checkpoint" in model else Musubi()
+    backend: Launched[Any] = SdScripts() if "checkpoint" in model else Musubi()
     return backend.order(config(model, trainer), RUN)
 
 

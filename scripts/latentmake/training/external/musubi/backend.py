@@ -16,7 +16,7 @@ from latentmake.models.model_files import ModelFile
 from latentmake.training.backend import Say
 from latentmake.training.checks import Finding, model_finding, refuse_failed
 from latentmake.training.external.arguments import depends_on_length
-from latentmake.training.external.backend import External
+from latentmake.training.external.backend import Launched
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi import installation, preflight
 from latentmake.training.external.musubi.deploy import deploy
@@ -29,7 +29,7 @@ from latentmake.training.external.result import RunFiles, files_digests
 from latentmake.training.external.resume import Resume
 
 
-class Musubi(External[MusubiOrder]):
+class Musubi(Launched[MusubiOrder]):
     """The trainer `musubi`."""
 
     name = "musubi-tuner"

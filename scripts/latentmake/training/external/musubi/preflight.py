@@ -32,7 +32,7 @@ _STATE = 6  # a state's size in LoRAs: weights and two moments, in 32 bits each
 def program_findings(
     order: MusubiOrder, tuner: Installation, models: Sequence[ModelFile], *, quick: bool
 ) -> Iterator[Finding]:
-    """Check settings against musubi-tuner's sources; see `Trainer.program_findings`."""
+    """Check settings against musubi-tuner's sources; see `Launched.program_findings`."""
     if not quick and not _sees_gpu():
         title = order.scripts.title
         note = f"none is seen here: a training of {title} on a CPU does not end in any useful time"

@@ -15,7 +15,7 @@ from latentmake.training.backend import Say
 from latentmake.training.checks import Finding
 from latentmake.training.external import checks
 from latentmake.training.external.arguments import depends_on_length
-from latentmake.training.external.backend import External
+from latentmake.training.external.backend import Launched
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.order import fields_of, with_defaults
 from latentmake.training.external.publish import Publication
@@ -31,7 +31,7 @@ from latentmake.training.order import rows_of
 _WEIGHTS = (".safetensors", ".bin", ".ckpt")
 
 
-class SdScripts(External[SdScriptsOrder]):
+class SdScripts(Launched[SdScriptsOrder]):
     """The trainer `sdscripts`."""
 
     name = "sd-scripts"
