@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -57,31 +58,25 @@ class Program(NamedTuple):
     knows: str
 
 
+@dataclass
 class Installation:
     """A program's folder and the Python that runs it; both are absolute.
 
     Links to that Python are kept: a virtual environment is found by the name it is called by.
 
     Attributes:
+        scripts: folder in which its scripts lie.
         note: warning about the choice of Python, or "".
+        memory: keeps what is found out about it; None asks anew.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        folder: Path,
-        scripts: Path,
-        python: Path,
-        note: str = "",
-        memory: Memo | None = None,
-    ) -> None:
-        self.program = program
-        self.folder = folder
-        self.python = python
-        self.note = note
-        self._scripts = scripts
-        self._memory = memory
-        self._sources: dict[tuple[str, ...], Sources] = {}
+    program: Program
+    folder: Path
+    scripts: Path
+    python: Path
+    note: str
+    memory: Memo | None
+    _sources: dict[tuple[str, ...], Sources] = field(default_factory=dict)
 
     @classmethod
     def locate(
@@ -120,7 +115,7 @@ class Installation:
 
     def script(self, name: str) -> Path:
         """Return the path of one of its scripts; raises TrainingError without such a script."""
-        for scripts in (self._scripts, self.folder):
+        for scripts in (self.scripts, self.folder):
             if (scripts / name).is_file():
                 return scripts / name
         raise TrainingError(
@@ -138,9 +133,9 @@ class Installation:
         """Return facts from the sources of one of its scripts, `without` those in some folders."""
         asked = (script, *without)
         if asked not in self._sources:
-            roots = [self._scripts, self.folder / "src", self.folder]
+            roots = [self.scripts, self.folder / "src", self.folder]
             self._sources[asked] = Sources.read(
-                self._scripts / script, roots, self._memory, without=without
+                self.scripts / script, roots, self.memory, without=without
             )
         return self._sources[asked]
 
@@ -194,45 +189,38 @@ class Installation:
         names = sorted(set(modules))
 
         def find() -> tuple[dict[str, bool], list[str]]:
-            done = self._ask(_FIND, json.dumps(names))
+            reason = "it gives no answer"
             try:
-                found, places = json.loads(done.splitlines()[-1])
+                done = subprocess.run(
+                    [str(self.python), "-c", _FIND, json.dumps(names)],
+                    env=self.environment(),
+                    cwd=self.scripts,  # where its scripts look for modules first
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    timeout=_SECONDS,
+                    check=False,
+                )
+                found, places = json.loads(done.stdout.splitlines()[-1])
                 there = {name: bool(found[name]) for name in names}
-            except (ValueError, LookupError, TypeError):
-                raise self._unusable("it gives no answer") from None
-            # A package that is installed or removed changes the folder that holds it.
-            return there, [self.python, self._scripts, *filter(None, places)]
+                # A package that is installed or removed changes the folder that holds it.
+                return there, [self.python, self.scripts, *filter(None, places)]
+            except OSError as error:
+                reason = error.strerror or str(error)
+            except (subprocess.TimeoutExpired, ValueError, LookupError, TypeError):
+                pass
+            raise TrainingError(
+                f"the Python of {self.program.name}'s environment cannot be used ({reason})",
+                where=self.python,
+                hint=f"set `{self.program.section}.venv` to its virtual environment",
+            )
 
-        question = ["modules", str(self.python), str(self._scripts), names]
-        question.append(self.environment().get("PYTHONPATH", ""))
+        python, scripts = str(self.python), str(self.scripts)
+        paths = self.environment().get("PYTHONPATH", "")
+        question = ["modules", python, scripts, names, paths]
         found: dict[str, bool] = (
-            self._memory.remembered(question, find) if self._memory else find()[0]
+            self.memory.remembered(question, find) if self.memory else find()[0]
         )
         return found
-
-    def _ask(self, code: str, argument: str) -> str:
-        try:
-            done = subprocess.run(
-                [str(self.python), "-c", code, argument],
-                env=self.environment(),
-                cwd=self._scripts,  # where its scripts look for modules first
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return ""
-        except OSError as error:
-            raise self._unusable(error.strerror or str(error)) from None
-        return done.stdout.decode("utf-8", "replace")
-
-    def _unusable(self, reason: str) -> TrainingError:
-        return TrainingError(
-            f"the Python of {self.program.name}'s environment cannot be used ({reason})",
-            where=self.python,
-            hint=f"set `{self.program.section}.venv` to its virtual environment",
-        )
 
     def launcher(self, options: Sequence[str]) -> list[str] | None:
         """Return the beginning of a command that launches a script; None without accelerate."""
@@ -247,29 +235,23 @@ class Installation:
 
 
 def _find_python(folder: Path, venv: str | None, section: str) -> tuple[Path, str]:
+    """Return the Python of a program's environment, and a warning where it has none.
+
+    `venv` may name that Python itself.
+    """
+    names = ("bin/python", "bin/python3", "Scripts/python.exe", "python.exe", "")
+    bases = [Path.cwd(), folder] if venv is not None else [folder]
+    places = [Path(venv).expanduser()] if venv is not None else [Path("venv"), Path(".venv")]
+    for path in (base / place / name for place in places for base in bases for name in names):
+        if path.is_file() and os.access(path, os.X_OK):
+            return Path(os.path.abspath(path)), ""  # noqa: PTH100 -- resolve() would leave the venv
     if venv is not None:
-        given = Path(venv).expanduser()
-        for place in (Path.cwd() / given, folder / given):
-            if python := _python_of(place):
-                return python, ""
         raise TrainingError(
             "this virtual environment has no Python",
             where=venv,
             hint=f"correct `{section}.venv`",
         )
-    for name in ("venv", ".venv"):
-        if python := _python_of(folder / name):
-            return python, ""
     return Path(sys.executable), (
         f"{folder} has no `venv` or `.venv`: it is run by {sys.executable}; "
         f"set `{section}.venv` where that is not meant"
     )
-
-
-def _python_of(place: Path) -> Path | None:
-    """Return the Python of an environment's folder; `place` may be that Python itself."""
-    names = ("bin/python", "bin/python3", "Scripts/python.exe", "python.exe")
-    for path in [*(place / name for name in names), place]:
-        if path.is_file() and os.access(path, os.X_OK):
-            return Path(os.path.abspath(path))  # noqa: PTH100 -- resolve() would leave the venv
-    return None
