@@ -44,7 +44,7 @@ def model_finding(file: ModelFile) -> Finding:
         return Finding(f"model: {file.key}", "failed", f"{place}{file.fault}")
     if file.doubt:
         return Finding(f"model: {file.key}", "warning", f"{place}{file.doubt}")
-    return Finding(f"model: {file.key}", "ok", f"{file.place}: {file.known}")
+    return Finding(f"model: {file.key}", "ok", f"{place}{file.known}".removesuffix(": "))
 
 
 def failed(findings: Iterable[Finding]) -> bool:

@@ -14,7 +14,13 @@ from latentmake.models.model_files import ModelFile
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan
 from latentmake.training.backend import Backend, Say
-from latentmake.training.checks import Finding, accelerate_config, failed, refuse_failed
+from latentmake.training.checks import (
+    Finding,
+    accelerate_config,
+    failed,
+    model_finding,
+    refuse_failed,
+)
 from latentmake.training.external import checks
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.order import ExternalOrder
@@ -53,14 +59,9 @@ class Launched(Backend, Generic[Order]):
     def find(self, order: Order, memory: Memo | None = None) -> Installation:
         """Find the program; raises TrainingError."""
 
-    def models(self, order: Order, *, quick: bool) -> Sequence[ModelFile]:
-        """Return the model's files that both of the next look at; see `program_findings`."""
-        del order, quick
-        return ()
-
     @abstractmethod
-    def model_findings(self, order: Order, models: Sequence[ModelFile]) -> Iterable[Finding]:
-        """Check the networks."""
+    def models(self, order: Order, *, quick: bool) -> Sequence[ModelFile]:
+        """Return the model's files, inspected; see `program_findings`."""
 
     @abstractmethod
     def data_findings(self, order: Order) -> Iterable[Finding]:
@@ -150,7 +151,7 @@ class Launched(Backend, Generic[Order]):
         """
         if models is None:
             models = self.models(order, quick=quick)
-        yield from self.model_findings(order, models)
+        yield from map(model_finding, models)
         try:
             program = self.find(order, memory)
             note = program.note or str(program.script(program.program.script))

@@ -14,7 +14,7 @@ from latentmake.index.memo import Memo
 from latentmake.models.files import scripted_files
 from latentmake.models.model_files import ModelFile
 from latentmake.training.backend import Say
-from latentmake.training.checks import Finding, model_finding, refuse_failed
+from latentmake.training.checks import Finding, refuse_failed
 from latentmake.training.external.arguments import depends_on_length
 from latentmake.training.external.backend import Launched
 from latentmake.training.external.installation import Installation
@@ -34,6 +34,7 @@ class Musubi(Launched[MusubiOrder]):
 
     name = "musubi-tuner"
     order_type = MusubiOrder
+    program_findings = staticmethod(preflight.program_findings)
     beginning = "lora_unet_"  # in each of its modules networks/lora*.py
     memory_hint = "try fp8_base, a smaller resolution, or `arguments: [--blocks_to_swap, 20]`"
 
@@ -70,26 +71,11 @@ class Musubi(Launched[MusubiOrder]):
         """Return the model's files; while planning without the encoders, which recipes look at."""
         return [*(networks(order.model) if quick else model_files(order.model))]
 
-    def model_findings(self, order: MusubiOrder, models: Sequence[ModelFile]) -> Iterator[Finding]:
-        """Check the networks."""
-        yield from map(model_finding, models)
-
     def data_findings(self, order: MusubiOrder) -> Iterator[Finding]:
         """Check the items and caches of an up-to-date manifest."""
         from latentmake.training.external.musubi.check import data_findings  # which imports PIL
 
         yield from data_findings(order)
-
-    def program_findings(
-        self,
-        order: MusubiOrder,
-        program: Installation,
-        models: Sequence[ModelFile],
-        *,
-        quick: bool,
-    ) -> Iterator[Finding]:
-        """Check settings against the program's sources."""
-        yield from preflight.program_findings(order, program, models, quick=quick)
 
     def refuse(self, order: MusubiOrder, memory: Memo) -> None:
         """Refuse a training that lacks something, before its caches are made."""

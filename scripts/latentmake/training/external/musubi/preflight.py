@@ -30,7 +30,7 @@ _STATE = 6  # a state's size in LoRAs: weights and two moments, in 32 bits each
 
 
 def program_findings(
-    order: MusubiOrder, tuner: Installation, models: Sequence[ModelFile], *, quick: bool
+    order: MusubiOrder, program: Installation, models: Sequence[ModelFile], *, quick: bool
 ) -> Iterator[Finding]:
     """Check settings against musubi-tuner's sources; see `Launched.program_findings`."""
     if not quick and not _sees_gpu():
@@ -40,19 +40,19 @@ def program_findings(
     yield precision(order, models)
     attention = "sdpa"
     try:
-        attention = pick_attention(order.trainer.attention, tuner, among=order.attentions)
+        attention = pick_attention(order.trainer.attention, program, among=order.attentions)
         yield Finding("attention", "ok", attention)
     except TrainingError as error:
         yield Finding("attention", "failed", str(error))
     resume = Path("state") if order.trainer.save_every_n_epochs else None
-    yield checks.flags(tuner, local_arguments(order, attention=attention, resume=resume))
+    yield checks.flags(program, local_arguments(order, attention=attention, resume=resume))
     model = order.model
     if model.scripted:
         for kind in ("latents", "text"):
             arguments = caching_arguments(
                 model, kind, dataset_config="toml", place=lambda file, _: file.key
             )
-            yield checks.flags(tuner, arguments, script_of(model, kind).name)
+            yield checks.flags(program, arguments, script_of(model, kind).name)
     if resume and depends_on_length(order.trainer.arguments):
         note = (
             "the learning rate depends on the number of epochs, which musubi-tuner counts from one "

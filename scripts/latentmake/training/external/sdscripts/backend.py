@@ -62,15 +62,13 @@ class SdScripts(Launched[SdScriptsOrder]):
         """Find the script that trains a run, and the Python that runs it."""
         return find(order.script, order.sd_scripts, memory)
 
-    def model_findings(
-        self, order: SdScriptsOrder, models: Sequence[ModelFile]
-    ) -> Iterator[Finding]:
-        """Check the networks."""
+    def models(self, order: SdScriptsOrder, *, quick: bool) -> list[ModelFile]:
+        """Return the checkpoint, inspected."""
         try:
             refuse_unreadable(order)
-            yield Finding("model: checkpoint", "ok", str(order.model.checkpoint))
         except ModelError as error:
-            yield Finding("model: checkpoint", "failed", str(error))
+            return [ModelFile("checkpoint", "", fault=str(error))]
+        return [ModelFile("checkpoint", str(order.model.checkpoint))]
 
     def data_findings(self, order: SdScriptsOrder) -> Iterator[Finding]:
         """Check images, captions and caches, and that no two share a name."""
