@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from latentmake import digest
 from latentmake.caches import gpu
@@ -27,20 +27,17 @@ from latentmake.training import child, process
 from latentmake.training.backend import Say
 from latentmake.training.checks import passed
 from latentmake.training.external.arguments import accelerate_arguments
-from latentmake.training.external.backend import Launched
 from latentmake.training.external.order import ExternalOrder
 from latentmake.training.external.result import Receipt, Record, RunFiles, wanted
 from latentmake.training.external.resume import Resume, begun, belongs, prepare, tidy
 from latentmake.training.order import BASIS, Wanted, lock_digest, read_order
-
-Order = TypeVar("Order", bound=ExternalOrder)
 
 _USAGE = re.compile(r"^\S*\.py: error: (.+)$", re.MULTILINE)
 _UNKNOWN = re.compile(r"unrecognized arguments: (.+)")
 
 
 def train(
-    trainer: Launched[Order],
+    trainer: Any,
     order_path: Path,
     *,
     log: Path,
@@ -51,7 +48,7 @@ def train(
     """Bring the result of an order up to date, and write the receipt.
 
     Args:
-        trainer: which trainer.
+        trainer: the `Launched` that calls this, whose module imports this one.
         order_path: the order, a JSON file.
         log: gets all output of this call.
         receipt: a JSON file that says where the result lies; written last.
@@ -82,8 +79,8 @@ def train(
 
 
 def _train(
-    trainer: Launched[Order],
-    order: Order,
+    trainer: Any,
+    order: ExternalOrder,
     files: RunFiles,
     want: Wanted,
     say: Say,
@@ -206,7 +203,7 @@ def _accept(
 
 
 def _failure(
-    trainer: Launched[Order], run: str, output: str, status: int, log: Path, resume: Resume
+    trainer: Any, run: str, output: str, status: int, log: Path, resume: Resume
 ) -> TrainingError:
     """Return the one line that says why a trainer failed."""
     usage = _USAGE.findall(output)
