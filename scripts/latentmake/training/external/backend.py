@@ -78,7 +78,7 @@ class Launched(Backend, Generic[Order]):
     ) -> Iterable[Finding]:
         """Check settings against the program's sources.
 
-        With `quick`, while planning, no package is imported and no GPU is looked for.
+        With `quick`, while planning, neither GPU nor disk space is looked for.
         """
 
     def packages(self, order: Order, program: Installation) -> set[str]:
