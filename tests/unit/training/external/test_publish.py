@@ -29,9 +29,7 @@ from latentmake.errors import (
 from latentmake.files.sync import RECORD
 from latentmake.training.external.launch_scripts import (
     Commands,
-    Step,
     batch_script,
-    powershell_script,
     shell_script,
 )
 from latentmake.training.external.musubi.order import MusubiOrder
@@ -972,123 +970,6 @@ def test_shell_words_are_quoted() -> None:
     call = text[text.index("accelerate launch") : text.index("|| fail 'training failed'")]
     assert shlex.split(call.replace(" \\\n", " "))[3:] == awkward
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
-
-
-POWERSHELL = re.compile(
-    r"""(?P<comment>\#[^\n]*)
-    |'(?P<literal>(?:[^'\u2018-\u201b]|(?:['\u2018-\u201b]){2})*)'
-    |"(?P<expanded>[^"`]*)"
-    |(?P<word>[\w$%.@&\[\]:;|=!*?/-]+)
-    |(?P<sign>[(){},])
-    |(?P<end>\n)
-    |[ ]+""",
-    re.VERBOSE,
-)
-
-
-def powershell_words(text: str) -> list[tuple[str, str]]:
-    """Take a script apart as PowerShell does; fail at what is none of its tokens."""
-    found = []
-    at = 0
-    while at < len(text):
-        match = POWERSHELL.match(text, at)
-        assert match is not None, text[at : at + 60]
-        at = match.end()
-        if match.lastgroup not in (None, "comment"):
-            found.append((str(match.lastgroup), match[str(match.lastgroup)]))
-    return found
-
-
-def powershell_calls(script: str) -> list[list[str]]:
-    """Return the program and the literal strings of each call, as the lists that it is given."""
-    assert script.startswith("\ufeff") and script.count("\n") == script.count("\r\n")
-    words = powershell_words(script.removeprefix("\ufeff").replace("\r\n", "\n"))
-    for opening, closing in ("()", "{}"):
-        depth = 0
-        for kind, word in words:
-            depth += (kind, word) == ("sign", opening)
-            depth -= (kind, word) == ("sign", closing)
-            assert depth >= 0
-        assert depth == 0
-    calls: list[list[str]] = []
-    arguments: list[str] = []
-    for number, (kind, word) in enumerate(words):
-        if (kind, word) == ("word", "$arguments"):
-            start = number + 4  # = @ (
-            end = words.index(("sign", ")"), start)
-            given = [each for each in words[start:end] if each[0] in ("literal", "expanded")]
-            arguments = [re.sub("(['\u2018-\u201b])\\1", r"\1", text) for _, text in given]
-        elif (kind, word) == ("word", "&"):
-            assert words[number + 2] == ("word", "@arguments")
-            calls.append([words[number + 1][1], *arguments])
-    return calls
-
-
-def handed_on(arguments: list[str]) -> list[str]:
-    """Return what a C program gets from PowerShell 5.1, which quotes what has a space."""
-    line = " ".join(f'"{each}"' if " " in each else each for each in arguments)
-    found, word, quoted, begun, at = list[str](), "", False, False, 0
-    while at < len(line):
-        slashes = re.match(r"\\*", line[at:])[0]  # type: ignore[index]
-        at += len(slashes)
-        if at < len(line) and line[at] == '"':
-            word += "\\" * (len(slashes) // 2)
-            if len(slashes) % 2:
-                word += '"'
-            else:
-                quoted = not quoted
-            begun, at = True, at + 1
-        elif slashes:
-            word, begun = word + slashes, True
-        elif line[at] == " " and not quoted:
-            found, word, begun, at = [*found, word] if begun else found, "", False, at + 1
-        else:
-            word, begun, at = word + line[at], True, at + 1
-    return [*found, word] if begun else found
-
-
-def test_powershell_hands_every_argument_on_as_it_is() -> None:
-    awkward = ["--a", "it's $HOME `x` ! * #", "--b", "\u2018typo\u2019 % & ;", "--c", "", "--d"]
-    awkward += ['x="y z"', "--e", "D:\\", "--f", 'a\\"b', "--g", "@(1) {x}, |"]
-    step = Step("caching", "cache.py", ["--vae", "D:\\a b\\v.pth"])
-    script = powershell_script(
-        commands(
-            training=awkward,
-            steps=[step],
-            accelerate=["--config_file", "C:\\it's"],
-            folder="C:\\it's 100%",
-            package="src/musubi_tuner",
-        )
-    )
-    caching, training = powershell_calls(script)
-    assert caching == ["python", "$scripts/cache.py", "--vae", "D:\\a b\\v.pth"]
-    assert training[:5] == [
-        "accelerate",
-        "launch",
-        "--config_file",
-        "C:\\it's",
-        "$scripts/train.py",
-    ]
-    assert handed_on(training[5:]) == awkward
-    for argument in ("two\nlines", "C:\\a b\\"):
-        with pytest.raises(ConfigError, match=r"trainer\.arguments.*ps1"):
-            powershell_script(commands(training=["--a", argument]))
-
-
-def test_powershell_has_the_commands_of_the_batch_file() -> None:
-    order = mapped(windows_order())
-    order = order.model_copy(
-        update={"publish": order.publish.model_copy(update={"powershell": True})}
-    )
-    fill(order, STEMS)
-    folder, _ = published(order)
-    calls = powershell_calls((folder / "train_gove-1.0.ps1").read_bytes().decode())
-    wanted = MusubiPublication(order, "/mnt/e/Wan Sachen/published/gove-1.0").commands("windows")
-    assert [handed_on(call)[2:] for call in calls[:2]] == [step.arguments for step in wanted.steps]
-    assert handed_on(calls[2])[-len(wanted.training) :] == wanted.training
-    order = mapped(windows_order())
-    published(order)
-    assert not (folder / "train_gove-1.0.ps1").exists()
 
 
 # `shift` hands on each argument as it came; one for each line.
