@@ -68,11 +68,6 @@ def times(folder: Path) -> dict[str, tuple[int, int]]:
     }
 
 
-def changed(before: dict[str, tuple[int, int]], folder: Path) -> set[str]:
-    after = times(folder)
-    return {name for name in before | after if before.get(name) != after.get(name)} - {RECORD}
-
-
 def with_publish(order: MusubiOrder, **settings: Any) -> MusubiOrder:
     return order.model_copy(update={"publish": Publish.model_validate(settings)})
 
@@ -231,76 +226,6 @@ def test_a_second_publication_writes_nothing() -> None:
     assert any("0 files written, 28 unchanged, 0 removed" in line for line in said)
 
 
-def test_touched_and_replaced_sources_of_the_same_content_are_not_copied() -> None:
-    order = order_of()
-    fill(order, STEMS)
-    folder, _ = published(order)
-    before = times(folder)
-    for path in itertools.chain(Path("data").rglob("*.*"), Path("cache").rglob("*.*")):
-        content = path.read_bytes()
-        path.unlink()
-        path.write_bytes(content)
-        os.utime(path, ns=(1, 1))
-    published(order)
-    assert changed(before, folder) == set()
-
-
-def test_without_its_record_files_are_compared_and_not_copied() -> None:
-    order = order_of()
-    fill(order, STEMS)
-    folder, _ = published(order)
-    before = times(folder)
-    for damage in (b"", b"[]", b'{"files": {"a": 1}}', None):
-        (folder / RECORD).unlink(missing_ok=True)
-        if damage is not None:
-            (folder / RECORD).write_bytes(damage)
-        published(order)
-        assert changed(before, folder) == set()
-        assert json.loads((folder / RECORD).read_bytes())["files"]
-
-
-def test_only_what_changed_is_copied() -> None:
-    order = order_of()
-    fill(order, STEMS)
-    folder, _ = published(order)
-    for source, names in (
-        ("data/gove/a.txt", {"gove_256/a.txt", "gove_480x832/a.txt"}),
-        ("data/gove/sub/b ä.png", {"gove_256/b ä.png", "gove_480x832/b ä.png"}),
-        (
-            f"{order.cache_folder('gove', (256, 256))}/a_0064x0064_wan.safetensors",
-            {"gove_256_cache/a_0064x0064_wan.safetensors"},
-        ),
-    ):
-        before = times(folder)
-        content = Path(source).read_bytes()
-        stat = Path(source).stat()
-        # The same size and time as before.
-        Path(source).write_bytes(content[:-1] + b"X")
-        os.utime(source, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-        published(order)
-        assert changed(before, folder) == names
-        assert {(folder / name).read_bytes()[-1:] for name in names} == {b"X"}
-
-
-def test_a_copy_that_was_damaged_or_lost_is_mended() -> None:
-    order = order_of()
-    fill(order, STEMS)
-    folder, _ = published(order)
-    whole = files(folder)
-    image, caption = folder / "gove_256/a.png", folder / "gove_480x832/a.txt"
-    image.write_text("x" * len(image.read_text()))  # in place: both resolutions' names
-    caption.unlink()
-    (folder / "train_gove-1.0.bat").write_text("echo")
-    (folder / "gove_256_cache/a_wan_te.safetensors").unlink()
-    before = times(folder)
-    published(order)
-    assert files(folder) == whole
-    assert changed(before, folder) == {
-        *("gove_256/a.png", "gove_480x832/a.png", "gove_480x832/a.txt", "train_gove-1.0.bat"),
-        "gove_256_cache/a_wan_te.safetensors",
-    }
-
-
 def test_what_is_gone_is_removed_and_what_others_put_there_is_not() -> None:
     order = order_of()
     fill(order, STEMS)
@@ -321,54 +246,6 @@ def test_what_is_gone_is_removed_and_what_others_put_there_is_not() -> None:
     assert not (folder / "gove_480x832").exists()
     assert all(Path(path).is_file() for path in (own, strange, weights))
     assert any("z_0064x0064_wan.safetensors" in line and "trains on" in line for line in said)
-
-
-def test_a_record_that_names_files_elsewhere_removes_nothing() -> None:
-    order = order_of()
-    fill(order, STEMS)
-    folder, _ = published(order)
-    victim = Path(put("victim.txt", "precious")).absolute()
-    record = json.loads((folder / RECORD).read_bytes())
-    for name in ("../../victim.txt", str(victim)):
-        record["files"][name] = [None, None, ""]
-    (folder / RECORD).write_text(json.dumps(record))
-    published(order)
-    assert victim.read_text() == "precious"
-
-
-def test_a_publication_that_fails_keeps_what_is_done_and_knows_its_files() -> None:
-    order = order_of(resolutions=[(256, 256)])
-    fill(order, STEMS)
-    big = Path("data/gove/c.png")
-    big.write_bytes(b"0" * 200_000)
-    code = (
-        "import resource, sys\n"
-        "from pathlib import Path\n"
-        "from latentmake.errors import StorageError\n"
-        "from latentmake.training.external.musubi.order import MusubiOrder\n"
-        "from latentmake.training.external.musubi.publish import MusubiPublication\n"
-        "from latentmake.training.order import read_order\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
-        "try:\n"
-        "    MusubiPublication(read_order(Path('order.json'), MusubiOrder)).publish(print)\n"
-        "except StorageError as error:\n"
-        "    sys.exit(str(error))\n"
-    )
-    Path("order.json").write_text(order.model_dump_json())
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    child = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
-    assert child.returncode == 1
-    (line,) = [each for each in child.stderr.splitlines() if "larger than" in each]
-    assert "c.png" in line and "finished files are kept" in line
-    folder = Path("published/gove-1.0")
-    assert (folder / "gove_256/a.png").read_text() == "picture a"
-    assert not list(folder.rglob("*-partial")) and not (folder / "gove_256/c.png").exists()
-    before = times(folder)
-    published(order)
-    assert not changed(before, folder) & before.keys()  # nothing finished was copied again
-    assert (folder / "gove_256/c.png").stat().st_size == 200_000
 
 
 # -- bad input ------------------------------------------------------------------------------------
