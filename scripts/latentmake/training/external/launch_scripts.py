@@ -41,10 +41,8 @@ class Commands:
         folder: its folder.
         package: folder below that in which its scripts lie in some versions; "" for none.
         venvs: virtual environments, the first that exists is activated; relative to `folder`.
-        steps: calls before the training.
         accelerate: arguments of `accelerate launch`, before the script.
-        script: the training script.
-        training: its arguments.
+        steps: the calls; the last one trains.
     """
 
     run: str
@@ -53,10 +51,8 @@ class Commands:
     folder: str
     package: str
     venvs: Sequence[str]
-    steps: Sequence[Step]
     accelerate: Sequence[str]
-    script: str
-    training: Sequence[str]
+    steps: Sequence[Step]
 
 
 def _render(commands: Commands, ending: str, quote: Callable[[str], str], **values: Any) -> str:
@@ -71,23 +67,9 @@ def _render(commands: Commands, ending: str, quote: Callable[[str], str], **valu
         undefined=StrictUndefined,
         autoescape=False,  # noqa: S701 -- no HTML: each shell has its own quoting
     )
-    steps = [*commands.steps, Step("training", commands.script, commands.training)]
-    program = commands.program
+    lines = [_grouped(step.arguments or (), quote) for step in commands.steps]
     return templates.get_template(f"train.{ending}.j2").render(
-        **{
-            **vars(commands),
-            "name": f"train_{commands.run}",
-            "no_venv": f"warning: no virtual environment of {program}; going on with the python on "
-            "PATH",
-            "steps": [
-                {
-                    **step._asdict(),
-                    "lines": None if step.arguments is None else _grouped(step.arguments, quote),
-                }
-                for step in steps
-            ],
-            **values,
-        }
+        {**vars(commands), "script": commands.steps[-1].script, "lines": lines, **values}
     )
 
 

@@ -161,10 +161,8 @@ class Publication(ABC, Generic[Order]):
             folder=self.argument(path, system, path),
             package=self.package,
             venvs=["venv", ".venv"] if venv is None else [self.argument(venv, system, venv)],
-            steps=steps[:-1],
             accelerate=accelerate,
-            script=steps[-1].script,
-            training=steps[-1].arguments or [],
+            steps=steps,
         )
 
     def findings(self, memory: Memo | None = None) -> Iterator[Finding]:

@@ -26,9 +26,11 @@ from latentmake.errors import (
     StorageError,
     TrainingError,
 )
+from latentmake.files.paths import System
 from latentmake.files.sync import RECORD
 from latentmake.training.external.launch_scripts import (
     Commands,
+    Step,
     batch_script,
     shell_script,
 )
@@ -66,6 +68,10 @@ def times(folder: Path) -> dict[str, tuple[int, int]]:
         for path in folder.rglob("*")
         if path.is_file()
     }
+
+
+def training(publication: MusubiPublication, system: System) -> list[str]:
+    return [*(publication.commands(system).steps[-1].arguments or ())]
 
 
 def with_publish(order: MusubiOrder, **settings: Any) -> MusubiOrder:
@@ -334,12 +340,10 @@ def test_under_wsl_drives_get_their_windows_names() -> None:
     text = MusubiPublication(order, "/mnt/e/out/gove-1.0")
     windows = tomllib.loads(text.dataset("windows"))["datasets"][0]
     assert windows["cache_directory"] == "E:/out/gove-1.0/gove_256_cache"
-    arguments = list(text.commands("windows").training)
+    arguments = training(text, "windows")
     assert value(arguments, "--dit") == "D:\\models\\low.safetensors"
     assert value(arguments, "--output_dir") == "E:\\out\\gove-1.0\\output"
-    assert (
-        value(list(text.commands("linux").training), "--output_dir") == "/mnt/e/out/gove-1.0/output"
-    )
+    assert value(training(text, "linux"), "--output_dir") == "/mnt/e/out/gove-1.0/output"
 
 
 def test_folders_without_a_windows_name_are_told_once_each() -> None:
@@ -395,7 +399,7 @@ def test_without_caches_folders_are_empty_and_the_scripts_fill_them() -> None:
     for size in ("256", "480x832"):
         assert not list((folder / f"gove_{size}_cache").glob("*.safetensors"))
     for system in ("linux", "windows"):
-        for _, _, arguments, _ in MusubiPublication(order, str(folder)).commands(system).steps:
+        for _, _, arguments, _ in MusubiPublication(order, str(folder)).commands(system).steps[:-1]:
             assert arguments is not None
             assert "--skip_existing" in arguments and "--keep_cache" not in arguments
             assert value(list(arguments), "--batch_size") == "4"
@@ -497,9 +501,8 @@ def test_paths_among_further_arguments_have_each_systems_name(tmp_path: Path) ->
     order = order_of(trainer={"arguments": ["--sample_prompts", "prompts.txt"]})
     order = with_publish(order, path_maps=maps)
     texts = MusubiPublication(order, f"{tmp_path}/published/gove-1.0")
-    linux = list(texts.commands("linux").training)
+    linux, windows = training(texts, "linux"), training(texts, "windows")
     assert value(linux, "--sample_prompts") == f"{tmp_path}/prompts.txt"
-    windows = list(texts.commands("windows").training)
     assert value(windows, "--sample_prompts") == "D:\\training\\prompts.txt"
 
 
@@ -813,36 +816,32 @@ def test_the_batch_file_line_by_line() -> None:
     assert value(training, "--output_dir") == "E:\\Wan Sachen\\published\\gove-1.0\\output"
 
 
-def commands(**changes: Any) -> Commands:
-    given = {
-        "run": "r",
-        "does": "Trains r.",
-        "program": "musubi-tuner",
-        "folder": "C:\\m",
-        "package": "",
-        "venvs": ["venv"],
-        "steps": [],
-        "accelerate": [],
-        "script": "train.py",
-        "training": ["--sdpa"],
-        **changes,
-    }
-    return Commands(**given)
+def commands(training: list[str], folder: str = "C:\\m") -> Commands:
+    return Commands(
+        run="r",
+        does="Trains r.",
+        program="musubi-tuner",
+        folder=folder,
+        package="",
+        venvs=["venv"],
+        accelerate=[],
+        steps=[Step("training", "train.py", training)],
+    )
 
 
 def test_quotation_marks_and_backslashes_as_c_programs_read_them() -> None:
-    text = batch_script(commands(training=["--a", 'x="y"', "--b", "D:\\c d\\", "--c", ""]))
+    text = batch_script(commands(["--a", 'x="y"', "--b", "D:\\c d\\", "--c", ""]))
     assert '--a "x=\\"y\\"" ^' in text
     assert '--b "D:\\c d\\\\" ^' in text
     assert '--c ""\r\n' in text
     for argument in ('"a" & b', '100% "x"', "two\nlines"):
         with pytest.raises(ConfigError, match=r"trainer\.arguments"):
-            batch_script(commands(training=["--a", argument]))
+            batch_script(commands(["--a", argument]))
 
 
 def test_shell_words_are_quoted() -> None:
     awkward = ["--a", "it's $HOME `x` \\ \" ! *", "--b", "two\nlines", "--c", ""]
-    text = shell_script(commands(folder="/x y/'z", training=awkward))
+    text = shell_script(commands(awkward, "/x y/'z"))
     assert "cd -- '/x y/'\"'\"'z'" in text
     call = text[text.index("accelerate launch") : text.index("|| fail 'training failed'")]
     assert shlex.split(call.replace(" \\\n", " "))[3:] == awkward
