@@ -102,7 +102,7 @@ def publication_findings(
         note = f"{folder} is not on this machine: its flags and keys cannot be checked"
         yield Finding(commands.program, "warning", note)
     if program is not None:
-        for _, script, arguments, _ in commands.steps:
+        for _, script, arguments in commands.steps:
             if arguments is None:
                 continue
             try:

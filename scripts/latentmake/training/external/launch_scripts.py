@@ -20,14 +20,12 @@ class Step(NamedTuple):
 
     Attributes:
         what: in words.
-        arguments: None where there is nothing to do.
-        without: why there is nothing to do.
+        arguments: None where its weights lie in a folder, which the script cannot read.
     """
 
     what: str
     script: str
     arguments: Sequence[str] | None
-    without: str = ""
 
 
 @dataclass(frozen=True)

@@ -399,7 +399,7 @@ def test_without_caches_folders_are_empty_and_the_scripts_fill_them() -> None:
     for size in ("256", "480x832"):
         assert not list((folder / f"gove_{size}_cache").glob("*.safetensors"))
     for system in ("linux", "windows"):
-        for _, _, arguments, _ in MusubiPublication(order, str(folder)).commands(system).steps[:-1]:
+        for _, _, arguments in MusubiPublication(order, str(folder)).commands(system).steps[:-1]:
             assert arguments is not None
             assert "--skip_existing" in arguments and "--keep_cache" not in arguments
             assert value(list(arguments), "--batch_size") == "4"

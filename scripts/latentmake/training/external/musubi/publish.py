@@ -209,11 +209,7 @@ class MusubiPublication(Publication[MusubiOrder]):
                 num_workers=order.publish.num_workers,
                 keep_cache=order.publish.caches,
             )
-        what = f"caching {_MADE_BY[kind]}"
-        without = (
-            f"No step for {what}: musubi-tuner's script wants one file of weights, not a folder."
-        )
-        return Step(what, script_of(order.model, kind).name, arguments, without)
+        return Step(f"caching {_MADE_BY[kind]}", script_of(order.model, kind).name, arguments)
 
     def members(self) -> Files:
         """Return the files of items and caches."""
