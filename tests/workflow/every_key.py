@@ -581,7 +581,6 @@ PUBLICATION: dict[Key, Any] = {
     ("publish", "num_processes"): 2,
     ("publish", "batch_size"): 2,
     ("publish", "num_workers"): 3,
-    ("publish", "powershell"): True,
     ("publish", "folder"): "{run}_{dataset}_{resolution}",
 }
 PROMPT: dict[Key, Change] = {("prompt",): nothing("a cat", "of generate_{run} alone")}

@@ -95,8 +95,6 @@ class Publish(Closed, shapes=PUBLICATION):
     num_workers: Number | None = Field(None, ge=1)
     """`--num_workers` of musubi-tuner's caching steps in the published scripts. sd-scripts has no
     such flag."""
-    powershell: bool = False
-    """Also write `train_{run}.ps1`."""
     folder: Annotated[str, StringConstraints(pattern=FOLDER)] = "{dataset}_{resolution}"
     """Names of the image folders. Placeholders are `{run}`, `{dataset}`, `{model}`,
     `{resolution}`, `{width}` and `{height}`; other characters are letters, digits, `_`, `.` and

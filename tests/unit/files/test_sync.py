@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from latentmake.errors import StorageError
+from latentmake.errors import SourceError, StorageError
 from latentmake.files import atomic
 from latentmake.files.sync import RECORD, Changes, sync
 
@@ -27,6 +28,86 @@ def sources(tmp_path: Path) -> dict[str, Path | bytes]:
 def names(folder: Path) -> list[str]:
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != RECORD)
     return sorted(str(path.relative_to(folder)) for path in files)
+
+
+def written(folder: Path, files: dict[str, Path | bytes]) -> set[str]:
+    """Sync a folder; return the names that got a new file."""
+
+    def inodes() -> dict[str, tuple[int, int]]:
+        stats = {name: (folder / name).stat() for name in names(folder)}
+        return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in stats.items()}
+
+    before = inodes() if folder.is_dir() else {}
+    sync(folder, files)
+    return {name for name, inode in inodes().items() if before.get(name) != inode}
+
+
+def test_content_alone_decides_what_is_copied(
+    tmp_path: Path, sources: dict[str, Path | bytes]
+) -> None:
+    folder, source = tmp_path / "copied", sources["a.png"]
+    assert isinstance(source, Path)
+    files = {**sources, "low/a.png": source}
+    assert written(folder, files) == set(files)
+    assert (folder / "a.png").samefile(folder / "low/a.png")
+    assert not (folder / "a.png").samefile(source)
+    # The same content in a new file with another time.
+    source.unlink()
+    source.write_text("a.png")
+    os.utime(source, ns=(1, 1))
+    assert written(folder, files) == set()
+    # Other content with the same size and time.
+    source.write_text("a.pnG")
+    os.utime(source, ns=(1, 1))
+    assert written(folder, files) == {"a.png", "low/a.png"}
+    assert (folder / "a.png").read_text() == (folder / "low/a.png").read_text() == "a.pnG"
+    # Damage to the copies, one of them through both of its names.
+    (folder / "a.png").write_text("x")
+    (folder / "metadata.json").write_text("[]")
+    (folder / "sub/deep/b.png").unlink()
+    assert written(folder, files) == set(files)
+    assert (folder / "low/a.png").read_text() == "a.pnG"
+    assert (folder / "metadata.json").read_bytes() == b"{}"
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"[]", b'{"files": {"a": 1}}'])
+def test_without_its_record_files_are_compared_and_not_copied(
+    tmp_path: Path, sources: dict[str, Path | bytes], damage: bytes | None
+) -> None:
+    folder = tmp_path / "copied"
+    sync(folder, sources)
+    (folder / RECORD).unlink()
+    if damage is not None:
+        (folder / RECORD).write_bytes(damage)
+    assert written(folder, sources) == set()
+    assert json.loads((folder / RECORD).read_bytes())["files"].keys() == sources.keys()
+
+
+def test_a_record_that_names_files_elsewhere_removes_nothing(
+    tmp_path: Path, sources: dict[str, Path | bytes]
+) -> None:
+    folder, victim = tmp_path / "copied", tmp_path / "victim.txt"
+    victim.write_text("precious")
+    sync(folder, sources)
+    record = json.loads((folder / RECORD).read_bytes())
+    record["files"] |= {"../victim.txt": [None, None], str(victim): [None, None]}
+    (folder / RECORD).write_text(json.dumps(record))
+    sync(folder, sources)
+    assert victim.read_text() == "precious"
+
+
+def test_a_sync_that_fails_keeps_what_is_done_and_knows_its_files(
+    tmp_path: Path, sources: dict[str, Path | bytes]
+) -> None:
+    folder, late = tmp_path / "copied", tmp_path / "late.png"
+    files = {**sources, "late.png": late}
+    with pytest.raises(SourceError, match=r"late\.png: cannot be read"):
+        sync(folder, files)
+    assert names(folder) == sorted(sources)
+    late.write_text("late")
+    assert written(folder, files) == {"late.png"}
+    sync(folder, {})
+    assert not names(folder)
 
 
 def test_what_a_killed_sync_left_half_written_is_removed(tmp_path: Path) -> None:

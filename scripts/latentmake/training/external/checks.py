@@ -100,8 +100,7 @@ def publication_findings(
         note = f"{folder} is not on this machine: its flags and keys cannot be checked"
         yield Finding(commands.program, "warning", note)
     if program is not None:
-        calls = [(step.script, step.arguments) for step in commands.steps]
-        for script, arguments in [*calls, (commands.script, commands.training)]:
+        for _, script, arguments in commands.steps:
             if arguments is None:
                 continue
             try:

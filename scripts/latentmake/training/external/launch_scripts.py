@@ -1,4 +1,4 @@
-"""Text of `train_{run}.sh`, `.bat` and `.ps1`, which start an external trainer.
+"""Text of `train_{run}.sh` and `train_{run}.bat`, which start an external trainer.
 
 Arguments are quoted here as each shell wants them; the templates hold the rest.
 """
@@ -20,14 +20,12 @@ class Step(NamedTuple):
 
     Attributes:
         what: in words.
-        arguments: None where there is nothing to do.
-        without: why there is nothing to do.
+        arguments: None where its weights lie in a folder, which the script cannot read.
     """
 
     what: str
     script: str
     arguments: Sequence[str] | None
-    without: str = ""
 
 
 @dataclass(frozen=True)
@@ -41,10 +39,8 @@ class Commands:
         folder: its folder.
         package: folder below that in which its scripts lie in some versions; "" for none.
         venvs: virtual environments, the first that exists is activated; relative to `folder`.
-        steps: calls before the training.
         accelerate: arguments of `accelerate launch`, before the script.
-        script: the training script.
-        training: its arguments.
+        steps: the calls; the last one trains.
     """
 
     run: str
@@ -53,15 +49,11 @@ class Commands:
     folder: str
     package: str
     venvs: Sequence[str]
-    steps: Sequence[Step]
     accelerate: Sequence[str]
-    script: str
-    training: Sequence[str]
+    steps: Sequence[Step]
 
 
-def _render(
-    commands: Commands, ending: str, quote: Callable[[str], str], between: str = " ", **values: Any
-) -> str:
+def _render(commands: Commands, ending: str, quote: Callable[[str], str], **values: Any) -> str:
     """Fill the template of an ending; each flag has a line with its values."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # not while planning
 
@@ -73,39 +65,20 @@ def _render(
         undefined=StrictUndefined,
         autoescape=False,  # noqa: S701 -- no HTML: each shell has its own quoting
     )
-    templates.filters["literal"] = _literal
-    steps = [*commands.steps, Step("training", commands.script, commands.training)]
-    program = commands.program
+    lines = [_grouped(step.arguments or (), quote) for step in commands.steps]
     return templates.get_template(f"train.{ending}.j2").render(
-        **{
-            **vars(commands),
-            "name": f"train_{commands.run}",
-            "no_venv": f"warning: no virtual environment of {program}; going on with the python on "
-            "PATH",
-            "steps": [
-                {
-                    **step._asdict(),
-                    "lines": None
-                    if step.arguments is None
-                    else _grouped(step.arguments, quote, between),
-                }
-                for step in steps
-            ],
-            **values,
-        }
+        {**vars(commands), "script": commands.steps[-1].script, "lines": lines, **values}
     )
 
 
-def _grouped(
-    arguments: Sequence[str], quote: Callable[[str], str], between: str = " "
-) -> list[str]:
+def _grouped(arguments: Sequence[str], quote: Callable[[str], str]) -> list[str]:
     """Return one line for each flag with its values."""
     lines: list[str] = []
     for argument in arguments:
         if argument.startswith("--") or not lines:
             lines.append(quote(argument))
         else:
-            lines[-1] += f"{between}{quote(argument)}"
+            lines[-1] += f" {quote(argument)}"
     return lines
 
 
@@ -156,41 +129,6 @@ def batch_script(commands: Commands) -> str:
         variables=variables,
     )
     return text.replace("\n", "\r\n")
-
-
-def powershell_script(commands: Commands) -> str:
-    """Return the script for PowerShell 5.1 and later: UTF-8 with a mark, CRLF at line ends.
-
-    Every argument is a literal string. How a quotation mark inside of one reaches a program differs
-    between versions; all are told to pass arguments as the oldest does, and the mark is escaped for
-    that.
-
-    Raises:
-        ConfigError: an argument has signs that PowerShell 5.1 cannot pass on.
-    """
-    launch = _grouped(commands.accelerate, _passed, ", ")
-    text = _render(commands, "ps1", _passed, ", ", launch=launch)
-    return "\ufeff" + text.replace("\n", "\r\n")
-
-
-def _literal(text: str) -> str:
-    """Return a literal string of PowerShell, for which typographic quotation marks count too."""
-    return "'" + re.sub("['\u2018\u2019\u201a\u201b]", lambda mark: mark[0] * 2, text) + "'"
-
-
-def _passed(value: str) -> str:
-    """Quote an argument for a program started by PowerShell 5.1.
-
-    It puts an argument with a space between quotation marks and escapes nothing inside of it.
-    """
-    spaced = any(letter.isspace() for letter in value)
-    if re.search(r"[\r\n]", value) or (spaced and value.endswith("\\")):
-        raise ConfigError(
-            f"{value!r} cannot stand in a .ps1",
-            where="trainer.arguments",
-            hint="leave out line breaks, and a backslash at the end of what has spaces",
-        )
-    return _literal(re.sub(r'(\\*)"', r'\1\1\\"', value) or '""')
 
 
 def _doubled(value: str) -> str:

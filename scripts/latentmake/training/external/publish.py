@@ -33,7 +33,6 @@ from latentmake.training.external.launch_scripts import (
     Commands,
     Step,
     batch_script,
-    powershell_script,
     shell_script,
 )
 from latentmake.training.external.order import ExternalOrder
@@ -162,10 +161,8 @@ class Publication(ABC, Generic[Order]):
             folder=self.argument(path, system, path),
             package=self.package,
             venvs=["venv", ".venv"] if venv is None else [self.argument(venv, system, venv)],
-            steps=steps[:-1],
             accelerate=accelerate,
-            script=steps[-1].script,
-            training=steps[-1].arguments or [],
+            steps=steps,
         )
 
     def findings(self, memory: Memo | None = None) -> Iterator[Finding]:
@@ -214,13 +211,13 @@ class Publication(ABC, Generic[Order]):
         """
         folder, run = self._writable(), self.order.run
         passed(self.findings(), say)
-        windows = self.commands("windows")
-        scripts = {"sh": shell_script(self.commands("linux")), "bat": batch_script(windows)}
-        if self.order.publish.powershell:
-            scripts["ps1"] = powershell_script(windows)
+        scripts = {
+            f"train_{run}.sh": shell_script(self.commands("linux")).encode(),
+            f"train_{run}.bat": batch_script(self.commands("windows")).encode(),
+        }
         files = self.members()
         files |= {self.toml_name(system): self.dataset(system).encode() for system in _SYSTEMS}
-        files |= {f"train_{run}.{ending}": text.encode() for ending, text in scripts.items()}
+        files |= scripts
         self._tell_about_names(files, say)
         made = PublishedCaches(folder, self.layout)
         caches = self.order.publish.caches

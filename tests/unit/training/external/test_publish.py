@@ -26,12 +26,12 @@ from latentmake.errors import (
     StorageError,
     TrainingError,
 )
+from latentmake.files.paths import System
 from latentmake.files.sync import RECORD
 from latentmake.training.external.launch_scripts import (
     Commands,
     Step,
     batch_script,
-    powershell_script,
     shell_script,
 )
 from latentmake.training.external.musubi.order import MusubiOrder
@@ -70,9 +70,8 @@ def times(folder: Path) -> dict[str, tuple[int, int]]:
     }
 
 
-def changed(before: dict[str, tuple[int, int]], folder: Path) -> set[str]:
-    after = times(folder)
-    return {name for name in before | after if before.get(name) != after.get(name)} - {RECORD}
+def training(publication: MusubiPublication, system: System) -> list[str]:
+    return [*(publication.commands(system).steps[-1].arguments or ())]
 
 
 def with_publish(order: MusubiOrder, **settings: Any) -> MusubiOrder:
@@ -233,76 +232,6 @@ def test_a_second_publication_writes_nothing() -> None:
     assert any("0 files written, 28 unchanged, 0 removed" in line for line in said)
 
 
-def test_touched_and_replaced_sources_of_the_same_content_are_not_copied() -> None:
-    order = order_of()
-    fill(order, STEMS)
-    folder, _ = published(order)
-    before = times(folder)
-    for path in itertools.chain(Path("data").rglob("*.*"), Path("cache").rglob("*.*")):
-        content = path.read_bytes()
-        path.unlink()
-        path.write_bytes(content)
-        os.utime(path, ns=(1, 1))
-    published(order)
-    assert changed(before, folder) == set()
-
-
-def test_without_its_record_files_are_compared_and_not_copied() -> None:
-    order = order_of()
-    fill(order, STEMS)
-    folder, _ = published(order)
-    before = times(folder)
-    for damage in (b"", b"[]", b'{"files": {"a": 1}}', None):
-        (folder / RECORD).unlink(missing_ok=True)
-        if damage is not None:
-            (folder / RECORD).write_bytes(damage)
-        published(order)
-        assert changed(before, folder) == set()
-        assert json.loads((folder / RECORD).read_bytes())["files"]
-
-
-def test_only_what_changed_is_copied() -> None:
-    order = order_of()
-    fill(order, STEMS)
-    folder, _ = published(order)
-    for source, names in (
-        ("data/gove/a.txt", {"gove_256/a.txt", "gove_480x832/a.txt"}),
-        ("data/gove/sub/b ä.png", {"gove_256/b ä.png", "gove_480x832/b ä.png"}),
-        (
-            f"{order.cache_folder('gove', (256, 256))}/a_0064x0064_wan.safetensors",
-            {"gove_256_cache/a_0064x0064_wan.safetensors"},
-        ),
-    ):
-        before = times(folder)
-        content = Path(source).read_bytes()
-        stat = Path(source).stat()
-        # The same size and time as before.
-        Path(source).write_bytes(content[:-1] + b"X")
-        os.utime(source, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-        published(order)
-        assert changed(before, folder) == names
-        assert {(folder / name).read_bytes()[-1:] for name in names} == {b"X"}
-
-
-def test_a_copy_that_was_damaged_or_lost_is_mended() -> None:
-    order = order_of()
-    fill(order, STEMS)
-    folder, _ = published(order)
-    whole = files(folder)
-    image, caption = folder / "gove_256/a.png", folder / "gove_480x832/a.txt"
-    image.write_text("x" * len(image.read_text()))  # in place: both resolutions' names
-    caption.unlink()
-    (folder / "train_gove-1.0.bat").write_text("echo")
-    (folder / "gove_256_cache/a_wan_te.safetensors").unlink()
-    before = times(folder)
-    published(order)
-    assert files(folder) == whole
-    assert changed(before, folder) == {
-        *("gove_256/a.png", "gove_480x832/a.png", "gove_480x832/a.txt", "train_gove-1.0.bat"),
-        "gove_256_cache/a_wan_te.safetensors",
-    }
-
-
 def test_what_is_gone_is_removed_and_what_others_put_there_is_not() -> None:
     order = order_of()
     fill(order, STEMS)
@@ -323,54 +252,6 @@ def test_what_is_gone_is_removed_and_what_others_put_there_is_not() -> None:
     assert not (folder / "gove_480x832").exists()
     assert all(Path(path).is_file() for path in (own, strange, weights))
     assert any("z_0064x0064_wan.safetensors" in line and "trains on" in line for line in said)
-
-
-def test_a_record_that_names_files_elsewhere_removes_nothing() -> None:
-    order = order_of()
-    fill(order, STEMS)
-    folder, _ = published(order)
-    victim = Path(put("victim.txt", "precious")).absolute()
-    record = json.loads((folder / RECORD).read_bytes())
-    for name in ("../../victim.txt", str(victim)):
-        record["files"][name] = [None, None, ""]
-    (folder / RECORD).write_text(json.dumps(record))
-    published(order)
-    assert victim.read_text() == "precious"
-
-
-def test_a_publication_that_fails_keeps_what_is_done_and_knows_its_files() -> None:
-    order = order_of(resolutions=[(256, 256)])
-    fill(order, STEMS)
-    big = Path("data/gove/c.png")
-    big.write_bytes(b"0" * 200_000)
-    code = (
-        "import resource, sys\n"
-        "from pathlib import Path\n"
-        "from latentmake.errors import StorageError\n"
-        "from latentmake.training.external.musubi.order import MusubiOrder\n"
-        "from latentmake.training.external.musubi.publish import MusubiPublication\n"
-        "from latentmake.training.order import read_order\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
-        "try:\n"
-        "    MusubiPublication(read_order(Path('order.json'), MusubiOrder)).publish(print)\n"
-        "except StorageError as error:\n"
-        "    sys.exit(str(error))\n"
-    )
-    Path("order.json").write_text(order.model_dump_json())
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    child = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
-    assert child.returncode == 1
-    (line,) = [each for each in child.stderr.splitlines() if "larger than" in each]
-    assert "c.png" in line and "finished files are kept" in line
-    folder = Path("published/gove-1.0")
-    assert (folder / "gove_256/a.png").read_text() == "picture a"
-    assert not list(folder.rglob("*-partial")) and not (folder / "gove_256/c.png").exists()
-    before = times(folder)
-    published(order)
-    assert not changed(before, folder) & before.keys()  # nothing finished was copied again
-    assert (folder / "gove_256/c.png").stat().st_size == 200_000
 
 
 # -- bad input ------------------------------------------------------------------------------------
@@ -459,12 +340,10 @@ def test_under_wsl_drives_get_their_windows_names() -> None:
     text = MusubiPublication(order, "/mnt/e/out/gove-1.0")
     windows = tomllib.loads(text.dataset("windows"))["datasets"][0]
     assert windows["cache_directory"] == "E:/out/gove-1.0/gove_256_cache"
-    arguments = list(text.commands("windows").training)
+    arguments = training(text, "windows")
     assert value(arguments, "--dit") == "D:\\models\\low.safetensors"
     assert value(arguments, "--output_dir") == "E:\\out\\gove-1.0\\output"
-    assert (
-        value(list(text.commands("linux").training), "--output_dir") == "/mnt/e/out/gove-1.0/output"
-    )
+    assert value(training(text, "linux"), "--output_dir") == "/mnt/e/out/gove-1.0/output"
 
 
 def test_folders_without_a_windows_name_are_told_once_each() -> None:
@@ -520,7 +399,7 @@ def test_without_caches_folders_are_empty_and_the_scripts_fill_them() -> None:
     for size in ("256", "480x832"):
         assert not list((folder / f"gove_{size}_cache").glob("*.safetensors"))
     for system in ("linux", "windows"):
-        for _, _, arguments, _ in MusubiPublication(order, str(folder)).commands(system).steps:
+        for _, _, arguments in MusubiPublication(order, str(folder)).commands(system).steps[:-1]:
             assert arguments is not None
             assert "--skip_existing" in arguments and "--keep_cache" not in arguments
             assert value(list(arguments), "--batch_size") == "4"
@@ -622,9 +501,8 @@ def test_paths_among_further_arguments_have_each_systems_name(tmp_path: Path) ->
     order = order_of(trainer={"arguments": ["--sample_prompts", "prompts.txt"]})
     order = with_publish(order, path_maps=maps)
     texts = MusubiPublication(order, f"{tmp_path}/published/gove-1.0")
-    linux = list(texts.commands("linux").training)
+    linux, windows = training(texts, "linux"), training(texts, "windows")
     assert value(linux, "--sample_prompts") == f"{tmp_path}/prompts.txt"
-    windows = list(texts.commands("windows").training)
     assert value(windows, "--sample_prompts") == "D:\\training\\prompts.txt"
 
 
@@ -916,157 +794,36 @@ def test_the_batch_file_line_by_line() -> None:
     assert value(training, "--output_dir") == "E:\\Wan Sachen\\published\\gove-1.0\\output"
 
 
-def commands(**changes: Any) -> Commands:
-    given = {
-        "run": "r",
-        "does": "Trains r.",
-        "program": "musubi-tuner",
-        "folder": "C:\\m",
-        "package": "",
-        "venvs": ["venv"],
-        "steps": [],
-        "accelerate": [],
-        "script": "train.py",
-        "training": ["--sdpa"],
-        **changes,
-    }
-    return Commands(**given)
+def commands(training: list[str], folder: str = "C:\\m") -> Commands:
+    return Commands(
+        run="r",
+        does="Trains r.",
+        program="musubi-tuner",
+        folder=folder,
+        package="",
+        venvs=["venv"],
+        accelerate=[],
+        steps=[Step("training", "train.py", training)],
+    )
 
 
 def test_quotation_marks_and_backslashes_as_c_programs_read_them() -> None:
-    text = batch_script(commands(training=["--a", 'x="y"', "--b", "D:\\c d\\", "--c", ""]))
+    text = batch_script(commands(["--a", 'x="y"', "--b", "D:\\c d\\", "--c", ""]))
     assert '--a "x=\\"y\\"" ^' in text
     assert '--b "D:\\c d\\\\" ^' in text
     assert '--c ""\r\n' in text
     for argument in ('"a" & b', '100% "x"', "two\nlines"):
         with pytest.raises(ConfigError, match=r"trainer\.arguments"):
-            batch_script(commands(training=["--a", argument]))
+            batch_script(commands(["--a", argument]))
 
 
 def test_shell_words_are_quoted() -> None:
     awkward = ["--a", "it's $HOME `x` \\ \" ! *", "--b", "two\nlines", "--c", ""]
-    text = shell_script(commands(folder="/x y/'z", training=awkward))
+    text = shell_script(commands(awkward, "/x y/'z"))
     assert "cd -- '/x y/'\"'\"'z'" in text
     call = text[text.index("accelerate launch") : text.index("|| fail 'training failed'")]
     assert shlex.split(call.replace(" \\\n", " "))[3:] == awkward
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
-
-
-POWERSHELL = re.compile(
-    r"""(?P<comment>\#[^\n]*)
-    |'(?P<literal>(?:[^'\u2018-\u201b]|(?:['\u2018-\u201b]){2})*)'
-    |"(?P<expanded>[^"`]*)"
-    |(?P<word>[\w$%.@&\[\]:;|=!*?/-]+)
-    |(?P<sign>[(){},])
-    |(?P<end>\n)
-    |[ ]+""",
-    re.VERBOSE,
-)
-
-
-def powershell_words(text: str) -> list[tuple[str, str]]:
-    """Take a script apart as PowerShell does; fail at what is none of its tokens."""
-    found = []
-    at = 0
-    while at < len(text):
-        match = POWERSHELL.match(text, at)
-        assert match is not None, text[at : at + 60]
-        at = match.end()
-        if match.lastgroup not in (None, "comment"):
-            found.append((str(match.lastgroup), match[str(match.lastgroup)]))
-    return found
-
-
-def powershell_calls(script: str) -> list[list[str]]:
-    """Return the program and the literal strings of each call, as the lists that it is given."""
-    assert script.startswith("\ufeff") and script.count("\n") == script.count("\r\n")
-    words = powershell_words(script.removeprefix("\ufeff").replace("\r\n", "\n"))
-    for opening, closing in ("()", "{}"):
-        depth = 0
-        for kind, word in words:
-            depth += (kind, word) == ("sign", opening)
-            depth -= (kind, word) == ("sign", closing)
-            assert depth >= 0
-        assert depth == 0
-    calls: list[list[str]] = []
-    arguments: list[str] = []
-    for number, (kind, word) in enumerate(words):
-        if (kind, word) == ("word", "$arguments"):
-            start = number + 4  # = @ (
-            end = words.index(("sign", ")"), start)
-            given = [each for each in words[start:end] if each[0] in ("literal", "expanded")]
-            arguments = [re.sub("(['\u2018-\u201b])\\1", r"\1", text) for _, text in given]
-        elif (kind, word) == ("word", "&"):
-            assert words[number + 2] == ("word", "@arguments")
-            calls.append([words[number + 1][1], *arguments])
-    return calls
-
-
-def handed_on(arguments: list[str]) -> list[str]:
-    """Return what a C program gets from PowerShell 5.1, which quotes what has a space."""
-    line = " ".join(f'"{each}"' if " " in each else each for each in arguments)
-    found, word, quoted, begun, at = list[str](), "", False, False, 0
-    while at < len(line):
-        slashes = re.match(r"\\*", line[at:])[0]  # type: ignore[index]
-        at += len(slashes)
-        if at < len(line) and line[at] == '"':
-            word += "\\" * (len(slashes) // 2)
-            if len(slashes) % 2:
-                word += '"'
-            else:
-                quoted = not quoted
-            begun, at = True, at + 1
-        elif slashes:
-            word, begun = word + slashes, True
-        elif line[at] == " " and not quoted:
-            found, word, begun, at = [*found, word] if begun else found, "", False, at + 1
-        else:
-            word, begun, at = word + line[at], True, at + 1
-    return [*found, word] if begun else found
-
-
-def test_powershell_hands_every_argument_on_as_it_is() -> None:
-    awkward = ["--a", "it's $HOME `x` ! * #", "--b", "\u2018typo\u2019 % & ;", "--c", "", "--d"]
-    awkward += ['x="y z"', "--e", "D:\\", "--f", 'a\\"b', "--g", "@(1) {x}, |"]
-    step = Step("caching", "cache.py", ["--vae", "D:\\a b\\v.pth"])
-    script = powershell_script(
-        commands(
-            training=awkward,
-            steps=[step],
-            accelerate=["--config_file", "C:\\it's"],
-            folder="C:\\it's 100%",
-            package="src/musubi_tuner",
-        )
-    )
-    caching, training = powershell_calls(script)
-    assert caching == ["python", "$scripts/cache.py", "--vae", "D:\\a b\\v.pth"]
-    assert training[:5] == [
-        "accelerate",
-        "launch",
-        "--config_file",
-        "C:\\it's",
-        "$scripts/train.py",
-    ]
-    assert handed_on(training[5:]) == awkward
-    for argument in ("two\nlines", "C:\\a b\\"):
-        with pytest.raises(ConfigError, match=r"trainer\.arguments.*ps1"):
-            powershell_script(commands(training=["--a", argument]))
-
-
-def test_powershell_has_the_commands_of_the_batch_file() -> None:
-    order = mapped(windows_order())
-    order = order.model_copy(
-        update={"publish": order.publish.model_copy(update={"powershell": True})}
-    )
-    fill(order, STEMS)
-    folder, _ = published(order)
-    calls = powershell_calls((folder / "train_gove-1.0.ps1").read_bytes().decode())
-    wanted = MusubiPublication(order, "/mnt/e/Wan Sachen/published/gove-1.0").commands("windows")
-    assert [handed_on(call)[2:] for call in calls[:2]] == [step.arguments for step in wanted.steps]
-    assert handed_on(calls[2])[-len(wanted.training) :] == wanted.training
-    order = mapped(windows_order())
-    published(order)
-    assert not (folder / "train_gove-1.0.ps1").exists()
 
 
 # `shift` hands on each argument as it came; one for each line.

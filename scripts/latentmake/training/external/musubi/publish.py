@@ -13,7 +13,6 @@ from typing import Any
 
 from latentmake.config.fields import resolution_name
 from latentmake.config.machines import ExternalProgram
-from latentmake.config.weights import Weights
 from latentmake.data.item import IMAGE_EXTENSIONS
 from latentmake.errors import CacheError, ConfigError, SourceError
 from latentmake.files.media import VIDEO_EXTENSIONS
@@ -89,50 +88,38 @@ class MusubiPublication(Publication[MusubiOrder]):
         }
 
     def _weights_of(self, kind: str, where: str, what: str) -> dict[str, str] | None:
-        """Return the paths of a caching script's weights by the model's keys; None: it cannot run.
+        """Return the paths of a caching script's weights by the model's keys.
+
+        None where it cannot run, with a note: weights of an architecture with encoders of ours may
+        lie in a folder, which the script does not read.
 
         Args:
             kind: `latents` or `text`.
             where: the model's place in the configuration.
             what: what the script caches.
         """
-        model = self.order.model
-        found: dict[str, str] = {}
+        model, found = self.order.model, dict[str, str]()
         for file in script_of(model, kind).files:
             weights = model.weights(file.key)
             if weights is None:
                 continue
-            path = self._path(weights, where, file.key, what)
-            if path is None:
+            key = f"{where}.{file.key.partition('.')[0]}"
+            if weights.path is None:
+                raise ConfigError(
+                    f"{weights.hub} lies on the hub, and a published script needs a file",
+                    where=key,
+                    hint="name the original file as `file` beside `hub`, or set `path` to it",
+                )
+            if model.spec.encodes and Path(weights.path).is_dir():
+                fault = f"{weights.path} is a folder, and musubi-tuner's scripts want a single file"
+                if not self.order.publish.caches:
+                    hint = "name the file of the original weights, or set `publish.caches: true`"
+                    raise ConfigError(fault, where=key, hint=hint)
+                note = f"{fault}: the published scripts train from the caches and do not cache"
+                self._left_out[file.key] = f"{note} {what}"
                 return None
-            found[file.key] = path
+            found[file.key] = weights.path
         return found
-
-    def _path(self, weights: Weights, where: str, key: str, what: str) -> str | None:
-        """Return the path of weights; None of a folder that musubi-tuner cannot read, with a note.
-
-        Of an architecture with encoders of ours, weights may lie in a folder that those read; of
-        others they are what its script takes.
-        """
-        where = f"{where}.{key.partition('.')[0]}"
-        if weights.path is None:
-            raise ConfigError(
-                f"{weights.hub} lies on the hub, and a published script needs a file",
-                where=where,
-                hint="name the original file as `file` beside `hub`, or set `path` to it",
-            )
-        if not self.order.model.spec.encodes or not Path(weights.path).is_dir():
-            return weights.path
-        fault = f"{weights.path} is a folder, and musubi-tuner's scripts want a single file"
-        if not self.order.publish.caches:
-            raise ConfigError(
-                fault,
-                where=where,
-                hint="name the file of the original weights, or set `publish.caches: true`",
-            )
-        note = f"{fault}: the published scripts train from the caches and do not cache {what}"
-        self._left_out[key] = note
-        return None
 
     @property
     def layout(self) -> Layout:
@@ -219,22 +206,15 @@ class MusubiPublication(Publication[MusubiOrder]):
                 num_workers=order.publish.num_workers,
                 keep_cache=order.publish.caches,
             )
-        what = f"caching {_MADE_BY[kind]}"
-        without = (
-            f"No step for {what}: musubi-tuner's script wants one file of weights, not a folder."
-        )
-        return Step(what, script_of(order.model, kind).name, arguments, without)
+        return Step(f"caching {_MADE_BY[kind]}", script_of(order.model, kind).name, arguments)
 
     def members(self) -> Files:
         """Return the files of items and caches."""
         order, files = self.order, Files()
         if not order.publish.caches:
             for (dataset, resolution), name in self.blocks.items():
-                files |= settings_files(
-                    f"{name}_cache",
-                    latents=self._latents_settings(dataset, resolution),
-                    text=self._text_settings(),
-                )
+                settings = self._settings(dataset, resolution)
+                files |= settings_files(f"{name}_cache", **settings)
         for row in rows_of(Path(order.manifest), ManifestRow):
             if order.datasets[row.dataset].is_list and (row.control_files or row.layers):
                 raise _of_list(row.dataset)
@@ -261,32 +241,24 @@ class MusubiPublication(Publication[MusubiOrder]):
                 raise kind("is not there", where=path, hint="run the same command again")
         return files
 
-    def _latents_settings(self, dataset: str, resolution: tuple[int, int]) -> list[Any]:
-        """Return the settings of latents; of files, the paths."""
+    def _settings(self, dataset: str, resolution: tuple[int, int]) -> dict[str, list[Any]]:
+        """Return what shapes latents and embeddings; of files, the paths."""
         model = self.order.model
+        latents: list[Any]
+        text: list[Any]
+        if model.spec.encodes:
+            clip = None if model.clip is None else model.clip.path
+            latents = [model.vae.path, model.vae_dtype or model.dtype, model.task, clip]
+            text = [model.text[0].path, model.fp8_t5]
+        else:
+            latents, text = (
+                caching_arguments(
+                    model, kind, dataset_config="", place=lambda _, weights: str(weights.path)
+                )
+                for kind in _MADE_BY
+            )
         shaped = shapes(self.order.datasets[dataset])
-        if not model.spec.encodes:
-            return [*self._script_settings("latents"), resolution, shaped]
-        clip = None if model.clip is None else model.clip.path
-        dtype = model.vae_dtype or model.dtype
-        return [model.vae.path, dtype, model.task, clip, resolution, shaped]
-
-    def _text_settings(self) -> list[Any]:
-        """Return the settings of embeddings; of files, the paths."""
-        model = self.order.model
-        if not model.spec.encodes:
-            return self._script_settings("text")
-        return [model.text[0].path, model.fp8_t5]
-
-    def _script_settings(self, kind: str) -> list[Any]:
-        """Return what a caching script is called with, but for the dataset."""
-        order = self.order
-        return caching_arguments(
-            order.model,
-            kind,
-            dataset_config="",
-            place=lambda _, weights: str(weights.path),
-        )
+        return {"latents": [*latents, resolution, shaped], "text": text}
 
     def drop(self, folder: Path, files: Files, made: PublishedCaches, name: str) -> None:
         """Drop the caches made from a file, before it is replaced."""
