@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from latentmake.caches.pixels.arrays import Array
+from latentmake.caches.pixels import Array
 from latentmake.geometry import buckets
 from latentmake.geometry.buckets import Placement, Size
 
