@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import cache
 
 from latentmake.caches.encoders import Loaded
@@ -21,6 +20,7 @@ from latentmake.caches.job import ExternalEncoder, Job, Say
 from latentmake.caches.pipeline import Pipeline
 from latentmake.errors import DeviceError, SourceError
 from latentmake.plan.orders import Order, Work
+from latentmake.plan.receipts import Receipt
 from latentmake.progress import Progress
 
 Lease = Callable[[Say], AbstractContextManager[object]]
@@ -92,12 +92,8 @@ def carry_out(
             pipeline.drain()
         for line in pipeline.loaded.remarks() if pipeline.loaded else ():
             say(line)
-        order, counts = job.order, job.receipt.counts
-        others = {"restored": counts["spooled"], "linked": counts["linked"]}
-        others |= {"kept": counts["kept"], "faulty": len(job.failed)}
-        further = "".join(f", {number} {word}" for word, number in others.items() if number)
-        words = pipeline.words and f"; {pipeline.words}"
-        say(f"{order.kind} of {order.dataset}: {counts['encoded']} encoded{further}{words}")
+        say(job.outcome(pipeline.words))
+        order = job.order
         if job.failed and not (may_skip and order.skips):
             number = f"{len(job.failed)} of {len(order.items)} items are faulty: "
             faults.append(number + " | ".join(job.failed.values()))
@@ -105,10 +101,13 @@ def carry_out(
             now, starting = time.monotonic(), None if has_encoded else 0.0
             if job.loaded is not None and not has_encoded:
                 starting, has_encoded = job.loaded - clock, True
-            replace(
-                job.receipt,
-                began=time.time() - (now - clock),
+            Receipt(
+                job.sources,
+                job.targets,
+                job.faults,
+                job.counts,
                 seconds=now - clock,
+                began=time.time() - (now - clock),
                 starting=starting,
                 work="" if job.loaded is None else order.work,
                 words=pipeline.words,

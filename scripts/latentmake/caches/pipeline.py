@@ -196,7 +196,7 @@ class Pipeline:
                 results, words = attempt(run, loaded.frugal, samples, alone=True)
             if results is None:
                 again = partial(within_memory, run, loaded.encode, alone=True)
-                self._settled(group[0][1].put_off(samples[0], words, self._shortages, again))
+                self._settled(self._shortages.judge(samples[0], words, again, group[0][1]))
                 continue
             self._shortages.encoded(samples[0])
             with self._stage("writing"):

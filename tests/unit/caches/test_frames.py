@@ -18,11 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from item_world import work_of
 from latentmake.caches.clips import _places, _samples
-from latentmake.caches.inputs import Reading, Sample
+from latentmake.caches.inputs import Reading, Sample, samples_of
 from latentmake.caches.pixels import plain as pixels
 from latentmake.caches.pixels.scaling import cover
 from latentmake.caches.pixels.sdscripts import open_image
-from latentmake.caches.reading import samples_of
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.errors import SourceError
