@@ -93,25 +93,14 @@ def carry_out(
         for line in pipeline.loaded.remarks() if pipeline.loaded else ():
             say(line)
         say(job.outcome(pipeline.words))
-        order = job.order
-        if job.failed and not (may_skip and order.skips):
-            number = f"{len(job.failed)} of {len(order.items)} items are faulty: "
+        if job.failed and not (may_skip and job.order.skips):
+            number = f"{len(job.failed)} of {len(job.order.items)} items are faulty: "
             faults.append(number + " | ".join(job.failed.values()))
         else:
             now, starting = time.monotonic(), None if has_encoded else 0.0
             if job.loaded is not None and not has_encoded:
                 starting, has_encoded = job.loaded - clock, True
-            Receipt(
-                job.sources,
-                job.targets,
-                job.faults,
-                job.counts,
-                seconds=now - clock,
-                began=time.time() - (now - clock),
-                starting=starting,
-                work="" if job.loaded is None else order.work,
-                words=pipeline.words,
-            ).write(order.receipt)
+            _leave_receipt(job, now - clock, starting, pipeline.words)
         clock = time.monotonic()
 
     job: Job | None = None
@@ -136,6 +125,13 @@ def carry_out(
     if faults:
         hint = "fix these files and run the same command; all other items are finished"
         raise SourceError(" | ".join(faults), hint=hint)
+
+
+def _leave_receipt(job: Job, seconds: float, starting: float | None, words: str) -> None:
+    work, began = "" if job.loaded is None else job.order.work, time.time() - seconds
+    made = job.sources, job.targets, job.faults, job.counts
+    receipt = Receipt(*made, seconds, began=began, starting=starting, work=work, words=words)
+    receipt.write(job.order.receipt)
 
 
 def load_encoder(order: Order, threads: int, say: Say, alone: bool) -> Loaded:

@@ -95,23 +95,20 @@ def upright_size(data: bytes, path: str, settings: Dataset) -> Size:
         SourceError: it is empty, no image, or too large.
     """
     with opened_image(io.BytesIO(data), path, settings.max_image_pixels) as image:
-        size, turned = Size(*image.size), False
-        if settings.exif_rotation and image.format != "TIFF":
-            turned = _exif(image, data).get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
-        return Size(size.height, size.width) if turned else size
+        size = image.size
+        turned = settings.exif_rotation and image.format != "TIFF" and _is_turned(image, data)
+        return Size(*(size[::-1] if turned else size))
 
 
-def _exif(image: Image.Image, data: bytes) -> Image.Exif:
-    """Return the EXIF of an image before any pixel is decoded.
+def _is_turned(image: Image.Image, data: bytes) -> bool:
+    """Return whether EXIF swaps the sides of an image of which no pixel is decoded yet.
 
-    Pillow decodes all pixels of a PNG for EXIF that may follow them; not here, where no such chunk
-    follows.
+    Pillow decodes a PNG for EXIF behind its pixels; not here, where no such chunk follows them.
     """
-    if image.format == "PNG":
-        behind = data.find(b"IDAT")
-        if all(data.find(name, behind) < 0 for name in _PNG_TEXTS):
-            return Image.Image.getexif(image)
-    return image.getexif()
+    behind = data.find(b"IDAT") if image.format == "PNG" else 0
+    skips = image.format == "PNG" and all(data.find(name, behind) < 0 for name in _PNG_TEXTS)
+    exif = Image.Image.getexif(image) if skips else image.getexif()
+    return exif.get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
 
 
 def _to_rgb(image: Image.Image, background: str) -> Image.Image:

@@ -28,8 +28,7 @@ def fit(pixels: Array, found: Placement) -> Array:
         if width >= resized.width and height >= resized.height:
             pixels = np.asarray(cv2.resize(pixels, resized, interpolation=cv2.INTER_AREA), np.uint8)
         else:
-            picture = Image.fromarray(pixels).resize(resized, Image.Resampling.LANCZOS)
-            pixels = np.array(picture)
+            pixels = np.array(Image.fromarray(pixels).resize(resized, Image.Resampling.LANCZOS))
     return np.ascontiguousarray(pixels[top : top + target.height, left : left + target.width])
 
 
