@@ -32,7 +32,7 @@ from tabulate import tabulate
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "worlds")]
 
-from latentmake.caches.pixels.arrays import by_pillow, lanczos  # noqa: E402
+from latentmake.caches.pixels.plain import by_pillow, lanczos  # noqa: E402
 from latentmake.geometry.buckets import Size  # noqa: E402
 from picture_world import HARD, PHOTOGRAPHS, Pixels, Shape, encoded, leaves, psnr  # noqa: E402
 

@@ -53,7 +53,7 @@ def make_clips(
     def make(works: Sequence[Work]) -> None:
         readings: list[Reading] = []
         for work in works:
-            readings.append(job.read(work, readings[-1].sources if readings else None))
+            readings.append(job.read(work, known=readings[-1].sources if readings else None))
         with lock:
             for each in readings:
                 job.claim(each)

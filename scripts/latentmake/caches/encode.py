@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import cache
 
 from latentmake.caches.encoders import Loaded
@@ -21,6 +20,7 @@ from latentmake.caches.job import ExternalEncoder, Job, Say
 from latentmake.caches.pipeline import Pipeline
 from latentmake.errors import DeviceError, SourceError
 from latentmake.plan.orders import Order, Work
+from latentmake.plan.receipts import Receipt
 from latentmake.progress import Progress
 
 Lease = Callable[[Say], AbstractContextManager[object]]
@@ -92,27 +92,15 @@ def carry_out(
             pipeline.drain()
         for line in pipeline.loaded.remarks() if pipeline.loaded else ():
             say(line)
-        order, counts = job.order, job.receipt.counts
-        others = {"restored": counts["spooled"], "linked": counts["linked"]}
-        others |= {"kept": counts["kept"], "faulty": len(job.failed)}
-        further = "".join(f", {number} {word}" for word, number in others.items() if number)
-        words = pipeline.words and f"; {pipeline.words}"
-        say(f"{order.kind} of {order.dataset}: {counts['encoded']} encoded{further}{words}")
-        if job.failed and not (may_skip and order.skips):
-            number = f"{len(job.failed)} of {len(order.items)} items are faulty: "
+        say(job.outcome(pipeline.words))
+        if job.failed and not (may_skip and job.order.skips):
+            number = f"{len(job.failed)} of {len(job.order.items)} items are faulty: "
             faults.append(number + " | ".join(job.failed.values()))
         else:
             now, starting = time.monotonic(), None if has_encoded else 0.0
             if job.loaded is not None and not has_encoded:
                 starting, has_encoded = job.loaded - clock, True
-            replace(
-                job.receipt,
-                began=time.time() - (now - clock),
-                seconds=now - clock,
-                starting=starting,
-                work="" if job.loaded is None else order.work,
-                words=pipeline.words,
-            ).write(order.receipt)
+            _leave_receipt(job, now - clock, starting, pipeline.words)
         clock = time.monotonic()
 
     job: Job | None = None
@@ -137,6 +125,13 @@ def carry_out(
     if faults:
         hint = "fix these files and run the same command; all other items are finished"
         raise SourceError(" | ".join(faults), hint=hint)
+
+
+def _leave_receipt(job: Job, seconds: float, starting: float | None, words: str) -> None:
+    work, began = "" if job.loaded is None else job.order.work, time.time() - seconds
+    made = job.sources, job.targets, job.faults, job.counts
+    receipt = Receipt(*made, seconds, began=began, starting=starting, work=work, words=words)
+    receipt.write(job.order.receipt)
 
 
 def load_encoder(order: Order, threads: int, say: Say, alone: bool) -> Loaded:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,10 +11,12 @@ from numpy.typing import NDArray
 
 from latentmake.config.datasets import Dataset
 from latentmake.data.captions import decode_text
-from latentmake.data.item import Item
+from latentmake.data.item import BUCKET, Item
 from latentmake.errors import SourceError
+from latentmake.files.media import check_image, probe_image
+from latentmake.files.readers import Readers
 from latentmake.geometry.buckets import Size
-from latentmake.plan.orders import Work
+from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target
 
 _NO_SIZE = Size(0, 0)
@@ -135,3 +138,28 @@ def caption_of(data: bytes, path: str | None, settings: Dataset) -> str:
             hint="describe the image, or set empty_caption: allow",
         )
     return caption
+
+
+def samples_of(order: Order, reading: Reading, readers: Readers | None = None) -> list[Sample]:
+    """Make the samples of an item's missing targets.
+
+    Images that another program encodes are checked by their headers, videos by their first frames,
+    and make no samples.
+
+    Raises:
+        SourceError: the bytes are damaged, or an image was changed.
+    """
+    item, limit = reading.item, order.dataset_settings.max_image_pixels
+    if order.kind == "latents":
+        module = import_module(f"latentmake.caches.pixels.{order.layout.encoding}")
+        if not order.is_external and not order.dataset_settings.video:
+            return [*module.samples_of(order, reading)]
+        module.check(order, reading, readers)
+        return []
+    if (image := item.file(BUCKET)) is not None:
+        for path in item.controls:
+            check_image(reading.others[path], path, limit)
+        stored_size(item, probe_image(image.path)[:2])
+    text = order.layout.caption(caption_of(reading.data, item.source, order.dataset_settings))
+    keys = dict.fromkeys(reading.missing.values())
+    return [Sample(key, reading.content, item, text, (0, 0)) for key in keys]

@@ -6,7 +6,6 @@ plan finds what this one finished. One bad source stops no other.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -15,20 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from latentmake import digest
-from latentmake.caches.inputs import Reading, Sample
-from latentmake.caches.reading import identify, read_ahead, samples_of, unreadable
-from latentmake.caches.shortages import Again, Shortages
-from latentmake.data import remote
+from latentmake.caches.inputs import Reading
+from latentmake.caches.reading import Samples, identify, read_ahead, unreadable
 from latentmake.data.item import Item
 from latentmake.errors import SourceError
 from latentmake.files import atomic, cachefile
-from latentmake.files.paths import is_remote
-from latentmake.files.readers import Readers
-from latentmake.index.memo import target_stat
 from latentmake.plan import store
 from latentmake.plan.lock import read_lock
 from latentmake.plan.orders import Order, Work
-from latentmake.plan.receipts import Receipt
 from latentmake.progress import Progress
 
 Say = Callable[[str], None]
@@ -43,7 +36,7 @@ class Job:
         order: of the job.
         say: told of faults, a line each.
         take_gpu: waits for a GPU for another program; called when sources are read.
-        receipt: what was read and made so far.
+        sources, targets, faults, counts: of its receipt, so far.
         places: key -> a file that holds it, of all orders of a process.
         making: keys of all content that these have met.
         refused: key -> source, fault and hint of content that cannot be encoded; the source's
@@ -66,8 +59,10 @@ class Job:
         before: Job | None = None,
     ) -> None:
         self.order, self.say, self.take_gpu = order, say, take_gpu
-        counts = dict.fromkeys(("encoded", "spooled", "linked", "kept"), 0)
-        self.receipt = Receipt(sources={}, targets={}, faults=[], counts=counts, seconds=0.0)
+        self.sources: dict[str, list[Any]] = {}
+        self.targets: dict[str, list[Any]] = {}
+        self.faults: list[dict[str, str]] = []
+        self.counts = dict.fromkeys(("encoded", "spooled", "linked", "kept"), 0)
         self.places: dict[str, Path] = before.places if before else {}
         self.making: set[str] = before.making if before else set()
         self.refused: dict[str, tuple[str, str, str]] = before.refused if before else {}
@@ -98,38 +93,30 @@ class Job:
         Content that several targets share is missing for the first of them only. Videos are opened,
         and make no samples.
         """
-        at_once = 1
-        if any(is_remote(each.item.source or "") for each in works):
-            threads = max(threads, remote.SIDE_BY_SIDE // 2)  # they mostly wait
-        elif self.order.kind == "text" and not any(each.item.controls for each in works):
-            at_once = 16  # one takes less time than a thread to wake up, on a disk of this machine
-        with Readers() if self.cuts_clips else contextlib.nullcontext() as readers:
-            for reading in read_ahead(
-                works, lambda work: self.read(work, readers=readers), threads, at_once=at_once
-            ):
-                self.claim(reading)
-                self.count(reading, progress)
-                yield reading
+        for reading in read_ahead(self.order, works, self.read, threads):
+            self.claim(reading)
+            self.count(reading, progress)
+            yield reading
 
     def read(
         self,
         work: Work,
+        samples: Samples | None = None,
         known: dict[str, list[Any]] | None = None,
-        readers: Readers | None = None,
     ) -> Reading:
-        """Read an item's source, and make samples of its missing targets.
+        """Read an item's source.
 
         Args:
             work: the item.
+            samples: makes samples of its missing targets, if these are wanted.
             known: stat and digest of files read just now.
-            readers: processes that open its video to check it; where there are none, it is not.
         """
         reading = Reading(work, sources=dict(known or {}))
         try:
             identify(self.order, self._digest, reading)
             self._look_up(reading)
-            if reading.missing and (readers or not self.cuts_clips):
-                reading.samples = samples_of(self.order, reading, readers)
+            if reading.missing and samples:
+                reading.samples = samples(self.order, reading)
         except SourceError as error:
             reading.fail(str(error))
         except OSError as error:
@@ -179,16 +166,16 @@ class Job:
             self.fail(item, reading.content, reading.fault)
         with self._lock:
             self.paths |= {key: target.path for target, key in reading.missing.items()}
-            self.receipt.sources.update(reading.sources)
+            self.sources.update(reading.sources)
             self._placing |= reading.placing
-            self.receipt.counts["kept"] += reading.kept
+            self.counts["kept"] += reading.kept
             for target, key in reading.keys.items():
                 self.wanted[target.path] = (work, key)
                 if key in uncounted:
                     uncounted.remove(key)  # counted when it is encoded
                     continue
                 is_stored = self.places.get(key) == store.stored(key) and key not in self.making
-                self.receipt.counts["spooled" if is_stored else "linked"] += 1
+                self.counts["spooled" if is_stored else "linked"] += 1
             self.making.update(reading.keys.values())
 
     # -- writing ------------------------------------------------------------------------------
@@ -234,12 +221,11 @@ class Job:
             self.places[key] = Path(path)
             self.wanted.pop(path, None)
             self._finish(path, key, stat)
-            self.receipt.counts["encoded"] += 1
+            self.counts["encoded"] += 1
 
     def _finish(self, path: str, key: str, stat: os.stat_result) -> None:
-        self.receipt.targets[path] = [*target_stat(stat), key]
-        if key not in self.places:
-            self.places[key] = Path(path)
+        self.targets[path] = [stat.st_size, stat.st_mtime_ns, stat.st_ino, key]
+        self.places.setdefault(key, Path(path))
 
     # -- faults -------------------------------------------------------------------------------
 
@@ -265,24 +251,20 @@ class Job:
         with self._lock:
             self.say(f"faulty: {line}")
             self.failed[item.stem] = line
-            self.receipt.faults.append({**fault, "digest": content, "line": line})
+            self.faults.append({**fault, "digest": content, "line": line})
 
     def refuse(self, item: Item, key: str, source: str, what: str, hint: str) -> None:
         """Refuse the content of an item's target, named by its key; see `refused`."""
         self.refused[key] = (source, what, hint)
         self.fail(item, source, str(SourceError(what, where=item.name, hint=hint)))
 
-    def put_off(self, sample: Sample, words: str, shortages: Shortages, again: Again) -> bool:
-        """Put off a sample for which memory does not suffice, or refuse it; return whether it is.
-
-        Raises:
-            DeviceError: the device is at fault, not the item.
-        """
-        known = sample.item.stem in self.known_faults
-        fault = shortages.judge(sample, words, again, self.order, known=known)
-        if fault is not None:
-            self.refuse(sample.item, sample.key, "", *fault)
-        return fault is not None
+    def outcome(self, words: str) -> str:
+        """Return its counts in a line, with words on the bottleneck, if there are any."""
+        others = {"restored": self.counts["spooled"], "linked": self.counts["linked"]}
+        others |= {"kept": self.counts["kept"], "faulty": len(self.failed)}
+        further = "".join(f", {number} {word}" for word, number in others.items() if number)
+        counted = f"{self.counts['encoded']} encoded{further}"
+        return f"{self.order.kind} of {self.order.dataset}: {counted}{words and f'; {words}'}"
 
     # -- linking ------------------------------------------------------------------------------
 

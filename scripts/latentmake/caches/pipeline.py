@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 from latentmake.caches.encoders import Encoder, Loaded
@@ -66,14 +65,9 @@ class Pipeline:
     def __enter__(self) -> Pipeline:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            if error is None:
+            if kind is None:
                 self.drain()
         finally:
             if self._pool is not None:
@@ -196,7 +190,7 @@ class Pipeline:
                 results, words = attempt(run, loaded.frugal, samples, alone=True)
             if results is None:
                 again = partial(within_memory, run, loaded.encode, alone=True)
-                self._settled(group[0][1].put_off(samples[0], words, self._shortages, again))
+                self._settled(self._shortages.judge(samples[0], words, again, group[0][1]))
                 continue
             self._shortages.encoded(samples[0])
             with self._stage("writing"):

@@ -1,4 +1,4 @@
-"""Reading a job's items: bytes and digests of their sources, keys of their targets, samples."""
+"""Reading a job's items: bytes and digests of their sources, and keys of their targets."""
 
 from __future__ import annotations
 
@@ -7,42 +7,45 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from importlib import import_module
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from latentmake import digest
-from latentmake.caches.inputs import Reading, Sample, caption_of, stored_size
+from latentmake.caches.inputs import Reading, Sample, samples_of, stored_size
 from latentmake.data import remote
-from latentmake.data.item import BUCKET, CAPTION, IMAGE
+from latentmake.data.item import CAPTION, IMAGE
 from latentmake.errors import SourceError
 from latentmake.files import cachefile
-from latentmake.files.media import check_image, probe_image
 from latentmake.files.paths import is_remote
 from latentmake.files.readers import Readers
-from latentmake.geometry.buckets import Size
 from latentmake.index.memo import source_stat
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import joined, placing_of, view_of
 
+Samples = Callable[[Order, Reading], list[Sample]]
+Read = Callable[[Work, Samples], Reading]
 
-def read_ahead(
-    items: Sequence[Work],
-    read: Callable[[Work], Reading],
-    threads: int,
-    *,
-    at_once: int = 1,
-) -> Iterator[Reading]:
+
+def read_ahead(order: Order, works: Sequence[Work], read: Read, threads: int) -> Iterator[Reading]:
     """Yield the readings of items in their order, few of which are made before they are taken.
 
-    A thread takes `at_once` of them.
+    `read` is given what makes samples of a reading.
     """
-    some = (items[start : start + at_once] for start in range(0, len(items), at_once))
-    with ThreadPoolExecutor(threads) as pool:
+    at_once = 1
+    if any(is_remote(each.item.source or "") for each in works):
+        threads = max(threads, remote.SIDE_BY_SIDE // 2)  # they mostly wait
+    elif order.kind == "text" and not any(each.item.controls for each in works):
+        at_once = 16  # one takes less time than a thread to wake up, on a disk of this machine
+    checks = Readers() if order.kind == "latents" and order.dataset_settings.video else None
+    with checks or nullcontext(), ThreadPoolExecutor(threads) as pool:
         ahead: deque[Future[list[Reading]]] = deque()
+        samples = partial(samples_of, readers=checks)
         try:
-            for few in some:
-                ahead.append(pool.submit(lambda few: [*map(read, few)], few))
+            for start in range(0, len(works), at_once):
+                few = works[start : start + at_once]
+                ahead.append(pool.submit(lambda few: [read(each, samples) for each in few], few))
                 if len(ahead) > 2 * threads:
                     yield from ahead.popleft().result()
             while ahead:
@@ -78,7 +81,7 @@ def identify(order: Order, recipe: str, reading: Reading) -> None:
             reading.others[path] = data
     reading.content = joined(item, contents)
     if item.media is not None:
-        reading.size = Size(item.media.width, item.media.height)
+        reading.size = stored_size(item)
     elif order.kind == "latents" and item.source is not None:
         from latentmake.caches.pixels.plain import upright_size  # of the layout that has no `media`
 
@@ -113,31 +116,6 @@ def _read(path: str, sources: dict[str, list[Any]], *, keep: bool) -> tuple[byte
             )
     sources[path] = [*stat, content]
     return data, content
-
-
-def samples_of(order: Order, reading: Reading, readers: Readers | None = None) -> list[Sample]:
-    """Make the samples of an item's missing targets.
-
-    Images that another program encodes are checked by their headers, videos by their first frames,
-    and make no samples.
-
-    Raises:
-        SourceError: the bytes are damaged, or an image was changed.
-    """
-    item, limit = reading.item, order.dataset_settings.max_image_pixels
-    if order.kind == "latents":
-        module = import_module(f"latentmake.caches.pixels.{order.layout.encoding}")
-        if not order.is_external and not order.dataset_settings.video:
-            return [*module.samples_of(order, reading)]
-        module.check(order, reading, readers)
-        return []
-    if (image := item.file(BUCKET)) is not None:
-        for path in item.controls:
-            check_image(reading.others[path], path, limit)
-        stored_size(item, probe_image(image.path)[:2])
-    text = order.layout.caption(caption_of(reading.data, item.source, order.dataset_settings))
-    keys = dict.fromkeys(reading.missing.values())
-    return [Sample(key, reading.content, item, text, (0, 0)) for key in keys]
 
 
 def refuse_changed(paths: Iterable[str], sources: dict[str, list[Any]]) -> None:

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable
 
 from latentmake.caches.inputs import Sample
+from latentmake.caches.job import Job
 from latentmake.config.models import Model
 from latentmake.errors import DeviceError, is_surely_memory
-from latentmake.plan.orders import Order
 
 Size = tuple[int, ...]
 """Frames and pixels of an image or clip; the numbers of tokens of a caption."""
@@ -62,32 +62,29 @@ class Shortages:
             self._batches += 1
             self._in_a_row = 0
 
-    def judge(
-        self, sample: Sample, words: str, again: Again, order: Order, *, known: bool
-    ) -> tuple[str, str] | None:
-        """Judge a sample that does not fit.
+    def judge(self, sample: Sample, words: str, again: Again, job: Job) -> bool:
+        """Refuse a sample of a job that does not fit, or put it off; return whether it is refused.
+
+        One that is put off is tried again when the others of the order are done.
 
         Args:
             sample: that does not fit.
             words: the library's.
             again: encodes one of before once more.
-            order: of the sample; where it has no other target, this cannot be put off behind it.
-            known: whether an earlier build has skipped the item.
-
-        Returns:
-            The fault of its item, and a hint; None if it is to be tried again when the others of
-            the order are done.
+            job: of the sample; where it has no other target, this cannot be put off behind it.
 
         Raises:
             DeviceError: the device is at fault.
         """
+        known, order = sample.item.stem in job.known_faults, job.order
         stop = self._stop(sample, again, len(order.paths) < 2, is_surely_memory(words), known)
         if stop is None:
-            return None
+            return False
         what, hint = _too_large(sample, order.model_settings)
         if stop:
             raise DeviceError(f"{what}, {stop}: {words}", where=sample.item.name, hint=hint)
-        return f"{what}: {words}", hint
+        job.refuse(sample.item, sample.key, "", f"{what}: {words}", hint)
+        return True
 
     def _stop(
         self, sample: Sample, again: Again, alone: bool, sure: bool, known: bool

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from controlled_world import configured, draw, put
-from latentmake.caches.inputs import Reading, Sample
-from latentmake.caches.reading import identify, samples_of
+from latentmake.caches.inputs import Reading, Sample, samples_of
+from latentmake.caches.reading import identify
 from latentmake.config.machines import MusubiTuner
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size

@@ -18,11 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from item_world import work_of
 from latentmake.caches.clips import _places, _samples
-from latentmake.caches.inputs import Reading, Sample
+from latentmake.caches.inputs import Reading, Sample, samples_of
 from latentmake.caches.pixels import plain as pixels
 from latentmake.caches.pixels.scaling import cover
-from latentmake.caches.pixels.wan import open_image
-from latentmake.caches.reading import samples_of
+from latentmake.caches.pixels.sdscripts import open_image
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.errors import SourceError
@@ -89,7 +88,7 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
 
 
 def opened(data: bytes, limit: int = LIMIT) -> Image.Image:
-    return open_image(data, "a.png", limit)
+    return Image.fromarray(open_image(data, "a.png", limit))
 
 
 def refusal(data: bytes, limit: int = LIMIT) -> str:

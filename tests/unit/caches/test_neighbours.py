@@ -199,9 +199,9 @@ def test_captions_are_encoded_while_others_are_read_by_several_threads(
     read: list[int] = []
     read_item = Job.read
 
-    def noted(job: Job, item: Work, **options: Any) -> Reading:
+    def noted(job: Job, item: Work, *options: Any) -> Reading:
         read.append(threading.get_ident())
-        return read_item(job, item, **options)
+        return read_item(job, item, *options)
 
     monkeypatch.setattr(Job, "read", noted)
     seen: list[int] = []

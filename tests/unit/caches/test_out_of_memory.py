@@ -157,7 +157,7 @@ def test_what_a_failed_encoding_held_is_free_when_half_as_many_are_tried(
     with memory_for(lambda output: len(output) <= 1, error) as failed:
         encode(job, loaded, [sample(number, layout) for number in range(4)])
     assert len(failed) == 2  # four at once, then a pair; the other pair is not tried
-    assert job.receipt.counts["encoded"] == 4 and job.failed == {}
+    assert job.counts["encoded"] == 4 and job.failed == {}
     assert sum("half as many" in line for line in said) == 2
 
 
@@ -433,7 +433,7 @@ def test_those_that_have_no_room_side_by_side_are_encoded_one_by_one() -> None:
 
     job, loaded = job_of("plain"), Loaded(crowded, 1, workers=2)
     encode(job, loaded, [sample(number, "plain") for number in range(2)])
-    assert job.receipt.counts["encoded"] == 2 and not job.failed
+    assert job.counts["encoded"] == 2 and not job.failed
     assert most == [1, 1]
 
 

@@ -25,7 +25,8 @@ def encoding_only(*unused: str) -> Iterator[None]:
     """Leave out imports that only other work than encoding needs, and `unused` modules."""
     with ExitStack() as left_out:
         left_out.enter_context(without(*_UNUSED, *unused))
-        left_out.enter_context(_without_compiler())
+        if _COMPILER not in sys.modules:
+            left_out.enter_context(_without_compiler())
         left_out.enter_context(_replaced(torch.distributed, "is_available", lambda: False))
         if "transformers" in unused:
             # diffusers reads the list of files of each installed package, to find three of them
@@ -77,9 +78,6 @@ def _unchanged(function: Any = None, *_: object, **__: object) -> Any:
 @contextmanager
 def _without_compiler() -> Iterator[None]:
     """Let modules decorate for torch.compile in vain; a later import finds the compiler itself."""
-    if _COMPILER in sys.modules:
-        yield
-        return
     placed = sys.modules[_COMPILER] = _Undecorated()
     try:
         yield

@@ -141,11 +141,8 @@ def refusing(weights: Weights, name: str, hint: str) -> Iterator[None]:
     except (ModelError, MemoryError):
         raise
     except Exception as error:  # each library has its own for damaged weights
-        raise ModelError(
-            f"cannot be loaded as {name} ({first_line(error)})",
-            where=weights.path or weights.hub or "",
-            hint=hint,
-        ) from None
+        what, where = f"cannot be loaded as {name} ({first_line(error)})", weights.path
+        raise ModelError(what, where=where or weights.hub or "", hint=hint) from None
 
 
 def local_state(weights: Weights) -> State:

@@ -35,8 +35,7 @@ class ImageEncoder:
         self._model, self._device, self._encode = model, device, encode_images
         name = model.vae_dtype or model.dtype
         self.stored = DTYPES[name]
-        computed = compute_dtype(device, name, say)
-        self.vae = load_vae(model.vae, device, computed, decoder=False)
+        self.vae = load_vae(model.vae, device, compute_dtype(device, name, say), decoder=False)
         if model.vae_tiling:
             tile(self.vae)
 

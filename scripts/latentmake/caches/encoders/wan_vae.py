@@ -69,10 +69,8 @@ class _CausalConvolution(WanCausalConv3d):  # type: ignore[misc]
         if earlier is not None or values.shape[2] != 1 or self._padding[4] != before:
             convolved: torch.Tensor = super().forward(values, earlier)
             return convolved
-        sides = self._padding[2], self._padding[0]
-        frame = functional.conv2d(
-            values[:, :, 0], self.weight[:, :, -1], self.bias, self.stride[1:], sides
-        )
+        weight, sides = self.weight[:, :, -1], (self._padding[2], self._padding[0])
+        frame = functional.conv2d(values[:, :, 0], weight, self.bias, self.stride[1:], sides)
         return frame[:, :, None]
 
 
@@ -111,14 +109,11 @@ class WanVae:
 
     @torch.inference_mode()
     def encode(self, pixels: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
-        """Encode clips or images to normalised latents, (mode of the posterior - mean) / std.
+        """Encode to normalised latents, (mode - mean) / std: [N, 16, n + 1, h, w], float32.
 
         Args:
-            pixels: [N, 4n + 1, 8h, 8w, 3], 0 to 255, uint8, on any device.
+            pixels: clips or images, [N, 4n + 1, 8h, 8w, 3], 0 to 255, uint8, on any device.
             stored: dtype of the cache. Pixels are cast to it first, as by musubi-tuner.
-
-        Returns:
-            [N, 16, n + 1, h, w], float32, on the device.
         """
         return self._latents(self._signal(pixels, stored))
 

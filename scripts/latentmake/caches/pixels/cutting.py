@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from latentmake.caches.pixels.arrays import Array
+from latentmake.caches.pixels import Array
 from latentmake.caches.pixels.scaling import Film, Key
 from latentmake.files.video import EndedError, frame_of, read_frames
 from latentmake.geometry.buckets import Size

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from collections.abc import Iterator
 
 import numpy as np
 from PIL import ExifTags, Image, ImageColor
 
 from latentmake.caches.inputs import Reading, Sample
-from latentmake.caches.pixels.arrays import Array, lanczos
+from latentmake.caches.pixels import Array
 from latentmake.config.datasets import Dataset
 from latentmake.files.media import load, opened_image
 from latentmake.geometry.buckets import Placement, Size
@@ -35,6 +36,9 @@ _SHRINKS = (1, 2, 4, 8)  # of libjpeg
 # A JPEG is decoded to no less than so many times its size at a resolution (tests/bench/pixels.py).
 _RESERVE = 6
 _PNG_TEXTS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
+
+# Of torch, about the array of an image, which `lanczos` only reads.
+warnings.filterwarnings("ignore", "The given NumPy array is not writable")
 
 
 def samples_of(order: Order, reading: Reading) -> Iterator[Sample]:
@@ -91,23 +95,20 @@ def upright_size(data: bytes, path: str, settings: Dataset) -> Size:
         SourceError: it is empty, no image, or too large.
     """
     with opened_image(io.BytesIO(data), path, settings.max_image_pixels) as image:
-        size, turned = Size(*image.size), False
-        if settings.exif_rotation and image.format != "TIFF":
-            turned = _exif(image, data).get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
-        return Size(size.height, size.width) if turned else size
+        size = image.size
+        turned = settings.exif_rotation and image.format != "TIFF" and _is_turned(image, data)
+        return Size(*(size[::-1] if turned else size))
 
 
-def _exif(image: Image.Image, data: bytes) -> Image.Exif:
-    """Return the EXIF of an image before any pixel is decoded.
+def _is_turned(image: Image.Image, data: bytes) -> bool:
+    """Return whether EXIF swaps the sides of an image of which no pixel is decoded yet.
 
-    Pillow decodes all pixels of a PNG for EXIF that may follow them; not here, where no such chunk
-    follows.
+    Pillow decodes a PNG for EXIF behind its pixels; not here, where no such chunk follows them.
     """
-    if image.format == "PNG":
-        behind = data.find(b"IDAT")
-        if all(data.find(name, behind) < 0 for name in _PNG_TEXTS):
-            return Image.Image.getexif(image)
-    return image.getexif()
+    behind = data.find(b"IDAT") if image.format == "PNG" else 0
+    skips = image.format == "PNG" and all(data.find(name, behind) < 0 for name in _PNG_TEXTS)
+    exif = Image.Image.getexif(image) if skips else image.getexif()
+    return exif.get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
 
 
 def _to_rgb(image: Image.Image, background: str) -> Image.Image:
@@ -142,3 +143,40 @@ def fit(pixels: Array, placed: Placement) -> Array:
     if pixels.shape[:2] != (resized.height, resized.width):
         pixels = lanczos(pixels, resized)
     return np.array(pixels[top : top + target.height, left : left + target.width, :3], order="C")
+
+
+def lanczos(pixels: Array, size: Size) -> Array:
+    """Scale a picture by Lanczos over its full extent: first rows, then columns.
+
+    By torch's kernel of 8 bits, in a tenth of Pillow's time. For any picture whose sides both grow
+    or both shrink it differs from Pillow's by at most 2 levels of 255, by 45 dB PSNR at least.
+    By Pillow where torch is too old to have this kernel.
+
+    Args:
+        pixels: [height, width, channels].
+        size: of the result.
+
+    Returns:
+        [height, width, channels], not contiguous.
+    """
+    import torch  # only here: a job that finds everything fresh scales nothing
+
+    if not hasattr(torch.ops.aten, "_upsample_lanczos2d_aa"):
+        return by_pillow(pixels, size)
+    planes = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    threads = torch.get_num_threads()  # of this thread, which is one of several that read
+    torch.set_num_threads(1)
+    try:
+        scaled = torch.nn.functional.interpolate(
+            planes, (size.height, size.width), mode="lanczos", antialias=True
+        )
+    finally:
+        torch.set_num_threads(threads)
+    found: Array = scaled[0].permute(1, 2, 0).numpy()
+    return found
+
+
+def by_pillow(pixels: Array, size: Size) -> Array:
+    """Do the same by Pillow alone, whose own order of rows and columns depends on the shape."""
+    rows = Image.fromarray(pixels).resize((size.width, pixels.shape[0]), Image.Resampling.LANCZOS)
+    return np.array(rows.resize(size, Image.Resampling.LANCZOS))

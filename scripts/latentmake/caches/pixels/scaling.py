@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from latentmake.caches.pixels.arrays import Array
+from latentmake.caches.pixels import Array
 from latentmake.geometry import buckets
 from latentmake.geometry.buckets import Placement, Size
 
@@ -28,8 +28,7 @@ def fit(pixels: Array, found: Placement) -> Array:
         if width >= resized.width and height >= resized.height:
             pixels = np.asarray(cv2.resize(pixels, resized, interpolation=cv2.INTER_AREA), np.uint8)
         else:
-            picture = Image.fromarray(pixels).resize(resized, Image.Resampling.LANCZOS)
-            pixels = np.array(picture)
+            pixels = np.array(Image.fromarray(pixels).resize(resized, Image.Resampling.LANCZOS))
     return np.ascontiguousarray(pixels[top : top + target.height, left : left + target.width])
 
 

@@ -6,21 +6,16 @@ ways of scaling, transparency dropped unseen.
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterable, Iterator
-
-import numpy as np
-from PIL import Image
+from collections.abc import Iterator
 
 from latentmake.caches.inputs import Reading, Sample, stored_size
 from latentmake.caches.pixels.scaling import cover
+from latentmake.caches.pixels.sdscripts import fitted_sizes, open_image
 from latentmake.errors import SourceError
-from latentmake.files.media import check_image, load, opened_image
+from latentmake.files.media import check_image
 from latentmake.files.readers import Readers
 from latentmake.files.video import frame_of
-from latentmake.geometry.buckets import Size
 from latentmake.plan.orders import Order
-from latentmake.plan.target import Target
 
 
 def samples_of(order: Order, reading: Reading) -> Iterator[Sample]:
@@ -33,10 +28,10 @@ def samples_of(order: Order, reading: Reading) -> Iterator[Sample]:
     path = item.source or ""
     sizes = fitted_sizes(order, size, reading.missing, path)
     image = open_image(reading.data, path, limit)
-    stored_size(item, image.size)
-    pictures = [(path, np.array(image))]
+    stored_size(item, (image.shape[1], image.shape[0]))
+    pictures = [(path, image)]
     for name in item.controls:
-        pictures.append((name, np.array(open_image(reading.others[name], name, limit))))
+        pictures.append((name, open_image(reading.others[name], name, limit)))
     for target_size, key in zip(sizes, reading.missing.values(), strict=True):
         made = [cover(x, target_size, path=name, max_pixels=limit)[None] for name, x in pictures]
         control = made[-1] if len(made) > 1 else None
@@ -66,27 +61,3 @@ def check(order: Order, reading: Reading, readers: Readers | None) -> None:
             # musubi-tuner stacks layers, and adds an alpha channel to the first picture alone.
             hint = "save it as RGBA"
             raise SourceError("is a layer without an alpha channel", where=name, hint=hint)
-
-
-def fitted_sizes(order: Order, size: Size, missing: Iterable[Target], path: str) -> list[Size]:
-    """Return the sizes that an image or a frame is brought to for its targets.
-
-    Raises:
-        SourceError: it is too narrow for one of them.
-    """
-    place, settings = order.layout.place, order.dataset_settings
-    return [place(size, each.size or size, settings, path).target for each in missing]
-
-
-def open_image(data: bytes, path: str, max_pixels: int) -> Image.Image:
-    """Decode an image to RGB or RGBA, as stored.
-
-    Pillow converts all other modes to RGB: 16-bit greyscale is cut off at 255 by that, and the
-    transparency of a palette is lost.
-
-    Raises:
-        SourceError: it is empty, no image, cut short, or too large.
-    """
-    with opened_image(io.BytesIO(data), path, max_pixels) as image:
-        load(image, path)
-        return image if image.mode in ("RGB", "RGBA") else image.convert("RGB")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from latentmake.caches.pixels import plain, sdscripts, wan
+from latentmake.caches.pixels import plain, sdscripts
 from latentmake.caches.pixels.plain import decode, upright_size
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
@@ -209,10 +209,9 @@ def test_fractions_of_white_are_refused_and_not_encoded_as_black(layout: str) ->
     def opened(most: float) -> NDArray[np.uint8]:
         values = np.linspace(0, most, 64, dtype=np.float32).reshape(8, 8)
         data = encoded(Image.fromarray(values), "TIFF")
-        if layout == "sdscripts":
-            return sdscripts.open_image(data, "a.tif", 10**6, alpha=False)
-        if layout == "wan":
-            return np.asarray(wan.open_image(data, "a.tif", 10**6))
+        if layout != "plain":
+            alpha = None if layout == "wan" else False
+            return sdscripts.open_image(data, "a.tif", 10**6, alpha=alpha)
         return np.asarray(decode(data, "a.tif", SETTINGS))
 
     with pytest.raises(SourceError) as caught:

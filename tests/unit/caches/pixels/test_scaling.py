@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from item_world import inputs_of
 from latentmake.caches.inputs import Reading, Sample
-from latentmake.caches.pixels import plain, scaling, sdscripts, wan
-from latentmake.caches.pixels.arrays import by_pillow, lanczos
+from latentmake.caches.pixels import plain, scaling, sdscripts
+from latentmake.caches.pixels.plain import by_pillow, lanczos
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.errors import SourceError
@@ -216,4 +216,4 @@ def test_the_other_layouts_pixels_are_what_they_have_always_been(target: tuple[i
     wanted = scaled[top : top + size.height, left : left + size.width]
     opened = sdscripts.open_image(data, "a.jpg", 10**9, alpha=False)
     assert np.array_equal(scaling.fit(opened, found), wanted)
-    assert np.array_equal(scaling.cover(wan.open_image(data, "a.jpg", 10**9), size), wanted)
+    assert np.array_equal(scaling.cover(sdscripts.open_image(data, "a.jpg", 10**9), size), wanted)
