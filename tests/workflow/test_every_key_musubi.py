@@ -171,7 +171,7 @@ CHANGES: dict[Key, Change] = {
     ("runs", "trainer", "batch_size"): Change(2),
     ("runs", "trainer", "gradient_accumulation_steps"): Change(2),
     ("runs", "trainer", "max_data_loader_n_workers"): Change(1),
-    ("runs", "trainer", "mixed_precision"): Change("fp16"),
+    ("runs", "trainer", "mixed_precision"): Change("no"),
     ("runs", "trainer", "attention"): Change("sdpa"),
     ("runs", "trainer", "timestep_sampling"): Change("sigmoid"),
     ("runs", "trainer", "discrete_flow_shift"): Change(5.0),
