@@ -76,7 +76,7 @@ def carry_out(
         number = max(threads, readers)
         if encoder := external(job.order):
             encoder(job, works, threads, progress)
-        elif job.cuts_clips:
+        elif job.order.cuts_clips:
             from latentmake.caches.clips import make_clips  # which few jobs need
 
             make_clips(job, works, pipeline, number, progress)

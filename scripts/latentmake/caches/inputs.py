@@ -152,7 +152,7 @@ def samples_of(order: Order, reading: Reading, readers: Readers | None = None) -
     item, limit = reading.item, order.dataset_settings.max_image_pixels
     if order.kind == "latents":
         module = import_module(f"latentmake.caches.pixels.{order.layout.encoding}")
-        if not order.is_external and not order.dataset_settings.video:
+        if not order.is_external and not order.cuts_clips:
             return [*module.samples_of(order, reading)]
         module.check(order, reading, readers)
         return []

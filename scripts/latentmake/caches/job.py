@@ -80,11 +80,6 @@ class Job:
 
     # -- reading ------------------------------------------------------------------------------
 
-    @property
-    def cuts_clips(self) -> bool:
-        """Whether its targets are clips of videos."""
-        return self.order.kind == "latents" and self.order.dataset_settings.video
-
     def readings(
         self, works: Sequence[Work], threads: int, progress: Progress
     ) -> Iterator[Reading]:

@@ -38,7 +38,7 @@ def read_ahead(order: Order, works: Sequence[Work], read: Read, threads: int) ->
         threads = max(threads, remote.SIDE_BY_SIDE // 2)  # they mostly wait
     elif order.kind == "text" and not any(each.item.controls for each in works):
         at_once = 16  # one takes less time than a thread to wake up, on a disk of this machine
-    checks = Readers() if order.kind == "latents" and order.dataset_settings.video else None
+    checks = Readers() if order.cuts_clips else None
     with checks or nullcontext(), ThreadPoolExecutor(threads) as pool:
         ahead: deque[Future[list[Reading]]] = deque()
         samples = partial(samples_of, readers=checks)
@@ -70,10 +70,9 @@ def identify(order: Order, recipe: str, reading: Reading) -> None:
         SourceError: one is damaged, or cannot be fetched.
     """
     item, settings, contents = reading.item, order.dataset_settings, list[str]()
-    is_video = order.kind == "latents" and settings.video
     reading.data = (item.text or "").encode()
     for role, path, _ in item.read:
-        data, content = _read(path, reading.sources, keep=not is_video)
+        data, content = _read(path, reading.sources, keep=not order.cuts_clips)
         contents.append(content)
         if role in (IMAGE, CAPTION):
             reading.data = data

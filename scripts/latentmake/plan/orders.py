@@ -118,6 +118,11 @@ class Order:
         return layout_of(self.model_settings.layout_name)
 
     @property
+    def cuts_clips(self) -> bool:
+        """Whether its targets are clips of videos."""
+        return self.kind == "latents" and self.dataset_settings.video
+
+    @property
     def skips(self) -> bool:
         """Whether faulty items are skipped."""
         return self.dataset_settings.on_error == "skip"

@@ -124,13 +124,12 @@ class TextEncoder:
         def wait() -> list[Tensors]:
             hidden, *pooled = copied()
             found: list[Tensors] = []
-            for index, (first, mask) in enumerate(zip(firsts, masks, strict=True)):
-                states = _joined(hidden[first : first + parts[index]])
-                found.append({"hidden_state": states[: len(mask)]})
+            for index, states in enumerate(hidden.split_with_sizes(parts)):
+                found.append({"hidden_state": _joined(states)[: len(masks[index])]})
                 if pooled:
                     found[-1]["pooled"] = pooled[0][index]
                 if self.tells_mask:
-                    found[-1]["attention_mask"] = mask
+                    found[-1]["attention_mask"] = masks[index]
             return found
 
         return wait
