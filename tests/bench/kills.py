@@ -33,9 +33,15 @@ from typing import Any
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS.parent / "scripts"), str(TESTS / "workflow"), str(TESTS / "worlds")]
 
+import dit_world  # noqa: E402
+import fast_tuner  # noqa: E402
 import preloaded  # noqa: E402
 import psutil  # noqa: E402
+import scripts_world  # noqa: E402
 import sdscripts  # noqa: E402
+import video_world  # noqa: E402
+import wan  # noqa: E402
+import wan_world  # noqa: E402
 import world  # noqa: E402
 from latentmake.files.atomic import TEMPORARY_SUFFIX  # noqa: E402
 from latentmake.files.cachefile import read_header  # noqa: E402
@@ -68,10 +74,14 @@ class Kind:
 
 def _fresh(folder: Path) -> Project:
     project = Project.make(folder, world.config(), folder.parent / "micro")
-    for number in range(ITEMS):
-        world.draw(project / f"data/shapes/{number}.png", number)
-        (project / f"data/shapes/{number}.txt").write_text(f"number {number}")
+    _draw_items(project, (40, 36))
     return project
+
+
+def _draw_items(project: Project, size: tuple[int, int]) -> None:
+    for number in range(ITEMS):
+        world.draw(project / f"data/shapes/{number}.png", number, size)
+        (project / f"data/shapes/{number}.txt").write_text(f"number {number}")
 
 
 def _built(folder: Path) -> Project:
@@ -96,18 +106,62 @@ def _to_publish(folder: Path) -> Project:
     return project
 
 
+def _with_clips(folder: Path) -> Project:
+    """Two pictures and two films of six clips, for a tiny Wan model."""
+    model = folder.parent / "models/wan"
+    if not model.exists():
+        wan_world.write_wan_vae(model)
+        wan_world.write_umt5(model)
+        dit_world.tiny_dit(num_layers=1).save_pretrained(model / "dit")
+    values = wan.config(dit="models/wan/dit")
+    films = {"path": "data/films", "target_frames": [5], "frame_extraction": "chunk"}
+    values["datasets"]["films"] = films
+    values["runs"]["tiny"] |= {"datasets": ["shapes", "films"], "resolutions": [[64, 48]]}
+    project = Project.make(folder, values, model)
+    (project / "data/films").mkdir(parents=True)
+    for number, stem in enumerate(("ant", "bee")):
+        world.draw(project / f"data/shapes/{stem}.png", number, (64, 48))
+        (project / f"data/shapes/{stem}.txt").write_text(stem)
+        video_world.write_video(project / f"data/films/{stem}.mp4", "libx264", 31)
+        (project / f"data/films/{stem}.txt").write_text(f"a film of {stem}")
+    return project
+
+
+def _wan_to_train(folder: Path) -> Project:
+    project = _with_clips(folder)
+    project.run("caches_tiny")
+    trainer = {"kind": "wan", "rank": 2, "epochs": 3, "max_steps": 8, "mixed_precision": "no"}
+    trainer["checkpointing_epochs"] = 1
+    project.configure(lambda values: values["runs"]["tiny"].update(trainer=trainer))
+    return project
+
+
+def _scripted(folder: Path) -> Project:
+    """Pictures and captions that scripts of another program encode."""
+    model = folder.parent / "models/scripted"
+    fast_tuner.write_weights(
+        model, vae="encoder.conv_in.weight", text="model.layers.0.mlp.up_proj.weight"
+    )
+    files = {"vae": "models/scripted/vae.safetensors", "text": "models/scripted/text.safetensors"}
+    values = fast_tuner.config("z_image", **files)
+    values["datasets"]["shapes"]["fit"] = "crop"
+    values["runs"]["tiny"]["resolutions"] = [64]
+    project = Project.make(folder, values, model)
+    _draw_items(project, (80, 64))
+    scripts_world.install(project / "musubi-tuner")
+    return project
+
+
+TRAIN = ("train_tiny", "--cores", "1")
+_OF_TRAININGS = ("order.json", "train*.json", "progress.json", "curves.png", "events.*", ".*")
 KINDS = {
     "build": Kind(("caches_tiny",), ("cache",), _fresh),
     # A process that was forked keeps its threads, on which the last bit of a sum depends.
-    "train": Kind(
-        ("train_tiny", "--cores", "1"),
-        ("cache", "runs"),
-        _to_train,
-        ignored=("order.json", "train*.json", "progress.json", "curves.png", "events.*", ".*"),
-    ),
-    "publish": Kind(
-        ("publish_tiny",), ("out",), _to_publish, ignored=(".latentmake-published.json",)
-    ),
+    "train": Kind(TRAIN, ("cache", "runs"), _to_train, _OF_TRAININGS),
+    "publish": Kind(("publish_tiny",), ("out",), _to_publish, (".latentmake-published.json",)),
+    "clips": Kind(("caches_tiny",), ("cache",), _with_clips),
+    "scripted": Kind(("caches_tiny",), ("cache",), _scripted),
+    "wan": Kind(TRAIN, ("cache", "runs"), _wan_to_train, _OF_TRAININGS),
 }
 
 
