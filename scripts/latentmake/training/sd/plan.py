@@ -1,4 +1,4 @@
-"""Plan of a run of the trainer `sd`: its order, and whether it is trained."""
+"""The trainer `sd` as a backend: the order of a run, checked as far as its network is known."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from latentmake.config.trainers import SdTrainer
 from latentmake.errors import ModelError, TrainingError
 from latentmake.models import checkpoints
 from latentmake.plan.facts import Facts
-from latentmake.plan.run_plan import RunPlan
-from latentmake.training.loop.plan import finish_plan, order_values
+from latentmake.training.loop.plan import LoopBackend, order_values
 from latentmake.training.sd.order import SdOrder
 from latentmake.training.sd.unet import (
     check_names,
@@ -23,12 +22,17 @@ from latentmake.training.sd.unet import (
 _CAPTIONS = 4  # drawn where a run names no prompts
 
 
-def plan_training(facts: Facts, plan: RunPlan, *, train: bool) -> None:
-    """Write the order of a run, and decide whether it is to be trained; see `Backend.plan`."""
-    trainer = facts.config.runs[plan.name].trainer
-    assert isinstance(trainer, SdTrainer)
-    _check_network(facts.config, plan.name, trainer)
-    finish_plan(facts, plan, _order(facts, plan.name, trainer), train=train)
+class Sd(LoopBackend):
+    """The trainer `sd`."""
+
+    order_type = SdOrder
+
+    def order(self, facts: Facts, run: str) -> SdOrder:
+        """Return the order of a run."""
+        trainer = facts.config.runs[run].trainer
+        assert isinstance(trainer, SdTrainer)
+        _check_network(facts.config, run, trainer)
+        return _order(facts, run, trainer)
 
 
 def _check_network(config: Config, name: str, trainer: SdTrainer) -> None:
