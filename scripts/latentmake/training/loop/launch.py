@@ -6,106 +6,46 @@ No torch here before a training really starts.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from collections.abc import Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
+
+from pydantic_core import to_json
 
 from latentmake.errors import TrainingError
 from latentmake.files import atomic
-from latentmake.training.child import environment, run_child
+from latentmake.training.child import environment, run_child, say
 from latentmake.training.loop.checkpoint import as_begun
 from latentmake.training.loop.checks import check_accelerate
-from latentmake.training.loop.node import srun_command
 from latentmake.training.loop.order import Prompt, TrainingOrder
-from latentmake.training.loop.result import Receipt, RunFiles, wanted
+from latentmake.training.loop.quiet_launch import RANK
+from latentmake.training.loop.result import RunFiles, wanted
 from latentmake.training.loop.sample_images import picture_reasons
 from latentmake.training.order import BASIS, caption_in, read_order, rows_of
 
+_Order = TypeVar("_Order", bound=TrainingOrder)
+_ACCELERATE = (sys.executable, "-m", "latentmake.training.loop.quiet_launch")
+_PORTS = range(20_000, 40_000)
 
-def train(
-    kind: type[TrainingOrder],
-    order_path: Path,
-    *,
-    log: Path,
-    receipt: Path,
-    processes: int = 1,
-    threads: int = 2,
-) -> None:
-    """Bring the trained weights of an order up to date, and write the receipt; see `Backend`."""
-    order = read_order(order_path, kind)
-    files = RunFiles(order)
+
+def read(path: Path, kind: type[_Order]) -> _Order:
+    """Read an order, and add what could not be known when it was written.
+
+    Launcher and processes of a training do so. A training that has chosen its precision keeps it.
+
+    Raises:
+        TrainingError: order, lock or manifest are missing or damaged.
+        CacheError: the same of a cache file.
+    """
+    order = read_order(path, kind)
     want = wanted(order)
-    # What could not be known when the order was written.
-    known = order.model_copy(
-        update={
-            "resumed": want.resumed,
-            "prompts": [*order.prompts, *_captions(order)],
-            "captions": 0,
-        }
-    )
-    known = as_begun(known, want)
-    if known != order:
-        order, order_path = known, _write(known, files)
-        want = wanted(order)
-    is_first, online = not files.record.is_file(), bool(order.vae.hub) or order.from_hub
-    record = files.trained(want)
-    run = partial(
-        run_child,
-        run=order.run,
-        folder=files.output,
-        environment=environment(threads),
-        log=log,
-    )
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_bytes(b"")  # in place: the caller has it open
-    if record is not None:
-        said = f"{order.run}: already trained on exactly this: {files.weights}"
-        _say(said)
-        log.write_text(f"{said}\n", encoding="utf-8")
-    else:
-        launcher = _launcher(order, processes, threads)
-        command = [*launcher, "-m", order.trains, str(order_path)]
-        own = environment(max(1, threads // processes))  # of each process, by an accelerate_config
-        run(command, environment=own, online=online, gpus=processes)
-        if (known := as_begun(order, want)) != order:  # in the precision that it chose
-            order, order_path = known, _write(known, files)
-            want = wanted(order)
-        record = files.trained(want)
-        if record is None:
-            raise TrainingError(
-                "the trainer ended without an error, but its weights are not there",
-                where=files.weights,
-                hint=f"see {log}, and run the same command again",
-            )
-    if files.missing() or picture_reasons(order, want):
-        command = [sys.executable, "-m", order.trains, str(order_path)]
-        run(command, online=online)
-    pictures = f", sample pictures in {files.grid}" if files.grid.is_file() else ""
-    _say(f"{order.run}: weights in {files.weights}{pictures}")
-    if is_first:
-        _say(
-            "next: edit a caption and run the same command again; Latentmake encodes only that "
-            "caption, and trains again"
-        )
-    order.basis(want).write(files.output / BASIS)
-    Receipt(
-        run=order.run,
-        weights=str(files.weights),
-        wanted=want,
-        steps=record.steps,
-        loss_start=record.loss_start,
-        loss_end=record.loss_end,
-        seconds=record.seconds,
-        samples=str(files.grid) if files.grid.is_file() else None,
-    ).write(receipt)
-
-
-def _write(order: TrainingOrder, files: RunFiles) -> Path:
-    """Write an order into its run's folder; return its path."""
-    path = files.output / "order.json"
-    atomic.write(path, order.model_dump_json(indent=2).encode())
-    return path
+    prompts = [*order.prompts, *_captions(order)]
+    known = {"resumed": want.resumed, "prompts": prompts, "captions": 0}
+    return as_begun(order.model_copy(update=known), want)
 
 
 def _captions(order: TrainingOrder) -> list[Prompt]:
@@ -120,6 +60,58 @@ def _captions(order: TrainingOrder) -> list[Prompt]:
     ]
 
 
+def train(
+    kind: type[TrainingOrder],
+    order_path: Path,
+    *,
+    log: Path,
+    receipt: Path,
+    processes: int = 1,
+    threads: int = 2,
+) -> None:
+    """Bring the trained weights of an order up to date, and write the receipt; see `Backend`."""
+    order = read(order_path, kind)
+    files, want = RunFiles(order), wanted(order)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_bytes(b"")  # in place: the caller has it open
+    tell = partial(say, log)
+    module = ["-m", order.trains, str(order_path)]
+    run = partial(run_child, run=order.run, folder=files.output, log=log, online=order.from_hub)
+    is_first = not files.record.is_file()
+    if record := files.trained(want):
+        tell(f"{order.run}: already trained on exactly this: {files.weights}")
+    else:
+        own = environment(max(1, threads // processes))  # of each process, by an accelerate_config
+        launcher = _launcher(order, processes, threads)
+        run([*launcher, *module], environment=own, gpus=processes)
+        order = read(order_path, kind)  # in the precision that it chose
+        want = wanted(order)
+        record = files.trained(want)
+    if record is None:
+        raise TrainingError(
+            "the trainer ended without an error, but its weights are not there",
+            where=files.weights,
+            hint=f"see {log}, and run the same command again",
+        )
+    if files.missing() or picture_reasons(order, want):
+        run([sys.executable, *module], environment=environment(threads))
+    grid = str(files.grid) if files.grid.is_file() else None
+    _say(
+        f"{order.run}: weights in {files.weights}"
+        + (f", sample pictures in {grid}" if grid else "")
+    )
+    if is_first:
+        _say(
+            "next: edit a caption and run the same command again; Latentmake encodes only that "
+            "caption, and trains again"
+        )
+    order.basis(want).write(files.output / BASIS)
+    losses = {"loss_start": record.loss_start, "loss_end": record.loss_end}
+    result = {"run": order.run, "weights": str(files.weights), "wanted": want}
+    result |= {"steps": record.steps, **losses, "seconds": record.seconds, "samples": grid}
+    atomic.write(receipt, to_json(result, indent=2) + b"\n")
+
+
 def _say(text: str) -> None:
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
@@ -127,9 +119,9 @@ def _say(text: str) -> None:
 
 def _launcher(order: TrainingOrder, processes: int, threads: int) -> list[str]:
     """Return the command before what is launched: accelerate here, or on all nodes of a job."""
-    precision = order.trainer.mixed_precision
-    config, nodes = order.trainer.accelerate_config, srun_command(os.environ, processes)
-    if processes > 1 and not nodes and config is None:
+    precision, config = order.trainer.mixed_precision, order.trainer.accelerate_config
+    several = int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) > 1
+    if processes > 1 and not several and config is None:
         import torch
 
         if not torch.cuda.is_available():
@@ -144,12 +136,35 @@ def _launcher(order: TrainingOrder, processes: int, threads: int) -> list[str]:
             *("--mixed_precision", "no" if precision == "auto" else precision),  # it chooses itself
             *("--num_cpu_threads_per_process", str(max(1, threads // processes))),
         ]
-    if nodes:
-        return [*nodes, "--multi_gpu", *options]  # each node adds the number of its processes
-    accelerate = [sys.executable, "-m", "latentmake.training.loop.quiet_launch"]
+    if several:
+        asked = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
+        names = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+        return [*srun_command(os.environ, names[0], processes), "--multi_gpu", *options]
     if config is not None:
-        return [*accelerate, *options]
+        return [*_ACCELERATE, *options]
     # One process finds its device itself: no torch is imported here to look for it.
-    several = ["--multi_gpu"] if processes > 1 else []
-    devices = ["--num_processes", str(processes), "--num_machines", "1", *several]
-    return [*accelerate, *devices, *options]
+    devices = ["--num_processes", str(processes), "--num_machines", "1"]
+    return [*_ACCELERATE, *devices, *(["--multi_gpu"] if processes > 1 else []), *options]
+
+
+def srun_command(environment: Mapping[str, str], first: str, processes: int) -> list[str]:
+    """Return the command that starts accelerate on all nodes of this SLURM job, to be continued.
+
+    SLURM's variables are those of srun's manual (SLURM_JOB_NUM_NODES and its like).
+
+    Args:
+        environment: of the job.
+        first: name of its first node.
+        processes: devices of each node.
+    """
+    nodes = int(environment["SLURM_JOB_NUM_NODES"])
+    # The same for all nodes, another for each job.
+    port = _PORTS[int(environment["SLURM_JOB_ID"]) % len(_PORTS)]
+    return [
+        # The job's own step holds all of its resources already: --overlap.
+        *("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap"),
+        *_ACCELERATE,
+        *("--num_machines", str(nodes), "--machine_rank", RANK),
+        *("--main_process_ip", first, "--main_process_port", str(port)),
+        *("--num_processes", str(nodes * processes)),
+    ]

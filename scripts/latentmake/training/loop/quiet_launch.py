@@ -2,15 +2,20 @@
 
 `python -m latentmake.training.loop.quiet_launch OPTIONS -m MODULE ...`, with accelerate's options.
 The training says its error itself; the launchers of accelerate and torch would add theirs.
+srun starts the same command on each node: `RANK` among the options stands for the node's number.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+
+RANK = "SLURM_NODEID"
+"""Environment variable of srun, and the option's value that it replaces."""
 
 
 def quietly(launch: Callable[[], object]) -> int:
@@ -47,4 +52,5 @@ def _ended(status: int) -> int:
 if __name__ == "__main__":
     from accelerate.commands.launch import main
 
+    sys.argv = [os.environ[RANK] if each == RANK else each for each in sys.argv]
     sys.exit(quietly(main))

@@ -116,19 +116,6 @@ class Record(JsonFile):
     files: dict[str, str] = Field({})
 
 
-class Receipt(JsonFile):
-    """Result of a training, for the build."""
-
-    run: str
-    weights: str
-    wanted: Wanted
-    steps: int
-    loss_start: float
-    loss_end: float
-    seconds: float
-    samples: str | None
-
-
 def write_trained(write: Callable[[Path], object], names: Iterable[str], files: RunFiles) -> None:
     """Write the trained weights; an older result stays until the new one is complete.
 
