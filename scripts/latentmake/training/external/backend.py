@@ -207,7 +207,7 @@ class Launched(Backend, Generic[Order]):
 
 def _note(order: ExternalOrder, plan: RunPlan) -> str:
     """Return a line for the plan about the defaults that a training uses; "" where it uses none."""
-    left = begun(RunFiles(order.run, order.output), order.run)
+    left = begun(RunFiles(order))
     if left and plan.lock and left == wanted(order, plan.lock, left.weights)[1][1]:
         return f"training of {order.run}: goes on with the defaults of the release that began it"
     return order.described()

@@ -36,12 +36,12 @@ class RunFiles:
         logs: TensorBoard scalars.
     """
 
-    def __init__(self, run: str, output: str) -> None:
-        self.output = Path(output)
-        self.lora = self.output / f"{run}.safetensors"
+    def __init__(self, order: ExternalOrder) -> None:
+        self.run, self.output = order.run, Path(order.output)
+        self.lora = self.output / f"{self.run}.safetensors"
         self.record = self.output / "training.json"
         self.work = self.output / "output"
-        self.trained = self.work / f"{run}.safetensors"
+        self.trained = self.work / f"{self.run}.safetensors"
         self.progress = self.work / "wanted.json"
         self.earlier = self.work / "previous"
         self.resumed = self.work / "resumed"
@@ -90,7 +90,7 @@ def reasons(order: ExternalOrder, lock: str | None, weights: Callable[[], str]) 
         lock: digest of its caches; None where these are to be made, which is a reason of its own.
         weights: finds the digest of the networks that are trained; called last.
     """
-    files = RunFiles(order.run, order.output)
+    files = RunFiles(order)
     record = Record.read(files.record)
     was = None if record is None else record.wanted
     known, data = (was.weights, lock or was.data) if was else ("", "")

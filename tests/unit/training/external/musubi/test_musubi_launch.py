@@ -58,7 +58,7 @@ def wanted_of(order: MusubiOrder) -> Wanted:
 
 
 def is_trained(order: MusubiOrder) -> bool:
-    record = Record.read(RunFiles(order.run, order.output).record)
+    record = Record.read(RunFiles(order).record)
     return record is not None and record.wanted == wanted_of(order) and LORA.is_file()
 
 
@@ -259,11 +259,11 @@ def test_a_resume_that_is_killed_loses_no_epoch_and_counts_none_twice(
     root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = interrupted(root, tuner, monkeypatch, "killed 3")
-    layout = RunFiles(order.run, order.output)
+    layout = RunFiles(order)
     before = layout.progress.read_bytes()
-    assert prepare(layout, RUN, wanted_of(order), epochs=4).done == 3
+    assert prepare(layout, wanted_of(order), epochs=4).done == 3
     layout.progress.write_bytes(before)  # as if killed before it was written
-    assert prepare(layout, RUN, wanted_of(order), epochs=4).done == 3
+    assert prepare(layout, wanted_of(order), epochs=4).done == 3
     launch(order)
     assert flag(tuner, "max_train_epochs") == "1"
     assert epochs() == 4
@@ -282,7 +282,7 @@ def test_a_result_that_nobody_could_accept_any_more_is_accepted(
 ) -> None:
     order = make_run(root, tuner=tuner)
     launch(order)
-    for path in (LORA, RunFiles(order.run, order.output).record, tuner / "called.json"):
+    for path in (LORA, RunFiles(order).record, tuner / "called.json"):
         path.unlink()
     assert "all epochs were done before" in launch(order)
     assert is_trained(order) and not (tuner / "called.json").exists()
@@ -363,7 +363,7 @@ def test_nothing_is_gone_on_from_without_a_note_of_what_it_was(
     root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = interrupted(root, tuner, monkeypatch, "killed 2")
-    RunFiles(order.run, order.output).progress.unlink()
+    RunFiles(order).progress.unlink()
     launch(order)
     assert "--resume" not in called(tuner)["argv"]
 
