@@ -81,9 +81,11 @@ def train(
     if record := files.trained(want):
         tell(f"{order.run}: already trained on exactly this: {files.weights}")
     else:
-        own = environment(max(1, threads // processes))  # of each process, by an accelerate_config
-        launcher = _launcher(order, processes, threads)
-        run([*launcher, *module], environment=own, gpus=processes)
+        nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+        if nodes == 1 and order.trainer.accelerate_config is None:
+            processes = _visible(order.run, processes)
+        own = environment(max(1, threads // processes))
+        run([*_launcher(order, nodes, processes), *module], environment=own, gpus=processes)
         order = read(order_path, kind)  # in the precision that it chose
         want = wanted(order)
         record = files.trained(want)
@@ -117,34 +119,42 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
-def _launcher(order: TrainingOrder, processes: int, threads: int) -> list[str]:
-    """Return the command before what is launched: accelerate here, or on all nodes of a job."""
-    precision, config = order.trainer.mixed_precision, order.trainer.accelerate_config
-    several = int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) > 1
-    if processes > 1 and not several and config is None:
+def _visible(run: str, processes: int) -> int:
+    """Return the number of processes, which is one where there is no GPU."""
+    if processes > 1:
         import torch
 
         if not torch.cuda.is_available():
-            _say(f"{order.run}: one process instead of {processes}, for there is no GPU")
-            processes = 1
+            _say(f"{run}: one process instead of {processes}, for there is no GPU")
+            return 1
+    return processes
+
+
+def _launcher(order: TrainingOrder, nodes: int, processes: int) -> list[str]:
+    """Return the command before what is launched: accelerate here, or on all nodes of a job.
+
+    A single process needs none, and finds its device itself.
+    """
+    settings, config = order.trainer, order.trainer.accelerate_config
     if config is not None:
         check_accelerate(Path(config), order.kind)
         options = ["--config_file", config]
+    elif nodes == processes == 1 and not settings.torch_compile:
+        return [sys.executable]
     else:
+        precision = settings.mixed_precision
         options = [
-            *("--dynamo_backend", "inductor" if order.trainer.torch_compile else "no"),
+            *("--dynamo_backend", "inductor" if settings.torch_compile else "no"),
             *("--mixed_precision", "no" if precision == "auto" else precision),  # it chooses itself
-            *("--num_cpu_threads_per_process", str(max(1, threads // processes))),
         ]
-    if several:
+    if nodes > 1:
         asked = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
         names = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
         return [*srun_command(os.environ, names[0], processes), "--multi_gpu", *options]
-    if config is not None:
-        return [*_ACCELERATE, *options]
-    # One process finds its device itself: no torch is imported here to look for it.
-    devices = ["--num_processes", str(processes), "--num_machines", "1"]
-    return [*_ACCELERATE, *devices, *(["--multi_gpu"] if processes > 1 else []), *options]
+    if config is None:
+        options += ["--num_processes", str(processes), "--num_machines", "1"]
+        options += ["--multi_gpu"] if processes > 1 else []
+    return [*_ACCELERATE, *options]
 
 
 def srun_command(environment: Mapping[str, str], first: str, processes: int) -> list[str]:

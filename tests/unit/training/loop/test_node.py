@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 from latentmake.training.loop.launch import srun_command
@@ -17,7 +18,7 @@ def test_each_node_gets_one_task_with_the_number_of_all_devices() -> None:
     command = srun_command(JOB, "node7", 4)
     assert command[0] == "srun"
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1"} <= set(command)
-    options = dict(zip(command, command[1:], strict=False))
+    options = dict(pairwise(command))
     assert options["--num_machines"] == "2" and options["--num_processes"] == "8"
     assert options["--main_process_ip"] == "node7"
     assert 20_000 <= int(options["--main_process_port"]) < 40_000
