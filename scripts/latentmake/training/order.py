@@ -162,19 +162,18 @@ def read_order(path: Path, kind: type[_Order]) -> _Order:
     Raises:
         TrainingError: it is missing, or not an order.
     """
-    hint = "run the build's command again, which writes it anew"
     try:
         return kind.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise TrainingError(
-            f"the training order cannot be read ({error.strerror})", where=path, hint=hint
-        ) from None
+        fault = error.strerror
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"])) or "the file"
-        raise TrainingError(
-            f"is not a training order ({key}: {first['msg']})", where=path, hint=hint
-        ) from None
+        fault = f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
+    raise TrainingError(
+        f"is not a training order ({fault})",
+        where=path,
+        hint="run the build's command again, which writes it anew",
+    )
 
 
 def lock_digest(path: str) -> str:

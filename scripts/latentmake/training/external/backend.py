@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from latentmake.config.root import Config
 from latentmake.errors import TrainingError
@@ -182,13 +182,11 @@ class Launched(Backend, Generic[Order]):
             found = [*self.publication(order).findings()]
         yield from found
 
-    def train(
-        self, order: Path, *, log: Path, receipt: Path, processes: int = 1, threads: int = 2
-    ) -> None:
-        """Bring the trained weights of an order up to date, and write the receipt."""
+    def train(self, order: Path, **options: Any) -> None:
+        """Bring the trained weights of an order up to date; see `Backend.train`."""
         from latentmake.training.external.launch import train
 
-        train(self, order, log=log, receipt=receipt, processes=processes, threads=threads)
+        train(self, order, **options)
 
     def check_publication(self, facts: Facts, run: str) -> None:
         """Refuse a publication whose files the trainer would refuse."""

@@ -44,18 +44,9 @@ def train(
     processes: int = 1,
     threads: int = 2,
 ) -> None:
-    """Bring the result of an order up to date, and write the receipt.
+    """Bring the result of an order up to date, and write the receipt; see `Backend.train`.
 
-    Args:
-        trainer: the `Launched` that calls this, whose module imports this one.
-        order_path: the order, a JSON file.
-        log: gets all output of this call.
-        receipt: a JSON file that says where the result lies; written last.
-        processes: how many devices train together.
-        threads: CPU threads of the trainer.
-
-    Raises:
-        UserError: the order cannot be carried out.
+    `trainer` is the `Launched` that calls this, whose module imports this one.
     """
     order = read_order(order_path, trainer.order_type)
     files = RunFiles(order)

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -74,34 +73,37 @@ def train(
     files, want = RunFiles(order), wanted(order)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_bytes(b"")  # in place: the caller has it open
-    tell = partial(say, log)
-    module = ["-m", order.trains, str(order_path)]
-    run = partial(run_child, run=order.run, folder=files.output, log=log, online=order.from_hub)
-    is_first = not files.record.is_file()
-    if record := files.trained(want):
-        tell(f"{order.run}: already trained on exactly this: {files.weights}")
-    else:
+    is_first, is_trained = not files.record.is_file(), files.trained(want) is not None
+    if is_trained:
+        say(log, f"{order.run}: already trained on exactly this: {files.weights}")
+    if not is_trained or files.missing() or picture_reasons(order, want):
         nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
-        if nodes == 1 and order.trainer.accelerate_config is None:
+        if is_trained:  # files are written, or pictures drawn
+            nodes = processes = 1
+        elif nodes == 1 and order.trainer.accelerate_config is None:
             processes = _visible(order.run, processes)
-        own = environment(max(1, threads // processes))
-        run([*_launcher(order, nodes, processes), *module], environment=own, gpus=processes)
+        launcher = [sys.executable] if is_trained else _launcher(order, nodes, processes)
+        run_child(
+            [*launcher, "-m", order.trains, str(order_path)],
+            run=order.run,
+            folder=files.output,
+            environment=environment(max(1, threads // processes)),
+            log=log,
+            online=order.from_hub,
+            gpus=processes,
+        )
         order = read(order_path, kind)  # in the precision that it chose
         want = wanted(order)
-        record = files.trained(want)
+    record = files.trained(want)
     if record is None:
         raise TrainingError(
             "the trainer ended without an error, but its weights are not there",
             where=files.weights,
             hint=f"see {log}, and run the same command again",
         )
-    if files.missing() or picture_reasons(order, want):
-        run([sys.executable, *module], environment=environment(threads))
     grid = str(files.grid) if files.grid.is_file() else None
-    _say(
-        f"{order.run}: weights in {files.weights}"
-        + (f", sample pictures in {grid}" if grid else "")
-    )
+    pictures = f", sample pictures in {grid}" if grid else ""
+    _say(f"{order.run}: weights in {files.weights}{pictures}")
     if is_first:
         _say(
             "next: edit a caption and run the same command again; Latentmake encodes only that "

@@ -49,15 +49,11 @@ class LoopBackend(Backend):
         del current
         return check_settings(order.trainer)
 
-    def train(
-        self, order: Path, *, log: Path, receipt: Path, processes: int = 1, threads: int = 2
-    ) -> None:
-        """Bring the trained weights of an order up to date, and write the receipt."""
+    def train(self, order: Path, **options: Any) -> None:
+        """Bring the trained weights of an order up to date; see `Backend.train`."""
         from latentmake.training.loop.launch import train
 
-        train(
-            self.order_type, order, log=log, receipt=receipt, processes=processes, threads=threads
-        )
+        train(self.order_type, order, **options)
 
 
 def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: bool) -> None:
