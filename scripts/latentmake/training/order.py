@@ -170,7 +170,7 @@ def read_order(path: Path, kind: type[_Order]) -> _Order:
         first = error.errors(include_url=False)[0]
         fault = f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
     raise TrainingError(
-        f"is not a training order ({fault})",
+        f"the training order cannot be read ({fault})",
         where=path,
         hint="run the build's command again, which writes it anew",
     )
