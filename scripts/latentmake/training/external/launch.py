@@ -28,7 +28,7 @@ from latentmake.training.checks import passed
 from latentmake.training.external.arguments import absolute, accelerate_arguments
 from latentmake.training.external.order import ExternalOrder
 from latentmake.training.external.result import Receipt, Record, RunFiles, wanted
-from latentmake.training.external.resume import Resume, begun, belongs, prepare, tidy
+from latentmake.training.external.resume import Resume, belongs, prepare, tidy
 from latentmake.training.order import BASIS, Wanted, lock_digest, read_order
 
 _USAGE = re.compile(r"^\S*\.py: error: (.+)$", re.MULTILINE)
@@ -55,16 +55,13 @@ def train(
     say = partial(child.say, log)
     passed(trainer.job_findings(order), say)  # first, since networks take a while to read
     weights = _digest_with_receipt(partial(trainer.weights_digest, order))
-    asked = wanted(order, lock_digest(order.lock), weights)
+    want = wanted(order, lock_digest(order.lock), weights)
     record = Record.read(files.record)
-    if record and record.wanted in [want for _, want in asked] and not _fault(files.lora):
+    if record and record.wanted == want and not _fault(files.lora):
         say(f"{order.run}: already trained on exactly this: {files.lora}")
     else:
-        left = begun(files)
-        order, want = next((pair for pair in asked if pair[1] == left), asked[0])
         record = _Training(trainer, order, want, log).run(processes, threads)
-    order = next((each for each, want in asked if want == record.wanted), order)
-    order.basis(record.wanted).write(files.output / BASIS)
+    order.basis(want).write(files.output / BASIS)
     Receipt(run=order.run, **dict(record)).write(receipt)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
 
 from pydantic import Field
 
@@ -16,8 +15,6 @@ from latentmake.plan.reasons import Difference
 from latentmake.training.external.order import ExternalOrder
 from latentmake.training.json_file import JsonFile
 from latentmake.training.order import Wanted
-
-Order = TypeVar("Order", bound=ExternalOrder)
 
 _VERSION = 2  # of trainings with the defaults of their guides
 
@@ -66,20 +63,22 @@ class Receipt(Record):
     run: str
 
 
-def wanted(order: Order, data: str, weights: str) -> list[tuple[Order, Wanted]]:
-    """Return the orders that a LoRA may come from, each with its digests.
+def wanted(order: ExternalOrder, data: str, weights: str) -> Wanted:
+    """Return the digests that the result of an order must have come from.
 
-    They are the order itself, and that of an earlier release: other defaults train nothing again.
+    What a release has trained with other defaults stays trained.
 
     Args:
         order: the run.
         data: digest of its caches.
         weights: digest of the networks that are trained.
     """
-    return [
-        (each, Wanted(data=data, settings=each.settings_digest(), weights=weights, version=version))
-        for each, version in ((order, _VERSION), (order.earlier(), 1))
-    ]
+    record, found = Record.read(RunFiles(order).record), []
+    for each, version in ((order.earlier(), 1), (order, _VERSION)):
+        settings = each.settings_digest()
+        found.append(Wanted(data=data, settings=settings, weights=weights, version=version))
+    former, want = found
+    return former if record is not None and record.wanted == former else want
 
 
 def reasons(order: ExternalOrder, lock: str | None, weights: Callable[[], str]) -> list[Difference]:
@@ -94,8 +93,7 @@ def reasons(order: ExternalOrder, lock: str | None, weights: Callable[[], str]) 
     record = Record.read(files.record)
     was = None if record is None else record.wanted
     known, data = (was.weights, lock or was.data) if was else ("", "")
-    asked = {want.version: (each, want) for each, want in wanted(order, data, known)}
-    order, want = asked.get(was.version if was else _VERSION, asked[_VERSION])
+    want = wanted(order, data, known)
     if was != want:
         return order.basis(want).differences(files.output, was)
     if lock is None:

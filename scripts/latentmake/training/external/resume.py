@@ -54,14 +54,6 @@ def belongs(files: RunFiles, want: Wanted) -> bool:
     return progress is not None and progress.wanted == want
 
 
-def begun(files: RunFiles) -> Wanted | None:
-    """Return the digests of the training that left a state or LoRA to go on from, if any did."""
-    progress = _Progress.read(files.progress)
-    if progress is None or not (files.resumed.exists() or _results(files)):
-        return None
-    return progress.wanted
-
-
 def prepare(
     files: RunFiles,
     want: Wanted,

@@ -54,7 +54,7 @@ def refused(order: MusubiOrder, match: str) -> str:
 
 def wanted_of(order: MusubiOrder) -> Wanted:
     weights = Musubi().weights_digest(order, digest.of_file)
-    return wanted(order, lock_digest(order.lock), weights)[0][1]
+    return wanted(order, lock_digest(order.lock), weights)
 
 
 def is_trained(order: MusubiOrder) -> bool:
