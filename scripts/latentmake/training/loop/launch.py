@@ -1,14 +1,17 @@
 """Launch of a training, unless its result is already there.
 
-No torch here before a training really starts.
+No torch here before a training really starts. `python -m latentmake.training.loop.launch OPTIONS -m
+MODULE ORDER` is `accelerate launch` without a traceback of its own where the training failed.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -21,14 +24,14 @@ from latentmake.training.child import environment, run_child, say
 from latentmake.training.loop.checkpoint import as_begun
 from latentmake.training.loop.checks import check_accelerate
 from latentmake.training.loop.order import Prompt, TrainingOrder
-from latentmake.training.loop.quiet_launch import RANK
 from latentmake.training.loop.result import RunFiles, wanted
 from latentmake.training.loop.sample_images import picture_reasons
 from latentmake.training.order import BASIS, caption_in, read_order, rows_of
 
 _Order = TypeVar("_Order", bound=TrainingOrder)
-_ACCELERATE = (sys.executable, "-m", "latentmake.training.loop.quiet_launch")
+_ACCELERATE = (sys.executable, "-m", "latentmake.training.loop.launch")
 _PORTS = range(20_000, 40_000)
+_RANK = "SLURM_NODEID"  # srun's variable, which stands for its value among accelerate's options
 
 
 def read(path: Path, kind: type[_Order]) -> _Order:
@@ -176,7 +179,49 @@ def srun_command(environment: Mapping[str, str], first: str, processes: int) -> 
         # The job's own step holds all of its resources already: --overlap.
         *("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap"),
         *_ACCELERATE,
-        *("--num_machines", str(nodes), "--machine_rank", RANK),
+        *("--num_machines", str(nodes), "--machine_rank", _RANK),
         *("--main_process_ip", first, "--main_process_port", str(port)),
         *("--num_processes", str(nodes * processes)),
     ]
+
+
+def quietly(launch: Callable[[], object]) -> int:
+    """Run a launcher, and return the exit status of what it launched.
+
+    The training says its error itself; the launchers of accelerate and torch would add theirs.
+    """
+    logging.disable(logging.ERROR)  # torch's launcher logs each process that failed
+    try:
+        launch()
+    except subprocess.CalledProcessError as error:
+        return _ended(error.returncode)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        from torch.distributed.elastic.multiprocessing import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+        if isinstance(error, SignalException):
+            return 128 + error.sigval
+        if not isinstance(error, ChildFailedError):
+            raise
+        return _ended(error.get_first_failure()[1].exitcode)
+    return 0
+
+
+def _ended(status: int) -> int:
+    """Return an exit status; where a signal ended the process, say which."""
+    if status >= 0:
+        return status
+    name = signal.Signals(-status).name
+    reason = " (too little memory?)" if name == "SIGKILL" else ""
+    sys.stderr.write(f"error: it was killed by {name}{reason}\n")
+    return 1
+
+
+if __name__ == "__main__":
+    from accelerate.commands.launch import main
+
+    # srun starts the same command on each node.
+    sys.argv = [os.environ[_RANK] if each == _RANK else each for each in sys.argv]
+    sys.exit(quietly(main))
