@@ -36,6 +36,11 @@ class Wan(LoopBackend):
         assert isinstance(trainer, WanTrainer)
         where = f"runs.{run}.trainer.target_modules"
         check_networks(model, settings.model, trainer.target_modules, where)
+        try:
+            weights = dit_digest(model, facts.memo.digest_of_file)
+        except ModelError as error:
+            what, where = f"{error.where}: {error.what}", f"models.{settings.model}.dit"
+            raise ModelError(what, where=where, hint=error.hint) from None
         return WanOrder(
             dit=model.dit,
             dit_high_noise=model.dit_high_noise,
@@ -44,7 +49,7 @@ class Wan(LoopBackend):
             needs_clip=model.needs_clip,
             flow_shift=trainer.shift(settings.resolutions),
             boundary=boundary_of(trainer, model),
-            weights=_digest(facts, model, settings.model),
+            weights=weights,
             **order_values(facts, run, trainer),
         )
 
@@ -81,15 +86,6 @@ class Wan(LoopBackend):
         from latentmake.training.wan.evaluation import launch
 
         return launch(order, word, log=log, threads=threads)
-
-
-def _digest(facts: Facts, model: Model, name: str) -> str:
-    try:
-        return dit_digest(model, facts.memo.digest_of_file)
-    except ModelError as error:
-        raise ModelError(
-            f"{error.where}: {error.what}", where=f"models.{name}.dit", hint=error.hint
-        ) from None
 
 
 def boundary_of(trainer: WanTrainer, model: Model) -> float | None:
