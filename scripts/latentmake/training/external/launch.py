@@ -55,13 +55,13 @@ def train(
     say = partial(child.say, log)
     passed(trainer.job_findings(order), say)  # first, since networks take a while to read
     weights = _digest_with_receipt(partial(trainer.weights_digest, order))
-    want = wanted(order, lock_digest(order.lock), weights)
-    record = Record.read(files.record)
-    if record and record.wanted == want and not _fault(files.lora):
+    record, data = Record.read(files.record), lock_digest(order.lock)
+    if record and record.wanted == wanted(order, data, weights, record) and not _fault(files.lora):
         say(f"{order.run}: already trained on exactly this: {files.lora}")
     else:
+        want = wanted(order, data, weights)
         record = _Training(trainer, order, want, log).run(processes, threads)
-    order.basis(want).write(files.output / BASIS)
+    order.basis(record.wanted).write(files.output / BASIS)
     Receipt(run=order.run, **dict(record)).write(receipt)
 
 

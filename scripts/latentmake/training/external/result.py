@@ -63,21 +63,19 @@ class Receipt(Record):
     run: str
 
 
-def wanted(order: ExternalOrder, data: str, weights: str) -> Wanted:
+def wanted(order: ExternalOrder, data: str, weights: str, record: Record | None = None) -> Wanted:
     """Return the digests that the result of an order must have come from.
-
-    What a release has trained with other defaults stays trained.
 
     Args:
         order: the run.
         data: digest of its caches.
         weights: digest of the networks that are trained.
+        record: of the result that is there; it stays, if a release trained it with other defaults.
     """
-    record, found = Record.read(RunFiles(order).record), []
-    for each, version in ((order.earlier(), 1), (order, _VERSION)):
-        settings = each.settings_digest()
-        found.append(Wanted(data=data, settings=settings, weights=weights, version=version))
-    former, want = found
+    settings = order.settings_digest()
+    want = Wanted(data=data, settings=settings, weights=weights, version=_VERSION)
+    known = {"settings": order.earlier().settings_digest(), "version": 1}
+    former = want.model_copy(update=known)
     return former if record is not None and record.wanted == former else want
 
 
@@ -93,7 +91,7 @@ def reasons(order: ExternalOrder, lock: str | None, weights: Callable[[], str]) 
     record = Record.read(files.record)
     was = None if record is None else record.wanted
     known, data = (was.weights, lock or was.data) if was else ("", "")
-    want = wanted(order, data, known)
+    want = wanted(order, data, known, record)
     if was != want:
         return order.basis(want).differences(files.output, was)
     if lock is None:
