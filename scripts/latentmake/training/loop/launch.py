@@ -80,12 +80,8 @@ def train(
     if is_trained:
         say(log, f"{order.run}: already trained on exactly this: {files.weights}")
     if not is_trained or files.missing() or picture_reasons(order, want):
-        nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
-        if is_trained:  # files are written, or pictures drawn
-            nodes = processes = 1
-        elif nodes == 1 and order.trainer.accelerate_config is None:
-            processes = _visible(order.run, processes)
-        launcher = [sys.executable] if is_trained else _launcher(order, nodes, processes)
+        processes = 1 if is_trained else processes  # files are written, or pictures drawn
+        launcher = [sys.executable] if is_trained else _launcher(order, processes)
         run_child(
             [*launcher, "-m", order.trains, str(order_path)],
             run=order.run,
@@ -124,23 +120,13 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
-def _visible(run: str, processes: int) -> int:
-    """Return the number of processes, which is one where there is no GPU."""
-    if processes > 1:
-        import torch
-
-        if not torch.cuda.is_available():
-            _say(f"{run}: one process instead of {processes}, for there is no GPU")
-            return 1
-    return processes
-
-
-def _launcher(order: TrainingOrder, nodes: int, processes: int) -> list[str]:
+def _launcher(order: TrainingOrder, processes: int) -> list[str]:
     """Return the command before what is launched: accelerate here, or on all nodes of a job.
 
     A single process needs none, and finds its device itself.
     """
     settings, config = order.trainer, order.trainer.accelerate_config
+    nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
     if config is not None:
         check_accelerate(Path(config), order.kind)
         options = ["--config_file", config]
