@@ -133,11 +133,9 @@ def _launcher(order: TrainingOrder, processes: int) -> list[str]:
     elif nodes == processes == 1 and not settings.torch_compile:
         return [sys.executable]
     else:
-        precision = settings.mixed_precision
-        options = [
-            *("--dynamo_backend", "inductor" if settings.torch_compile else "no"),
-            *("--mixed_precision", "no" if precision == "auto" else precision),  # it chooses itself
-        ]
+        compiles = "inductor" if settings.torch_compile else "no"
+        # The training itself tells the precision to its Accelerator.
+        options = ["--dynamo_backend", compiles, "--mixed_precision", "no"]
     if nodes > 1:
         asked = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
         names = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
