@@ -8,7 +8,7 @@ from pathlib import Path
 
 from latentmake import backends
 from latentmake.entry import logged
-from latentmake.training.run_lock import run_lock
+from latentmake.training.process import run_lock
 
 with logged(snakemake.log[0]) as say:
     order, receipt = Path(snakemake.input.order), Path(snakemake.output.receipt)

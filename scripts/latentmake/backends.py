@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from latentmake.caches.job import ExternalEncoder
 
 BACKENDS = {
-    "sd": "latentmake.training.sd.backend:Sd",
-    "wan": "latentmake.training.wan.backend:Wan",
+    "sd": "latentmake.training.sd.plan:Sd",
+    "wan": "latentmake.training.wan.plan:Wan",
     "musubi": "latentmake.training.external.musubi.backend:Musubi",
     "sdscripts": "latentmake.training.external.sdscripts.backend:SdScripts",
 }

@@ -12,8 +12,8 @@ from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
 from latentmake.training.loop.order import Prompt
 from latentmake.training.loop.train import Training
-from latentmake.training.sd.backend import Sd
 from latentmake.training.sd.order import SdOrder
+from latentmake.training.sd.plan import Sd
 from latentmake.training.sd.recipe import SdRecipe
 from safetensors.torch import save_file
 

@@ -14,8 +14,8 @@ from latentmake.config.weights import Weights
 from latentmake.layouts.musubi import latents_key
 from latentmake.training.loop.order import Prompt
 from latentmake.training.loop.train import Training
-from latentmake.training.wan.backend import Wan
 from latentmake.training.wan.order import WanOrder
+from latentmake.training.wan.plan import Wan
 from latentmake.training.wan.recipe import WanRecipe
 from safetensors.torch import save_file
 

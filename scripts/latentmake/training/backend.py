@@ -54,7 +54,18 @@ class Backend(ABC):
     def train(
         self, order: Path, *, log: Path, receipt: Path, processes: int = 1, threads: int = 2
     ) -> None:
-        """Bring the trained weights of an order file up to date; the receipt is written last."""
+        """Bring the trained weights of an order file up to date.
+
+        Args:
+            order: its path.
+            log: gets all output.
+            receipt: a JSON file that says where the result lies; written last.
+            processes: how many devices train together.
+            threads: CPU threads of the trainer.
+
+        Raises:
+            UserError: the order cannot be carried out.
+        """
 
     def check_publication(self, facts: Facts, run: str) -> None:
         """Refuse a publication whose files the trainer would refuse; raises UserError."""

@@ -8,15 +8,19 @@ as long as they equal those of the order, there is nothing to train.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from latentmake.errors import CacheError, TrainingError
+from latentmake.files import atomic
 from latentmake.files.safetensors import read_head
-from latentmake.plan.lock import read_lock
+from latentmake.plan.lock import read_lock, run_folder
+from latentmake.plan.orders import run_order
 from latentmake.plan.reasons import Difference, short, text_of, value_differences
 from latentmake.training.json_file import JsonFile
 
@@ -58,15 +62,6 @@ class Basis(JsonFile):
     data: dict[str, str]
     network: str
 
-    @classmethod
-    def of(cls, run: str, wanted: Wanted, settings: Mapping[str, object], network: str) -> Self:
-        """Return that of a run's lock as it is now."""
-        texts = [
-            {name: text_of(value) for name, value in each.items()}
-            for each in (settings, read_lock(run).data_values())
-        ]
-        return cls(wanted=wanted, settings=texts[0], data=texts[1], network=network)
-
     def differences(self, folder: Path, was: Wanted | None) -> list[Difference]:
         """Return what differs from the last training, whose record is in a folder.
 
@@ -97,25 +92,88 @@ class Basis(JsonFile):
         )
 
 
+class RunOrder(BaseModel, ABC):
+    """Order of a training; paths are relative to the working directory.
+
+    Attributes:
+        kind: of the trainer.
+        run: name of the run.
+        manifest: JSONL file; one line an item with the paths of its caches.
+        lock: file with the digest of the caches that the manifest names, see `lock_digest`.
+        output: folder of all that the training writes.
+        planned: time in nanoseconds: no two orders are the same file to Snakemake.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    kind: str
+    run: str
+    manifest: str
+    lock: str
+    output: str
+    planned: int = 0
+
+    @abstractmethod
+    def settings_digest(self) -> str:
+        """Return the digest of all settings that shape the trained weights."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, object]:
+        """Return the same by name."""
+
+    @abstractmethod
+    def networks(self) -> Iterable[object]:
+        """Return the places of what is trained, for people."""
+
+    def basis(self, wanted: Wanted) -> Basis:
+        """Return what weights of these digests come from, by the run's lock as it is now."""
+        settings, data = (
+            {name: text_of(value) for name, value in each.items()}
+            for each in (self.settings(), read_lock(self.run).data_values())
+        )
+        network = ", ".join(map(str, self.networks()))
+        return Basis(wanted=wanted, settings=settings, data=data, network=network)
+
+    @property
+    def path(self) -> Path:
+        """Path of its file."""
+        return run_order(self.run, "train", self.planned)
+
+    def write(self) -> Path:
+        """Write the order, and return its path."""
+        atomic.write(self.path, self.model_dump_json().encode())
+        return self.path
+
+
+def run_values(run: str) -> dict[str, Any]:
+    """Return the values of a `RunOrder` that is planned now, but its kind."""
+    folder = run_folder(run)
+    return {
+        "run": run,
+        "manifest": str(folder / "manifest.jsonl"),
+        "lock": str(folder / "dataset.lock"),
+        "output": str(folder),
+        "planned": time.time_ns(),
+    }
+
+
 def read_order(path: Path, kind: type[_Order]) -> _Order:
     """Read a training order that a user may have touched.
 
     Raises:
         TrainingError: it is missing, or not an order.
     """
-    hint = "run the build's command again, which writes it anew"
     try:
         return kind.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise TrainingError(
-            f"the training order cannot be read ({error.strerror})", where=path, hint=hint
-        ) from None
+        fault = error.strerror
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"])) or "the file"
-        raise TrainingError(
-            f"is not a training order ({key}: {first['msg']})", where=path, hint=hint
-        ) from None
+        fault = f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
+    raise TrainingError(
+        f"the training order cannot be read ({fault})",
+        where=path,
+        hint="run the build's command again, which writes it anew",
+    )
 
 
 def lock_digest(path: str) -> str:

@@ -1,4 +1,7 @@
-"""Child process with live and logged output; all its descendants end with it."""
+"""Child process with live and logged output; all its descendants end with it.
+
+With them ends the lock of a run, for two trainings must not write the same checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from latentmake import progress
-from latentmake.errors import UserError
+from latentmake.errors import TrainingError, UserError
 from latentmake.files import locks
 from latentmake.files.watchdog import Watchdog, signals_call
 
@@ -31,6 +34,26 @@ _ERROR = re.compile(
     # argparse puts the program's name before it.
     r"(?:\S+\.py: (?=error: ))?(error: .+|[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b.*)"
 )
+
+
+@contextmanager
+def run_lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock of a run's folder until its training has ended; raises TrainingError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = locks.Lock(folder / ".training.lock", "training")
+    try:
+        free = lock.acquire()
+    except OSError as error:
+        say(f"warning: {lock.path}: {error.strerror}: begin no second training of this run")
+        free = True
+    if not free:
+        raise TrainingError(
+            f"another training of this run is running: {lock.holder()}",
+            where=folder,
+            hint="wait until it ends, or stop it",
+        )
+    with lock.released():
+        yield
 
 
 class Stopped(KeyboardInterrupt):

@@ -123,7 +123,7 @@ def test_what_is_said_after_ctrl_c_is_for_the_log_alone(tmp_path: Path) -> None:
 ELASTIC = """
 import sys
 from torch.distributed.run import main
-from latentmake.training.loop.quiet_launch import quietly
+from latentmake.training.loop.launch import quietly
 code = "import os, sys; os.kill(os.getpid(), 9) if sys.argv[1] == '9' else sys.exit(3)"
 options = ["--nproc_per_node=2", "--no-python", "--standalone"]
 sys.exit(quietly(lambda: main([*options, sys.executable, "-c", code, sys.argv[1]])))
@@ -143,7 +143,7 @@ def test_a_launcher_adds_nothing_to_what_its_processes_say(
         "import os, sys\nos.kill(os.getpid(), 9) if sys.argv[1] == '9' else sys.exit(3)"
     )
     accelerate = ["--num_processes=1", "--num_machines=1", "--dynamo_backend=no", "--cpu"]
-    command = ["-m", "latentmake.training.loop.quiet_launch", *accelerate, "--mixed_precision=no"]
+    command = ["-m", "latentmake.training.loop.launch", *accelerate, "--mixed_precision=no"]
     command = [*command, str(script)] if launcher == "one process" else ["-c", ELASTIC]
     package = Path(__file__).parents[3] / "scripts"
     done = subprocess.run(

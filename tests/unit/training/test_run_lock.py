@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from latentmake.errors import TrainingError
 from latentmake.files import locks
-from latentmake.training.run_lock import run_lock
+from latentmake.training.process import run_lock
 
 # A training whose launcher keeps no file open.
 JOB = """
 import os, sys
 from pathlib import Path
 from latentmake.training import process
-from latentmake.training.run_lock import run_lock
+from latentmake.training.process import run_lock
 launcher = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
 trains = "import time; print('trains', flush=True); time.sleep(600)"
 with run_lock(Path(sys.argv[1]), print):

@@ -9,7 +9,7 @@ _CODE = "# preloaded"  # how code begins that the other process may do
 _MODULES = (
     "snakemake",
     "accelerate.commands.launch",
-    "latentmake.training.loop.quiet_launch",
+    "latentmake.training.loop.launch",
     "latentmake.training.sd.recipe",
     "latentmake.training.wan.recipe",
     "latentmake.training.wan.generate",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from latentmake.config.root import Config
 from latentmake.errors import TrainingError
@@ -25,8 +25,8 @@ from latentmake.training.external import checks
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.order import ExternalOrder
 from latentmake.training.external.publish import Publication
-from latentmake.training.external.result import RunFiles, reasons, wanted
-from latentmake.training.external.resume import Resume, begun
+from latentmake.training.external.result import RunFiles, reasons
+from latentmake.training.external.resume import Resume
 from latentmake.training.order import read_order
 
 Order = TypeVar("Order", bound=ExternalOrder)
@@ -125,7 +125,7 @@ class Launched(Backend, Generic[Order]):
             found = [] if plan.lock else plan.outdated
             plan.reasons = [*found, *reasons(order, plan.lock, weights)]
         if plan.reasons:
-            plan.note = _note(order, plan)
+            plan.note = order.described()
             if train:
                 self.refuse(order, facts.memo)
 
@@ -182,13 +182,11 @@ class Launched(Backend, Generic[Order]):
             found = [*self.publication(order).findings()]
         yield from found
 
-    def train(
-        self, order: Path, *, log: Path, receipt: Path, processes: int = 1, threads: int = 2
-    ) -> None:
-        """Bring the trained weights of an order up to date, and write the receipt."""
+    def train(self, order: Path, **options: Any) -> None:
+        """Bring the trained weights of an order up to date; see `Backend.train`."""
         from latentmake.training.external.launch import train
 
-        train(self, order, log=log, receipt=receipt, processes=processes, threads=threads)
+        train(self, order, **options)
 
     def check_publication(self, facts: Facts, run: str) -> None:
         """Refuse a publication whose files the trainer would refuse."""
@@ -203,11 +201,3 @@ class Launched(Backend, Generic[Order]):
         """Write the order of a publication of the items of another manifest than the run's."""
         order = self.order(facts.config, run)
         return order.model_copy(update={"manifest": str(manifest)}).write()
-
-
-def _note(order: ExternalOrder, plan: RunPlan) -> str:
-    """Return a line for the plan about the defaults that a training uses; "" where it uses none."""
-    left = begun(RunFiles(order.run, order.output), order.run)
-    if left and plan.lock and left == wanted(order, plan.lock, left.weights)[1][1]:
-        return f"training of {order.run}: goes on with the defaults of the release that began it"
-    return order.described()

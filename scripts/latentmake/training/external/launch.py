@@ -24,12 +24,11 @@ from latentmake.index.memo import source_stat
 from latentmake.plan.orders import FOLDER
 from latentmake.plan.receipts import Receipt as ReadFiles
 from latentmake.training import child, process
-from latentmake.training.backend import Say
 from latentmake.training.checks import passed
-from latentmake.training.external.arguments import accelerate_arguments
+from latentmake.training.external.arguments import absolute, accelerate_arguments
 from latentmake.training.external.order import ExternalOrder
 from latentmake.training.external.result import Receipt, Record, RunFiles, wanted
-from latentmake.training.external.resume import Resume, begun, belongs, prepare, tidy
+from latentmake.training.external.resume import Resume, belongs, prepare, tidy
 from latentmake.training.order import BASIS, Wanted, lock_digest, read_order
 
 _USAGE = re.compile(r"^\S*\.py: error: (.+)$", re.MULTILINE)
@@ -45,92 +44,122 @@ def train(
     processes: int = 1,
     threads: int = 2,
 ) -> None:
-    """Bring the result of an order up to date, and write the receipt.
+    """Bring the result of an order up to date, and write the receipt; see `Backend.train`.
 
-    Args:
-        trainer: the `Launched` that calls this, whose module imports this one.
-        order_path: the order, a JSON file.
-        log: gets all output of this call.
-        receipt: a JSON file that says where the result lies; written last.
-        processes: how many devices train together.
-        threads: CPU threads of the trainer.
-
-    Raises:
-        UserError: the order cannot be carried out.
+    `trainer` is the `Launched` that calls this, whose module imports this one.
     """
     order = read_order(order_path, trainer.order_type)
-    files = RunFiles(order.run, order.output)
+    files = RunFiles(order)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.open("wb").close()  # emptied, not replaced: whoever holds it open goes on writing to it
     say = partial(child.say, log)
     passed(trainer.job_findings(order), say)  # first, since networks take a while to read
     weights = _digest_with_receipt(partial(trainer.weights_digest, order))
-    asked = wanted(order, lock_digest(order.lock), weights)
-    record = Record.read(files.record)
-    if record and record.wanted in [want for _, want in asked] and not _fault(files.lora):
+    record, data = Record.read(files.record), lock_digest(order.lock)
+    if record and record.wanted == wanted(order, data, weights, record) and not _fault(files.lora):
         say(f"{order.run}: already trained on exactly this: {files.lora}")
     else:
-        left = begun(files, order.run)
-        order, want = next((pair for pair in asked if pair[1] == left), asked[0])
-        record = _train(trainer, order, files, want, say, log, processes, threads)
-    order = next((each for each, want in asked if want == record.wanted), order)
+        want = wanted(order, data, weights)
+        record = _Training(trainer, order, want, log).run(processes, threads)
     order.basis(record.wanted).write(files.output / BASIS)
     Receipt(run=order.run, **dict(record)).write(receipt)
 
 
-def _train(
-    trainer: Any,
-    order: ExternalOrder,
-    files: RunFiles,
-    want: Wanted,
-    say: Say,
-    log: Path,
-    processes: int,
-    threads: int,
-) -> Record:
-    program = trainer.find(order)
-    accept = partial(
-        _accept, order.run, trainer.result(order), files, want, say, log, trainer.beginning
-    )
-    if belongs(files, want) and not _fault(files.trained):
-        say(f"{order.run}: all epochs were done before")
-        return accept("", 0.0)
-    trainer.deploy(order, files, say)
-    resume = prepare(
-        files,
-        order.run,
-        want,
-        epochs=trainer.epochs(order),
-        usable=partial(trainer.can_resume, order),
-    )
-    if resume.state is not None:
-        say(f"{order.run}: resumed from {resume.state}, {resume.done} epochs are done")
-    command = trainer.command(order, program, resume)
-    launcher = program.launcher(
-        accelerate_arguments(
-            order.trainer.mixed_precision,
-            processes=processes,
-            config=order.trainer.accelerate_config
-            and str(Path(order.trainer.accelerate_config).absolute()),
+class _Training:
+    """A training whose result is not there.
+
+    Args:
+        trainer: the program's `Launched`.
+        order: of the training.
+        want: digests that its record gets.
+        log: gets all output.
+    """
+
+    def __init__(self, trainer: Any, order: ExternalOrder, want: Wanted, log: Path) -> None:
+        self.trainer, self.order, self.wanted, self.log = trainer, order, want, log
+        self.files, self.resume = RunFiles(order), Resume()
+        self.say = partial(child.say, log)
+
+    def run(self, processes: int, threads: int) -> Record:
+        """Train, or go on from a state; return the record of the result."""
+        trainer, order, files, settings = self.trainer, self.order, self.files, self.order.trainer
+        program = trainer.find(order)
+        if belongs(files, self.wanted) and not _fault(files.trained):
+            self.say(f"{order.run}: all epochs were done before")
+            return self._accept("", 0.0)
+        trainer.deploy(order, files, self.say)
+        usable = partial(trainer.can_resume, order)
+        self.resume = prepare(files, self.wanted, epochs=trainer.epochs(order), usable=usable)
+        if self.resume.state is not None:
+            done = self.resume.done
+            self.say(f"{order.run}: resumed from {self.resume.state}, {done} epochs are done")
+        command = trainer.command(order, program, self.resume)
+        config = settings.accelerate_config and absolute(settings.accelerate_config)
+        launcher = program.launcher(
+            accelerate_arguments(settings.mixed_precision, processes=processes, config=config)
         )
-    )
-    if launcher is None:
-        launcher = [str(program.python)]
-        say(f"{order.run}: warning: {program.python} has no accelerate: run without it")
-    with gpu.hold(processes, f"run {order.run}", say):
-        started = time.monotonic()
-        status, output = process.run(
-            [*launcher, *command],
-            environment={**program.environment(), "OMP_NUM_THREADS": str(threads)},
-            log=log,
-            cwd=program.folder,
+        if launcher is None:
+            launcher = [str(program.python)]
+            self.say(f"{order.run}: warning: {program.python} has no accelerate: run without it")
+        with gpu.hold(processes, f"run {order.run}", self.say):
+            started = time.monotonic()
+            status, output = process.run(
+                [*launcher, *command],
+                environment={**program.environment(), "OMP_NUM_THREADS": str(threads)},
+                log=self.log,
+                cwd=program.folder,
+            )
+        seconds = time.monotonic() - started
+        if not output.endswith("\n"):
+            self.say("")  # below a progress bar
+        if status != 0:
+            raise self._failure(output, status)
+        return self._accept(output, seconds)
+
+    def _accept(self, output: str, seconds: float) -> Record:
+        """Give a new and complete result its name, and write its record."""
+        files, run = self.files, self.order.run
+        if fault := _fault(files.trained, self.trainer.beginning):
+            last = next((x for x in reversed(re.split(r"[\r\n]+", output)) if x.strip()), "nothing")
+            hint = process.last_error(output, 0)
+            hint = last.strip() if hint.startswith("it ended with status") else hint
+            raise TrainingError(
+                f"run {run}: the trainer ended without an error, but wrote no "
+                f"{self.trainer.result(self.order)} ({files.trained} {fault}); its last line: "
+                f"{hint[:300]}",
+                hint=f"all output: {self.log}",
+            )
+        atomic.open_to_group(files.work, f"{glob.escape(run)}*.safetensors")
+        atomic.link(files.trained, files.lora)
+        record = Record(
+            wanted=self.wanted,
+            weights=str(files.lora),
+            seconds=round(seconds, 3),
+            files={files.lora.name: digest.of_file(files.lora)},
         )
-    seconds = time.monotonic() - started
-    if not output.endswith("\n"):
-        say("")  # below a progress bar
-    if status != 0:
-        raise _failure(trainer, order.run, output, status, log, resume)
-    return accept(output, seconds)
+        record.write(files.record)
+        tidy(files)
+        self.say(f"{run}: trained: {files.lora}")
+        return record
+
+    def _failure(self, output: str, status: int) -> TrainingError:
+        """Return the one line that says why the program failed."""
+        run, log = self.order.run, f"all output: {self.log}"
+        usage = _USAGE.findall(output)
+        unknown = _UNKNOWN.fullmatch(usage[-1].strip()) if usage else None
+        if unknown is not None:
+            flags = " ".join(each for each in unknown[1].split() if each.startswith("--"))
+            return TrainingError(
+                f"run {run}: this {self.trainer.name} is too old for {flags or unknown[1]}",
+                hint=f"update it, or remove the setting; {log}",
+            )
+        reason = usage[-1].strip() if usage else process.last_error(output, status)
+        hints = [log]
+        if "OutOfMemory" in reason or "out of memory" in reason:
+            hints.insert(0, self.trainer.memory_hint)
+        if self.resume.state is not None:
+            hints.insert(0, f"if the state {self.resume.state} is damaged, delete it")
+        return TrainingError(f"run {run}: {reason}", hint="; ".join(hints))
 
 
 def _fault(path: Path, beginning: str = "") -> str | None:
@@ -169,55 +198,3 @@ def _digest_with_receipt(find: Callable[[Callable[[Path], str]], str]) -> str:
     receipt = ReadFiles(sources=read, targets={}, faults=[], counts={}, seconds=0.0)
     receipt.write(FOLDER / f"{digest.of_value(read)[:20]}.receipt.json")
     return found
-
-
-def _accept(
-    run: str,
-    result: str,
-    files: RunFiles,
-    want: Wanted,
-    say: Say,
-    log: Path,
-    beginning: str,
-    output: str,
-    seconds: float,
-) -> Record:
-    """Give a new and complete result its name, and write its record."""
-    if fault := _fault(files.trained, beginning):
-        last = next((x for x in reversed(re.split(r"[\r\n]+", output)) if x.strip()), "nothing")
-        hint = process.last_error(output, 0)
-        hint = last.strip() if hint.startswith("it ended with status") else hint
-        raise TrainingError(
-            f"run {run}: the trainer ended without an error, but wrote no {result} "
-            f"({files.trained} {fault}); its last line: {hint[:300]}",
-            hint=f"all output: {log}",
-        )
-    atomic.open_to_group(files.work, f"{glob.escape(run)}*.safetensors")
-    atomic.link(files.trained, files.lora)
-    digests = {files.lora.name: digest.of_file(files.lora)}
-    record = Record(wanted=want, weights=str(files.lora), seconds=round(seconds, 3), files=digests)
-    record.write(files.record)
-    tidy(files)
-    say(f"{run}: trained: {files.lora}")
-    return record
-
-
-def _failure(
-    trainer: Any, run: str, output: str, status: int, log: Path, resume: Resume
-) -> TrainingError:
-    """Return the one line that says why a trainer failed."""
-    usage = _USAGE.findall(output)
-    unknown = _UNKNOWN.fullmatch(usage[-1].strip()) if usage else None
-    if unknown is not None:
-        flags = " ".join(each for each in unknown[1].split() if each.startswith("--"))
-        return TrainingError(
-            f"run {run}: this {trainer.name} is too old for {flags or unknown[1]}",
-            hint=f"update it, or remove the setting; all output: {log}",
-        )
-    reason = usage[-1].strip() if usage else process.last_error(output, status)
-    hints = [f"all output: {log}"]
-    if "OutOfMemory" in reason or "out of memory" in reason:
-        hints.insert(0, trainer.memory_hint)
-    if resume.state is not None:
-        hints.insert(0, f"if the state {resume.state} is damaged, delete it")
-    return TrainingError(f"run {run}: {reason}", hint="; ".join(hints))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import MusubiTrainer, SdScriptsTrainer, flags_of
@@ -16,10 +13,7 @@ from latentmake.config.machines import Publish
 from latentmake.config.models import Model
 from latentmake.config.root import Config
 from latentmake.config.rows import Setting
-from latentmake.files import atomic
-from latentmake.plan.lock import run_folder
-from latentmake.plan.orders import run_order
-from latentmake.training.order import Basis, Wanted
+from latentmake.training.order import RunOrder, run_values
 
 # Keys whose defaults were those of their fields before each architecture had its own.
 _RENEWED = frozenset(
@@ -27,50 +21,29 @@ _RENEWED = frozenset(
 )
 
 
-class ExternalOrder(BaseModel, ABC):
-    """Fields that all external trainers share; paths are relative to the working directory.
+class ExternalOrder(RunOrder):
+    """Fields that all external trainers share.
 
     Attributes:
-        manifest: JSONL file, one line an item with the paths of its caches.
-        lock: file with the digest of what the manifest names.
-        output: folder that gets what is trained.
         datasets: name -> its section of the configuration, in the run's order.
         resolutions: (width, height) in pixels, in the run's order.
         trained: whether the run has a trainer; without one it is published alone.
         trainer: its section, with the defaults of the architecture's guide.
         defaults: those defaults: keys, and further flags of the training script.
-        planned: time in nanoseconds: no two orders are the same file to Snakemake.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    kind: str
-    run: str
-    manifest: str
-    lock: str
-    output: str
     datasets: dict[str, Dataset]
     resolutions: list[tuple[int, int]]
     model_name: str
     model: Model
     trained: bool = True
     trainer: MusubiTrainer | SdScriptsTrainer
-    defaults: dict[str, Setting] = {}
+    defaults: dict[str, Setting] = Field({})
     publish: Publish
-    planned: int = 0
 
-    @abstractmethod
-    def settings_digest(self) -> str:
-        """Return the digest of all settings that shape the trained weights."""
-
-    @abstractmethod
-    def settings(self) -> dict[str, object]:
-        """Return the same by name."""
-
-    def basis(self, wanted: Wanted) -> Basis:
-        """Return what weights of these digests come from."""
-        model = self.model
-        places = filter(None, (model.dit, model.dit_high_noise, model.checkpoint))
-        return Basis.of(self.run, wanted, self.settings(), ", ".join(map(str, places)))
+    def networks(self) -> Iterable[object]:
+        """Return the places of the networks."""
+        return filter(None, (self.model.dit, self.model.dit_high_noise, self.model.checkpoint))
 
     @property
     def flags(self) -> dict[str, Setting]:
@@ -90,31 +63,17 @@ class ExternalOrder(BaseModel, ABC):
         known = ", ".join(filter(None, words))
         return known and f"training of {self.run}: by the guide of {self.model.title}: {known}"
 
-    @property
-    def path(self) -> Path:
-        """Path of its file."""
-        return run_order(self.run, "train", self.planned)
-
-    def write(self) -> Path:
-        """Write the order, and return its path."""
-        atomic.write(self.path, self.model_dump_json().encode())
-        return self.path
-
 
 def fields_of(config: Config, name: str) -> dict[str, Any]:
     """Return the fields of a run's order that all external trainers share, but kind and trainer."""
-    run, folder = config.runs[name], run_folder(name)
+    run = config.runs[name]
     return {
-        "run": name,
-        "manifest": str(folder / "manifest.jsonl"),
-        "lock": str(folder / "dataset.lock"),
-        "output": str(folder),
+        **run_values(name),
         "datasets": {dataset: config.datasets[dataset] for dataset in run.datasets},
         "resolutions": [(size.width, size.height) for size in run.resolutions],
         "model_name": run.model,
         "model": config.models[run.model],
         "publish": config.publish,
-        "planned": time.time_ns(),
     }
 
 

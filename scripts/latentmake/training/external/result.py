@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
 
 from pydantic import Field
 
@@ -16,8 +15,6 @@ from latentmake.plan.reasons import Difference
 from latentmake.training.external.order import ExternalOrder
 from latentmake.training.json_file import JsonFile
 from latentmake.training.order import Wanted
-
-Order = TypeVar("Order", bound=ExternalOrder)
 
 _VERSION = 2  # of trainings with the defaults of their guides
 
@@ -36,12 +33,12 @@ class RunFiles:
         logs: TensorBoard scalars.
     """
 
-    def __init__(self, run: str, output: str) -> None:
-        self.output = Path(output)
-        self.lora = self.output / f"{run}.safetensors"
+    def __init__(self, order: ExternalOrder) -> None:
+        self.run, self.output = order.run, Path(order.output)
+        self.lora = self.output / f"{self.run}.safetensors"
         self.record = self.output / "training.json"
         self.work = self.output / "output"
-        self.trained = self.work / f"{run}.safetensors"
+        self.trained = self.work / f"{self.run}.safetensors"
         self.progress = self.work / "wanted.json"
         self.earlier = self.work / "previous"
         self.resumed = self.work / "resumed"
@@ -66,20 +63,20 @@ class Receipt(Record):
     run: str
 
 
-def wanted(order: Order, data: str, weights: str) -> list[tuple[Order, Wanted]]:
-    """Return the orders that a LoRA may come from, each with its digests.
-
-    They are the order itself, and that of an earlier release: other defaults train nothing again.
+def wanted(order: ExternalOrder, data: str, weights: str, record: Record | None = None) -> Wanted:
+    """Return the digests that the result of an order must have come from.
 
     Args:
         order: the run.
         data: digest of its caches.
         weights: digest of the networks that are trained.
+        record: of the result that is there; it stays, if a release trained it with other defaults.
     """
-    return [
-        (each, Wanted(data=data, settings=each.settings_digest(), weights=weights, version=version))
-        for each, version in ((order, _VERSION), (order.earlier(), 1))
-    ]
+    settings = order.settings_digest()
+    want = Wanted(data=data, settings=settings, weights=weights, version=_VERSION)
+    known = {"settings": order.earlier().settings_digest(), "version": 1}
+    former = want.model_copy(update=known)
+    return former if record is not None and record.wanted == former else want
 
 
 def reasons(order: ExternalOrder, lock: str | None, weights: Callable[[], str]) -> list[Difference]:
@@ -90,12 +87,11 @@ def reasons(order: ExternalOrder, lock: str | None, weights: Callable[[], str]) 
         lock: digest of its caches; None where these are to be made, which is a reason of its own.
         weights: finds the digest of the networks that are trained; called last.
     """
-    files = RunFiles(order.run, order.output)
+    files = RunFiles(order)
     record = Record.read(files.record)
     was = None if record is None else record.wanted
     known, data = (was.weights, lock or was.data) if was else ("", "")
-    asked = {want.version: (each, want) for each, want in wanted(order, data, known)}
-    order, want = asked.get(was.version if was else _VERSION, asked[_VERSION])
+    want = wanted(order, data, known, record)
     if was != want:
         return order.basis(want).differences(files.output, was)
     if lock is None:

@@ -54,17 +54,8 @@ def belongs(files: RunFiles, want: Wanted) -> bool:
     return progress is not None and progress.wanted == want
 
 
-def begun(files: RunFiles, run: str) -> Wanted | None:
-    """Return the digests of the training that left a state or LoRA to go on from, if any did."""
-    progress = _Progress.read(files.progress)
-    if progress is None or not (files.resumed.exists() or _results(files.work, run)):
-        return None
-    return progress.wanted
-
-
 def prepare(
     files: RunFiles,
-    run: str,
     want: Wanted,
     *,
     epochs: int | None,
@@ -77,7 +68,6 @@ def prepare(
 
     Args:
         files: the run's files.
-        run: its name, which the trainer's files begin with.
         want: what is to be trained.
         epochs: of the complete training; None where steps end it.
         usable: whether the trainer can be resumed right there.
@@ -86,15 +76,15 @@ def prepare(
     progress = _Progress.read(files.progress)
     resume = Resume()
     if progress is None or progress.wanted != want:
-        for path in _results(files.work, run):
+        for path in _results(files):
             _move(path, files.earlier / path.name)
         if files.resumed.exists():
             shutil.rmtree(files.resumed)
     else:
         if files.trained.exists():  # the last LoRA must be a new one
             _move(files.trained, files.earlier / files.trained.name)
-        _collect(files, run, progress.epochs, epochs)
-        found = [_resume(state, number, progress) for number, state in _collected(files, run)]
+        _collect(files, progress.epochs, epochs)
+        found = [_resume(state, number, progress) for number, state in _collected(files)]
         resume = next(filter(usable, found), resume)
     _Progress(wanted=want, epochs=resume.done, steps=resume.steps).write(files.progress)
     return resume
@@ -107,10 +97,10 @@ def tidy(files: RunFiles) -> None:
             shutil.rmtree(folder)
 
 
-def _results(folder: Path, run: str) -> list[Path]:
+def _results(files: RunFiles) -> list[Path]:
     """Return the trainer's LoRAs and states."""
-    name = re.compile(rf"{re.escape(run)}(-\d+|-step\d+)?(\.safetensors|-state)")
-    return sorted(path for path in folder.iterdir() if name.fullmatch(path.name))
+    name = re.compile(rf"{re.escape(files.run)}(-\d+|-step\d+)?(\.safetensors|-state)")
+    return sorted(path for path in files.work.iterdir() if name.fullmatch(path.name))
 
 
 def _move(path: Path, to: Path) -> None:
@@ -120,36 +110,35 @@ def _move(path: Path, to: Path) -> None:
     path.replace(to)
 
 
-def _collect(files: RunFiles, run: str, before: int, epochs: int | None) -> None:
+def _collect(files: RunFiles, before: int, epochs: int | None) -> None:
     """Move complete states into `files.resumed`, under the number of epochs behind them.
 
     Killed at any time, it can be done again: the number of epochs before is written down last.
 
     Args:
         files: the run's files.
-        run: its name.
         before: epochs that were done when the trainer was last started.
         epochs: of the complete training, which `{run}-state` ends; None where that is not known.
     """
-    for state in filter(Path.is_dir, _results(files.work, run)):
-        number = _number(state, run)
-        if state.name == f"{run}-state":
+    for state in filter(Path.is_dir, _results(files)):
+        number = _number(state, files.run)
+        if state.name == f"{files.run}-state":
             number = epochs
         elif number is not None and not _counts(state):
             number += before
         if number is None:
             continue  # how many epochs it stands for is not known
         if _is_complete(state):
-            _move(state, files.resumed / f"{run}-{number:06d}-state")
+            _move(state, files.resumed / f"{files.run}-{number:06d}-state")
         else:
             shutil.rmtree(state)
 
 
-def _collected(files: RunFiles, run: str) -> Iterator[tuple[int, Path]]:
+def _collected(files: RunFiles) -> Iterator[tuple[int, Path]]:
     """Yield the collected states, the last first; remove all but two."""
     if not files.resumed.is_dir():
         return
-    found = [(_number(state, run) or 0, state) for state in files.resumed.iterdir()]
+    found = [(_number(state, files.run) or 0, state) for state in files.resumed.iterdir()]
     for index, (number, state) in enumerate(sorted(found, reverse=True)):
         if index < _KEPT:
             yield number, state

@@ -9,12 +9,12 @@ import diffusers
 
 from latentmake.training.command import exit_status
 from latentmake.training.loop.accelerator import decided
+from latentmake.training.loop.launch import read
 from latentmake.training.loop.recipe import Recipe
 from latentmake.training.loop.result import RunFiles, wanted
 from latentmake.training.loop.sample_images import picture_reasons
 from latentmake.training.loop.samples import draw_later
 from latentmake.training.loop.train import Training
-from latentmake.training.order import read_order
 
 
 def carry_out(arguments: Sequence[str], recipe: type[Recipe]) -> int:
@@ -27,7 +27,7 @@ def carry_out(arguments: Sequence[str], recipe: type[Recipe]) -> int:
 
 
 def _train(recipe: type[Recipe], path: Path) -> None:
-    made = recipe(decided(read_order(path, recipe.order_type)))
+    made = recipe(decided(read(path, recipe.order_type)))
     files, want = RunFiles(made.order), wanted(made.order)
     if not files.trained(want):
         Training(made).run()

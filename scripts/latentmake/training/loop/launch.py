@@ -1,111 +1,53 @@
 """Launch of a training, unless its result is already there.
 
-No torch here before a training really starts.
+No torch here before a training really starts. `python -m latentmake.training.loop.launch OPTIONS -m
+MODULE ORDER` is `accelerate launch` without a traceback of its own where the training failed.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
+import subprocess
 import sys
-from functools import partial
+from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
+
+from pydantic_core import to_json
 
 from latentmake.errors import TrainingError
 from latentmake.files import atomic
-from latentmake.training.child import environment, run_child
+from latentmake.training.child import environment, run_child, say
 from latentmake.training.loop.checkpoint import as_begun
 from latentmake.training.loop.checks import check_accelerate
-from latentmake.training.loop.node import srun_command
 from latentmake.training.loop.order import Prompt, TrainingOrder
-from latentmake.training.loop.result import Receipt, RunFiles, wanted
+from latentmake.training.loop.result import RunFiles, wanted
 from latentmake.training.loop.sample_images import picture_reasons
 from latentmake.training.order import BASIS, caption_in, read_order, rows_of
 
+_Order = TypeVar("_Order", bound=TrainingOrder)
+_ACCELERATE = (sys.executable, "-m", "latentmake.training.loop.launch")
+_PORTS = range(20_000, 40_000)
+_RANK = "SLURM_NODEID"  # srun's variable, which stands for its value among accelerate's options
 
-def train(
-    kind: type[TrainingOrder],
-    order_path: Path,
-    *,
-    log: Path,
-    receipt: Path,
-    processes: int = 1,
-    threads: int = 2,
-) -> None:
-    """Bring the trained weights of an order up to date, and write the receipt; see `Backend`."""
-    order = read_order(order_path, kind)
-    files = RunFiles(order)
+
+def read(path: Path, kind: type[_Order]) -> _Order:
+    """Read an order, and add what could not be known when it was written.
+
+    Launcher and processes of a training do so. A training that has chosen its precision keeps it.
+
+    Raises:
+        TrainingError: order, lock or manifest are missing or damaged.
+        CacheError: the same of a cache file.
+    """
+    order = read_order(path, kind)
     want = wanted(order)
-    # What could not be known when the order was written.
-    known = order.model_copy(
-        update={
-            "resumed": want.resumed,
-            "prompts": [*order.prompts, *_captions(order)],
-            "captions": 0,
-        }
-    )
-    known = as_begun(known, want)
-    if known != order:
-        order, order_path = known, _write(known, files)
-        want = wanted(order)
-    is_first, online = not files.record.is_file(), bool(order.vae.hub) or order.from_hub
-    record = files.trained(want)
-    run = partial(
-        run_child,
-        run=order.run,
-        folder=files.output,
-        environment=environment(threads),
-        log=log,
-    )
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_bytes(b"")  # in place: the caller has it open
-    if record is not None:
-        said = f"{order.run}: already trained on exactly this: {files.weights}"
-        _say(said)
-        log.write_text(f"{said}\n", encoding="utf-8")
-    else:
-        launcher = _launcher(order, processes, threads)
-        command = [*launcher, "-m", order.trains, str(order_path)]
-        own = environment(max(1, threads // processes))  # of each process, by an accelerate_config
-        run(command, environment=own, online=online, gpus=processes)
-        if (known := as_begun(order, want)) != order:  # in the precision that it chose
-            order, order_path = known, _write(known, files)
-            want = wanted(order)
-        record = files.trained(want)
-        if record is None:
-            raise TrainingError(
-                "the trainer ended without an error, but its weights are not there",
-                where=files.weights,
-                hint=f"see {log}, and run the same command again",
-            )
-    if files.missing() or picture_reasons(order, want):
-        command = [sys.executable, "-m", order.trains, str(order_path)]
-        run(command, online=online)
-    pictures = f", sample pictures in {files.grid}" if files.grid.is_file() else ""
-    _say(f"{order.run}: weights in {files.weights}{pictures}")
-    if is_first:
-        _say(
-            "next: edit a caption and run the same command again; Latentmake encodes only that "
-            "caption, and trains again"
-        )
-    order.basis(want).write(files.output / BASIS)
-    Receipt(
-        run=order.run,
-        weights=str(files.weights),
-        wanted=want,
-        steps=record.steps,
-        loss_start=record.loss_start,
-        loss_end=record.loss_end,
-        seconds=record.seconds,
-        samples=str(files.grid) if files.grid.is_file() else None,
-    ).write(receipt)
-
-
-def _write(order: TrainingOrder, files: RunFiles) -> Path:
-    """Write an order into its run's folder; return its path."""
-    path = files.output / "order.json"
-    atomic.write(path, order.model_dump_json(indent=2).encode())
-    return path
+    prompts = [*order.prompts, *_captions(order)]
+    known = {"resumed": want.resumed, "prompts": prompts, "captions": 0}
+    return as_begun(order.model_copy(update=known), want)
 
 
 def _captions(order: TrainingOrder) -> list[Prompt]:
@@ -120,36 +62,150 @@ def _captions(order: TrainingOrder) -> list[Prompt]:
     ]
 
 
+def train(
+    kind: type[TrainingOrder],
+    order_path: Path,
+    *,
+    log: Path,
+    receipt: Path,
+    processes: int = 1,
+    threads: int = 2,
+) -> None:
+    """Bring the trained weights of an order up to date, and write the receipt; see `Backend`."""
+    order = read(order_path, kind)
+    files, want = RunFiles(order), wanted(order)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_bytes(b"")  # in place: the caller has it open
+    is_first, is_trained = not files.record.is_file(), files.trained(want) is not None
+    if is_trained:
+        say(log, f"{order.run}: already trained on exactly this: {files.weights}")
+    if not is_trained or files.missing() or picture_reasons(order, want):
+        processes = 1 if is_trained else processes  # files are written, or pictures drawn
+        launcher = [sys.executable] if is_trained else _launcher(order, processes)
+        run_child(
+            [*launcher, "-m", order.trains, str(order_path)],
+            run=order.run,
+            folder=files.output,
+            environment=environment(max(1, threads // processes)),
+            log=log,
+            online=order.from_hub,
+            gpus=processes,
+        )
+        order = read(order_path, kind)  # in the precision that it chose
+        want = wanted(order)
+    record = files.trained(want)
+    if record is None:
+        raise TrainingError(
+            "the trainer ended without an error, but its weights are not there",
+            where=files.weights,
+            hint=f"see {log}, and run the same command again",
+        )
+    grid = str(files.grid) if files.grid.is_file() else None
+    pictures = f", sample pictures in {grid}" if grid else ""
+    _say(f"{order.run}: weights in {files.weights}{pictures}")
+    if is_first:
+        _say(
+            "next: edit a caption and run the same command again; Latentmake encodes only that "
+            "caption, and trains again"
+        )
+    order.basis(want).write(files.output / BASIS)
+    losses = {"loss_start": record.loss_start, "loss_end": record.loss_end}
+    result = {"run": order.run, "weights": str(files.weights), "wanted": want}
+    result |= {"steps": record.steps, **losses, "seconds": record.seconds, "samples": grid}
+    atomic.write(receipt, to_json(result, indent=2) + b"\n")
+
+
 def _say(text: str) -> None:
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
 
-def _launcher(order: TrainingOrder, processes: int, threads: int) -> list[str]:
-    """Return the command before what is launched: accelerate here, or on all nodes of a job."""
-    precision = order.trainer.mixed_precision
-    config, nodes = order.trainer.accelerate_config, srun_command(os.environ, processes)
-    if processes > 1 and not nodes and config is None:
-        import torch
+def _launcher(order: TrainingOrder, processes: int) -> list[str]:
+    """Return the command before what is launched: accelerate here, or on all nodes of a job.
 
-        if not torch.cuda.is_available():
-            _say(f"{order.run}: one process instead of {processes}, for there is no GPU")
-            processes = 1
+    A single process needs none, and finds its device itself.
+    """
+    settings, config = order.trainer, order.trainer.accelerate_config
+    nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
     if config is not None:
         check_accelerate(Path(config), order.kind)
         options = ["--config_file", config]
+    elif nodes == processes == 1 and not settings.torch_compile:
+        return [sys.executable]
     else:
-        options = [
-            *("--dynamo_backend", "inductor" if order.trainer.torch_compile else "no"),
-            *("--mixed_precision", "no" if precision == "auto" else precision),  # it chooses itself
-            *("--num_cpu_threads_per_process", str(max(1, threads // processes))),
-        ]
-    if nodes:
-        return [*nodes, "--multi_gpu", *options]  # each node adds the number of its processes
-    accelerate = [sys.executable, "-m", "latentmake.training.loop.quiet_launch"]
-    if config is not None:
-        return [*accelerate, *options]
-    # One process finds its device itself: no torch is imported here to look for it.
-    several = ["--multi_gpu"] if processes > 1 else []
-    devices = ["--num_processes", str(processes), "--num_machines", "1", *several]
-    return [*accelerate, *devices, *options]
+        compiles = "inductor" if settings.torch_compile else "no"
+        # The training itself tells the precision to its Accelerator.
+        options = ["--dynamo_backend", compiles, "--mixed_precision", "no"]
+    if nodes > 1:
+        asked = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
+        names = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+        return [*srun_command(os.environ, names[0], processes), "--multi_gpu", *options]
+    if config is None:
+        options += ["--num_processes", str(processes), "--num_machines", "1"]
+        options += ["--multi_gpu"] if processes > 1 else []
+    return [*_ACCELERATE, *options]
+
+
+def srun_command(environment: Mapping[str, str], first: str, processes: int) -> list[str]:
+    """Return the command that starts accelerate on all nodes of this SLURM job, to be continued.
+
+    SLURM's variables are those of srun's manual (SLURM_JOB_NUM_NODES and its like).
+
+    Args:
+        environment: of the job.
+        first: name of its first node.
+        processes: devices of each node.
+    """
+    nodes = int(environment["SLURM_JOB_NUM_NODES"])
+    # The same for all nodes, another for each job.
+    port = _PORTS[int(environment["SLURM_JOB_ID"]) % len(_PORTS)]
+    return [
+        # The job's own step holds all of its resources already: --overlap.
+        *("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap"),
+        *_ACCELERATE,
+        *("--num_machines", str(nodes), "--machine_rank", _RANK),
+        *("--main_process_ip", first, "--main_process_port", str(port)),
+        *("--num_processes", str(nodes * processes)),
+    ]
+
+
+def quietly(launch: Callable[[], object]) -> int:
+    """Run a launcher, and return the exit status of what it launched.
+
+    The training says its error itself; the launchers of accelerate and torch would add theirs.
+    """
+    logging.disable(logging.ERROR)  # torch's launcher logs each process that failed
+    try:
+        launch()
+    except subprocess.CalledProcessError as error:
+        return _ended(error.returncode)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        from torch.distributed.elastic.multiprocessing import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+        if isinstance(error, SignalException):
+            return 128 + error.sigval
+        if not isinstance(error, ChildFailedError):
+            raise
+        return _ended(error.get_first_failure()[1].exitcode)
+    return 0
+
+
+def _ended(status: int) -> int:
+    """Return an exit status; where a signal ended the process, say which."""
+    if status >= 0:
+        return status
+    name = signal.Signals(-status).name
+    reason = " (too little memory?)" if name == "SIGKILL" else ""
+    sys.stderr.write(f"error: it was killed by {name}{reason}\n")
+    return 1
+
+
+if __name__ == "__main__":
+    from accelerate.commands.launch import main
+
+    # srun starts the same command on each node.
+    sys.argv = [os.environ[_RANK] if each == _RANK else each for each in sys.argv]
+    sys.exit(quietly(main))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
+from collections.abc import Iterable
 from typing import ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from latentmake import digest
 from latentmake.config.fields import shaping
 from latentmake.config.trainers import LoopTrainer
 from latentmake.config.weights import Weights
-from latentmake.training.order import Basis, Wanted
+from latentmake.training.order import RunOrder
 
 _LENGTHS = {"steps", "epochs", "max_steps"}
 _STEPS = 1000  # where neither `steps` nor `epochs` is set
@@ -41,20 +42,14 @@ class TextSchedule(BaseModel):
     caption_dropout_every_n_epochs: int = 0
 
 
-class TrainingOrder(BaseModel, ABC):
-    """Everything that a trainer of ours needs to know; paths are relative to the working directory.
-
-    A subclass has its `kind`, and names its network.
+class TrainingOrder(RunOrder):
+    """Everything that a trainer of ours needs to know; a subclass has its `kind` and network.
 
     Attributes:
         version: of the trainer; raised when, given the same, it would train other weights, or a
             default changes.
         trains: module that carries out an order.
         picture_suffix: end of the names of decoded samples.
-        run: name of the run.
-        manifest: path; one line an item with the paths of its caches.
-        lock: path; digest of the caches that the manifest names, see `lock_digest`.
-        output: folder of weights, samples, checkpoints and scalars.
         weights: digest of the network's files.
         resumed: digest of the checkpoint `resume_from_checkpoint`, "" where there is none yet.
         vae: decoder of the sample pictures.
@@ -65,18 +60,11 @@ class TrainingOrder(BaseModel, ABC):
         sample_size: width and height of the sample pictures, in pixels.
         texts: dataset -> dependence of its caption variants on the step, where there is one.
         kept: checkpoint folders that the configuration names, of any run; they are never removed.
-        planned: time, in nanoseconds: no two orders are the same file to Snakemake.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     version: ClassVar[int] = 1
     trains: ClassVar[str]
     picture_suffix: ClassVar[str] = ".png"
-    kind: str
-    run: str
-    manifest: str
-    lock: str
-    output: str
     weights: str
     resumed: str = ""
     vae: Weights
@@ -85,19 +73,13 @@ class TrainingOrder(BaseModel, ABC):
     negative: str | None
     sample_size: tuple[int, int]
     trainer: LoopTrainer
-    texts: dict[str, TextSchedule] = {}
-    kept: list[str] = []
-    planned: int = 0
+    texts: dict[str, TextSchedule] = Field({})
+    kept: list[str] = Field([])
 
     @property
     @abstractmethod
-    def result(self) -> str:
-        """Path of the trained weights below `output`."""
-
-    @property
     def results(self) -> list[str]:
-        """Paths of all weights that were trained together, without which none are."""
-        return [self.result]
+        """Paths of all weights that are trained together, below `output`."""
 
     @property
     def copies(self) -> list[str]:
@@ -105,9 +87,9 @@ class TrainingOrder(BaseModel, ABC):
         return []
 
     @property
-    @abstractmethod
     def from_hub(self) -> bool:
-        """Whether the network may have to be downloaded."""
+        """Whether weights may have to be downloaded."""
+        return bool(self.vae.hub)
 
     @abstractmethod
     def described(self) -> dict[str, JsonValue]:
@@ -164,10 +146,9 @@ class TrainingOrder(BaseModel, ABC):
         texts = {f"captions of {name}": each for name, each in self.texts.items()}
         return self._own_settings() | texts
 
-    def basis(self, wanted: Wanted) -> Basis:
-        """Return what weights of these digests come from."""
-        places = (place for name, place in self.described().items() if name != "vae" and place)
-        return Basis.of(self.run, wanted, self.settings(), ", ".join(map(str, places)))
+    def networks(self) -> Iterable[object]:
+        """Return the places of the networks, and of a noise schedule."""
+        return (place for name, place in self.described().items() if name != "vae" and place)
 
     def pictures_digest(self) -> str:
         """Return the digest of all that shapes the sample pictures besides the weights.

@@ -2,24 +2,58 @@
 
 from __future__ import annotations
 
-import time
+from abc import abstractmethod
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from latentmake.config.root import Config
 from latentmake.config.runs import Run
 from latentmake.config.trainers import LoopTrainer
-from latentmake.files import atomic
 from latentmake.plan.facts import Facts
-from latentmake.plan.lock import run_folder
-from latentmake.plan.orders import run_order
 from latentmake.plan.reasons import Difference
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.target import prompt_path
+from latentmake.training.backend import Backend
 from latentmake.training.loop.order import Prompt, TextSchedule, TrainingOrder
 from latentmake.training.loop.result import Record, RunFiles, checkpoint_digest, wanted_of
 from latentmake.training.loop.sample_images import picture_reasons
+from latentmake.training.order import run_values
+
+if TYPE_CHECKING:
+    from latentmake.training.checks import Finding
+
+
+class LoopBackend(Backend):
+    """A trainer that trains by the loop.
+
+    Attributes:
+        order_type: class of its orders.
+    """
+
+    order_type: type[TrainingOrder]
+
+    @abstractmethod
+    def order(self, facts: Facts, run: str) -> TrainingOrder:
+        """Return the order of a run; raises UserError where settings and networks do not fit."""
+
+    def plan(self, facts: Facts, plan: RunPlan, *, train: bool) -> None:
+        """Write the order of a run, and decide whether it is to be trained."""
+        finish_plan(facts, plan, self.order(facts, plan.name), train=train)
+
+    def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
+        """Check what the trainer's settings need."""
+        from latentmake.training.loop.checks import check_settings
+
+        del current
+        return check_settings(order.trainer)
+
+    def train(self, order: Path, **options: Any) -> None:
+        """Bring the trained weights of an order up to date; see `Backend.train`."""
+        from latentmake.training.loop.launch import train
+
+        train(self.order_type, order, **options)
 
 
 def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: bool) -> None:
@@ -29,10 +63,9 @@ def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: boo
         from latentmake.training.loop.checkpoint import as_begun
 
         order = as_begun(order, wanted_of(order, data=plan.lock, weights=order.weights))
-    plan.trainer_order = run_order(plan.name, "train", order.planned)
-    plan.trainer = order
+    plan.trainer, plan.trainer_order = order, order.path
     if not facts.asks:
-        atomic.write(plan.trainer_order, order.model_dump_json().encode())
+        order.write()
     plan.reasons = reasons(order, plan)
     if plan.reasons:
         plan.note = _note(order, plan)
@@ -105,23 +138,19 @@ def resumed(facts: Facts, trainer: LoopTrainer, folder: Path) -> str:
 
 def order_values(facts: Facts, name: str, trainer: LoopTrainer) -> dict[str, Any]:
     """Return the values of a run's order that all our trainers have."""
-    run, samples, folder = facts.config.runs[name], trainer.samples, run_folder(name)
+    run, samples, own = facts.config.runs[name], trainer.samples, run_values(name)
     size = samples.resolution or run.resolutions[0]
     text = partial(prompt_path, facts.config, run.model)
     guided = trainer.draws and samples.guidance_scale > 1
     return {
-        "run": name,
-        "manifest": str(folder / "manifest.jsonl"),
-        "lock": str(folder / "dataset.lock"),
-        "output": str(folder),
-        "resumed": resumed(facts, trainer, folder),
+        **own,
+        "resumed": resumed(facts, trainer, Path(own["output"])),
         "vae": facts.config.models[run.model].vae,
         "prompts": [Prompt(prompt=each, text=text(each)) for each in samples.prompts],
         "negative": text(samples.negative_prompt) if guided else None,
         "sample_size": (size.width, size.height),
         "trainer": trainer,
         "texts": _text_schedules(facts.config, run),
-        "planned": time.time_ns(),
     }
 
 

@@ -32,7 +32,8 @@ class RunFiles:
     """The files below a run's output folder.
 
     Attributes:
-        weights: the trained weights; where there are several files, the first of `results`.
+        results: files of the trained weights.
+        weights: the first of them.
         record: a `Record`, written after them.
         samples: the sample pictures and their index.
         grid: all of them as one.
@@ -44,8 +45,8 @@ class RunFiles:
 
     def __init__(self, order: TrainingOrder) -> None:
         self.output = Path(order.output)
-        self.weights = self.output / order.result
         self.results = [self.output / name for name in order.results]
+        self.weights = self.results[0]
         self._copied = order.copies
         self.record = self.output / "training.json"
         self.samples = self.output / "samples"
@@ -113,19 +114,6 @@ class Record(JsonFile):
     continued: list[int] = Field([])
     mixed_precision: str = ""
     files: dict[str, str] = Field({})
-
-
-class Receipt(JsonFile):
-    """Result of a training, for the build."""
-
-    run: str
-    weights: str
-    wanted: Wanted
-    steps: int
-    loss_start: float
-    loss_end: float
-    seconds: float
-    samples: str | None
 
 
 def write_trained(write: Callable[[Path], object], names: Iterable[str], files: RunFiles) -> None:

@@ -36,10 +36,10 @@ class SdOrder(TrainingOrder):
     trainer: SdTrainer
 
     @property
-    def result(self) -> str:
+    def results(self) -> list[str]:
         """Path of the LoRA or of the UNet's weights below `output`."""
         lora = self.trainer.adapter == "lora"
-        return LORA_WEIGHTS if lora else f"{UNET_FOLDER}/{UNET_WEIGHTS}"
+        return [LORA_WEIGHTS if lora else f"{UNET_FOLDER}/{UNET_WEIGHTS}"]
 
     @property
     def copies(self) -> list[str]:
@@ -48,8 +48,8 @@ class SdOrder(TrainingOrder):
 
     @property
     def from_hub(self) -> bool:
-        """Whether the UNet is named by a repository on the hub."""
-        return bool(self.unet.hub)
+        """Whether UNet or VAE is named by a repository on the hub."""
+        return bool(self.unet.hub) or super().from_hub
 
     def described(self) -> dict[str, JsonValue]:
         """Return the places of UNet, VAE and noise schedule."""

@@ -39,20 +39,10 @@ class WanOrder(TrainingOrder):
     trainer: WanTrainer
 
     @property
-    def result(self) -> str:
-        """Path of the LoRA in diffusers' names below `output`."""
-        return lora_names(high_noise=self.dit is None).diffusers
-
-    @property
     def results(self) -> list[str]:
         """Paths of the LoRA of each network, in diffusers' names, below `output`."""
         trained = ((self.dit, False), (self.dit_high_noise, True))
         return [lora_names(high_noise=high).diffusers for path, high in trained if path is not None]
-
-    @property
-    def from_hub(self) -> bool:
-        """Whether the network may have to be downloaded: never."""
-        return False
 
     def described(self) -> dict[str, JsonValue]:
         """Return the places of networks and VAE."""

@@ -1,42 +1,91 @@
-"""Plan of a run of the trainer `wan`: its order, and whether it is trained."""
+"""The trainer `wan` as a backend: the order of a run, its checks, its clips."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from latentmake.config.models import Model
 from latentmake.config.trainers import WanTrainer
 from latentmake.errors import ModelError
 from latentmake.plan.facts import Facts
+from latentmake.plan.reasons import Difference
 from latentmake.plan.run_plan import RunPlan
-from latentmake.training.loop.plan import finish_plan, order_values
-from latentmake.training.wan.dit import check_networks, dit_digest
+from latentmake.training.loop.plan import LoopBackend, order_values
+from latentmake.training.order import rows_of
+from latentmake.training.wan.dit import check_networks, dit_digest, trained_networks
 from latentmake.training.wan.estimate import estimate_training
 from latentmake.training.wan.order import WanOrder
+
+if TYPE_CHECKING:
+    from latentmake.training.checks import Finding
 
 _BOUNDARY = {"t2v": 0.875, "i2v": 0.9}  # Wan 2.2's, wan/configs of its release
 
 
-def plan_training(facts: Facts, plan: RunPlan, *, train: bool) -> None:
-    """Write the order of a run, and decide whether it is to be trained; see `Backend.plan`."""
-    run = facts.config.runs[plan.name]
-    trainer, model = run.trainer, facts.config.models[run.model]
-    assert isinstance(trainer, WanTrainer)
-    where = f"runs.{plan.name}.trainer.target_modules"
-    check_networks(model, run.model, trainer.target_modules, where)
-    weights = _digest(facts, model, run.model)
-    order = _order(facts, plan.name, trainer, model, weights)
-    finish_plan(facts, plan, order, train=train)
-    if plan.training_order is not None:
-        estimate = estimate_training(facts.config, plan.name, model)
-        plan.forecast, plan.needs = estimate.note, [estimate.need]
+class Wan(LoopBackend):
+    """The trainer `wan`."""
 
+    order_type = WanOrder
 
-def _digest(facts: Facts, model: Model, name: str) -> str:
-    try:
-        return dit_digest(model, facts.memo.digest_of_file)
-    except ModelError as error:
-        raise ModelError(
-            f"{error.where}: {error.what}", where=f"models.{name}.dit", hint=error.hint
-        ) from None
+    def order(self, facts: Facts, run: str) -> WanOrder:
+        """Return the order of a run."""
+        settings = facts.config.runs[run]
+        trainer, model = settings.trainer, facts.config.models[settings.model]
+        assert isinstance(trainer, WanTrainer)
+        where = f"runs.{run}.trainer.target_modules"
+        check_networks(model, settings.model, trainer.target_modules, where)
+        try:
+            weights = dit_digest(model, facts.memo.digest_of_file)
+        except ModelError as error:
+            what, where = f"{error.where}: {error.what}", f"models.{settings.model}.dit"
+            raise ModelError(what, where=where, hint=error.hint) from None
+        return WanOrder(
+            dit=model.dit,
+            dit_high_noise=model.dit_high_noise,
+            task=str(model.task),
+            image_to_video=model.image_to_video,
+            needs_clip=model.needs_clip,
+            flow_shift=trainer.shift(settings.resolutions),
+            boundary=boundary_of(trainer, model),
+            weights=weights,
+            **order_values(facts, run, trainer),
+        )
+
+    def plan(self, facts: Facts, plan: RunPlan, *, train: bool) -> None:
+        """Write the order of a run; decide whether it is to be trained, and estimate that."""
+        super().plan(facts, plan, train=train)
+        if plan.training_order is not None:
+            model = facts.config.models[facts.config.runs[plan.name].model]
+            estimate = estimate_training(facts.config, plan.name, model)
+            plan.forecast, plan.needs = estimate.note, [estimate.need]
+
+    def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
+        """Check the networks, and what the trainer's settings need."""
+        from latentmake.training.checks import model_finding
+        from latentmake.training.image_checks import image_findings
+
+        yield from map(model_finding, trained_networks(order))
+        if current:  # the caches have musubi-tuner's pixels
+            sources = (row["source"] for row in rows_of(Path(order.manifest), dict[str, Any]))
+            yield from image_findings(sources)
+        yield from super().check(order, current=current)
+
+    def plan_following(
+        self, facts: Facts, plan: RunPlan, word: str
+    ) -> tuple[Path, list[Difference]]:
+        """Write the order of clips or of an evaluation; see `Backend.plan_following`."""
+        from latentmake.training.wan.evaluation import plan_evaluation
+        from latentmake.training.wan.generation import plan_generation
+
+        return (plan_generation if word == "generate" else plan_evaluation)(facts, plan)
+
+    def follow(self, order: Path, word: str, *, log: Path, threads: int = 2) -> Path:
+        """Bring clips or the results of an evaluation up to date; return their folder."""
+        from latentmake.training.wan.evaluation import launch
+
+        return launch(order, word, log=log, threads=threads)
 
 
 def boundary_of(trainer: WanTrainer, model: Model) -> float | None:
@@ -50,17 +99,3 @@ def boundary_of(trainer: WanTrainer, model: Model) -> float | None:
     if trainer.timestep_boundary is not None:
         return trainer.timestep_boundary / 1000
     return _BOUNDARY["i2v" if model.image_to_video else "t2v"]
-
-
-def _order(facts: Facts, name: str, trainer: WanTrainer, model: Model, weights: str) -> WanOrder:
-    return WanOrder(
-        dit=model.dit,
-        dit_high_noise=model.dit_high_noise,
-        task=str(model.task),
-        image_to_video=model.image_to_video,
-        needs_clip=model.needs_clip,
-        flow_shift=trainer.shift(facts.config.runs[name].resolutions),
-        boundary=boundary_of(trainer, model),
-        weights=weights,
-        **order_values(facts, name, trainer),
-    )

@@ -1,66 +1,41 @@
-"""A training over several nodes: the same command on each, told apart by rank alone."""
+"""A training over several nodes: the same command on each, told apart by its rank alone."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
-import pytest
-from latentmake.training.loop.node import accelerate_command, srun_command
+from latentmake.training.loop.launch import srun_command
 
-JOB = {"SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_ID": "123456", "SLURM_NODEID": "2"}
-
-
-@pytest.mark.parametrize("environment", [{}, {"SLURM_JOB_NUM_NODES": "1"}])
-def test_one_node_needs_no_srun(environment: dict[str, str]) -> None:
-    assert srun_command(environment, 4) == []
+JOB = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": str(os.getpid())}
+SCRIPTS = Path(__file__).parents[4] / "scripts"
 
 
-def test_each_node_gets_one_task_that_becomes_accelerate() -> None:
-    command = srun_command(JOB, 4)
+def test_each_node_gets_one_task_with_the_number_of_all_devices() -> None:
+    command = srun_command(JOB, "node7", 4)
     assert command[0] == "srun"
-    assert {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1"} <= set(command)
-    assert command[-4:] == ["-m", "latentmake.training.loop.node", "--processes", "4"]
-
-
-def test_the_nodes_differ_by_their_rank_alone() -> None:
-    rest = [
-        "--multi_gpu",
-        "--mixed_precision",
-        "bf16",
-        "-m",
-        "latentmake.training.sd.recipe",
-        "o.json",
-    ]
-    commands = [
-        accelerate_command({**JOB, "SLURM_NODEID": str(rank)}, "node7", 4, rest)
-        for rank in range(3)
-    ]
-    for rank, command in enumerate(commands):
-        at = command.index("--machine_rank")
-        assert command[at + 1] == str(rank)
-        command[at + 1] = "0"
-    assert commands[0] == commands[1] == commands[2]
-    options = dict(zip(commands[0], commands[0][1:], strict=False))
-    assert options["--num_machines"] == "3" and options["--num_processes"] == "12"
+    assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1"} <= set(command)
+    options = dict(pairwise(command))
+    assert options["--num_machines"] == "2" and options["--num_processes"] == "8"
     assert options["--main_process_ip"] == "node7"
     assert 20_000 <= int(options["--main_process_port"]) < 40_000
-    assert commands[0][-6:] == rest
 
 
-def test_accelerate_knows_all_these_options() -> None:
-    command = accelerate_command(JOB, "node7", 1, ["--multi_gpu", "/nothing/to/launch.py"])
-    # It reads all options, then has no such script, or on this machine no GPU, to launch.
-    done = subprocess.run(
-        [*command[:3], "--help", "--multi_gpu"],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[4] / "scripts")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0 and command[0] == sys.executable
-    for option in command[3:]:
-        if option.startswith("--") and option != "--multi_gpu":  # of which the help has groups
-            assert option in done.stdout
+def test_the_tasks_of_a_job_meet_and_know_their_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os\nprint(*map(os.environ.get, ('RANK', 'WORLD_SIZE')))\n")
+    command = srun_command(JOB, "127.0.0.1", 1)
+    launcher = command[command.index(sys.executable) :]
+    tasks = [
+        subprocess.Popen(
+            [*launcher, *("--multi_gpu", "--mixed_precision", "no"), str(script)],
+            env={**os.environ, "SLURM_NODEID": str(node), "PYTHONPATH": str(SCRIPTS)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for node in range(2)
+    ]
+    assert [task.communicate(timeout=300)[0].split() for task in tasks] == [["0", "2"], ["1", "2"]]

@@ -507,7 +507,7 @@ def test_faults_of_order_and_lock_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="order cannot be read"):
         read_order(tmp_path / "none.json", SdOrder)
     (tmp_path / "bad.json").write_text('{"run": 3}')
-    with pytest.raises(TrainingError, match="is not a training order") as error:
+    with pytest.raises(TrainingError, match="order cannot be read") as error:
         read_order(tmp_path / "bad.json", SdOrder)
     assert "\n" not in str(error.value)
     order = make_order(tmp_path)

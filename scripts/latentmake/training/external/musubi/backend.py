@@ -50,7 +50,6 @@ class Musubi(Launched[MusubiOrder]):
         )
 
     def weights_digest(self, order: MusubiOrder, file_digest: Callable[[Path], str]) -> str:
-        """Return the digest of the networks that are trained."""
         found = []
         for key, place in (
             ("dit", order.model.dit),
@@ -61,7 +60,6 @@ class Musubi(Launched[MusubiOrder]):
         return digest.of_value(found)
 
     def find(self, order: MusubiOrder, memory: Memo | None = None) -> Installation:
-        """Find musubi-tuner."""
         if order.musubi_tuner is None:
             note = "the configuration does not say where it lies: set `musubi_tuner.path`"
             raise TrainingError(note)
@@ -72,13 +70,11 @@ class Musubi(Launched[MusubiOrder]):
         return [*(networks(order.model) if quick else model_files(order.model))]
 
     def data_findings(self, order: MusubiOrder) -> Iterator[Finding]:
-        """Check the items and caches of an up-to-date manifest."""
         from latentmake.training.external.musubi.check import data_findings  # which imports PIL
 
         yield from data_findings(order)
 
     def refuse(self, order: MusubiOrder, memory: Memo) -> None:
-        """Refuse a training that lacks something, before its caches are made."""
         models = self.models(order, quick=True)
         for file in models:
             if file.fault:
@@ -100,15 +96,12 @@ class Musubi(Launched[MusubiOrder]):
         atomic.write(files.output / "dataset.toml", training_toml(order).encode())
 
     def epochs(self, order: MusubiOrder) -> int:
-        """Return the epochs of a training."""
         return order.trainer.max_train_epochs
 
     def can_resume(self, order: MusubiOrder, resume: Resume) -> bool:
-        """Whether a training resumed from a state takes just the steps that are left."""
         return resume.counted or not depends_on_length(order.trainer.arguments)
 
     def command(self, order: MusubiOrder, program: Installation, resume: Resume) -> list[str]:
-        """Return the training script and its arguments; all paths are absolute."""
         attention = installation.pick_attention(
             order.trainer.attention, program, among=order.attentions
         )
@@ -121,7 +114,6 @@ class Musubi(Launched[MusubiOrder]):
         return [str(program.script(order.scripts.training.name)), *arguments]
 
     def publication(self, order: MusubiOrder) -> Publication[MusubiOrder]:
-        """Return the published folder of a run."""
         from latentmake.training.external.musubi.publish import MusubiPublication
 
         return MusubiPublication(order)

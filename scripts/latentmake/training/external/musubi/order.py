@@ -21,13 +21,11 @@ class MusubiOrder(ExternalOrder):
     """Order of a run of musubi-tuner.
 
     Attributes:
-        trained: whether the run has a trainer.
-        trainer: the defaults where it has none.
+        trainer: the defaults where the run has none.
         musubi_tuner: where musubi-tuner lies; None where the configuration does not say.
     """
 
     kind: Literal["musubi"] = "musubi"
-    trained: bool = True
     trainer: MusubiTrainer
     musubi_tuner: ExternalProgram | None
 

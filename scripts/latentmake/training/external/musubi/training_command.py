@@ -80,7 +80,7 @@ def training_arguments(
 
 def local_arguments(order: MusubiOrder, *, attention: str, resume: Path | None = None) -> list[str]:
     """Return the arguments of a training on this machine; all paths are absolute."""
-    files = RunFiles(order.run, order.output)
+    files = RunFiles(order)
     return training_arguments(
         located(order),
         dataset_config=absolute(files.output / "dataset.toml"),

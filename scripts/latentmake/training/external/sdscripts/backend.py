@@ -39,7 +39,6 @@ class SdScripts(Launched[SdScriptsOrder]):
     memory_hint = "try gradient_checkpointing, a smaller train_batch_size or a smaller resolution"
 
     def order(self, config: Config, run: str) -> SdScriptsOrder:
-        """Return the order of a run."""
         trainer = config.runs[run].trainer
         assert isinstance(trainer, SdScriptsTrainer) and config.sd_scripts is not None
         fields = fields_of(config, run)
@@ -51,7 +50,6 @@ class SdScripts(Launched[SdScriptsOrder]):
         )
 
     def weights_digest(self, order: SdScriptsOrder, file_digest: Callable[[Path], str]) -> str:
-        """Return the digest of the network that is trained."""
         place = order.model.checkpoint or ""
         files = [path := Path(place)]
         if path.is_dir():
@@ -59,11 +57,9 @@ class SdScripts(Launched[SdScriptsOrder]):
         return digest.of_value(files_digests("checkpoint", place, files, file_digest))
 
     def find(self, order: SdScriptsOrder, memory: Memo | None = None) -> Installation:
-        """Find the script that trains a run, and the Python that runs it."""
         return find(order.script, order.sd_scripts, memory)
 
     def models(self, order: SdScriptsOrder, *, quick: bool) -> list[ModelFile]:
-        """Return the checkpoint, inspected."""
         try:
             refuse_unreadable(order)
         except ModelError as error:
@@ -99,7 +95,6 @@ class SdScripts(Launched[SdScriptsOrder]):
         *,
         quick: bool,
     ) -> Iterator[Finding]:
-        """Check settings against the program's sources."""
         if not program.sources.mentions('"image_size"'):
             note = f"{program.folder} may be too old to read sizes from metadata: update it"
             yield Finding("version", "warning", note)
@@ -114,7 +109,6 @@ class SdScripts(Launched[SdScriptsOrder]):
             yield Finding("resume", "warning", note)
 
     def packages(self, order: SdScriptsOrder, program: Installation) -> set[str]:
-        """Return the packages that the settings need besides those that its script imports."""
         needs = super().packages(order, program)
         needs |= {"xformers"} if order.trainer.attention == "xformers" else set()
         return needs | ({"deepspeed"} if order.trainer.deepspeed else set())
@@ -129,7 +123,6 @@ class SdScripts(Launched[SdScriptsOrder]):
         )
 
     def epochs(self, order: SdScriptsOrder) -> int | None:
-        """Return the epochs of a training; None where steps end it."""
         return epochs_of(order)
 
     def can_resume(self, order: SdScriptsOrder, resume: Resume) -> bool:
@@ -147,16 +140,13 @@ class SdScripts(Launched[SdScriptsOrder]):
         return epochs is not None and resume.done < epochs and endless
 
     def command(self, order: SdScriptsOrder, program: Installation, resume: Resume) -> list[str]:
-        """Return the training script and its arguments; all paths are absolute."""
         script = program.script(program.program.script)
         return [str(script), *local_arguments(order, resume)]
 
     def result(self, order: SdScriptsOrder) -> str:
-        """Return what is trained, in a word."""
         return "network" if order.script in order.strategies.complete else "LoRA"
 
     def publication(self, order: SdScriptsOrder) -> Publication[SdScriptsOrder]:
-        """Return the published folder of a run."""
         from latentmake.training.external.sdscripts.publish import SdScriptsPublication
 
         return SdScriptsPublication(order)

@@ -166,7 +166,7 @@ def _network(order: SdScriptsOrder) -> dict[str, str | float | bool | None]:
 
 def local_arguments(order: SdScriptsOrder, resume: Resume | None = None) -> list[str]:
     """Return the arguments of a training on this machine; all paths are absolute."""
-    files = RunFiles(order.run, order.output)
+    files = RunFiles(order)
     state, initial_step = None, None
     if resume is not None and resume.state is not None:
         state = absolute(resume.state)

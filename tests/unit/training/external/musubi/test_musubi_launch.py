@@ -54,11 +54,11 @@ def refused(order: MusubiOrder, match: str) -> str:
 
 def wanted_of(order: MusubiOrder) -> Wanted:
     weights = Musubi().weights_digest(order, digest.of_file)
-    return wanted(order, lock_digest(order.lock), weights)[0][1]
+    return wanted(order, lock_digest(order.lock), weights)
 
 
 def is_trained(order: MusubiOrder) -> bool:
-    record = Record.read(RunFiles(order.run, order.output).record)
+    record = Record.read(RunFiles(order).record)
     return record is not None and record.wanted == wanted_of(order) and LORA.is_file()
 
 
@@ -235,6 +235,8 @@ def test_a_killed_training_goes_on_from_its_last_state(
     root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = interrupted(root, tuner, monkeypatch, "killed 3")
+    for path in (WORK / f"{RUN}-000001-state", WORK / f"{RUN}-000001-state/optimizer.bin"):
+        os.utime(path, (2**31, 2**31))  # its number decides
     log = launch(order)
     assert Path(flag(tuner, "resume")).name == f"{RUN}-000003-state"
     # This trainer counts from one again, so that it is told what is left.
@@ -244,26 +246,15 @@ def test_a_killed_training_goes_on_from_its_last_state(
     assert not (WORK / "resumed").exists()
 
 
-def test_the_number_of_a_state_decides_not_its_mtime(
-    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order = interrupted(root, tuner, monkeypatch, "killed 3")
-    os.utime(WORK / f"{RUN}-000001-state", (2**31, 2**31))
-    os.utime(WORK / f"{RUN}-000001-state/optimizer.bin", (2**31, 2**31))
-    launch(order)
-    assert Path(flag(tuner, "resume")).name == f"{RUN}-000003-state"
-    assert epochs() == 4
-
-
 def test_a_resume_that_is_killed_loses_no_epoch_and_counts_none_twice(
     root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = interrupted(root, tuner, monkeypatch, "killed 3")
-    layout = RunFiles(order.run, order.output)
+    layout = RunFiles(order)
     before = layout.progress.read_bytes()
-    assert prepare(layout, RUN, wanted_of(order), epochs=4).done == 3
+    assert prepare(layout, wanted_of(order), epochs=4).done == 3
     layout.progress.write_bytes(before)  # as if killed before it was written
-    assert prepare(layout, RUN, wanted_of(order), epochs=4).done == 3
+    assert prepare(layout, wanted_of(order), epochs=4).done == 3
     launch(order)
     assert flag(tuner, "max_train_epochs") == "1"
     assert epochs() == 4
@@ -282,7 +273,7 @@ def test_a_result_that_nobody_could_accept_any_more_is_accepted(
 ) -> None:
     order = make_run(root, tuner=tuner)
     launch(order)
-    for path in (LORA, RunFiles(order.run, order.output).record, tuner / "called.json"):
+    for path in (LORA, RunFiles(order).record, tuner / "called.json"):
         path.unlink()
     assert "all epochs were done before" in launch(order)
     assert is_trained(order) and not (tuner / "called.json").exists()
@@ -359,22 +350,15 @@ def test_a_state_of_another_training_is_not_gone_on_from(
     assert not (WORK / "previous").exists()
 
 
-def test_nothing_is_gone_on_from_without_a_note_of_what_it_was(
-    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("lost", ["output/wanted.json", "output/*-state"])
+def test_without_states_or_a_note_of_what_they_are_a_training_begins_anew(
+    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     order = interrupted(root, tuner, monkeypatch, "killed 2")
-    RunFiles(order.run, order.output).progress.unlink()
+    for path in Path(order.output).glob(lost):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     launch(order)
     assert "--resume" not in called(tuner)["argv"]
-
-
-def test_a_missing_state_folder_begins_anew(
-    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order = interrupted(root, tuner, monkeypatch, "killed 2")
-    for state in WORK.glob("*-state"):
-        shutil.rmtree(state)
-    launch(order)
     assert epochs() == 4
 
 

@@ -289,9 +289,9 @@ def test_a_state_is_used_where_just_what_is_left_is_then_trained(
 
 
 def test_steps_of_an_epoch_are_told_by_each_leg_of_a_training() -> None:
-    layout = RunFiles("cats", "runs/cats")
+    layout = RunFiles(order())
     want = Wanted(data="d", settings="s", weights="w")
-    assert prepare(layout, "cats", want, epochs=8) == Resume()
+    assert prepare(layout, want, epochs=8) == Resume()
     # What its state says of steps begins at each start; its name and its epoch go on.
     for epoch, steps in ((2, 10), (3, 5), (6, 15)):
         put(
@@ -304,11 +304,11 @@ def test_steps_of_an_epoch_are_told_by_each_leg_of_a_training() -> None:
         Path(f"runs/cats/output/cats-{epoch:06d}-state/train_state.json").write_text(
             json.dumps(said)
         )
-        resume = prepare(layout, "cats", want, epochs=8)
+        resume = prepare(layout, want, epochs=8)
         assert (resume.done, resume.steps, resume.counted) == (epoch, 5, True)
-        assert resume == prepare(layout, "cats", want, epochs=8)
+        assert resume == prepare(layout, want, epochs=8)
     other = want.model_copy(update={"settings": "another"})
-    assert prepare(layout, "cats", other, epochs=8) == Resume()
+    assert prepare(layout, other, epochs=8) == Resume()
 
 
 # -- the dataset TOML -----------------------------------------------------------------------------
