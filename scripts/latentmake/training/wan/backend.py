@@ -9,7 +9,7 @@ from typing import Any
 from latentmake.plan.facts import Facts
 from latentmake.plan.reasons import Difference
 from latentmake.plan.run_plan import RunPlan
-from latentmake.training.checks import Finding, model_finding
+from latentmake.training.checks import Finding, image_findings, model_finding
 from latentmake.training.loop.backend import LoopBackend
 from latentmake.training.wan.order import WanOrder
 
@@ -27,7 +27,6 @@ class Wan(LoopBackend):
 
     def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
         """Check the networks, and what the trainer's settings need."""
-        from latentmake.training.image_checks import image_findings
         from latentmake.training.order import rows_of
         from latentmake.training.wan.dit import trained_networks
 
