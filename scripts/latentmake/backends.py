@@ -34,10 +34,10 @@ BACKENDS = {
 """Kind -> module and class, imported on first use."""
 
 _ENCODERS = {
-    "musubi": ("latentmake.training.external.musubi", "make_by_scripts"),
-    "sdscripts": ("latentmake.training.external.sdscripts", "make_by_strategies"),
+    "musubi": ("latentmake.training.external.musubi", "ScriptsEncoding"),
+    "sdscripts": ("latentmake.training.external.sdscripts", "StrategiesEncoding"),
 }
-"""Encoder of a model -> package of the program that encodes, and its function for a job."""
+"""Encoder of a model -> package of the program that encodes, and the class of its jobs."""
 
 _WITHOUT_TRAINER = {"musubi": "musubi"}
 """Layout -> kind of a run without `trainer`, which can be published."""
@@ -96,5 +96,5 @@ def encoder_of(order: Order) -> ExternalEncoder | None:
     if order.model_settings.encoder not in _ENCODERS:
         return None
     package, name = _ENCODERS[order.model_settings.encoder]
-    found: ExternalEncoder = getattr(import_module(f"{package}.encode"), name)
+    found: ExternalEncoder = getattr(import_module(f"{package}.encode"), name).make
     return found

@@ -133,8 +133,7 @@ def trainer(
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(folder)]))
         program = Program(name, name, FOLDERS[name][1], script, name)
         found = Installation.locate(program, os.fspath(folder), os.fspath(forked_venv))
-        there = found.can_import(sorted({*found.sources.needs, "accelerate"}))
-        if missing := [package for package, is_there in there.items() if not is_there]:
+        if missing := found.lacking({*found.sources.needs, "accelerate"}):
             pytest.skip(
                 f"{PYTHON} lacks {', '.join(missing)} for {name}: set LATENTMAKE_TRAINERS_PYTHON"
             )

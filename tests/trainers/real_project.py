@@ -12,13 +12,9 @@ from pathlib import Path
 import real_models
 import torch
 from latentmake.backends import encoder_of
-from latentmake.config.root import parse
 from latentmake.layouts.layout import layout_of
 from latentmake.plan.orders import Order
 from latentmake.session import Session
-from latentmake.training.external.musubi.backend import Musubi
-from latentmake.training.external.musubi.check_caches import cache_faults, item_faults
-from latentmake.training.external.musubi.order import ManifestRow
 from order_world import carry_out
 from project import NOTHING, Changes, Project, Snapshot
 from real_models import CAPTION, CONTROL, PICTURE, STEMS, World
@@ -151,34 +147,6 @@ class RealProject:
         assert count == items
         return batches
 
-    def faults(self) -> list[str]:
-        """Return what is wrong with the caches to the checklist before a training."""
-        places: dict[str, dict[str, list[str]]] = {"latents": {}, "text": {}}
-        items = {}
-        for order in self._all:
-            for item, targets, _ in order.items:
-                paths = [target.path for target in targets]
-                places[order.kind].setdefault(item.stem, []).extend(paths)
-                if order.kind == "latents":
-                    items[item.stem] = item
-        rows = [
-            ManifestRow(
-                "shapes",
-                stem,
-                item.source or "",
-                f"data/{stem}.txt",
-                next(iter(item.controls), None),
-                1,
-                {"64": places["latents"][stem]},
-                {"64": places["text"][stem][0]},
-                controls=item.controls,
-                layers=item.layers,
-            )
-            for stem, item in items.items()
-        ]
-        order = Musubi().order(parse(self.project.config), "real")
-        return [*item_faults(rows), *cache_faults(order, rows)]
-
     def session(self, *, dry: bool) -> Session:
         """Return a session of Snakemake's main process; a dry one writes nothing."""
         here = Path.cwd()
@@ -210,7 +178,6 @@ def check(real: RealProject) -> None:
     folder = Path(layout_of(model.layout_name).folder("shapes", "tiny", "64"))
     batches = real.load(folder.resolve(), scripts.suffix, len(latents))
     assert len(batches) == len(latents)
-    assert real.faults() == []
     expected = {"latents", *(each.removeprefix("varlen_").rstrip("_") for each in scripts.tensors)}
     for batch in batches:
         assert expected <= batch.keys()

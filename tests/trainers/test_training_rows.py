@@ -14,7 +14,7 @@ from conftest import sources
 from latentmake.index.memo import Memo
 from latentmake.training.checks import checklist
 from latentmake.training.external.musubi.backend import Musubi
-from latentmake.training.external.musubi.check import training_toml
+from latentmake.training.external.musubi.dataset_toml import training_toml
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.musubi.training_command import local_arguments
 from refused_settings import REFUSED, TAKEN
@@ -140,14 +140,10 @@ def test_the_checklist_of_each_version_is_complete_and_sound(
         assert not [each for each in found if each.verdict == "failed"], checklist(found)
         subjects = {each.what for each in found}
         assert subjects >= {
-            *("images and captions", "caches", "foreign caches", "cache folders", "dataset TOML"),
+            *("images and captions", "caches", "foreign caches", "cache folders"),
             *("model: dit", "musubi-tuner", "environment", "mixed precision", "attention"),
             *("arguments", "disk space"),
         }
-        if order.model.scripted:
-            scripts = ROWS[name]
-            assert f"arguments of {scripts.latents.name}" in subjects
-            assert f"arguments of {scripts.text.name}" in subjects
 
 
 def test_the_real_scripts_refuse_what_we_refuse_and_take_what_we_take(

@@ -6,6 +6,7 @@ where that depends. Nothing here imports torch or reads tensors: planning runs t
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -13,10 +14,11 @@ from typing import Literal, NamedTuple
 from tabulate import tabulate
 
 from latentmake.errors import TrainingError
+from latentmake.files.media import IMAGE_FORMATS
 from latentmake.models.model_files import ModelFile
 
 Verdict = Literal["ok", "warning", "failed"]
-_SHOWN = 3  # faults of one check that are named
+_SHOWN = 3  # faults or images of one check that are named
 
 
 class Finding(NamedTuple):
@@ -39,12 +41,9 @@ def checklist(findings: Iterable[Finding]) -> str:
 
 def model_finding(file: ModelFile) -> Finding:
     """Return the finding of one of a model's files."""
-    place = f"{file.place}: " if file.place else ""
-    if file.fault:
-        return Finding(f"model: {file.key}", "failed", f"{place}{file.fault}")
-    if file.doubt:
-        return Finding(f"model: {file.key}", "warning", f"{place}{file.doubt}")
-    return Finding(f"model: {file.key}", "ok", f"{place}{file.known}".removesuffix(": "))
+    verdict: Verdict = "failed" if file.fault else "warning" if file.doubt else "ok"
+    note = ": ".join(filter(None, (file.place, file.fault or file.doubt or file.known)))
+    return Finding(f"model: {file.key}", verdict, note)
 
 
 def failed(findings: Iterable[Finding]) -> bool:
@@ -74,6 +73,30 @@ def accelerate_config(path: str | None) -> Iterator[Finding]:
         yield Finding(
             "accelerate_config", "failed", f"{path} does not exist: correct `accelerate_config`"
         )
+
+
+def image_findings(paths: Iterable[str]) -> Iterator[Finding]:
+    """Warn of images that musubi-tuner and sd-scripts read otherwise than a viewer does.
+
+    Pillow's conversion to RGB, which both call, cuts 16-bit greyscale off at 255.
+    """
+    from PIL import ExifTags, Image
+
+    turned, white = 0, []
+    unreadable = OSError, ValueError, SyntaxError, Image.DecompressionBombError  # said elsewhere
+    for path in paths:
+        with contextlib.suppress(*unreadable), Image.open(path, formats=IMAGE_FORMATS) as image:
+            white += [path] * image.mode.startswith("I")
+            if path.lower().endswith((".jpg", ".jpeg", ".webp")):  # a PNG's may follow its pixels
+                turned += image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
+    if turned:
+        note = f"{turned} images are stored turned (EXIF), and are trained on as they are stored"
+        yield Finding("EXIF orientation", "warning", note)
+    if white:
+        many = "1 image is" if len(white) == 1 else f"{len(white)} images are"
+        names = ", ".join(white[:_SHOWN]) + ", ..." * (len(white) > _SHOWN)
+        note = f"{many} 16-bit greyscale, of which nearly every pixel becomes white: {names}"
+        yield Finding("16-bit images", "warning", f"{note}; save with 8 bits")
 
 
 def passed(findings: Iterable[Finding], say: Callable[[str], object]) -> None:

@@ -15,7 +15,7 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import PartState
 from latentmake.plan.target import Part
-from latentmake.training.checks import Finding, checklist, failed, of_faults
+from latentmake.training.checks import Finding, checklist, failed, image_findings, of_faults
 from latentmake.words.project import ConfigFiles, Directory, Json, Runs, opened
 
 
@@ -60,8 +60,6 @@ def _findings(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
     if backend is not None and plan.trainer is not None:
         yield from backend.check(plan.trainer, current=current)
     if not current and facts.layout(run.model).external:
-        from latentmake.training.image_checks import image_findings
-
         items = (item for name in run.datasets for item in facts.items(name, run.model)[0])
         yield from image_findings(
             path for item in items for path in (item.image, *item.controls, *item.layers)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import platform
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -16,7 +13,7 @@ import latentmake
 from latentmake.config.machines import ExternalProgram
 from latentmake.errors import UserError
 from latentmake.files.disk import free, human
-from latentmake.training.external import commit
+from latentmake.training.external.checks import proven_commit, said
 from latentmake.words.project import ConfigFiles, Directory, Json, opened
 from latentmake.words.shown import show_values
 
@@ -61,7 +58,7 @@ def _versions() -> dict[str, str]:
 
 def _gpu() -> dict[str, object]:
     """Return the GPUs as torch sees them, and the driver as nvidia-smi does."""
-    driver = _said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    driver = said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     found: dict[str, object] = {"driver": driver.partition("\n")[0] or "nvidia-smi is not there"}
     try:
         import torch  # takes seconds
@@ -80,17 +77,7 @@ def _gpu() -> dict[str, object]:
 def _trainer(section: str, program: ExternalProgram) -> str:
     """Return the commit of a trainer, and whether it is the one that is proven."""
     folder = Path(program.path).expanduser()
-    return f"{folder}: {commit.installed(section, folder).note}"
-
-
-def _said(*command: str) -> str:
-    """Return what a program says; "" where it is missing or fails."""
-    if shutil.which(command[0]) is None:
-        return ""
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-        return "" if done.returncode else done.stdout.strip()
-    return ""
+    return f"{folder}: {proven_commit(section, folder).note}"
 
 
 def _last_error() -> dict[str, list[str]]:

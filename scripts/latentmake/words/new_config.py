@@ -13,7 +13,7 @@ from latentmake.caches import gpu
 from latentmake.config.architectures import WAN
 from latentmake.config.rows import Scripts
 from latentmake.reports.plan_table import counted
-from latentmake.training.external.musubi.preflight import number_format
+from latentmake.training.external.musubi.checks import number_format
 from latentmake.words.found_folders import Found
 from latentmake.words.found_model import Model, json_of
 from latentmake.words.model_section import Section

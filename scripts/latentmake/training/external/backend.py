@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from latentmake.config.root import Config
-from latentmake.errors import TrainingError
+from latentmake.errors import ModelError, TrainingError
 from latentmake.index.memo import Memo
 from latentmake.models.model_files import ModelFile
 from latentmake.plan.facts import Facts
@@ -131,7 +131,13 @@ class Launched(Backend, Generic[Order]):
 
     def refuse(self, order: Order, memory: Memo) -> None:
         """Refuse a training that lacks something, before its caches are made; raises UserError."""
-        refuse_failed(self.preflight(order, memory, quick=True))
+        models = self.models(order, quick=True)
+        for file in models:
+            if file.fault:
+                where = f"models.{order.model_name}.{file.key}"
+                fault = f"{file.place} {file.fault}".strip()
+                raise ModelError(fault, where=where, hint="name the right file")
+        refuse_failed(self.preflight(order, memory, models=models, quick=True))
 
     def preflight(
         self,
@@ -157,7 +163,7 @@ class Launched(Backend, Generic[Order]):
             note = program.note or str(program.script(program.program.script))
             yield Finding(self.name, "warning" if program.note else "ok", note)
             if not quick:
-                yield from checks.proven_commit(program)
+                yield checks.proven_commit(program.program.section, program.folder)
             yield checks.environment(program, self.packages(order, program))
         except TrainingError as error:
             yield Finding(self.name, "failed", str(error))

@@ -6,18 +6,21 @@ warning, what its sources refuse has failed. Nothing here imports torch: plannin
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 
 from latentmake.errors import TrainingError
 from latentmake.files.paths import System, is_windows
 from latentmake.training.checks import Finding
-from latentmake.training.external import commit
 from latentmake.training.external.arguments import missing_files
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.launch_scripts import Commands
+
+PROVEN = {"musubi_tuner": "30c658c", "sd_scripts": "48d368f"}
+"""Section of the configuration -> commit of the program with which all tests passed."""
 
 
 def flags(
@@ -25,11 +28,9 @@ def flags(
 ) -> Finding:
     """Check that a script, by default the one that trains, knows all flags of a command line."""
     what = "arguments" if script is None else f"arguments of {script}"
-    missing = installation.missing_flags(arguments, script)
-    if missing:
-        known = installation.sources_of(script or installation.program.script).flags or ()
-        near = [guess for flag in missing for guess in get_close_matches(flag, known, 1, 0.8)]
-        hint = f"did you mean {' '.join(near)}?" if near else "update it, or leave that out"
+    if missing := installation.missing_flags(arguments, script):
+        near = installation.near(missing, script)
+        hint = f"did you mean {near}?" if near else "update it, or leave that out"
         note = f"this {installation.program.name} does not know {' '.join(missing)}: {hint}"
         return Finding(what, "failed", note)
     return Finding(what, "ok", "it knows all flags, as far as its sources tell")
@@ -43,33 +44,52 @@ def paths(arguments: Sequence[str], folder: Path) -> Iterator[Finding]:
 
 
 def environment(installation: Installation, packages: Iterable[str] = ()) -> Finding:
-    """Check that the program's environment has what its script imports; nothing is imported.
-
-    Args:
-        installation: the program's.
-        packages: further ones that the settings need.
+    """Check that the program's environment has what its script imports, and further packages.
 
     Raises:
         TrainingError: its Python cannot be run.
     """
-    needs = {*installation.sources.needs, *packages}
-    there = installation.can_import(sorted(needs | {"accelerate"}))
-    python = installation.python
-    if missing := sorted(name for name in needs if not there[name]):
+    needs, python = {*installation.sources.needs, *packages}, installation.python
+    lacks = installation.lacking({*needs, "accelerate"})
+    if missing := [name for name in lacks if name in needs]:
         note = f"{python} lacks {', '.join(missing)}: install it there"
         return Finding("environment", "failed", note)
-    if not there["accelerate"]:
+    if lacks:
         note = f"{python} has no accelerate: the script is run without it"
         return Finding("environment", "warning", note)
     return Finding("environment", "ok", f"{python} has all that its script imports")
 
 
-def proven_commit(installation: Installation) -> Iterator[Finding]:
-    """Compare the program's commit with the one that is proven, where one is."""
-    section = installation.program.section
-    if section in commit.PROVEN:
-        found = commit.installed(section, installation.folder)
-        yield Finding("commit", "ok" if found.proven else "warning", found.note)
+def proven_commit(section: str, folder: Path) -> Finding:
+    """Compare the commit of a program with the one that is proven; another is never an error.
+
+    An update may rename a flag or change what a script writes, so that a report of a fault begins
+    with the commit.
+
+    Args:
+        section: of the configuration, a name in `PROVEN`.
+        folder: the program's.
+    """
+    proven = PROVEN[section]
+    words = ("describe", "--always", "--exclude=*", "--abbrev=12", "--dirty")
+    if not (folder / ".git").exists():
+        what = "no git repository, so its commit is unknown"
+        return Finding("commit", "warning", f"{what}; {proven} is proven")
+    if not (found := said("git", "-C", str(folder), *words)):
+        return Finding("commit", "warning", f"git does not tell its commit; {proven} is proven")
+    edits = " with local changes" if found.endswith("-dirty") else ""
+    is_proven = found.startswith(proven)
+    word = "proven" if is_proven else f"not proven; {proven} is"
+    note = f"commit {found.removesuffix('-dirty')}{edits} ({word})"
+    return Finding("commit", "ok" if is_proven and not edits else "warning", note)
+
+
+def said(*command: str) -> str:
+    """Return what a program prints; "" where it is missing or fails."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        return "" if done.returncode else done.stdout.strip()
+    return ""
 
 
 def publication_findings(

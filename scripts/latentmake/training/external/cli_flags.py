@@ -10,7 +10,7 @@ import ast
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +18,6 @@ from typing import Any
 
 from latentmake import digest
 from latentmake.index.memo import Memo
-
-_MAX_FILES = 2000
 
 
 @dataclass(frozen=True)
@@ -31,14 +29,12 @@ class Sources:
             `--dataset_config` with argparse, takes unknown flags, or computes their names.
         needs: packages of others that every run imports, by their first names.
         files: their paths.
-        contents: their names below the last folder -> digest of their content.
-        digest: of these.
+        digest: of their names below the last folder, and of their content.
     """
 
     flags: frozenset[str] | None
     needs: frozenset[str]
     files: frozenset[str]
-    contents: Mapping[str, str]
     digest: str
 
     @classmethod
@@ -62,7 +58,7 @@ class Sources:
         def find() -> tuple[dict[str, Any], list[Path]]:
             return _Reader(script, roots, without).facts()
 
-        question = ["sources 7", str(script), [str(root) for root in roots], *without]
+        question = ["sources 8", str(script), [str(root) for root in roots], *without]
         facts: dict[str, Any] = memory.remembered(question, find) if memory else find()[0]
         lists = {key: frozenset(each) for key, each in facts.items() if isinstance(each, list)}
         return cls(**{**facts, **lists})
@@ -92,7 +88,6 @@ class _Reader:
             "flags": None if flags is None else sorted(flags),
             "needs": sorted(self._needs()),
             "files": sorted(map(str, self._trees)),
-            "contents": self._digests,
             "digest": digest.of_value(sorted(self._digests.items())),
         }
         return facts, [*self._trees, *{path.parent for path in self._trees}]
@@ -105,7 +100,7 @@ class _Reader:
         """Parse the script and what it imports; `everywhere`: also inside of functions."""
         found: dict[Path, ast.Module] = {}
         waiting = [self._script]
-        while waiting and len(found) < _MAX_FILES:
+        while waiting:
             path = waiting.pop()
             if path in found or any(each in path.parents for each in self._without):
                 continue
@@ -146,26 +141,23 @@ class _Reader:
 
     def _flags(self) -> frozenset[str] | None:
         flags: set[str] = set()
-        declaring: set[Path] = {self._script}
-        calls = [
-            (path, node.func.attr, node)
-            for path, tree in self._trees.items()
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-        ]
-        for path, called, call in calls:
-            if called != "add_argument":
-                continue
-            for name in call.args:
-                if not (isinstance(name, ast.Constant) and isinstance(name.value, str)):
-                    return None
-                flags.add(name.value)
-                if name.value == "--dataset_config":
-                    declaring.add(path)
-            if any("BooleanOptionalAction" in ast.dump(each.value) for each in call.keywords):
-                flags |= {f"--no-{flag.removeprefix('--')}" for flag in tuple(flags)}
-        lenient = any(path in declaring for path, name, _ in calls if name == "parse_known_args")
-        if "--dataset_config" not in flags or lenient or self._unreadable:
+        declaring, lenient = {self._script}, set[Path]()
+        for path, tree in self._trees.items():
+            for call in ast.walk(tree):
+                if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
+                    continue
+                if call.func.attr == "parse_known_args":
+                    lenient.add(path)
+                elif call.func.attr == "add_argument":
+                    names = [x.value if isinstance(x, ast.Constant) else None for x in call.args]
+                    if not all(isinstance(name, str) for name in names):
+                        return None
+                    flags.update(map(str, names))
+                    if any("BooleanOptionalAction" in ast.dump(x.value) for x in call.keywords):
+                        flags |= {f"--no-{str(name).removeprefix('--')}" for name in names}
+                    if "--dataset_config" in names:
+                        declaring.add(path)
+        if "--dataset_config" not in flags or declaring & lenient or self._unreadable:
             return None
         return frozenset(flag for flag in flags if flag.startswith("-"))
 

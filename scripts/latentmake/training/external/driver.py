@@ -9,7 +9,6 @@ be written. The networks are loaded once: an item that fails is tried once more 
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import importlib.util
@@ -29,6 +28,7 @@ from typing import Any
 _SECONDS = 10.0  # between two lines about the progress
 _FAILURES = 50  # in a row before anything succeeded: then it is hardly the items' fault
 _FEW = 2  # that are told one by one, even if all of them fail
+_Write = Callable[[dict[str, Any], str], None]  # writes the file of an item to a path
 
 
 class _Attempts:
@@ -285,51 +285,41 @@ def _network(torch: Any, wanted: dict[str, Any], device: str) -> Any:
     return network.eval()
 
 
-class _Latents:
-    """Encoder of pictures, which sd-scripts itself reads and resizes."""
+def _latents(torch: Any, job: dict[str, Any], networks: list[Any], device: str) -> _Write:
+    """Return the encoder of pictures, which sd-scripts itself reads and resizes."""
+    library = _module("library.train_util")
+    library.HIGH_VRAM = True  # else memory is cleaned after each picture
+    strategy = _find(job["strategy"])(True, 1, False)
+    shape: Any = None
 
-    def __init__(self, torch: Any, job: dict[str, Any], networks: list[Any], device: str) -> None:
-        self._library = _module("library.train_util")
-        self._library.HIGH_VRAM = True  # else memory is cleaned after each picture
-        self._strategy = _find(job["strategy"])(True, 1, False)
-        self._network = networks[0]
-        self._device = torch.device(device)
-        self._options = job["flip_aug"], job["alpha_mask"]
-        self._shape: Any = None
-
-    def write(self, item: dict[str, Any], path: str) -> None:
-        """Write the file of an item."""
-        if item["bucket"] != self._shape:
-            self._shape = item["bucket"]
-            self._library.clean_memory_on_device(self._device)
-        info = self._library.ImageInfo(item["file"], 1, "", False, item["image"])
+    def write(item: dict[str, Any], path: str) -> None:
+        nonlocal shape
+        if item["bucket"] != shape:
+            shape = item["bucket"]
+            library.clean_memory_on_device(torch.device(device))
+        info = library.ImageInfo(item["file"], 1, "", False, item["image"])
         info.image_size, info.resized_size = tuple(item["size"]), tuple(item["resized"])
         info.bucket_reso, info.latents_npz = tuple(item["bucket"]), path
-        self._strategy.cache_batch_latents(self._network, [info], *self._options, False)
+        strategy.cache_batch_latents(networks[0], [info], job["flip_aug"], job["alpha_mask"], False)
+
+    return write
 
 
-class _Text:
-    """Encoder of captions."""
+def _text(torch: Any, job: dict[str, Any], networks: list[Any], device: str) -> _Write:
+    """Return the encoder of captions."""
+    library = _module("library.train_util")
+    strategy = _find(job["strategy"])(True, 1, False, False)
+    tokenizer = _find(job["tokenizer"]["call"])(**job["tokenizer"]["arguments"])
+    encoding = _find(job["encoding"])()
+    dtype = getattr(torch, job["autocast"]) if job["autocast"] else None
 
-    def __init__(self, torch: Any, job: dict[str, Any], networks: list[Any], device: str) -> None:
-        self._library = _module("library.train_util")
-        self._strategy = _find(job["strategy"])(True, 1, False, False)
-        self._tokenizer = _find(job["tokenizer"]["call"])(**job["tokenizer"]["arguments"])
-        self._encoding = _find(job["encoding"])()
-        self._networks = networks
-        self._context: Any = contextlib.nullcontext
-        if job["autocast"] is not None:
-            dtype = getattr(torch, job["autocast"])
-            self._context = lambda: torch.autocast(device, dtype=dtype)
-
-    def write(self, item: dict[str, Any], path: str) -> None:
-        """Write the file of an item."""
-        info = self._library.ImageInfo(item["file"], 1, item["caption"], False, "")
+    def write(item: dict[str, Any], path: str) -> None:
+        info = library.ImageInfo(item["file"], 1, item["caption"], False, "")
         info.text_encoder_outputs_npz = path
-        with self._context():
-            self._strategy.cache_batch_outputs(
-                self._tokenizer, self._networks, self._encoding, [info]
-            )
+        with torch.autocast(device, dtype=dtype, enabled=dtype is not None):
+            strategy.cache_batch_outputs(tokenizer, networks, encoding, [info])
+
+    return write
 
 
 def _call_strategies(job: dict[str, Any]) -> None:
@@ -338,7 +328,7 @@ def _call_strategies(job: dict[str, Any]) -> None:
     device, kind, total = _device(torch), job["kind"], len(job["items"])
     _say(f"{kind}: loading the networks to {device}")
     networks = [_network(torch, each, device) for each in job["networks"]]
-    encoder = (_Text if kind == "text" else _Latents)(torch, job, networks, device)
+    encoded = (_text if kind == "text" else _latents)(torch, job, networks, device)
     said = time.monotonic()
 
     def write(batch: Sequence[dict[str, Any]]) -> None:
@@ -346,7 +336,7 @@ def _call_strategies(job: dict[str, Any]) -> None:
         begun = Path(f"{item['file']}.begun.npz")
         begun.unlink(missing_ok=True)  # a strategy would add to what lies there
         torch.manual_seed(item["seed"])
-        encoder.write(item, str(begun))
+        encoded(item, str(begun))
         begun.replace(item["file"])
 
     def encode(files: set[str]) -> None:

@@ -69,12 +69,10 @@ class Encoding(ABC):
 
     Attributes:
         program: its name.
-        times: whether its jobs count for estimates of time.
         left: path of the program's file -> target that is to be made of it.
     """
 
     program: ClassVar[str]
-    times: ClassVar[bool] = False
 
     def __init__(
         self, job: Job, wanted: Sequence[Wanted], folder: Path, threads: int, progress: Progress
@@ -118,6 +116,33 @@ class Encoding(ABC):
     def name(self) -> str:
         """What encodes, for messages."""
 
+    @classmethod
+    def make(cls, job: Job, items: Sequence[Work], threads: int, progress: Progress) -> None:
+        """Make the targets of some items; the header of each source is checked before.
+
+        Raises:
+            TrainingError: the program is not where the configuration says.
+            DeviceError: the GPU is at fault; what is finished is kept.
+            ModelError: the program failed whatever the item; what it had finished is kept.
+        """
+        wanted: list[Wanted] = []
+        for reading in job.readings(items, threads, progress):
+            texts = {sample.key: str(sample.content) for sample in reading.samples}
+            for target, key in reading.missing.items():
+                caption = texts[key] if job.order.kind == "text" else None
+                wanted.append(Wanted(reading.item, target, key, reading.content, caption))
+        if not wanted:
+            return
+        job.take_gpu()
+        _remove_abandoned()
+        folder = (_FOLDER / job.order.name).absolute()
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        try:
+            cls(job, wanted, folder, threads, progress).run()
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
     def run(self) -> None:
         """Run the driver until all targets are made or refused.
 
@@ -142,7 +167,8 @@ class Encoding(ABC):
             if not self.left:
                 break
         self._judge()
-        if self._fitted is None and len(self.left) > 1 and not any(map(_exists, self.left)):
+        is_any_there = any(Path(path).exists() for path in self.left)
+        if self._fitted is None and len(self.left) > 1 and not is_any_there:
             path, wanted = next(iter(self.left.items()))
             raise self._failure(
                 f"{self.name} ended well and wrote none of {len(self.left)} caches, the first of "
@@ -192,7 +218,7 @@ class Encoding(ABC):
         whole = data.rfind(b"\n") + 1
         for line in data[self._read : whole].splitlines(keepends=True):
             result = json.loads(line)
-            if self.times and self.job.loaded is None:
+            if self.job.loaded is None:
                 self.job.loaded = time.monotonic()
             self._begun = result.get("begun", [])
             for path in result.get("files", ()):
@@ -267,41 +293,6 @@ class Encoding(ABC):
             hint="check the GPU with nvidia-smi, then run the same command; finished files are "
             f"kept; all output: {self.log}",
         )
-
-
-def make_by(
-    encoding: type[Encoding], job: Job, items: Sequence[Work], threads: int, progress: Progress
-) -> None:
-    """Make the targets of some items by another program.
-
-    The header of each source is checked before, without a GPU.
-
-    Raises:
-        TrainingError: the program is not where the configuration says.
-        DeviceError: the GPU is at fault; what is finished is kept.
-        ModelError: the program failed whatever the item; what it had finished is kept.
-    """
-    wanted: list[Wanted] = []
-    for reading in job.readings(items, threads, progress):
-        texts = {sample.key: str(sample.content) for sample in reading.samples}
-        for target, key in reading.missing.items():
-            caption = texts[key] if job.order.kind == "text" else None
-            wanted.append(Wanted(reading.item, target, key, reading.content, caption))
-    if not wanted:
-        return
-    job.take_gpu()
-    _remove_abandoned()
-    folder = (_FOLDER / job.order.name).absolute()
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    try:
-        encoding(job, wanted, folder, threads, progress).run()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _exists(path: str) -> bool:
-    return Path(path).exists()
 
 
 def _remove_abandoned() -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -21,23 +22,11 @@ from latentmake.training.external.cli_flags import Sources
 
 _SECONDS = 120.0  # a first look into a large environment on a network drive takes its time
 
-# A package is found without running it; inside of it only the file is looked for, since finding it
-# the usual way would run the package.
+# A package is found without running it. What is installed or removed changes a folder of sys.path.
 _FIND = """
-import importlib.util, json, os, sys
-found = {}
-for name in json.loads(sys.argv[1]):
-    first, *rest = name.split(".")
-    try:
-        spec = importlib.util.find_spec(first)
-    except Exception:
-        spec = None
-    there = spec is not None
-    if there and rest:
-        places = [os.path.join(place, *rest) for place in spec.submodule_search_locations or ()]
-        there = any(os.path.isfile(place + ".py") or os.path.isdir(place) for place in places)
-    found[name] = there
-print(json.dumps([found, sys.path]))
+import json, sys
+from importlib.util import find_spec
+print(json.dumps([[name for name in sys.argv[1:] if find_spec(name) is None], sys.path]))
 """
 
 
@@ -95,23 +84,17 @@ class Installation:
         """
         name, section, package, script, knows = program
         folder = Path(os.path.abspath(Path(path).expanduser()))  # noqa: PTH100
-        if not folder.is_dir():
-            raise TrainingError(
-                f"the folder of {name} does not exist",
-                where=path,
-                hint=f"correct `{section}.path`",
-            )
         for scripts in (folder / package, folder):
             if (scripts / script).is_file():
-                python, note = _find_python(folder, venv, section)
-                return cls(program, folder, scripts, python, note, memory)
-        within = f" or in its {package}" if package else ""
-        old = "update it, or " if package and (folder / package).is_dir() else ""
-        raise TrainingError(
-            f"there is no {script} in this folder{within}",
-            where=path,
-            hint=f"{old}set `{section}.path` to the folder of {knows}",
-        )
+                return cls(program, folder, scripts, *_find_python(folder, venv, section), memory)
+        if not folder.is_dir():
+            fault, hint = f"the folder of {name} does not exist", f"correct `{section}.path`"
+        else:
+            within = f" or in its {package}" if package else ""
+            old = "update it, or " if package and (folder / package).is_dir() else ""
+            fault = f"there is no {script} in this folder{within}"
+            hint = f"{old}set `{section}.path` to the folder of {knows}"
+        raise TrainingError(fault, where=path, hint=hint)
 
     def script(self, name: str) -> Path:
         """Return the path of one of its scripts; raises TrainingError without such a script."""
@@ -142,10 +125,13 @@ class Installation:
     def missing_flags(self, arguments: Sequence[str], script: str | None = None) -> list[str]:
         """Return the flags that a script, by default the one that trains, does not know."""
         known = self.sources_of(script or self.program.script).flags
-        if known is None:
-            return []
         given = [each.partition("=")[0] for each in arguments if each.startswith("--")]
-        return [flag for flag in dict.fromkeys(given) if flag not in known]
+        return [flag for flag in dict.fromkeys(given) if known is not None and flag not in known]
+
+    def near(self, flags: Sequence[str], script: str | None = None) -> str:
+        """Return the flags of a script that flags it does not know may be meant for."""
+        known = self.sources_of(script or self.program.script).flags or ()
+        return " ".join(each for flag in flags for each in get_close_matches(flag, known, 1, 0.8))
 
     def environment(self) -> dict[str, str]:
         """Return the variables its scripts run with: none of ours, nor of Snakemake.
@@ -153,13 +139,9 @@ class Installation:
         Its output is unbuffered and UTF-8 (its messages are half Japanese) wherever it runs.
         """
         ours = Path(latentmake.__file__).resolve().parent.parent
-        paths = [
-            path
-            for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
-            if path and Path(path).resolve() != ours
-        ]
-        package = self.program.package
-        if package and (self.folder / package).is_dir():
+        given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        paths = [path for path in given if path and Path(path).resolve() != ours]
+        if self.program.package and (self.folder / self.program.package).is_dir():
             paths.insert(0, str(self.folder / "src"))
         variables = {
             name: value
@@ -178,60 +160,47 @@ class Installation:
             variables["PATH"] = os.pathsep.join(filter(None, programs))
         return variables
 
-    def can_import(self, modules: Iterable[str]) -> dict[str, bool]:
-        """Return which modules its environment has; none of them is imported.
-
-        Dotted names are looked for as files of their package.
+    def lacking(self, packages: Iterable[str]) -> list[str]:
+        """Return the packages that its environment does not have, in order; none is imported.
 
         Raises:
             TrainingError: its Python cannot be run.
         """
-        names = sorted(set(modules))
+        names, environment = sorted(set(packages)), self.environment()
 
-        def find() -> tuple[dict[str, bool], list[str]]:
-            reason = "it gives no answer"
+        def find() -> tuple[list[str], list[str | Path]]:
             try:
                 done = subprocess.run(
-                    [str(self.python), "-c", _FIND, json.dumps(names)],
-                    env=self.environment(),
+                    [str(self.python), "-c", _FIND, *names],
+                    env=environment,
                     cwd=self.scripts,  # where its scripts look for modules first
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
                     timeout=_SECONDS,
-                    check=False,
+                    check=True,
                 )
-                found, places = json.loads(done.stdout.splitlines()[-1])
-                there = {name: bool(found[name]) for name in names}
-                # A package that is installed or removed changes the folder that holds it.
-                return there, [self.python, self.scripts, *filter(None, places)]
-            except OSError as error:
-                reason = error.strerror or str(error)
-            except (subprocess.TimeoutExpired, ValueError, LookupError, TypeError):
-                pass
-            raise TrainingError(
-                f"the Python of {self.program.name}'s environment cannot be used ({reason})",
-                where=self.python,
-                hint=f"set `{self.program.section}.venv` to its virtual environment",
-            )
+                lacks, places = json.loads(done.stdout.splitlines()[-1])
+            except (OSError, subprocess.SubprocessError, ValueError, LookupError) as error:
+                reason = getattr(error, "strerror", None) or "it gives no answer"
+                raise TrainingError(
+                    f"the Python of {self.program.name}'s environment cannot be used ({reason})",
+                    where=self.python,
+                    hint=f"set `{self.program.section}.venv` to its virtual environment",
+                ) from None
+            return lacks, [self.python, self.scripts, *filter(None, places)]
 
-        python, scripts = str(self.python), str(self.scripts)
-        paths = self.environment().get("PYTHONPATH", "")
-        question = ["modules", python, scripts, names, paths]
-        found: dict[str, bool] = (
-            self.memory.remembered(question, find) if self.memory else find()[0]
-        )
+        if self.memory is None:
+            return find()[0]
+        paths = environment.get("PYTHONPATH", "")
+        question = ["packages", str(self.python), str(self.scripts), names, paths]
+        found: list[str] = self.memory.remembered(question, find)
         return found
 
     def launcher(self, options: Sequence[str]) -> list[str] | None:
         """Return the beginning of a command that launches a script; None without accelerate."""
-        module = "accelerate.commands.launch"
-        if self.can_import([module])[module]:
-            return [str(self.python), "-m", module, *options]
-        for name in ("accelerate", "accelerate.exe"):
-            program = self.python.with_name(name)
-            if program.is_file() and os.access(program, os.X_OK):
-                return [str(program), "launch", *options]
-        return None
+        if self.lacking(["accelerate"]):
+            return None
+        return [str(self.python), "-m", "accelerate.commands.launch", *options]
 
 
 def _find_python(folder: Path, venv: str | None, section: str) -> tuple[Path, str]:

@@ -14,24 +14,19 @@ from latentmake.errors import TrainingError, first_line
 from latentmake.training.checks import Finding, of_faults
 from latentmake.training.loop.result import CHECKPOINT_WEIGHTS
 
-_PACKAGES = {"adamw8bit": "bitsandbytes"}
 _REPLICATED = ("NO", "MULTI_GPU", "MULTI_CPU")
 
 
 def check_settings(trainer: LoopTrainer, *, here: bool = True) -> Iterator[Finding]:
     """Check files that the settings need, and packages if it is trained in this environment."""
-    asked = _PACKAGES.get(trainer.optimizer)
-    missing = [asked] if asked and here and find_spec(asked) is None else []
-    faults = (f"{package} is not installed, which these settings need" for package in missing)
+    lacks = here and trainer.optimizer == "adamw8bit" and find_spec("bitsandbytes") is None
+    faults = ["bitsandbytes is not installed, which these settings need"] if lacks else []
     yield of_faults("environment", faults, "has what these settings need")
     if trainer.accelerate_config is not None:
-        config = Path(trainer.accelerate_config)
         try:
-            check_accelerate(config, trainer.kind)
+            check_accelerate(Path(trainer.accelerate_config), trainer.kind)
         except TrainingError as error:
-            gone = f"{config} does not exist: correct `accelerate_config`"
-            note = str(error) if config.exists() else gone
-            yield Finding("accelerate_config", "failed", note)
+            yield Finding("accelerate_config", "failed", str(error))
     begun = trainer.resume_from_checkpoint
     if begun is not None and not Path(begun, CHECKPOINT_WEIGHTS).is_file():
         note = f"{begun} is no checkpoint: name a folder such as runs/NAME/checkpoints/step-000500"

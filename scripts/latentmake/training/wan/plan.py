@@ -63,8 +63,7 @@ class Wan(LoopBackend):
 
     def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
         """Check the networks, and what the trainer's settings need."""
-        from latentmake.training.checks import model_finding
-        from latentmake.training.image_checks import image_findings
+        from latentmake.training.checks import image_findings, model_finding
 
         yield from map(model_finding, trained_networks(order))
         if current:  # the caches have musubi-tuner's pixels

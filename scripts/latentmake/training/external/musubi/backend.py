@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from latentmake import digest
 from latentmake.config.external_trainers import MusubiTrainer
 from latentmake.config.root import Config
-from latentmake.errors import ModelError, TrainingError
+from latentmake.errors import TrainingError
 from latentmake.files import atomic
 from latentmake.index.memo import Memo
 from latentmake.models.files import scripted_files
 from latentmake.models.model_files import ModelFile
 from latentmake.training.backend import Say
-from latentmake.training.checks import Finding, refuse_failed
 from latentmake.training.external.arguments import depends_on_length
 from latentmake.training.external.backend import Launched
 from latentmake.training.external.installation import Installation
-from latentmake.training.external.musubi import installation, preflight
+from latentmake.training.external.musubi import checks, installation
+from latentmake.training.external.musubi.dataset_toml import training_toml
 from latentmake.training.external.musubi.deploy import deploy
 from latentmake.training.external.musubi.networks import model_files, networks
 from latentmake.training.external.musubi.order import DEPLOYED, MusubiOrder
@@ -34,7 +34,8 @@ class Musubi(Launched[MusubiOrder]):
 
     name = "musubi-tuner"
     order_type = MusubiOrder
-    program_findings = staticmethod(preflight.program_findings)
+    data_findings = staticmethod(checks.data_findings)
+    program_findings = staticmethod(checks.program_findings)
     beginning = "lora_unet_"  # in each of its modules networks/lora*.py
     memory_hint = "try fp8_base, a smaller resolution, or `arguments: [--blocks_to_swap, 20]`"
 
@@ -69,24 +70,8 @@ class Musubi(Launched[MusubiOrder]):
         """Return the model's files; while planning without the encoders, which recipes look at."""
         return [*(networks(order.model) if quick else model_files(order.model))]
 
-    def data_findings(self, order: MusubiOrder) -> Iterator[Finding]:
-        from latentmake.training.external.musubi.check import data_findings  # which imports PIL
-
-        yield from data_findings(order)
-
-    def refuse(self, order: MusubiOrder, memory: Memo) -> None:
-        models = self.models(order, quick=True)
-        for file in models:
-            if file.fault:
-                where = f"models.{order.model_name}.{file.key}"
-                fault = f"{file.place} {file.fault}" if file.place else file.fault
-                raise ModelError(fault, where=where, hint="name the right file")
-        refuse_failed(self.preflight(order, memory, models=models, quick=True))
-
     def deploy(self, order: MusubiOrder, files: RunFiles, say: Say) -> None:
         """Write the dataset TOML, and link the caches of items with several texts."""
-        from latentmake.training.external.musubi.check import training_toml
-
         if (changes := deploy(order)) is not None:
             say(
                 f"{order.run}: {files.output / DEPLOYED}: {changes.linked} files linked, "

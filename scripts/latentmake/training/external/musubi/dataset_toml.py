@@ -11,6 +11,8 @@ from typing import Any
 import tomli_w
 
 from latentmake.config.datasets import Dataset
+from latentmake.layouts.layout import layout_of
+from latentmake.training.external.arguments import absolute
 from latentmake.training.external.musubi.order import MusubiOrder
 
 Directory = Callable[[str, tuple[int, int]], str]
@@ -99,3 +101,19 @@ def _of_row(dataset: Dataset) -> dict[str, Any]:
     if (size := dataset.control_resolution) is not None:
         found["control_resolution"] = [size.width, size.height]
     return found
+
+
+def training_toml(order: MusubiOrder) -> str:
+    """Return the dataset TOML of a training on this machine; all its paths are absolute."""
+    datasets = order.datasets
+    # Its rules for several controls, which it would apply to skipped items too, are ours already.
+    numbered = layout_of(order.model.layout_name).numbered_controls
+    return dataset_toml(
+        order,
+        image_directory=lambda name, _: absolute(datasets[name].folder),
+        cache_directory=lambda name, size: absolute(order.training_folder(name, size)),
+        control_directory=None
+        if numbered
+        else lambda name, _: absolute(datasets[name].control_directory or ""),
+        caches_alone=True,
+    )

@@ -1,4 +1,4 @@
-"""Folder of links that musubi-tuner trains on, where items have several texts.
+"""Folders that musubi-tuner trains on: those of the caches, or of links to them.
 
 It reads one text of an item: that which has the name of its latents. An item with several texts is
 there as several items, `{name}.v1` and so on, whose latents are links to the same file. Where each
@@ -81,9 +81,29 @@ def names_of(row: ManifestRow, size: str, layout: str) -> Iterator[tuple[str, Pa
             yield name, Path(path)
 
 
-def linked_before(order: MusubiOrder) -> set[str]:
-    """Return the files that an earlier deployment linked: those not wanted now will be removed."""
-    return {f"{order.output}/{DEPLOYED}/{name}" for name in recorded(_folder(order))}
+def folders_of(order: MusubiOrder) -> list[str]:
+    """Return the folders that are trained on, one for each dataset and resolution."""
+    sizes = order.resolutions
+    return [order.training_folder(name, size) for name in order.datasets for size in sizes]
+
+
+def strays_of(order: MusubiOrder, rows: Iterable[ManifestRow]) -> Iterator[str]:
+    """Yield latents in the folders that are trained on which the manifest does not name.
+
+    musubi-tuner globs them. Embeddings alone do no harm: it knows an item by its latents.
+    """
+    named = {
+        f"{order.training_folder(row.dataset, size)}/{name}"
+        for row in rows
+        for size in order.resolutions
+        for name, _ in names_of(row, resolution_name(*size), order.model.layout_name)
+    }
+    # What an earlier deployment linked is removed before the training.
+    named |= {f"{order.output}/{DEPLOYED}/{name}" for name in recorded(_folder(order))}
+    for folder in folders_of(order):
+        for path in sorted(Path(folder).glob(f"*{order.layout.latents_ending}")):
+            if f"{folder}/{path.name}" not in named:
+                yield f"{folder}/{path.name}"
 
 
 def _folder(order: MusubiOrder) -> Path:

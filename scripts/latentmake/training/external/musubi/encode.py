@@ -10,7 +10,6 @@ import json
 import math
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +17,14 @@ import tomli_w
 from safetensors import safe_open
 
 from latentmake import digest
-from latentmake.caches.job import Job
-from latentmake.config.rows import File
-from latentmake.config.weights import Weights
 from latentmake.data.item import BUCKET, IMAGE, Item
-from latentmake.errors import ModelError
 from latentmake.files import atomic
 from latentmake.files.cachefile import CAPTION
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.musubi import frames_and_sides
 from latentmake.models.files import script_of
-from latentmake.plan.orders import Work
-from latentmake.progress import Progress
-from latentmake.training.external.arguments import with_paths
-from latentmake.training.external.encode import Content, Encoding, Wanted, make_by
+from latentmake.training.external.arguments import absolute, with_paths
+from latentmake.training.external.encode import Content, Encoding, Wanted
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.caching_command import caching_arguments
 from latentmake.training.external.musubi.dataset_toml import shapes
@@ -40,16 +33,10 @@ from latentmake.training.external.musubi.installation import find
 _NO_SIZE = Size(512, 512)  # of a caption without pictures, on which nothing depends
 
 
-def make_by_scripts(job: Job, items: Sequence[Work], threads: int, progress: Progress) -> None:
-    """Make the targets of some items by musubi-tuner's own scripts; see `make_by`."""
-    make_by(ScriptsEncoding, job, items, threads, progress)
-
-
 class ScriptsEncoding(Encoding):
     """Encoding by a caching script: each size, and each text of one item, has a dataset."""
 
     program = "musubi-tuner"
-    times = True
 
     @property
     def name(self) -> str:
@@ -88,7 +75,7 @@ class ScriptsEncoding(Encoding):
             order.model_settings,
             order.kind,
             dataset_config=str(self.folder / "dataset.toml"),
-            place=_local,
+            place=lambda _, weights: absolute(weights.local),
             batch_size=settings.batch_size,
             num_workers=workers,
             skip_existing=False,
@@ -142,7 +129,7 @@ class ScriptsEncoding(Encoding):
         """Return the path of an item in the script's dataset."""
         picture = item.file(BUCKET if self.order.kind == "text" else IMAGE)
         # Without a picture only the name of this file is needed, for that of the cache.
-        return _absolute(f"{item.stem}.png" if picture is None else picture.path)
+        return absolute(f"{item.stem}.png" if picture is None else picture.path)
 
     def _line(self, wanted: Wanted) -> dict[str, Any]:
         """Return the line of an item in a list, with its caption if that is encoded."""
@@ -154,10 +141,10 @@ class ScriptsEncoding(Encoding):
         }
         if self.order.kind == "text" and item.file(BUCKET) is None:
             return line
-        line |= {f"image_path_{n}": _absolute(x) for n, x in enumerate(item.layers, 1)}
+        line |= {f"image_path_{n}": absolute(x) for n, x in enumerate(item.layers, 1)}
         if len(item.controls) == 1:
-            return line | {"control_path": _absolute(item.controls[0])}
-        return line | {f"control_path_{n}": _absolute(x) for n, x in enumerate(item.controls)}
+            return line | {"control_path": absolute(item.controls[0])}
+        return line | {f"control_path_{n}": absolute(x) for n, x in enumerate(item.controls)}
 
     def _size(self, item: Item, size: Size | None) -> Size:
         """Return the size that an item's pictures are brought to."""
@@ -202,26 +189,3 @@ class ScriptsEncoding(Encoding):
         frames, sides = frames_and_sides(model, size, wanted.target.clip)
         shape = f"({frames}x)?{sides}"  # FLUX.2's names have no number of frames
         return [f"latents_{shape}_", *map(re.escape, model.version.tensors)]
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).absolute())
-
-
-def _local(file: File, weights: Weights) -> str:
-    """Return the place of a file or folder of weights for a script's command line.
-
-    Raises:
-        ModelError: it is not on this machine, or a folder where the script reads a file.
-    """
-    place = Path(weights.path or "")
-    fault = "" if weights.path and place.exists() else "weights on this machine"
-    if file.form == "file" and not fault and place.is_dir():
-        fault = "the one original file of a network, not a folder"
-    if fault:
-        raise ModelError(
-            f"musubi-tuner's scripts read {fault}",
-            where=f"models.*.{file.key.partition('.')[0]}",
-            hint="name that file",
-        )
-    return str(place.absolute())

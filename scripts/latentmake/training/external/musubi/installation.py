@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from difflib import get_close_matches
 
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
@@ -14,11 +13,12 @@ from latentmake.models.files import script_of
 from latentmake.training.external.installation import Installation, Program
 from latentmake.training.external.musubi.caching_command import caching_arguments
 
-_MODULES = {
-    "flash_attn": ("flash_attn",),
-    "flash3": ("flash_attn_interface", "flash_attn_3"),
-    "xformers": ("xformers",),
+MODULES = {
+    "flash_attn": "flash_attn",
+    "flash3": "flash_attn_interface",
+    "xformers": "xformers",
 }
+"""Attention -> the package that has it, if torch does not."""
 _PREFERRED = ("flash_attn", "xformers")  # SageAttention has no backward pass
 _UNUSED = ("networks",)  # LoRAs: imported by helpers that load weights, and taken by no such script
 
@@ -68,15 +68,13 @@ def _refuse_unknown(installation: Installation, model: Model, kind: str) -> None
     arguments = caching_arguments(
         model, kind, dataset_config="toml", place=lambda file, _: file.key, num_workers=1
     )
-    missing = installation.missing_flags(arguments, name)
-    further = model.further_arguments(kind)
+    missing, further = installation.missing_flags(arguments, name), model.further_arguments(kind)
     if wrong := [flag for flag in missing if any(each.startswith(flag) for each in further)]:
-        known = installation.sources_of(name).flags or ()
-        near = get_close_matches(wrong[0], known, 1, 0.8)
+        near = installation.near(wrong[:1], name)
         raise TrainingError(
             f"{name} of {installation.folder} does not know {wrong[0]}",
             where=f"{kind}_arguments",
-            hint=f"did you mean {near[0]}?" if near else "leave it out, or update musubi-tuner",
+            hint=f"did you mean {near}?" if near else "leave it out, or update musubi-tuner",
         )
     values = [x for x in model.version.caching(kind) if x[:1] != "-"]
     sources = installation.sources_of(name)
@@ -91,10 +89,7 @@ def _refuse_unknown(installation: Installation, model: Model, kind: str) -> None
 
 
 def pick_attention(
-    attention: str,
-    installation: Installation,
-    *,
-    among: Collection[str] = _PREFERRED,
+    attention: str, installation: Installation, *, among: Collection[str] = _PREFERRED
 ) -> str:
     """Return the flag of the attention to train with, without its dashes.
 
@@ -103,34 +98,10 @@ def pick_attention(
             version takes: flash-attn, xformers, else torch's own (sdpa).
         installation: the trainer's.
         among: what the architecture's network takes.
-
-    Raises:
-        TrainingError: the chosen one is unknown, or not installed.
     """
-    known = installation.sources.flags
     if attention != "auto":
-        _insist(attention, installation, known)
         return attention
-    wanted = [
-        name for name in _PREFERRED if name in among and (known is None or f"--{name}" in known)
-    ]
-    there = installation.can_import([module for name in wanted for module in _MODULES[name]])
-    having = (name for name in wanted if any(there[module] for module in _MODULES[name]))
-    return next(having, "sdpa")
-
-
-def _insist(attention: str, installation: Installation, known: frozenset[str] | None) -> None:
-    hint = "set `attention: auto`"
-    if known is not None and f"--{attention}" not in known:
-        raise TrainingError(
-            f"this version of musubi-tuner is too old for --{attention}",
-            where=installation.folder,
-            hint=f"update it, or {hint}",
-        )
-    modules = _MODULES.get(attention, ())
-    if modules and not any(installation.can_import(modules).values()):
-        raise TrainingError(
-            f"musubi-tuner's environment cannot import {modules[0]}, which --{attention} needs",
-            where=installation.python,
-            hint=f"install it there, or {hint}",
-        )
+    known = installation.sources.flags
+    names = [x for x in _PREFERRED if x in among and (known is None or f"--{x}" in known)]
+    lacks = installation.lacking(MODULES[name] for name in names) if names else ()
+    return next((name for name in names if MODULES[name] not in lacks), "sdpa")

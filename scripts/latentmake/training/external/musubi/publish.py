@@ -28,12 +28,12 @@ from latentmake.training.external.checks import elsewhere
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.launch_scripts import Step
 from latentmake.training.external.musubi.caching_command import caching_arguments
+from latentmake.training.external.musubi.checks import precision
 from latentmake.training.external.musubi.dataset_toml import dataset_toml, shapes
 from latentmake.training.external.musubi.deploy import names_of
 from latentmake.training.external.musubi.installation import find
 from latentmake.training.external.musubi.networks import model_files
 from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
-from latentmake.training.external.musubi.preflight import precision
 from latentmake.training.external.musubi.training_command import (
     places,
     training_arguments,

@@ -8,11 +8,11 @@ from pathlib import Path
 from latentmake import digest
 from latentmake.config.external_trainers import SdScriptsTrainer
 from latentmake.config.root import Config
-from latentmake.errors import ModelError, UserError
+from latentmake.errors import UserError
 from latentmake.index.memo import Memo
 from latentmake.models.model_files import ModelFile
 from latentmake.training.backend import Say
-from latentmake.training.checks import Finding
+from latentmake.training.checks import Finding, image_findings
 from latentmake.training.external import checks
 from latentmake.training.external.arguments import depends_on_length
 from latentmake.training.external.backend import Launched
@@ -21,7 +21,7 @@ from latentmake.training.external.order import fields_of, with_defaults
 from latentmake.training.external.publish import Publication
 from latentmake.training.external.result import RunFiles, files_digests
 from latentmake.training.external.resume import Resume
-from latentmake.training.external.sdscripts.checkpoint import refuse_unreadable
+from latentmake.training.external.sdscripts.checkpoint import model_files
 from latentmake.training.external.sdscripts.command import epochs_of, local_arguments
 from latentmake.training.external.sdscripts.deploy import deploy, deployed
 from latentmake.training.external.sdscripts.installation import find
@@ -60,16 +60,11 @@ class SdScripts(Launched[SdScriptsOrder]):
         return find(order.script, order.sd_scripts, memory)
 
     def models(self, order: SdScriptsOrder, *, quick: bool) -> list[ModelFile]:
-        try:
-            refuse_unreadable(order)
-        except ModelError as error:
-            return [ModelFile("checkpoint", "", fault=str(error))]
-        return [ModelFile("checkpoint", str(order.model.checkpoint))]
+        """Return the checkpoint, inspected, and encoders that cannot be read."""
+        return [*model_files(order)]
 
     def data_findings(self, order: SdScriptsOrder) -> Iterator[Finding]:
         """Check images, captions and caches, and that no two share a name."""
-        from latentmake.training.image_checks import image_findings  # which imports PIL
-
         what = "images and caches"
         try:
             images = [row.source for row in rows_of(Path(order.manifest), ManifestRow)]

@@ -84,7 +84,6 @@ def deployed(order: SdScriptsOrder, blocks: Blocks | None = None, *, caches: boo
                     _add(files, f"{block}/{stem}{layout.text_ending}", cache)
                 size = [int(sized[2]), int(sized[3])]
                 metadata[block][image] = {"caption": text, "image_size": size}
-    _refuse_shadows(files, metadata)
     for block, entries in metadata.items():
         listed = json.dumps(entries, indent=1, sort_keys=True)
         files[f"{block}/{METADATA}"] = f"{listed}\n".encode()
@@ -129,19 +128,6 @@ def _add(files: Files, name: str, source: str) -> None:
     if not path.is_file():
         raise CacheError("is not there", where=path, hint="run the same command again")
     files[name] = path
-
-
-def _refuse_shadows(files: Files, metadata: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse names that sd-scripts would prefer as an item's old cache: `{stem}.npz`."""
-    for block, entries in metadata.items():
-        for image in entries:
-            old = f"{block}/{PurePosixPath(image).with_suffix('.npz')}"
-            if old in files:
-                raise SourceError(
-                    f"is named like a cache file of another item ({old})",
-                    where=str(files[f"{block}/{image}"]),
-                    hint="rename it",
-                )
 
 
 def _refuse_old(folder: Path, name: str) -> None:

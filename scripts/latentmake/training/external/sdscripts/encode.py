@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +10,15 @@ import numpy as np
 import torch
 
 from latentmake.caches.inputs import stored_size
-from latentmake.caches.job import Job
 from latentmake.config.models import Model
 from latentmake.config.rows import Call, Encoder, Network
 from latentmake.geometry.buckets import Placement
 from latentmake.layouts.sdscripts import array_name
 from latentmake.models.recipe import encoder_of, options_of
-from latentmake.plan.orders import Work
-from latentmake.progress import Progress
-from latentmake.training.external.encode import Content, Encoding, Wanted, make_by
+from latentmake.training.external.arguments import absolute
+from latentmake.training.external.encode import Content, Encoding, Wanted
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.sdscripts.installation import find
-
-
-def make_by_strategies(job: Job, items: Sequence[Work], threads: int, progress: Progress) -> None:
-    """Make the targets of some items by sd-scripts' own strategies; see `make_by`."""
-    make_by(StrategiesEncoding, job, items, threads, progress)
 
 
 class StrategiesEncoding(Encoding):
@@ -87,7 +80,7 @@ class StrategiesEncoding(Encoding):
             return found | {"caption": wanted.caption}
         fitted = self._fitted_size(wanted)
         return found | {
-            "image": str(Path(wanted.item.source or "").absolute()),
+            "image": absolute(wanted.item.source or ""),
             "size": list(stored_size(wanted.item)),
             "bucket": list(fitted.target),
             "resized": list(fitted.resized),
@@ -116,7 +109,9 @@ def _encoder(model: Model, encoder: Encoder, kind: str) -> dict[str, Any]:
     """Return the entries of a job that say how to encode."""
     dtype = model.caption_dtype if kind == "text" else model.vae_dtype or model.dtype
     options = {
-        encoder.options[flag].argument: _absolute(value, encoder.options[flag].kind)
+        encoder.options[flag].argument: absolute(value)
+        if encoder.options[flag].kind == "path"
+        else value
         for flag, value in options_of(model, kind).items()
     }
     networks = [
@@ -150,9 +145,5 @@ def _call(call: Call, further: Mapping[str, Any]) -> dict[str, Any]:
 
 def _path(model: Model, key: str) -> str:
     weights = model.weights(key)
-    assert weights is not None and weights.path is not None  # the configuration was checked
-    return str(Path(weights.path).absolute())
-
-
-def _absolute(value: Any, kind: str) -> Any:
-    return str(Path(value).absolute()) if kind == "path" else value
+    assert weights is not None  # the configuration was checked
+    return absolute(weights.local)

@@ -8,10 +8,7 @@ import pytest
 import torch
 from latentmake.config.architectures import WAN
 from latentmake.config.external_trainers import MusubiTrainer
-from latentmake.training.checks import Finding
-from latentmake.training.external.musubi.check import data_findings
 from latentmake.training.external.musubi.networks import networks
-from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.order import with_defaults
 from publish_world import order_of
 from rows_world import DIT_NAMES, ROWS, VERSIONS, make_row_run
@@ -24,14 +21,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def failed(order: MusubiOrder) -> list[Finding]:
-    return [each for each in data_findings(order) if each.verdict == "failed"]
-
-
 @pytest.mark.parametrize(("name", "task"), VERSIONS)
-def test_caches_as_its_scripts_write_them_are_sound(root: Path, name: str, task: str) -> None:
+def test_the_network_of_each_version_is_known(root: Path, name: str, task: str) -> None:
     order = make_row_run(root, name, task)
-    assert failed(order) == []
     assert [each.fault or each.doubt for each in networks(order.model)] == [""]
 
 

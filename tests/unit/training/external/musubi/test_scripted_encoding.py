@@ -28,7 +28,7 @@ from latentmake.files.safetensors import read_head
 from latentmake.plan.orders import Order
 from latentmake.plan.receipts import Receipt
 from latentmake.training.external import encode as external_encode
-from latentmake.training.external.musubi.encode import make_by_scripts
+from latentmake.training.external.musubi.encode import ScriptsEncoding
 from scripts_world import STEMS, calls, stems
 
 Carry = Callable[[Order], Receipt]
@@ -45,7 +45,7 @@ def _in_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def carry_out(order: Order, **options: Any) -> tuple[Receipt, list[str]]:
     said: list[str] = []
     options = {"threads": 2, **options}
-    receipt = order_world.carry_out(order, say=said.append, encoder=make_by_scripts, **options)
+    receipt = order_world.carry_out(order, say=said.append, encoder=ScriptsEncoding.make, **options)
     return receipt, said
 
 
@@ -164,13 +164,6 @@ def test_pictures_are_checked_by_their_headers_before_a_gpu_is_taken() -> None:
         Path(f"data/{stem}.png").write_bytes(damaged if stem == "cat" else data)
     receipt, _ = carry_out(order, lease=lease)  # the script is what decodes
     assert receipt.counts["encoded"] == 6 and held == ["GPU"]
-
-
-def test_several_bad_items_are_all_named() -> None:
-    tuner = scripts_world.install(TUNER, ant="raise", cat="kill", fox="raise")
-    line = faults(scripts_world.order("latents", tuner))
-    assert "3 of 6" in line and all(f"data/{x}.png" in line for x in ("ant", "cat", "fox"))
-    assert finished() == 3
 
 
 def test_a_failure_of_all_items_blames_none_of_them() -> None:
@@ -325,10 +318,10 @@ from pathlib import Path
 from latentmake.caches import encode
 from latentmake.plan.orders import Order
 from latentmake.training.external import encode as external_encode
-from latentmake.training.external.musubi.encode import make_by_scripts
+from latentmake.training.external.musubi.encode import ScriptsEncoding
 external_encode._SECONDS = 0.02
 order = Order.read(Path(sys.argv[1]))
-encode.carry_out([order], say=print, external=lambda _: make_by_scripts)
+encode.carry_out([order], say=print, external=lambda _: ScriptsEncoding.make)
 """
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,12 @@ import pytest
 import strategies_world
 import torch
 import world
-from latentmake import backends, digest
 from latentmake.config.root import parse
 from latentmake.errors import ConfigError, DeviceError, ModelError, SourceError, TrainingError
 from latentmake.files import cachefile
 from latentmake.plan.orders import Order
 from latentmake.plan.planner import make_plan
 from latentmake.reports.recipe_changes import recipe_changes
-from order_world import carry_out
 from safetensors.torch import save_file
 from strategies_world import STEMS, encode, loads, make, plan, set_moods
 
@@ -69,23 +66,6 @@ def test_each_bad_item_is_named_and_stops_no_other() -> None:
     assert not list(Path(".latentmake/encoding").iterdir())
 
 
-def test_a_picture_whose_header_is_bad_takes_no_gpu() -> None:
-    order = orders(make())["latents"]
-    for stem in STEMS:
-        picture = Path(f"data/{stem}.png")
-        picture.write_bytes(picture.read_bytes()[:-40])
-    with pytest.raises(
-        SourceError, match=r"^6 of 6 items are faulty.*png: is damaged or cut short"
-    ):
-        carry_out(
-            order,
-            say=lambda _: None,
-            encoder=backends.encoder_of(order),
-            lease=lambda _: pytest.fail("a GPU was taken"),
-        )
-    assert not loads(SCRIPTS)
-
-
 def stopped(order: Order) -> str:
     """Carry out an order that a fault of the device stops; return its one line."""
     with pytest.raises(DeviceError, match="CUDA out of memory") as caught:
@@ -127,42 +107,10 @@ def test_an_item_larger_than_all_that_fit_is_named() -> None:
     assert stems() == {"cat"}
 
 
-@pytest.mark.parametrize("moods", [{"room": 0}, dict.fromkeys(STEMS, "raise")], ids=str)
-def test_items_that_an_earlier_build_skipped_stop_no_later_one(moods: dict[str, Any]) -> None:
-    order = orders(make())["latents"]
-    noted = {"dataset": order.dataset, "model": order.model, "kind": order.kind}
-    noted["recipe"] = digest.of_value(order.recipe)
-    aside = [noted | {"stem": stem} for stem in STEMS]
-    lock = Path("runs/first/dataset.lock")
-    lock.parent.mkdir(parents=True)
-    lock.write_text(json.dumps({"digest": "", "aside": {order.dataset: aside}}))
-    set_moods(SCRIPTS, **moods)
-    with pytest.raises(SourceError, match=r"^6 of 6 items are faulty"):
-        encode(order)
-
-
-def test_where_nothing_fits_no_item_is_blamed() -> None:
-    values = make()
-    for stem in STEMS[1:]:
-        Path(f"data/{stem}.png").unlink()
-    set_moods(SCRIPTS, room=0)
-    stopped(orders(values)["latents"])
-
-
 def driver() -> Path:
     from latentmake.training import external
 
     return Path(str(external.__file__)).with_name("driver.py")
-
-
-def test_an_item_that_kills_the_driver_is_named_and_stops_no_other() -> None:
-    values = make()
-    order = orders(values)["latents"]
-    victim = max(each.item.stem for each in order.items)
-    set_moods(SCRIPTS, ant="raise", **{victim: "kill"})
-    with pytest.raises(SourceError, match=r"^2 of 6 items are faulty.*killed by SIGKILL"):
-        encode(order)
-    assert len(stems()) == 4
 
 
 def test_networks_that_cannot_be_loaded_are_the_models_fault() -> None:

@@ -1,27 +1,27 @@
-"""Checks of a training's model files and settings against musubi-tuner.
+"""Checks of a training by musubi-tuner: model files, settings, items, caches, disk space.
 
-Nothing here imports torch or PIL, loads weights or reads tensors: planning runs these checks too.
+Nothing here imports torch, loads weights or reads tensors: planning runs those of settings too.
 """
 
 from __future__ import annotations
 
+import glob
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from latentmake.errors import TrainingError
+from latentmake.files.disk import free, human
 from latentmake.files.safetensors import Tensor
-from latentmake.models.files import script_of
 from latentmake.models.model_files import ModelFile
-from latentmake.training.checks import Finding
+from latentmake.training.checks import Finding, Verdict, image_findings, of_faults
 from latentmake.training.external import checks
-from latentmake.training.external.arguments import depends_on_length
+from latentmake.training.external.arguments import absolute, depends_on_length
 from latentmake.training.external.installation import Installation
-from latentmake.training.external.musubi.caching_command import caching_arguments
-from latentmake.training.external.musubi.installation import pick_attention
-from latentmake.training.external.musubi.order import MusubiOrder
+from latentmake.training.external.musubi.deploy import folders_of, strays_of
+from latentmake.training.external.musubi.installation import MODULES, pick_attention
+from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
 from latentmake.training.external.musubi.training_command import local_arguments
+from latentmake.training.order import rows_of
 
 _LEAST_SPACE = 200_000_000  # bytes
 _NUMBERED = re.compile(r"\.\d+\.")  # blocks by another name
@@ -29,36 +29,61 @@ _FORMATS = {"BF16": "bf16", "F16": "fp16", "F32": "float32"}
 _STATE = 6  # a state's size in LoRAs: weights and two moments, in 32 bits each
 
 
+def data_findings(order: MusubiOrder) -> Iterator[Finding]:
+    """Check the items and caches of an up-to-date manifest.
+
+    Raises:
+        TrainingError: the manifest is damaged.
+    """
+    rows = list(rows_of(Path(order.manifest), ManifestRow))
+    images = [x for row in rows for x in (row.source, *row.control_files, *row.layers)]
+    captions = [row.caption for row in rows if row.caption is not None]
+    without = sum(row.caption is None and row.written is None for row in rows)
+    sound = f"{len(rows)} items, each with its caption"
+    if without:
+        sound = f"{len(rows)} items, {without} of them without a caption file"
+    faults = [*_missing([*images, *captions])] if rows else ["no item is left to train on"]
+    yield of_faults("images and captions", faults, sound)
+    yield from image_findings(images)
+    latents = [x for row in rows for paths in row.latents.values() for x in paths]
+    texts = [x for row in rows for size in row.text for x in row.texts_at(size)]
+    sound = f"{len(latents)} of latents and {len(texts)} of text, complete"
+    yield of_faults("caches", _missing([*latents, *texts]), sound)
+    strays = strays_of(order, rows)
+    faults = [f"{path} is not in the manifest, but would be trained on" for path in strays]
+    yield of_faults("foreign caches", faults, "none in the cache folders")
+
+
+def _missing(paths: Sequence[str]) -> Iterator[str]:
+    return (f"{path} is missing" for path in paths if not Path(path).is_file())
+
+
 def program_findings(
     order: MusubiOrder, program: Installation, models: Sequence[ModelFile], *, quick: bool
 ) -> Iterator[Finding]:
     """Check settings against musubi-tuner's sources; see `Launched.program_findings`."""
-    if not quick and not _sees_gpu():
-        title = order.scripts.title
-        note = f"none is seen here: a training of {title} on a CPU does not end in any useful time"
-        yield Finding("GPU", "warning", note)
     yield precision(order, models)
-    attention = "sdpa"
-    try:
-        attention = pick_attention(order.trainer.attention, program, among=order.attentions)
-        yield Finding("attention", "ok", attention)
-    except TrainingError as error:
-        yield Finding("attention", "failed", str(error))
+    attention = pick_attention(order.trainer.attention, program, among=order.attentions)
+    lacks = program.lacking([MODULES[attention]]) if attention in MODULES else []
+    hint = "install it there, or set `attention: auto`"
+    faults = [f"{program.python} lacks {package}: {hint}" for package in lacks]
+    yield of_faults("attention", faults, attention)
     resume = Path("state") if order.trainer.save_every_n_epochs else None
     yield checks.flags(program, local_arguments(order, attention=attention, resume=resume))
-    model = order.model
-    if model.scripted:
-        for kind in ("latents", "text"):
-            arguments = caching_arguments(
-                model, kind, dataset_config="toml", place=lambda file, _: file.key
-            )
-            yield checks.flags(program, arguments, script_of(model, kind).name)
     if resume and depends_on_length(order.trainer.arguments):
         note = (
             "the learning rate depends on the number of epochs, which musubi-tuner counts from one "
             "again: a killed training begins anew, unless its states say how far it came"
         )
         yield Finding("resume", "warning", note)
+    folders = [absolute(folder) for folder in folders_of(order)]
+    faults = [
+        f"{folder} has one of [ ] * ? in it, with which musubi-tuner finds nothing: rename it"
+        for folder in folders
+        if folder != glob.escape(folder)
+    ]
+    sound = f"{len(folders)} folders, one a dataset and resolution" if folders[1:] else "1 folder"
+    yield of_faults("cache folders", faults, sound)
     if not quick:
         yield _space(order, models)
 
@@ -98,35 +123,17 @@ def lora_bytes(tensors: Mapping[str, Tensor], rank: int) -> int:
     return 2 * sum(rank * sum(shape) for shape in blocks or numbered)
 
 
-def _sees_gpu() -> bool:
-    """Whether a driver of NVIDIA, AMD or WSL is there: asking torch would take seconds."""
-    devices = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-    return any(Path(device).exists() for device in devices) or bool(shutil.which("nvidia-smi"))
-
-
 def _space(order: MusubiOrder, models: Sequence[ModelFile]) -> Finding:
     """Compare free space to the LoRA, and to the LoRAs and states of all epochs that are saved.
 
     Fails below 200 MB, or where not even the LoRA has room; warns where not all of them have.
     """
-    folder = Path(order.output).absolute()
-    while not folder.is_dir():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
-    trainer = order.trainer
+    there, trainer = free(order.output), order.trainer
     lora = max((lora_bytes(x.tensors, trainer.network_dim) for x in models), default=0)
     every = trainer.save_every_n_epochs
     saves = 0 if every is None else trainer.max_train_epochs // every
     least = max(_LEAST_SPACE, lora)
-    all_of_it = least + saves * (1 + _STATE) * lora
-    note = f"{_size(free)} free"
-    if free < least:
-        return Finding("disk space", "failed", f"{note} in {folder}; {_size(least)} are needed")
-    if free < all_of_it:
-        note = f"{note} in {folder}; {_size(all_of_it)} for the LoRAs and states of all epochs"
-        return Finding("disk space", "warning", note)
-    return Finding("disk space", "ok", f"{note}; {_size(all_of_it)} are needed at most")
-
-
-def _size(number: int) -> str:
-    return f"{number / 1e9:.1f} GB"
+    most = least + saves * (1 + _STATE) * lora
+    verdict: Verdict = "failed" if there < least else "warning" if there < most else "ok"
+    note = f"{human(there)} free; {human(most)} are needed at most"
+    return Finding("disk space", verdict, note)
