@@ -14,12 +14,12 @@ from latentmake.models.files import script_of
 from latentmake.training.external.installation import Installation, Program
 from latentmake.training.external.musubi.caching_command import caching_arguments
 
-_MODULES = {
+MODULES = {
     "flash_attn": ("flash_attn",),
     "flash3": ("flash_attn_interface", "flash_attn_3"),
     "xformers": ("xformers",),
 }
-_PREFERRED = ("flash_attn", "xformers")  # SageAttention has no backward pass
+PREFERRED = ("flash_attn", "xformers")  # SageAttention has no backward pass
 _UNUSED = ("networks",)  # LoRAs: imported by helpers that load weights, and taken by no such script
 
 
@@ -94,7 +94,7 @@ def pick_attention(
     attention: str,
     installation: Installation,
     *,
-    among: Collection[str] = _PREFERRED,
+    among: Collection[str] = PREFERRED,
 ) -> str:
     """Return the flag of the attention to train with, without its dashes.
 
@@ -112,10 +112,10 @@ def pick_attention(
         _insist(attention, installation, known)
         return attention
     wanted = [
-        name for name in _PREFERRED if name in among and (known is None or f"--{name}" in known)
+        name for name in PREFERRED if name in among and (known is None or f"--{name}" in known)
     ]
-    there = installation.can_import([module for name in wanted for module in _MODULES[name]])
-    having = (name for name in wanted if any(there[module] for module in _MODULES[name]))
+    there = installation.can_import([module for name in wanted for module in MODULES[name]])
+    having = (name for name in wanted if any(there[module] for module in MODULES[name]))
     return next(having, "sdpa")
 
 
@@ -127,7 +127,7 @@ def _insist(attention: str, installation: Installation, known: frozenset[str] | 
             where=installation.folder,
             hint=f"update it, or {hint}",
         )
-    modules = _MODULES.get(attention, ())
+    modules = MODULES.get(attention, ())
     if modules and not any(installation.can_import(modules).values()):
         raise TrainingError(
             f"musubi-tuner's environment cannot import {modules[0]}, which --{attention} needs",
