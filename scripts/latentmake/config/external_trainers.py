@@ -167,7 +167,7 @@ class MusubiTrainer(Trainer):
     attention: Literal["auto", "sdpa", "flash_attn", "flash3", "xformers"] = "auto"
     """Attention. `auto` takes the first of `flash_attn` and `xformers` that the environment of
     musubi-tuner can import and its version supports, else `sdpa`. It is chosen when the training
-    starts; for published scripts set [`publish.attention`](publish.md#attention)."""
+    starts; published scripts choose where they run."""
     timestep_sampling: str | None = "shift"
     """Distribution of the timesteps; `null` leaves it to musubi-tuner. The default depends on the
     [architecture](architectures.md#training-defaults-of-musubi-tuner); `shift` for Wan."""

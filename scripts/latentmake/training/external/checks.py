@@ -1,4 +1,4 @@
-"""Checks of command lines and dataset TOMLs against an external program's sources.
+"""Checks of command lines against an external program's sources.
 
 Another machine cannot be asked, and the program itself need not lie here: what cannot be known is a
 warning, what its sources refuse has failed. Nothing here imports torch: planning runs these checks.
@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
-from latentmake.errors import TrainingError
-from latentmake.files.paths import System, is_windows
+from latentmake.files.paths import is_windows
 from latentmake.training.checks import Finding
 from latentmake.training.external.arguments import missing_files
 from latentmake.training.external.installation import Installation
-from latentmake.training.external.launch_scripts import Commands
 
 PROVEN = {"musubi_tuner": "30c658c", "sd_scripts": "48d368f"}
 """Section of the configuration -> commit of the program with which all tests passed."""
@@ -90,61 +88,6 @@ def said(*command: str) -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
         return "" if done.returncode else done.stdout.strip()
     return ""
-
-
-def publication_findings(
-    commands: Commands,
-    tomls: Mapping[System, str],
-    *,
-    folder: str,
-    find: Callable[[], Installation],
-    further: Sequence[str],
-) -> Iterator[Finding]:
-    """Check the text files of a published folder.
-
-    Args:
-        commands: of one script.
-        tomls: the dataset TOML of each system.
-        folder: the program's, as the configuration has it.
-        find: finds the program in that folder.
-        further: the user's own arguments.
-    """
-    program: Installation | None = None
-    if Path(folder).expanduser().is_dir():
-        try:
-            program = find()
-            yield Finding(commands.program, "ok", str(program.folder))
-        except TrainingError as error:
-            yield Finding(commands.program, "failed", str(error))
-    else:
-        note = f"{folder} is not on this machine: its flags and keys cannot be checked"
-        yield Finding(commands.program, "warning", note)
-    if program is not None:
-        for _, script, arguments in commands.steps:
-            if arguments is None:
-                continue
-            try:
-                program.script(script)
-                yield flags(program, arguments, script)
-            except TrainingError as error:
-                yield Finding(f"arguments of {script}", "failed", str(error))
-        for name in missing_files(further, program.folder):
-            yield elsewhere("arguments", name)
-    for system, text in tomls.items():
-        number = len(tomllib.loads(text)["datasets"])
-        note = "1 dataset" if number == 1 else f"{number} datasets"
-        yield Finding(f"dataset TOML for {system.capitalize()}", "ok", note)
-
-
-def attention(asked: str, known: Iterable[str], program: str, chosen: bool) -> Finding:
-    """Check the attention of the trainer's machine; `chosen`: whether the user named it."""
-    if asked not in known:
-        note = f"{program} has no {asked}: set `publish.attention` to one of {', '.join(known)}"
-        return Finding("attention", "failed", note)
-    if asked == "sdpa":
-        hint = "" if chosen else ", which every machine has; `publish.attention` names another"
-        return Finding("attention", "ok", f"{asked}{hint}")
-    return Finding("attention", "ok", f"{asked}, which the trainer's machine must have")
 
 
 def elsewhere(what: str, place: str) -> Finding:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -28,15 +25,9 @@ from latentmake.errors import (
 )
 from latentmake.files.paths import System
 from latentmake.files.sync import RECORD
-from latentmake.training.external.launch_scripts import (
-    Commands,
-    Step,
-    batch_script,
-    shell_script,
-)
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.musubi.publish import MusubiPublication
-from publish_world import FLAGS, NEEDED, check_flags, fill, order_of, put, value
+from publish_world import ATTENTION, FLAGS, NEEDED, check_flags, fill, order_of, put, value
 from safetensors.torch import save_file
 
 STEMS = {"gove": ["a", "sub/b ä", "c!"]}
@@ -71,7 +62,13 @@ def times(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def training(publication: MusubiPublication, system: System) -> list[str]:
-    return [*(publication.commands(system).steps[-1].arguments or ())]
+    return [*publication.steps(system)[-1].arguments]
+
+
+def calls(folder: Path, system: System) -> dict[str, list[str]]:
+    """Return script -> arguments of the calls that a published folder holds."""
+    found = json.loads((folder / f"train_{folder.name}.json").read_text())[system]["steps"]
+    return {step["script"]: step["arguments"] for step in found}
 
 
 def with_publish(order: MusubiOrder, **settings: Any) -> MusubiOrder:
@@ -88,7 +85,7 @@ def test_images_captions_and_caches_lie_flat_in_folders_of_each_resolution() -> 
     found = files(folder)
     expected = {
         *("gove-1.0_linux.toml", "gove-1.0_win.toml"),
-        *("train_gove-1.0.sh", "train_gove-1.0.bat"),
+        *(f"train_gove-1.0.{ending}" for ending in ("sh", "bat", "py", "json")),
     }
     for size in ("256", "480x832"):
         for base, caption in (("a", "caption of a"), ("b ä", "caption of sub/b ä"), ("c", "")):
@@ -102,7 +99,7 @@ def test_images_captions_and_caches_lie_flat_in_folders_of_each_resolution() -> 
             assert {name: found[name] for name in members} == members
             expected |= set(members)
     assert set(found) == expected
-    assert any("28 files written" in line for line in said)
+    assert any("30 files written" in line for line in said)
     assert os.access(folder / "train_gove-1.0.sh", os.X_OK)
 
 
@@ -229,7 +226,7 @@ def test_a_second_publication_writes_nothing() -> None:
     before = times(folder)
     _, said = published(order)
     assert times(folder) == before
-    assert any("0 files written, 28 unchanged, 0 removed" in line for line in said)
+    assert any("0 files written, 30 unchanged, 0 removed" in line for line in said)
 
 
 def test_what_is_gone_is_removed_and_what_others_put_there_is_not() -> None:
@@ -341,8 +338,8 @@ def test_under_wsl_drives_get_their_windows_names() -> None:
     windows = tomllib.loads(text.dataset("windows"))["datasets"][0]
     assert windows["cache_directory"] == "E:/out/gove-1.0/gove_256_cache"
     arguments = training(text, "windows")
-    assert value(arguments, "--dit") == "D:\\models\\low.safetensors"
-    assert value(arguments, "--output_dir") == "E:\\out\\gove-1.0\\output"
+    assert value(arguments, "--dit") == "D:/models/low.safetensors"
+    assert value(arguments, "--output_dir") == "E:/out/gove-1.0/output"
     assert value(training(text, "linux"), "--output_dir") == "/mnt/e/out/gove-1.0/output"
 
 
@@ -358,7 +355,7 @@ def test_folders_without_a_windows_name_are_told_once_each() -> None:
     assert len(lines) == 4
     windows = tomllib.loads((folder / "gove-1.0_win.toml").read_text())["datasets"][0]
     assert windows["image_directory"] == f"{folder}/gove_256"
-    assert "--dit /elsewhere/low.safetensors" in (folder / "train_gove-1.0.bat").read_text()
+    assert value(calls(folder, "windows")[SCRIPTS[2]], "--dit") == "/elsewhere/low.safetensors"
 
 
 def test_names_that_windows_does_not_take_are_told() -> None:
@@ -375,12 +372,7 @@ def test_weights_in_a_folder_leave_out_their_step() -> None:
     Path("vae").mkdir()
     folder, said = published(order)
     assert sum("is a folder" in line for line in said) == 1
-    for name in ("train_gove-1.0.sh", "train_gove-1.0.bat"):
-        text = (folder / name).read_text()
-        assert "wan_cache_latents.py" not in text
-        assert "No step for caching the latents" in text
-        assert "wan_cache_text_encoder_outputs.py" in text
-        assert "wan_train_network.py" in text
+    assert [*calls(folder, "linux")] == [*calls(folder, "windows")] == [*SCRIPTS[1:]]
 
 
 # -- without caches -------------------------------------------------------------------------------
@@ -399,11 +391,11 @@ def test_without_caches_folders_are_empty_and_the_scripts_fill_them() -> None:
     for size in ("256", "480x832"):
         assert not list((folder / f"gove_{size}_cache").glob("*.safetensors"))
     for system in ("linux", "windows"):
-        for _, _, arguments in MusubiPublication(order, str(folder)).commands(system).steps[:-1]:
-            assert arguments is not None
+        for script in SCRIPTS[:2]:
+            arguments = calls(folder, system)[script]
             assert "--skip_existing" in arguments and "--keep_cache" not in arguments
-            assert value(list(arguments), "--batch_size") == "4"
-            assert value(list(arguments), "--num_workers") == "3"
+            assert value(arguments, "--batch_size") == "4"
+            assert value(arguments, "--num_workers") == "3"
 
 
 def test_weights_in_a_folder_cannot_make_caches_there() -> None:
@@ -490,9 +482,9 @@ def test_folders_are_named_by_a_pattern() -> None:
 def test_processes_of_the_trainers_machine() -> None:
     for number, further in ((1, []), (2, ["--multi_gpu"])):
         order = with_publish(order_of(), num_processes=number)
-        commands = MusubiPublication(order, "/p").commands("linux")
-        options = ["--num_processes", str(number), *further]
-        assert commands.accelerate == ["--mixed_precision", "bf16", *options]
+        training = MusubiPublication(order, "/p").steps("linux")[-1]
+        options = ["--mixed_precision", "bf16", "--num_processes", str(number), *further]
+        assert [*training.launcher] == ["-m", "accelerate.commands.launch", *options]
 
 
 def test_paths_among_further_arguments_have_each_systems_name(tmp_path: Path) -> None:
@@ -503,7 +495,7 @@ def test_paths_among_further_arguments_have_each_systems_name(tmp_path: Path) ->
     texts = MusubiPublication(order, f"{tmp_path}/published/gove-1.0")
     linux, windows = training(texts, "linux"), training(texts, "windows")
     assert value(linux, "--sample_prompts") == f"{tmp_path}/prompts.txt"
-    assert value(windows, "--sample_prompts") == "D:\\training\\prompts.txt"
+    assert value(windows, "--sample_prompts") == "D:/training/prompts.txt"
 
 
 # -- the checklist --------------------------------------------------------------------------------
@@ -533,8 +525,6 @@ def test_what_is_published_is_checked_against_the_trainers_sources() -> None:
     assert {verdict for verdict, _ in found.values()} <= {"ok", "warning"}
     for script in SCRIPTS:
         assert found[f"arguments of {script}"][0] == "ok"
-    for system in ("Linux", "Windows"):
-        assert found[f"dataset TOML for {system}"] == ("ok", "2 datasets")
 
 
 @pytest.mark.parametrize(
@@ -591,10 +581,12 @@ with open(os.environ["RECORD"], "a") as file:
     file.write(json.dumps([os.path.basename(sys.argv[0]), sys.prefix, sys.argv[1:]]) + "\\n")
 sys.exit(3 if os.environ.get("FAIL") == os.path.basename(sys.argv[0]) else 0)
 """
-ACCELERATE = """#!/bin/sh
-echo "$@" >> "$RECORD.accelerate"
-while [ "${1%.py}" = "$1" ]; do shift; done
-exec "$(dirname "$0")/python" "$@"
+ACCELERATE = """import os, runpy, sys
+with open(os.environ["RECORD"] + ".accelerate", "w") as file:
+    file.write(" ".join(sys.argv[1:]))
+while not sys.argv[0].endswith(".py") or sys.argv[0] == __file__:
+    del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
@@ -603,18 +595,21 @@ def tuner(folder: Path, scripts: str = ".") -> None:
         put(folder / scripts / name, RECORDER)
 
 
-def venv(folder: Path) -> None:
+def venv(folder: Path, **modules: str) -> None:
+    """Make a virtual environment that holds modules, and an accelerate that only notes its call."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    accelerate = Path(put(folder / "bin/accelerate", ACCELERATE))
-    accelerate.chmod(0o755)
+    (site,) = folder.glob("lib/python*/site-packages")
+    put(site / "accelerate/commands/launch.py", ACCELERATE)
+    for name, code in modules.items():
+        put(site / f"{name}.py", code)
 
 
 def run_shell(
-    script: Path, record: Path, fail: str = ""
+    folder: Path, record: Path, *arguments: str, fail: str = ""
 ) -> tuple[subprocess.CompletedProcess[str], list[list[Any]]]:
     record.unlink(missing_ok=True)
     done = subprocess.run(
-        ["bash", str(script)],
+        ["sh", folder / f"train_{folder.name}.sh", *arguments],
         env={"PATH": "/usr/bin:/bin", "RECORD": str(record), "FAIL": fail},
         cwd="/",
         capture_output=True,
@@ -628,7 +623,7 @@ def run_shell(
 @pytest.mark.parametrize(
     ("scripts", "environment"), [(".", "venv"), ("src/musubi_tuner", ".venv"), (".", "given")]
 )
-def test_the_shell_script_caches_and_trains_in_the_trainers_environment(
+def test_the_script_caches_and_trains_in_the_trainers_environment(
     tmp_path: Path, scripts: str, environment: str
 ) -> None:
     home = tmp_path / AWKWARD
@@ -646,16 +641,15 @@ def test_the_shell_script_caches_and_trains_in_the_trainers_environment(
     tuner(home, scripts)
     venv(place)
     folder, _ = published(order)
-    script, record = folder / "train_gove-1.0.sh", tmp_path / "record"
-    done, calls = run_shell(script, record)
+    done, found = run_shell(folder, record := tmp_path / "record")
     assert done.returncode == 0, done.stderr
-    assert "warning" not in done.stderr
-    assert [call[0] for call in calls] == list(SCRIPTS)
-    assert {call[1] for call in calls} == {str(place)}
-    for name, _, arguments in calls:
+    assert not done.stderr
+    assert [call[0] for call in found] == list(SCRIPTS)
+    assert {call[1] for call in found} == {str(place)}
+    for name, _, arguments in found:
         check_flags(name, arguments if "train" not in name else arguments[:-2])
         assert value(arguments, "--dataset_config") == f"{folder}/gove-1.0_linux.toml"
-    training = calls[2][2]
+    training = found[2][2]
     assert value(training, "--dit_high_noise") == f"{tmp_path}/{AWKWARD}/high.safetensors"
     assert value(training, "--timestep_boundary") == "875"
     assert value(training, "--output_dir") == f"{folder}/output"
@@ -664,59 +658,77 @@ def test_the_shell_script_caches_and_trains_in_the_trainers_environment(
     assert "--flash_attn" in training
     assert training[-2:] == ["--optimizer_args", 'betas=("0.9", $HOME `x`)']
     launched = Path(f"{record}.accelerate").read_text()
-    assert launched.startswith(f"launch --mixed_precision bf16 {scripts}/wan_train")
+    assert launched.startswith(f"--mixed_precision bf16 {Path(scripts, SCRIPTS[2])} --task")
 
 
 @pytest.mark.parametrize(
-    ("said", "given", "flag"),
-    [("auto", None, "sdpa"), ("flash3", None, "flash3"), ("flash3", "xformers", "xformers")],
+    ("modules", "flag"),
+    [
+        ({}, "sdpa"),
+        ({"xformers": ""}, "xformers"),
+        ({"flash_attn": "", "xformers": ""}, "flash_attn"),
+        ({"flash_attn": "import no_kernels", "xformers": ""}, "xformers"),
+    ],
 )
-def test_the_attention_is_that_of_the_trainers_machine_or_the_trainers(
-    said: str, given: str | None, flag: str
+def test_the_attention_is_chosen_by_what_the_trainers_machine_can_import(
+    tmp_path: Path, modules: dict[str, str], flag: str
 ) -> None:
+    order = order_of(musubi_tuner=ExternalProgram(path="tuner"))
+    fill(order, STEMS)
+    tuner(tmp_path / "tuner")
+    venv(tmp_path / "tuner/venv", **modules)
+    _, found = run_shell(published(order)[0], tmp_path / "record")
+    assert set(found[2][2]) & ATTENTION == {f"--{flag}"}
+
+
+@pytest.mark.parametrize(
+    ("said", "given", "flag"), [("flash3", None, "flash3"), ("auto", "xformers", "xformers")]
+)
+def test_an_attention_that_is_set_is_not_chosen(said: str, given: str | None, flag: str) -> None:
     order = with_publish(order_of(trainer={"attention": said}), attention=given)
     fill(order, STEMS)
     folder, _ = published(order)
-    for name in ("train_gove-1.0.sh", "train_gove-1.0.bat"):
-        assert f"  --{flag} " in (folder / name).read_text()
+    assert not json.loads((folder / "train_gove-1.0.json").read_text())["attention"]
+    for system in ("linux", "windows"):
+        assert set(calls(folder, system)[SCRIPTS[2]]) & ATTENTION == {f"--{flag}"}
 
 
-def test_the_shell_script_stops_at_the_first_step_that_fails(tmp_path: Path) -> None:
+def test_the_script_stops_at_the_first_step_that_fails(tmp_path: Path) -> None:
     order = order_of(musubi_tuner=ExternalProgram(path="tuner"))
     fill(order, STEMS)
     tuner(tmp_path / "tuner")
     venv(tmp_path / "tuner/venv")
     folder, _ = published(order)
-    script = folder / "train_gove-1.0.sh"
     for number, name in enumerate(SCRIPTS, 1):
-        done, calls = run_shell(script, tmp_path / "record", fail=name)
+        done, found = run_shell(folder, tmp_path / "record", fail=name)
         assert done.returncode == 1
-        assert len(calls) == number
-        assert done.stderr.splitlines()[-1].startswith("train_gove-1.0: ")
-        assert done.stderr.splitlines()[-1].endswith(" failed")
+        assert len(found) == number
+        assert done.stderr.startswith("train_gove-1.0: ") and done.stderr.endswith(" failed\n")
+    done, found = run_shell(folder, tmp_path / "record", "--only-caches")
+    assert done.returncode == 0 and [call[0] for call in found] == list(SCRIPTS[:2])
+    done, found = run_shell(folder, tmp_path / "record", "--no-training")
+    assert done.returncode == 2 and not found
 
 
-def test_the_shell_script_warns_of_a_missing_environment_and_goes_on(tmp_path: Path) -> None:
+def test_the_script_warns_of_a_missing_environment_and_goes_on(tmp_path: Path) -> None:
     order = order_of(musubi_tuner=ExternalProgram(path="tuner"))
     fill(order, STEMS)
     folder, _ = published(order)
-    script, record = folder / "train_gove-1.0.sh", tmp_path / "record"
-    done, calls = run_shell(script, record)
-    assert done.returncode == 1 and not calls
+    done, found = run_shell(folder, record := tmp_path / "record")
+    assert done.returncode == 1 and not found
     assert "the folder of musubi-tuner is not there" in done.stderr
     Path("tuner").mkdir()
-    done, calls = run_shell(script, record)
+    done, found = run_shell(folder, record)
     assert "holds no wan_train_network.py" in done.stderr
     tuner(tmp_path / "tuner")
-    done, calls = run_shell(script, record)
+    done, found = run_shell(folder, record)
     assert "warning: no virtual environment" in done.stderr
-    assert [call[0] for call in calls] == list(SCRIPTS[:2])  # there is no accelerate on this PATH
+    assert [call[0] for call in found] == list(SCRIPTS[:2])  # this Python has no accelerate
     assert done.returncode == 1 and "training failed" in done.stderr
 
 
-def windows_order(**changes: Any) -> MusubiOrder:
-    """Everything has a Windows name, and some have signs that cmd.exe reads."""
-    return order_of(
+def test_windows_starts_the_python_of_the_environment_with_its_own_calls() -> None:
+    order = order_of(
         model={
             "vae": "D:/models/vae 100% & more.safetensors",
             "text": "D:\\models\\t5.pth",
@@ -724,182 +736,26 @@ def windows_order(**changes: Any) -> MusubiOrder:
             "dit_high_noise": "//nas/wan/high.safetensors",
         },
         musubi_tuner=ExternalProgram(path="C:/musubi 100%"),
-        **changes,
     )
-
-
-def statements(text: str) -> list[str]:
-    """Return the lines of a batch file, continued lines joined."""
-    return text.replace(" ^\r\n", "").split("\r\n")
-
-
-def split_like_c(command: str) -> list[str]:
-    """Take a command apart as cmd.exe and the C library do: no quote stands inside of another."""
-    return [
-        part.strip('"').replace("%%%%", "%") for part in re.findall(r'"[^"]*"|[^\s"]+', command)
-    ]
-
-
-def test_the_batch_file_line_by_line() -> None:
-    order = mapped(windows_order())
     fill(order, STEMS)
-    folder, _ = published(order)
-    data = (folder / "train_gove-1.0.bat").read_bytes()
-    text = data.decode()
-    assert data.endswith(b"\r\n")
-    assert data.count(b"\n") == data.count(b"\r\n") == data.count(b"\r")
-    assert not data.startswith(b"\xef\xbb\xbf")
-    lines = statements(text)
-    assert lines[0] == "@echo off"
-    assert "setlocal EnableExtensions DisableDelayedExpansion" in lines
-    assert lines.index("chcp 65001 >nul") < next(
-        number for number, line in enumerate(lines) if not line.isascii()
-    )
-    assert 'if not exist "C:\\musubi 100%%\\" goto failed' in lines
-    assert 'pushd "C:\\musubi 100%%"' in lines
-    assert "    call venv\\Scripts\\activate.bat" in lines
-    assert "    call .venv\\Scripts\\activate.bat" in lines
-    assert any("warning" in line and line.endswith("1>&2") for line in lines)
-    # Nothing is left unfilled, and every quotation mark has its other.
-    assert not re.search(r"[{}$]|<[a-z]|@@", text)
-    assert all(line.count('"') % 2 == 0 for line in lines)
-    variables = set(re.findall(r"(?<!%)%(\w+)%(?!%)", text)) | set(re.findall(r"%%(\w+)%%", text))
-    assert variables == {"SCRIPTS", "STEP", "VALUE_1"}
-    assert 'set "VALUE_1=D:\\models\\ü^low.safetensors"' in lines
-    calls = [
-        (number, split_like_c(line))
-        for number, line in enumerate(lines)
-        if line.startswith("call ") and ".py" in line
+    folder, _ = published(mapped(order))
+    text = (folder / "train_gove-1.0.bat").read_bytes()
+    assert text.count(b"\n") == text.count(b"\r\n")
+    lines = text.decode().splitlines()
+    python = "C:\\musubi 100%%\\{}\\Scripts\\python.exe"
+    assert lines[4:] == [
+        'set "PYTHON=python"',
+        *(f'if exist "{x}" set "PYTHON={x}"' for x in map(python.format, (".venv", "venv"))),
+        '"%PYTHON%" "%~dp0train_gove-1.0.py" %*',
     ]
-    assert len(calls) == 3
-    for (number, parts), name in zip(calls, SCRIPTS, strict=True):
-        assert lines[number + 1 : number + 3] == [
-            "if errorlevel 1 goto failed",
-            "if not errorlevel 0 goto failed",
-        ]
-        at = parts.index(f"%SCRIPTS%\\{name}")
-        arguments = parts[at + 1 :]
+    found = calls(folder, "windows")
+    for name, arguments in found.items():
         check_flags(name, arguments)
-        assert value(arguments, "--dataset_config") == (
-            "E:\\Wan Sachen\\published\\gove-1.0\\gove-1.0_win.toml"
-        )
-        assert not any("/" in argument for argument in arguments)
-    latents, captions, training = (parts for _, parts in calls)
-    assert latents[:2] == captions[:2] == ["call", "python"]
-    assert training[:3] == ["call", "accelerate", "launch"]
-    assert value(latents, "--vae") == "D:\\models\\vae 100% & more.safetensors"
-    assert value(captions, "--t5") == "D:\\models\\t5.pth"
-    assert value(training, "--dit") == "%%VALUE_1%%"
-    assert value(training, "--dit_high_noise") == "\\\\nas\\wan\\high.safetensors"
-    assert value(training, "--output_dir") == "E:\\Wan Sachen\\published\\gove-1.0\\output"
-
-
-def commands(training: list[str], folder: str = "C:\\m") -> Commands:
-    return Commands(
-        run="r",
-        does="Trains r.",
-        program="musubi-tuner",
-        folder=folder,
-        package="",
-        venvs=["venv"],
-        accelerate=[],
-        steps=[Step("training", "train.py", training)],
-    )
-
-
-def test_quotation_marks_and_backslashes_as_c_programs_read_them() -> None:
-    text = batch_script(commands(["--a", 'x="y"', "--b", "D:\\c d\\", "--c", ""]))
-    assert '--a "x=\\"y\\"" ^' in text
-    assert '--b "D:\\c d\\\\" ^' in text
-    assert '--c ""\r\n' in text
-    for argument in ('"a" & b', '100% "x"', "two\nlines"):
-        with pytest.raises(ConfigError, match=r"trainer\.arguments"):
-            batch_script(commands(["--a", argument]))
-
-
-def test_shell_words_are_quoted() -> None:
-    awkward = ["--a", "it's $HOME `x` \\ \" ! *", "--b", "two\nlines", "--c", ""]
-    text = shell_script(commands(awkward, "/x y/'z"))
-    assert "cd -- '/x y/'\"'\"'z'" in text
-    call = text[text.index("accelerate launch") : text.index("|| fail 'training failed'")]
-    assert shlex.split(call.replace(" \\\n", " "))[3:] == awkward
-    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
-
-
-# `shift` hands on each argument as it came; one for each line.
-STAND_IN = """@echo off
->>"%RECORD%" echo [begin %~n0]
-:next
-if "%~1"=="" goto done
-if "%~nx1"=="%FAIL%" exit /b 3
->>"%RECORD%" echo %1
-shift
-goto next
-:done
-exit /b 0
-"""
-
-
-@pytest.mark.skipif(shutil.which("wine") is None, reason="there is no wine to run cmd.exe")
-@pytest.mark.parametrize(
-    ("environment", "fail"), [(True, ""), (False, ""), (True, "wan_cache_text_encoder_outputs.py")]
-)
-def test_the_batch_file_runs_under_wine(tmp_path: Path, environment: bool, fail: str) -> None:
-    # Wine 8 reads batch files in its own code page, so all names are ASCII here.
-    home = tmp_path / "musubi 100% (x) & co's"
-    order = order_of(
-        model={"vae": "Z:/m/vae 100% & more.safetensors", "text": "Z:/m/t5.pth"},
-        musubi_tuner=ExternalProgram(path=str(home)),
-        publish=Publish.model_validate(
-            {"path": "my out", "path_maps": [{"linux": "/", "windows": "Z:"}]}
-        ),
-    )
-    fill(order, STEMS)
-    folder, said = published(order)
-    assert not any("path_maps" in line for line in said)
-    tuner(home, "src/musubi_tuner" if environment else ".")
-    stand_ins = {tmp_path / f"bin/{name}.bat": STAND_IN for name in ("python", "accelerate")}
-    if environment:
-        activate = '@echo off\n>>"%RECORD%" echo activated\n'
-        stand_ins[home / ".venv/Scripts/activate.bat"] = activate
-    for path, text in stand_ins.items():
-        put(path, text.replace("\n", "\r\n"))
-    record = tmp_path / "record.txt"
-    done = subprocess.run(
-        ["wine", "cmd", "/c", "train_gove-1.0.bat"],
-        cwd=folder,
-        env={
-            **os.environ,
-            "WINEDEBUG": "-all",
-            "WINEPATH": f"Z:{tmp_path}/bin".replace("/", "\\"),
-            "RECORD": f"Z:{record}".replace("/", "\\"),
-            "FAIL": fail,
-        },
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    output = done.stdout + done.stderr
-    lines = [line.strip().strip('"') for line in record.read_text().splitlines()]
-    assert done.returncode == (1 if fail else 0), output
-    assert ("warning: no virtual environment" in output) == (not environment)
-    assert ("activated" in lines) == environment
-    starts = [number for number, line in enumerate(lines) if line.startswith("[begin")]
-    if fail:
-        assert [lines[number] for number in starts] == ["[begin python]"] * 2
-        assert "train_gove-1.0: caching the captions failed" in output
-        return
-    programs = ["[begin python]", "[begin python]", "[begin accelerate]"]
-    assert [lines[number] for number in starts] == programs
-    calls = [lines[at:to] for at, to in itertools.pairwise([*starts, len(lines)])]
-    windows = f"Z:{folder}".replace("/", "\\")
-    for call, name in zip(calls, SCRIPTS, strict=True):
-        at = call.index(("src\\musubi_tuner\\" if environment else ".\\") + name)
-        check_flags(name, call[at:])
-        assert value(call, "--dataset_config") == f"{windows}\\gove-1.0_win.toml"
-    launch = "launch --mixed_precision bf16"
-    assert calls[2][1:4] == launch.split()
-    assert value(calls[0], "--vae") == "Z:\\m\\vae 100% & more.safetensors"
-    assert value(calls[2], "--output_dir") == f"{windows}\\output"
-    assert value(calls[2], "--max_train_epochs") == "16"
+        place = "E:/Wan Sachen/published/gove-1.0"
+        assert value(arguments, "--dataset_config") == f"{place}/gove-1.0_win.toml"
+    latents, captions, training = (found[name] for name in SCRIPTS)
+    assert value(latents, "--vae") == "D:/models/vae 100% & more.safetensors"
+    assert value(captions, "--t5") == "D:/models/t5.pth"
+    assert value(training, "--dit") == "D:/models/ü^low.safetensors"
+    assert value(training, "--dit_high_noise") == "//nas/wan/high.safetensors"
+    assert value(training, "--output_dir") == f"{place}/output"

@@ -19,7 +19,7 @@ MODULES = {
     "xformers": "xformers",
 }
 """Attention -> the package that has it, if torch does not."""
-_PREFERRED = ("flash_attn", "xformers")  # SageAttention has no backward pass
+PREFERRED = ("flash_attn", "xformers")  # SageAttention has no backward pass
 _UNUSED = ("networks",)  # LoRAs: imported by helpers that load weights, and taken by no such script
 
 
@@ -89,7 +89,7 @@ def _refuse_unknown(installation: Installation, model: Model, kind: str) -> None
 
 
 def pick_attention(
-    attention: str, installation: Installation, *, among: Collection[str] = _PREFERRED
+    attention: str, installation: Installation, *, among: Collection[str] = PREFERRED
 ) -> str:
     """Return the flag of the attention to train with, without its dashes.
 
@@ -102,6 +102,6 @@ def pick_attention(
     if attention != "auto":
         return attention
     known = installation.sources.flags
-    names = [x for x in _PREFERRED if x in among and (known is None or f"--{x}" in known)]
+    names = [x for x in PREFERRED if x in among and (known is None or f"--{x}" in known)]
     lacks = installation.lacking(MODULES[name] for name in names) if names else ()
     return next((name for name in names if MODULES[name] not in lacks), "sdpa")

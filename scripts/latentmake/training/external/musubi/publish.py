@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 from codecs import BOM_UTF8
-from collections import defaultdict
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +17,27 @@ from latentmake.errors import CacheError, ConfigError, SourceError
 from latentmake.files.media import VIDEO_EXTENSIONS
 from latentmake.files.paths import System
 from latentmake.index.memo import Memo
-from latentmake.layouts.layout import Layout
 from latentmake.models.files import script_of
 from latentmake.models.model_files import ModelFile
-from latentmake.training.backend import Say
 from latentmake.training.checks import Finding, model_finding
 from latentmake.training.external.arguments import located
 from latentmake.training.external.checks import elsewhere
 from latentmake.training.external.installation import Installation
-from latentmake.training.external.launch_scripts import Step
 from latentmake.training.external.musubi.caching_command import caching_arguments
 from latentmake.training.external.musubi.checks import precision
 from latentmake.training.external.musubi.dataset_toml import dataset_toml, shapes
 from latentmake.training.external.musubi.deploy import names_of
-from latentmake.training.external.musubi.installation import find
+from latentmake.training.external.musubi.installation import MODULES, PREFERRED, find
 from latentmake.training.external.musubi.networks import model_files
 from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
 from latentmake.training.external.musubi.training_command import (
     places,
     training_arguments,
 )
-from latentmake.training.external.publish import Files, Publication
-from latentmake.training.external.published_caches import SETTINGS, PublishedCaches, settings_files
+from latentmake.training.external.publish import Files, Kind, Made, Publication, Step
 from latentmake.training.order import rows_of
 
-_MADE_BY = {"latents": "the latents", "text": "the captions"}
+_MADE_BY: dict[Kind, str] = {"latents": "the latents", "text": "the captions"}
 _NUMBER = re.compile(r"_\d+$")
 
 
@@ -51,19 +46,21 @@ class MusubiPublication(Publication[MusubiOrder]):
 
     program = "musubi-tuner"
     package = "src/musubi_tuner"
+    cache_ending = "_cache"
 
     def __init__(self, order: MusubiOrder, published: str = "") -> None:
         super().__init__(order, published)
         self.attentions = [x for x in order.scripts.attentions if x in order.attentions]
-        self._left_out: dict[str, str] = {}
-        model, where = order.model, f"models.{order.model_name}"
+        if order.trainer.attention == "auto" and order.publish.attention is None:
+            self.modules = {x: MODULES[x] for x in PREFERRED if x in self.attentions}
+        where = f"models.{order.model_name}"
         if order.musubi_tuner is None:
             raise ConfigError(
                 "this key is missing",
                 where="musubi_tuner",
                 hint="set musubi_tuner.path to its folder, which the published scripts go to",
             )
-        if model.dit is None:
+        if order.model.dit is None:
             raise ConfigError(
                 "this key is missing", where=f"{where}.dit", hint="name the network to be trained"
             )
@@ -80,51 +77,40 @@ class MusubiPublication(Publication[MusubiOrder]):
                     where=f"datasets.{name}.captions.variants",
                     hint="set `publish.caches: true`, so that caches of all texts are published",
                 )
-            needed = order.version.controls[0] > 0 and not model.spec.encodes
+            needed = order.version.controls[0] > 0 and not order.model.spec.encodes
             if dataset.is_list and (dataset.multiple_target or needed):
                 raise _of_list(name)
-        self._places = {
-            kind: self._weights_of(kind, where, what) for kind, what in _MADE_BY.items()
-        }
+        self._folders = dict(self._check_weights(where))
 
-    def _weights_of(self, kind: str, where: str, what: str) -> dict[str, str] | None:
-        """Return the paths of a caching script's weights by the model's keys.
+    def _check_weights(self, where: str) -> Iterator[tuple[Kind, ModelFile]]:
+        """Yield weights in a folder, with what the script that would read them caches.
 
-        None where it cannot run, with a note: weights of an architecture with encoders of ours may
-        lie in a folder, which the script does not read.
+        An architecture with encoders of ours may have such weights. The script is left out.
 
-        Args:
-            kind: `latents` or `text`.
-            where: the model's place in the configuration.
-            what: what the script caches.
+        Raises:
+            ConfigError: a script cannot run, whose caches are needed.
         """
-        model, found = self.order.model, dict[str, str]()
-        for file in script_of(model, kind).files:
-            weights = model.weights(file.key)
-            if weights is None:
-                continue
-            key = f"{where}.{file.key.partition('.')[0]}"
-            if weights.path is None:
-                raise ConfigError(
-                    f"{weights.hub} lies on the hub, and a published script needs a file",
-                    where=key,
-                    hint="name the original file as `file` beside `hub`, or set `path` to it",
-                )
-            if model.spec.encodes and Path(weights.path).is_dir():
+        model = self.order.model
+        for kind, what in _MADE_BY.items():
+            for file in script_of(model, kind).files:
+                weights, key = model.weights(file.key), f"{where}.{file.key.partition('.')[0]}"
+                if weights is None:
+                    continue
+                if weights.path is None:
+                    raise ConfigError(
+                        f"{weights.hub} lies on the hub, and a published script needs a file",
+                        where=key,
+                        hint="name the original file as `file` beside `hub`, or set `path` to it",
+                    )
+                if not (model.spec.encodes and Path(weights.path).is_dir()):
+                    continue
                 fault = f"{weights.path} is a folder, and musubi-tuner's scripts want a single file"
                 if not self.order.publish.caches:
                     hint = "name the file of the original weights, or set `publish.caches: true`"
                     raise ConfigError(fault, where=key, hint=hint)
-                note = f"{fault}: the published scripts train from the caches and do not cache"
-                self._left_out[file.key] = f"{note} {what}"
-                return None
-            found[file.key] = weights.path
-        return found
-
-    @property
-    def layout(self) -> Layout:
-        """Names of the caches."""
-        return self.order.layout
+                note = f"the published scripts train from the caches and do not cache {what}"
+                yield kind, ModelFile(file.key, "", doubt=f"{fault}: {note}")
+                break
 
     @property
     def place(self) -> ExternalProgram:
@@ -136,34 +122,22 @@ class MusubiPublication(Publication[MusubiOrder]):
         """Find musubi-tuner."""
         return find(place, self.order.scripts, memory)
 
-    @cached_property
-    def _models(self) -> list[ModelFile]:
-        return [*model_files(self.order.model)]
-
     def own_findings(self) -> Iterator[Finding]:
-        """Check the model's files."""
-        for file in self._models:
-            if file.key in self._left_out:
-                yield Finding(f"model: {file.key}", "warning", self._left_out[file.key])
-            elif file.place and not Path(file.place).exists():
+        """Check the model's files, and the precision of the network."""
+        models = [*model_files(self.order.model)]
+        folders = {file.key: file for file in self._folders.values()}
+        for file in models:
+            if file.key not in folders and file.place and not Path(file.place).exists():
                 yield elsewhere(f"model: {file.key}", file.place)
             else:
-                yield model_finding(file)
-
-    def findings(self, memory: Memo | None = None) -> Iterator[Finding]:
-        """Check what would be published, before anything is encoded or copied."""
-        yield from super().findings(memory)
-        yield precision(self.order, self._models)
+                yield model_finding(folders.get(file.key, file))
+        yield precision(self.order, models)
 
     def dataset(self, system: System) -> str:
         """Return the dataset TOML of one system, with forward slashes."""
 
         def directory(ending: str) -> Callable[[str, tuple[int, int]], str]:
-            return lambda dataset, resolution: self.named(
-                f"{self.published}/{self.blocks[dataset, resolution]}{ending}",
-                system,
-                self.published,
-            )
+            return lambda *block: self.below(f"{self.blocks[block]}{ending}", system)
 
         return dataset_toml(
             self.order,
@@ -172,49 +146,37 @@ class MusubiPublication(Publication[MusubiOrder]):
             control_directory=directory("_control"),
         )
 
-    def steps(self, system: System) -> tuple[str, list[Step]]:
-        """Return what the script of one system does, and its calls; the last one trains."""
-        order = self.order
-
-        def named(path: str) -> str:
-            return self.argument(path, system)
-
-        config = self.below(self.toml_name(system), system)
+    def steps(self, system: System) -> list[Step]:
+        """Return the calls in the paths of one system; the last one trains."""
+        order, config = self.order, self.below(self.toml_name(system), system)
+        named = partial(self.named, system=system)
+        here, steps = located(order, named), list[Step]()
+        for kind, what in _MADE_BY.items():
+            if kind not in self._folders:
+                caching = caching_arguments(
+                    here.model,
+                    kind,
+                    dataset_config=config,
+                    place=lambda _, weights: named(str(weights.path)),
+                    batch_size=order.publish.batch_size,
+                    num_workers=order.publish.num_workers,
+                    keep_cache=order.publish.caches,
+                )
+                steps.append(Step(f"caching {what}", script_of(order.model, kind).name, caching))
         training = training_arguments(
-            located(order, named),
+            here,
             dataset_config=config,
             weights=places(order, named),
             output_dir=self.below("output", system),
             logging_dir=self.below("logs", system),
             attention=self.attention,
         )
-        does = f"Caches what is missing of run {order.run} and trains it with musubi-tuner."
-        steps = [self._caching_step(kind, config, named) for kind in _MADE_BY]
-        return does, [*steps, Step("training", order.scripts.training.name, training)]
-
-    def _caching_step(self, kind: str, config: str, named: Callable[[str], str]) -> Step:
-        """Return the call of the script that caches `latents` or `text`."""
-        order, found = self.order, self._places[kind]
-        arguments = None
-        if found is not None:
-            arguments = caching_arguments(
-                located(order, named).model,
-                kind,
-                dataset_config=config,
-                place=lambda file, _: named(found[file.key]),
-                batch_size=order.publish.batch_size,
-                num_workers=order.publish.num_workers,
-                keep_cache=order.publish.caches,
-            )
-        return Step(f"caching {_MADE_BY[kind]}", script_of(order.model, kind).name, arguments)
+        script = order.scripts.training.name
+        return [*steps, Step("training", script, training, self.launcher(system))]
 
     def members(self) -> Files:
         """Return the files of items and caches."""
         order, files = self.order, Files()
-        if not order.publish.caches:
-            for (dataset, resolution), name in self.blocks.items():
-                settings = self._settings(dataset, resolution)
-                files |= settings_files(f"{name}_cache", **settings)
         for row in rows_of(Path(order.manifest), ManifestRow):
             if order.datasets[row.dataset].is_list and (row.control_files or row.layers):
                 raise _of_list(row.dataset)
@@ -241,8 +203,8 @@ class MusubiPublication(Publication[MusubiOrder]):
                 raise kind("is not there", where=path, hint="run the same command again")
         return files
 
-    def _settings(self, dataset: str, resolution: tuple[int, int]) -> dict[str, list[Any]]:
-        """Return what shapes latents and embeddings; of files, the paths."""
+    def settings(self, dataset: str, resolution: tuple[int, int]) -> dict[Kind, list[Any]]:
+        """Return the settings that shape latents and text; of files, the paths."""
         model = self.order.model
         latents: list[Any]
         text: list[Any]
@@ -260,45 +222,25 @@ class MusubiPublication(Publication[MusubiOrder]):
         shaped = shapes(self.order.datasets[dataset])
         return {"latents": [*latents, resolution, shaped], "text": text}
 
-    def drop(self, folder: Path, files: Files, made: PublishedCaches, name: str) -> None:
-        """Drop the caches made from a file, before it is replaced."""
+    def made_from(self, folder: Path, files: Files, name: str) -> Iterator[Made]:
+        """Yield the caches made from a file, before it is replaced."""
         place, _, base = name.rpartition("/")
-        if base in SETTINGS:
-            made.drop(place, SETTINGS[base])
-        elif place:
-            block = place.removesuffix("_control")
-            stem, _, ending = base.rpartition(".")
-            if block == place and f".{ending.lower()}" not in IMAGE_EXTENSIONS | VIDEO_EXTENSIONS:
-                endings = {dataset.caption_extension for dataset in self.order.datasets.values()}
-                longest = sorted(endings, key=len, reverse=True)
-                known = next(filter(base.endswith, longest), f".{ending}")
-                made.drop(f"{block}_cache", "text", base.removesuffix(known))
-            else:
-                for each in self._items_of(stem, control=block != place):
-                    made.drop(f"{block}_cache", "latents", each)
-                    if self.order.scripts.text.reads_controls:
-                        made.drop(f"{block}_cache", "text", each)
-
-    def _items_of(self, stem: str, *, control: bool) -> set[str]:
-        """Return the items that an image may belong to: `a_1` may be a control or layer of `a`."""
-        several = self.order.version.controls[1] != 1 if control else self.order.scripts.layers
-        return {stem, _NUMBER.sub("", stem)} if several else {stem}
-
-    def tell_of_strays(self, folder: Path, files: Files, say: Say) -> None:
-        """Say which cache files were not published: musubi-tuner trains on all that lie there."""
-        caches: dict[str, set[str]] = defaultdict(set)
-        for name in files:
-            place, _, base = name.rpartition("/")
-            if place.endswith("_cache"):
-                caches[place].add(base)
-        for place, known in caches.items():
-            found = {path.name for path in (folder / place).glob(f"*{self.layout.latents_ending}")}
-            if strays := sorted(found - known):
-                say(
-                    f"{folder / place} holds cache files that no item owns, and musubi-tuner "
-                    f"trains on them: {', '.join(strays[:3])}{' ...' if len(strays) > 3 else ''}; "
-                    "remove them"
-                )
+        block, (stem, _, ending) = place.removesuffix("_control"), base.rpartition(".")
+        if not place:
+            return
+        if block == place and f".{ending.lower()}" not in IMAGE_EXTENSIONS | VIDEO_EXTENSIONS:
+            endings = {dataset.caption_extension for dataset in self.order.datasets.values()}
+            longest = sorted(endings, key=len, reverse=True)
+            known = next(filter(base.endswith, longest), f".{ending}")
+            yield f"{block}_cache", "text", base.removesuffix(known)
+            return
+        scripts, stems = self.order.scripts, {stem}
+        if scripts.layers if block == place else self.order.version.controls[1] != 1:
+            stems.add(_NUMBER.sub("", stem))  # `a_1` may be a control or layer of `a`
+        for each in stems:
+            yield f"{block}_cache", "latents", each
+            if scripts.text.reads_controls:
+                yield f"{block}_cache", "text", each
 
 
 def _of_list(dataset: str) -> ConfigError:

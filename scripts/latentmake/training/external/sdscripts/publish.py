@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from latentmake.config.datasets import Dataset
 from latentmake.config.machines import ExternalProgram
 from latentmake.files.paths import System
 from latentmake.index.memo import Memo
-from latentmake.layouts.layout import Layout, layout_of
 from latentmake.training.checks import Finding
 from latentmake.training.external.arguments import located
 from latentmake.training.external.checks import elsewhere
 from latentmake.training.external.installation import Installation
-from latentmake.training.external.launch_scripts import Step
-from latentmake.training.external.publish import Files, Publication
-from latentmake.training.external.published_caches import SETTINGS, PublishedCaches, settings_files
+from latentmake.training.external.publish import Files, Kind, Made, Publication, Step
 from latentmake.training.external.sdscripts.command import (
     caching_arguments,
     encoder_places,
@@ -44,11 +41,6 @@ class SdScriptsPublication(Publication[SdScriptsOrder]):
     def place(self) -> ExternalProgram:
         """Where sd-scripts lies."""
         return self.order.sd_scripts
-
-    @property
-    def layout(self) -> Layout:
-        """Names of the caches."""
-        return layout_of(self.order.model.layout_name)
 
     def find(self, place: ExternalProgram, memory: Memo | None) -> Installation:
         """Find sd-scripts."""
@@ -77,73 +69,57 @@ class SdScriptsPublication(Publication[SdScriptsOrder]):
 
     def members(self) -> Files:
         """Return the files of items and caches."""
-        files = deployed(self.order, self.blocks, caches=self.order.publish.caches)
-        if not self.order.publish.caches:
-            for (dataset, _), block in self.blocks.items():
-                files |= settings_files(block, **self._settings(self.order.datasets[dataset]))
-        return files
+        return deployed(self.order, self.blocks, caches=self.order.publish.caches)
 
-    def _settings(self, dataset: Dataset) -> dict[str, Any]:
-        """Return the settings of latents and text; of files, the paths."""
-        order, model = self.order, self.order.model
-        shapes = [bucket_settings(dataset, order.architecture), dataset.alpha_mask]
+    def settings(self, dataset: str, resolution: tuple[int, int]) -> dict[Kind, Any]:
+        """Return the settings that shape latents and text; of files, the paths."""
+        order, model, own = self.order, self.order.model, self.order.datasets[dataset]
+        shapes = [bucket_settings(own, order.architecture), own.alpha_mask]
         vae = model.vae.path or [model.vae.hub, model.vae.revision]
-        found: dict[str, Any] = {"latents": [vae, model.vae_dtype or model.dtype, shapes]}
+        found: dict[Kind, Any] = {"latents": [vae, model.vae_dtype or model.dtype, shapes]}
         if order.cached_text:
             places = [model.checkpoint, encoder_places(order)]
             further = [model.max_token_length, model.apply_lg_attn_mask, model.apply_t5_attn_mask]
             found["text"] = [places, further, model.text[-1].max_length]
         return found
 
-    def drop(self, folder: Path, files: Files, made: PublishedCaches, name: str) -> None:
-        """Drop the caches made from a file, before it is replaced."""
+    def made_from(self, folder: Path, files: Files, name: str) -> Iterator[Made]:
+        """Yield the caches made from a file, before it is replaced."""
         block, _, base = name.partition("/")
-        if base in SETTINGS:
-            made.drop(block, SETTINGS[base])
-        elif base == METADATA:
+        if base == METADATA:
             before, after = _captions(folder / name), _captions(files.get(name, b"{}"))
             for image in before | after:
                 if before.get(image) != after.get(image):
-                    made.drop(block, "text", str(PurePosixPath(image).with_suffix("")))
+                    yield block, "text", str(PurePosixPath(image).with_suffix(""))
         elif base:
-            made.drop(block, "latents", str(PurePosixPath(base).with_suffix("")))
+            yield block, "latents", str(PurePosixPath(base).with_suffix(""))
 
     def dataset(self, system: System) -> str:
         """Return the dataset TOML of one system."""
-        place = f"{self.published}/"
-        return dataset_toml(
-            self.order,
-            self.blocks,
-            lambda block: self.named(place + block, system, self.published),
-        )
+        return dataset_toml(self.order, self.blocks, partial(self.below, system=system))
 
-    def steps(self, system: System) -> tuple[str, list[Step]]:
-        """Return what the script of one system does, and its calls; the last one trains."""
-        order, vae = self.order, None
+    def steps(self, system: System) -> list[Step]:
+        """Return the call in the paths of one system; it makes missing caches first."""
+        order, caching = self.order, list[str]()
         if not order.publish.caches:
             weights = order.model.vae
-            vae = weights.hub if weights.path is None else self.argument(weights.path, system)
+            vae = weights.hub if weights.path is None else self.named(weights.path, system)
+            caching = caching_arguments(order, vae=vae)
         training = training_arguments(
-            located(order, lambda path: self.argument(path, system)),
+            located(order, partial(self.named, system=system)),
             dataset_config=self.below(self.toml_name(system), system),
-            checkpoint=self.argument(order.model.checkpoint or "", system),
+            checkpoint=self.named(order.model.checkpoint or "", system),
             encoders={
-                flag: self.argument(path, system)
+                flag: self.named(path, system)
                 for flag, path in encoder_places(order).items()
                 if not Path(path).is_dir() or flag in order.strategies.folders
             },
             output_dir=self.below("output", system),
             logging_dir=self.below("logs", system),
             attention=order.publish.attention,
-            caching=[] if order.publish.caches else caching_arguments(order, vae=vae),
+            caching=caching,
         )
-        caches = (
-            "which first makes caches beside the images"
-            if vae
-            else "from the caches beside this file"
-        )
-        does = f"Trains run {order.run} with sd-scripts, {caches}."
-        return does, [Step("training", f"{order.script}.py", training)]
+        return [Step("training", f"{order.script}.py", training, self.launcher(system))]
 
 
 def _captions(metadata: Path | bytes) -> dict[str, str]:

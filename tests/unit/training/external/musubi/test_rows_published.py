@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -36,13 +37,16 @@ def test_the_scripts_of_the_row_are_called_with_all_that_they_need(
     said: list[str] = []
     publication.publish(said.append)
     place, scripts = Path("published") / RUN, ROWS[name]
-    text = (place / f"train_{RUN}.sh").read_text()
-    for script in (scripts.latents, scripts.text, scripts.training):
-        assert script.name in text
+    text = (place / f"train_{RUN}.json").read_text()
+    steps = json.loads(text)["linux"]["steps"]
+    rows = (scripts.latents, scripts.text, scripts.training)
+    for step, script in zip(steps, rows, strict=True):
+        assert step["script"] == script.name
         for file in script.files:
-            weights = order.model.weights(file.key)
-            assert (f"{file.flag} {root}/{weights.path}" in text) if weights else True
-    assert all(each in text for each in scripts.versions[task].training)
+            if weights := order.model.weights(file.key):
+                at = step["arguments"].index(file.flag)
+                assert step["arguments"][at + 1] == f"{root}/{weights.path}"
+    assert {*scripts.versions[task].training} <= {*steps[-1]["arguments"]}
     assert name == "wan" or "wan" not in text.lower()
     assert name == "wan" or not any("Wan" in line for line in said)
     items = {path.name for path in (place / f"{RUN}_64").iterdir()}

@@ -462,12 +462,12 @@ def test_each_system_finds_everything_by_its_own_names(tmp_path: Path) -> None:
         (subset,) = parsed["datasets"][0]["subsets"]
         assert subset["image_dir"] == f"{root}/out/cats/a_512"
         assert subset["metadata_file"] == f"{root}/out/cats/a_512/metadata.json"
-    batch = (folder / "train_cats.bat").read_text()
-    shell = (folder / "train_cats.sh").read_text()
-    assert "--ae D:\\training\\models\\ae.safetensors" in batch
-    assert f"--ae {tmp_path}/models/ae.safetensors" in shell
-    assert "flux_train_network.py" in batch and "flux_train_network.py" in shell
-    assert "musubi" not in batch + shell
+    text = (folder / "train_cats.json").read_text()
+    calls = {system: json.loads(text)[system]["steps"] for system in ("linux", "windows")}
+    assert value(calls["windows"][0]["arguments"], "--ae") == "D:/training/models/ae.safetensors"
+    assert value(calls["linux"][0]["arguments"], "--ae") == f"{tmp_path}/models/ae.safetensors"
+    assert [step["script"] for step in calls["windows"]] == ["flux_train_network.py"]
+    assert "musubi" not in text
     assert (folder / "train_cats.sh").stat().st_mode & 0o111
     assert (folder / "a_512/sub/x_flux_te.npz").is_file()
 
@@ -479,7 +479,7 @@ def test_a_folder_where_flux_wants_a_file_is_told() -> None:
     SdScriptsPublication(order("flux")).publish(said.append)
     assert any("text_1.safetensors is a folder" in line and "[--t5xxl, FILE]" in line
                for line in said)  # fmt: skip
-    assert "--t5xxl " not in Path("published/cats/train_cats.sh").read_text()
+    assert '"--t5xxl"' not in Path("published/cats/train_cats.json").read_text()
 
 
 def uncached(architecture: str = "sdxl", **settings: Any) -> SdScriptsOrder:
