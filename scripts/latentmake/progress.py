@@ -47,6 +47,11 @@ def environment() -> dict[str, str]:
     return {"TQDM_MININTERVAL": seconds, "TQDM_MAXINTERVAL": seconds, "TQDM_MINITERS": "1"}
 
 
+def say(text: str) -> None:
+    """Say a line to the user, above a progress bar."""
+    Progress.write(text, file=sys.stderr)
+
+
 class Progress(_Bar):
     """tqdm's bar on a terminal; elsewhere a line every 30 s, none in the first 30.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from browser import Browser, until
 from evaluation_world import FPS, make_metrics
-from latentmake.reports import clips
+from latentmake.reports import page as pages
 from latentmake.reports.evaluation import write_page
 from selenium.webdriver.common.keys import Keys
 
@@ -37,7 +37,7 @@ def page_beside(metrics: Path) -> Path:
     """The page beside its clips."""
     path = metrics.parents[3] / "reports/beside.html"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clips, "EMBEDDED", 0)
+        patch.setattr(pages, "EMBEDDED", 0)
         write_page(metrics.parent, path, lambda line: None)
     return path
 

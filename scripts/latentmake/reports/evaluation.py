@@ -9,15 +9,8 @@ from typing import Any
 from latentmake import digest
 from latentmake.errors import CacheError
 from latentmake.files import atomic
-from latentmake.reports.clips import ClipSources
-from latentmake.reports.page import page, table, template_digest
-from latentmake.training.wan.evaluation import (
-    KINDS,
-    METRICS,
-    Kind,
-    Metrics,
-    Result,
-)
+from latentmake.reports.page import ClipSources, page, table, template_digest
+from latentmake.training.wan.evaluation import KINDS, METRICS, Metrics
 
 _LABELS = {"real": "real", "base": "base", "adapter": "with the adapter"}
 _LOSS = (
@@ -107,7 +100,15 @@ def _data(metrics: Metrics, folder: Path, sources: ClipSources) -> dict[str, Any
             {
                 "title": result.name,
                 "caption": result.caption,
-                "clips": [_clip(result, kind, folder, sources) for kind in KINDS],
+                "clips": [
+                    {
+                        "label": _LABELS[kind],
+                        "source": sources.address(folder / clip.file),
+                        "width": clip.width,
+                        "height": clip.height,
+                    }
+                    for kind, clip in result.clips.items()
+                ],
             }
             for result in metrics.results
             if result.clips
@@ -144,15 +145,6 @@ def _number(value: float | None) -> str:
 
 def _change(base: float, adapter: float) -> str:
     return f"{(adapter - base) / base:+.2%}".replace("%", " %") if base else "–"
-
-
-def _clip(result: Result, kind: Kind, folder: Path, sources: ClipSources) -> dict[str, Any]:
-    clip = result.clips.get(kind)
-    if clip is None:
-        missing = "The item has no clip." if kind == "real" else "No clip was made."
-        return {"label": _LABELS[kind], "missing": missing}
-    source = sources.address(folder / clip.file)
-    return {"label": _LABELS[kind], "source": source, "width": clip.width, "height": clip.height}
 
 
 def _summary(metrics: Metrics) -> str:

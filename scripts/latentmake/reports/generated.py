@@ -5,9 +5,8 @@ Clips lie beside the page, which names them: they play from a disk, without a se
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
@@ -26,7 +25,6 @@ SHEET = "contact_sheet.png"
 _NAMES = ("base", "with the adapter")
 _COLUMNS = 6
 _CELL = 208  # pixels: width of a frame on the sheet
-_MARGIN, _LINE, _FONT = 8, 18, 14
 
 
 def _state(index: GenerationIndex) -> str:
@@ -76,17 +74,14 @@ def write_pages(folder: Path, say: Callable[[str], object]) -> int:
             {
                 "title": prompt,
                 "note": f"seed {seed}",
-                "clips": [
-                    {"label": _made(clip), "source": clip.file, **size}
-                    for clip in _both(list(clips))
-                ],
+                "clips": [{"label": _made(clip), "source": clip.file, **size} for clip in clips],
             }
-            for (prompt, seed), clips in groupby(index.clips, key=_row)
+            for (prompt, seed), clips in groupby(index.clips, lambda clip: (clip.prompt, clip.seed))
         ]
         settings = [[key, str(value)] for key, value in index.settings.items()]
         data = {
             "fps": index.settings["fps"],
-            "summary": "" if rows else "No clips yet.",
+            "summary": "",
             "rows": rows,
             "tables": [table("settings", "Settings", "", ["setting", "value"], settings)],
         }
@@ -96,54 +91,26 @@ def write_pages(folder: Path, say: Callable[[str], object]) -> int:
     return len(index.clips)
 
 
-def _row(clip: Clip) -> tuple[str, int]:
-    return clip.prompt, clip.seed
-
-
-def _both(clips: Sequence[Clip]) -> list[Clip]:
-    """Return the clips of a prompt and seed, that of the base first."""
-    return sorted(clips, key=lambda clip: bool(clip.adapter))
-
-
 def _made(clip: Clip) -> str:
     return _NAMES[bool(clip.adapter)]
 
 
 def _sheet(folder: Path, index: GenerationIndex) -> bytes:
-    """Return a PNG: a prompt and seed after another, each clip's frames over time in a row."""
-    from PIL import Image, ImageDraw, ImageFont
+    """Return a PNG with a row for each clip: its frames over time."""
+    from PIL import Image
 
-    font = ImageFont.load_default(_FONT)
+    from latentmake.training.loop.grid import draw_grid, png_of
+
     width, height = int(index.settings["width"]), int(index.settings["height"])
     cell = (_CELL, max(1, round(_CELL * height / width)))
-    columns = min(_COLUMNS, int(index.settings["frames"]))
-    step = cell[1] + _MARGIN
-    groups = [(row, _both(list(clips))) for row, clips in groupby(index.clips, key=_row)]
-    left = 2 * _MARGIN + round(max(map(font.getlength, _NAMES)))
-    total = sum(_LINE + _MARGIN + step * len(clips) for _, clips in groups) + _MARGIN
-    sheet = Image.new("RGB", (left + columns * (cell[0] + _MARGIN), total), "white")
-    pen = ImageDraw.Draw(sheet)
-    y = _MARGIN
-    for (prompt, seed), clips in groups:
-        pen.text((_MARGIN, y), _cut(f"seed {seed}: {prompt}", sheet.width, font), "black", font)
-        y += _LINE + _MARGIN
-        for clip in clips:
-            pen.text((_MARGIN, y + (cell[1] - _LINE) // 2), _made(clip), "black", font)
-            for column, frame in enumerate(spread_frames(folder / clip.file, columns)):
-                x = left + column * (cell[0] + _MARGIN)
-                sheet.paste(Image.fromarray(frame).resize(cell, Image.Resampling.LANCZOS), (x, y))
-            y += step
-    data = io.BytesIO()
-    sheet.save(data, "PNG")
-    return data.getvalue()
-
-
-def _cut(text: str, width: int, font: object) -> str:
-    """Return as much of a text, in one line, as fits into a width in pixels."""
-    text = " ".join(text.split())
-    length = font.getlength  # type: ignore[attr-defined]
-    if length(text) <= width - 2 * _MARGIN:
-        return text
-    while text and length(text + "…") > width - 2 * _MARGIN:
-        text = text[:-1]
-    return text + "…"
+    rows = [
+        (
+            f"{_made(clip)}, seed {clip.seed}: {clip.prompt}",
+            [
+                Image.fromarray(frame).resize(cell, Image.Resampling.LANCZOS)
+                for frame in spread_frames(folder / clip.file, _COLUMNS)
+            ],
+        )
+        for clip in index.clips
+    ]
+    return png_of(draw_grid(rows))

@@ -14,7 +14,8 @@ from latentmake import digest
 from latentmake.caches.pixels.plain import decode
 from latentmake.config.datasets import Dataset
 from latentmake.errors import SourceError
-from latentmake.reports.clips import ClipSources
+from latentmake.files.media import probe_video
+from latentmake.reports.page import ClipSources
 
 _WIDTH, _NARROW = 1024, 512  # pixels; wider pictures are scaled down
 _MANY = 200  # pictures; more are narrow
@@ -48,7 +49,7 @@ class Pictures:
         faults: pictures that cannot be read, a line each.
     """
 
-    def __init__(self, count: int, sources: ClipSources | None = None) -> None:
+    def __init__(self, count: int, sources: ClipSources) -> None:
         self._sources = sources
         self.clips: list[int] = []
         self._width = _WIDTH if count <= _MANY else _NARROW
@@ -59,17 +60,12 @@ class Pictures:
     def add(self, path: Path) -> int | str:
         """Return the number of a picture, or why it cannot be shown."""
         try:
-            if self._sources is not None and path in self._sources:
-                name, found = self._clip(path, self._sources)
-            else:
-                data = path.read_bytes()
-                name = digest.of_bytes(data)
-                if name in self._numbers:
-                    return self._numbers[name]
-                found = self._embed(decode(data, str(path), _READING))
-            if name not in self._numbers:
-                self._numbers[name] = len(self.embedded)
-                self.embedded.append(found)
+            data = path.read_bytes()
+            if (name := digest.of_bytes(data)) not in self._numbers:
+                number, is_clip = len(self.embedded), path in self._sources
+                self.embedded.append(self._clip(path) if is_clip else self._image(data, path))
+                self.clips += [number] * is_clip
+                self._numbers[name] = number
             return self._numbers[name]
         except SourceError as error:
             fault = error.what
@@ -78,17 +74,13 @@ class Pictures:
         self.faults.append(f"{path}: {fault}")
         return as_text(fault)
 
-    def _clip(self, path: Path, sources: ClipSources) -> tuple[str, Picture]:
-        """Return the name of a clip's content, and what shows it."""
-        name = digest.of_file(path)
-        if name in self._numbers:
-            return name, self.embedded[self._numbers[name]]
-        media = sources.media(path)
-        self.clips.append(len(self.embedded))
+    def _clip(self, path: Path) -> Picture:
+        media = probe_video(str(path))
         small = max(media.width, media.height) < _PIXEL_ART
-        return name, (sources.address(path), media.width, media.height, small)
+        return self._sources.address(path), media.width, media.height, small
 
-    def _embed(self, image: Image.Image) -> Picture:
+    def _image(self, data: bytes, path: Path) -> Picture:
+        image = decode(data, str(path), _READING)
         if max(image.size) < _PIXEL_ART:
             return embedded(image, "png", optimize=True), *image.size, True
         image.thumbnail((self._width, 2 * self._width), Image.Resampling.LANCZOS)

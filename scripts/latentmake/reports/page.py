@@ -8,12 +8,20 @@ with clips also clips, embedded or beside it.
 from __future__ import annotations
 
 import base64
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from latentmake import digest
+
+FPS = 16.0
+"""Frames a second of Wan's clips."""
+
+EMBEDDED = 40_000_000
+"""Bytes of all clips of a page up to which they are embedded, so that the page can be moved."""
 
 _FOLDER = Path(__file__).parent
 _CLIPS = ("compare", "gallery")  # kinds of pages with clips
@@ -90,3 +98,32 @@ def state_in(path: Path) -> str | None:
     except OSError:
         return None
     return match[1].decode() if match else None
+
+
+class ClipSources:
+    """Addresses of clips for a page's `video` elements.
+
+    Args:
+        page: path of the page.
+        paths: all clips of the page.
+    """
+
+    def __init__(self, page: Path, paths: list[Path]) -> None:
+        self._folder = page.parent
+        self._paths = {*paths}
+        sizes = (each.stat().st_size for each in self._paths if each.is_file())
+        self.embeds = sum(sizes) <= EMBEDDED
+
+    def __contains__(self, path: Path) -> bool:
+        return path in self._paths
+
+    def address(self, path: Path) -> str:
+        """Return a data URI, or the path from the page to the clip.
+
+        Raises:
+            OSError: the clip cannot be read.
+        """
+        if self.embeds:
+            kind = path.suffix.lower().removeprefix(".")
+            return f"data:video/{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
+        return quote(Path(os.path.relpath(path, self._folder)).as_posix())

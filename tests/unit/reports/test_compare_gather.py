@@ -28,7 +28,7 @@ from latentmake.reports.comparison import (
     write_comparison,
 )
 from latentmake.reports.images import Pictures
-from latentmake.reports.page import page
+from latentmake.reports.page import ClipSources, page
 from PIL import Image
 
 
@@ -269,7 +269,7 @@ def test_small_pictures_are_kept_pixel_by_pixel() -> None:
 
 
 def embedded(image: Image.Image, count: int) -> tuple[str, int, int, bool]:
-    pictures = Pictures(count)
+    pictures = Pictures(count, ClipSources(Path("page.html"), []))
     path = Path(os.environ["PYTEST_TMP"], "picture.png")
     image.save(path)
     assert pictures.add(path) == pictures.add(path) == 0

@@ -5,17 +5,13 @@ from __future__ import annotations
 import io
 import math
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-from latentmake.files import atomic
 
 Values = NDArray[np.float64]
 
@@ -30,8 +26,7 @@ _UNITS = {
     "items_per_second": "items/s",
     "epoch": "epochs",
 }
-_DPI = 100
-_WIDTH, _HEIGHT = 12.0, 2.9  # inches: of the picture, of one row of curves
+_WIDTH, _HEIGHT = 12.0, 2.9  # inches, of 100 pixels: of the picture, of one row of curves
 _COLUMNS = 2
 _NOISY = 0.3  # share of a curve's turning points; noise turns at two points of three
 _LEAST = 20  # points; fewer are seen as they are
@@ -39,47 +34,28 @@ _SPAN = 0.04  # of the curve that an average reaches back, roughly
 _COLOUR = "#1f6feb"
 
 
-class Curve(NamedTuple):
-    """One scalar over the steps of a training.
+def read_curves(events: Path) -> dict[str, tuple[Values, Values]]:
+    """Return steps and values of all scalars of a folder of event files, by their tags.
 
-    Attributes:
-        name: its tag.
-        steps: [points], ascending.
-        values: [points]; some may be NaN or infinite.
-    """
-
-    name: str
-    steps: Values
-    values: Values
-
-
-def read_curves(events: Path) -> list[Curve]:
-    """Return all scalars of a folder of event files, those of every training first.
-
-    A file that was cut short gives what it holds; a resumed training's points replace those it had
-    written before.
+    Those of every training come first. A file that was cut short gives what it holds; a resumed
+    training's points replace those it had written before.
     """
     accumulator = EventAccumulator(str(events), size_guidance={"scalars": 0})
     accumulator.Reload()
-    names = accumulator.Tags()["scalars"]
-    order = {name: number for number, name in enumerate(_UNITS)}
-    found = []
-    for name in sorted(names, key=lambda name: (order.get(name, len(order)), name)):
-        points = accumulator.Scalars(name)
-        steps = np.array([point.step for point in points], np.float64)
-        values = np.array([point.value for point in points], np.float64)
-        found.append(Curve(name, steps, values))
+    names = {*accumulator.Tags()["scalars"]}
+    found = {}
+    for name in [*(name for name in _UNITS if name in names), *sorted(names - _UNITS.keys())]:
+        points = [(point.step, point.value) for point in accumulator.Scalars(name)]
+        steps, values = np.array(points, np.float64).T
+        found[name] = steps, values
     return found
 
 
 def is_noisy(values: Values) -> bool:
     """Whether a curve [points] goes up and down so often that its average says more."""
-    finite = values[np.isfinite(values)]
-    if len(finite) < _LEAST:
-        return False
-    differences = np.diff(finite)
+    differences = np.diff(values[np.isfinite(values)])
     turns = np.count_nonzero(differences[1:] * differences[:-1] < 0)
-    return bool(turns > _NOISY * (len(finite) - 2))
+    return len(differences) >= _LEAST and bool(turns > _NOISY * (len(differences) - 1))
 
 
 def smoothed(values: Values) -> Values:
@@ -100,21 +76,18 @@ def smoothed(values: Values) -> Values:
     return found
 
 
-def _draw(axes: Axes, curve: Curve) -> bool:
-    """Draw one curve; return whether its average is drawn over it."""
-    values = np.where(np.isfinite(curve.values), curve.values, np.nan)
-    noisy = is_noisy(values)
-    marker = "o" if len(values) < 3 else None
-    if noisy:
-        axes.plot(curve.steps, values, color=_COLOUR, alpha=0.25, linewidth=0.8, label="each step")
+def _draw(axes: Axes, name: str, steps: Values, values: Values) -> None:
+    values = np.where(np.isfinite(values), values, np.nan)
+    if is_noisy(values):
+        axes.plot(steps, values, color=_COLOUR, alpha=0.25, linewidth=0.8, label="each step")
         average = smoothed(values)
-        axes.plot(curve.steps, average, color=_COLOUR, linewidth=1.8, label="moving average")
+        axes.plot(steps, average, color=_COLOUR, linewidth=1.8, label="moving average")
     else:
-        axes.plot(curve.steps, values, color=_COLOUR, linewidth=1.6, marker=marker)
+        marker = "o" if len(values) < 3 else None
+        axes.plot(steps, values, color=_COLOUR, linewidth=1.6, marker=marker)
     # Names are texts, never markup: a dollar sign would begin a formula.
-    axes.set_title(curve.name, loc="left", fontsize=12, fontweight="bold", parse_math=False)
-    axes.set_xlabel("steps")
-    axes.set_ylabel(_UNITS.get(curve.name, "value"))
+    axes.set_title(name, loc="left", fontsize=12, fontweight="bold", parse_math=False)
+    axes.set(xlabel="steps", ylabel=_UNITS.get(name, "value"))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(lambda value, _: f"{value:.10g}")
@@ -122,50 +95,24 @@ def _draw(axes: Axes, curve: Curve) -> bool:
     axes.set_axisbelow(True)
     axes.margins(x=0.01)
     axes.spines[["top", "right"]].set_visible(False)
-    return noisy
-
-
-def draw_curves(events: Path, out: Path, *, title: str = "") -> bool:
-    """Draw every scalar of a folder of event files into one PNG, see `curves_png`.
-
-    Args:
-        events: the folder, without those below it.
-        out: the picture; removed where there is nothing to draw.
-        title: above all curves.
-
-    Returns:
-        Whether there was anything to draw.
-    """
-    data = curves_png(events, title=title)
-    if data is None:
-        out.unlink(missing_ok=True)
-        return False
-    atomic.write(out, data)
-    return True
 
 
 def curves_png(events: Path, *, title: str = "") -> bytes | None:
     """Return a PNG of 1200 pixels' width with every scalar of a folder of event files.
 
-    None where there is nothing to draw.
+    Folders below it do not count. None where there is nothing to draw.
     """
-    curves = read_curves(events) if events.is_dir() else []
+    curves = read_curves(events) if events.is_dir() else {}
     if not curves:
         return None
     rows = -(-len(curves) // _COLUMNS)
-    figure = Figure(figsize=(_WIDTH, rows * _HEIGHT + 0.6), dpi=_DPI, layout="constrained")
-    canvas = FigureCanvasAgg(figure)
-    grid = figure.subplots(rows, _COLUMNS, squeeze=False)
-    noisy: list[Axes] = []
-    for axes, curve in zip(grid.flat, curves, strict=False):
-        if _draw(axes, curve):
-            noisy.append(axes)
-    for axes in grid.flat[len(curves) :]:
-        axes.set_visible(False)
-    if noisy:
-        lines, labels = noisy[0].get_legend_handles_labels()
-        figure.legend(lines, labels, loc="outside upper right", ncols=2, frameon=False)
+    figure = Figure(figsize=(_WIDTH, rows * _HEIGHT + 0.6), dpi=100, layout="constrained")
+    for number, (name, (steps, values)) in enumerate(curves.items(), 1):
+        _draw(figure.add_subplot(rows, _COLUMNS, number), name, steps, values)
+    legends = [axes.get_legend_handles_labels() for axes in figure.axes]
+    if lines := next((each for each in legends if each[1]), None):
+        figure.legend(*lines, loc="outside upper right", ncols=2, frameon=False)
     figure.suptitle(title, x=0.01, ha="left", fontsize=14, parse_math=False)
     data = io.BytesIO()
-    canvas.print_figure(data, format="png", metadata={"Software": None})
+    figure.savefig(data, format="png", metadata={"Software": None})
     return data.getvalue()

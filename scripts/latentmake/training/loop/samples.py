@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,10 @@ from torch.utils.tensorboard import SummaryWriter
 
 from latentmake.caches.encoders.device import within_memory
 from latentmake.files import atomic
-from latentmake.progress import Progress
+from latentmake.files.mp4 import spread_frames
+from latentmake.progress import say
 from latentmake.training.loop.accelerator import DTYPES, make_accelerator
-from latentmake.training.loop.curves import draw_curves
+from latentmake.training.loop.curves import curves_png
 from latentmake.training.loop.data.caches import Caches, read_items
 from latentmake.training.loop.grid import draw_grid, png_of
 from latentmake.training.loop.recipe import Drawn, Recipe
@@ -55,7 +55,7 @@ class Samples:
 
     Attributes:
         steps: after which pictures are drawn.
-        rows: step -> name of the picture of each prompt, or None.
+        names: (step, key of a prompt's picture) -> name of the file.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class Samples:
         self._files, self._keys = RunFiles(order), order.picture_keys()
         self._shown = -_PAUSE
         self._events: Any = None
-        names: dict[str, str] = {}
         self.steps = frozenset[int]().union(*(sample_steps(order, end) for end in ends))
-        self.rows: dict[int, list[str | None]] = {}
+        self.names: dict[tuple[int, str], str] = {}
+        renamed: dict[str, str] = {}
         index = read_index(self._files.samples)
         if index is None or index.wanted not in kept:
             for path in (self._files.grid, self._files.output / CURVES):
@@ -77,35 +77,33 @@ class Samples:
             same = index.pictures == order.pictures_digest()
             known = index.keys or (self._keys if same else [])
             for step, row in zip(index.steps, index.files, strict=True):
-                there = dict(zip(known, row, strict=False))
-                for number, name in enumerate(map(there.get, self._keys)):
-                    if name and step in self.steps and (self._files.samples / name).is_file():
-                        names[name] = picture_name(step, number, order.picture_suffix)
-                        self._put(step, number, names[name])
-        self._keep(names)
+                for key, name in zip(known, row, strict=False):
+                    asked = step in self.steps and key in self._keys
+                    if name and asked and (self._files.samples / name).is_file():
+                        renamed[name] = self.names[step, key] = self._name(step, key)
+        self._keep(renamed)
         shutil.rmtree(self._files.scalars / self._files.samples.name, ignore_errors=True)
-        self._log(self.rows)
+        self._log(self.names)
         self._write_index(complete=False)
 
-    def _keep(self, names: Mapping[str, str]) -> None:
+    def _name(self, step: int, key: str) -> str:
+        return picture_name(step, self._keys.index(key), self._order.picture_suffix)
+
+    def _keep(self, renamed: Mapping[str, str]) -> None:
         """Give pictures their new names, and remove the index and all others."""
         folder = self._files.samples
         (folder / INDEX).unlink(missing_ok=True)
-        for name in names:
+        for name in renamed:
             (folder / name).rename(folder / f".{name}")
         for path in folder.glob("*step-*"):
-            if _OURS.fullmatch(path.name) and path.name[1:] not in names:
+            if _OURS.fullmatch(path.name) and path.name[1:] not in renamed:
                 path.unlink()
-        for name, new in names.items():
+        for name, new in renamed.items():
             (folder / f".{name}").rename(folder / new)
-
-    def _put(self, step: int, number: int, name: str) -> None:
-        self.rows.setdefault(step, [None] * len(self._keys))[number] = name
 
     def missing(self, step: int) -> list[str]:
         """Return the keys of the pictures of a step that are not there."""
-        row = self.rows.get(step, [None] * len(self._keys))
-        return [key for key, name in zip(self._keys, row, strict=True) if name is None]
+        return [key for key in self._keys if (step, key) not in self.names]
 
     def draw(
         self, step: int, draw: Callable[[Collection[str]], Drawn], device: torch.device
@@ -118,19 +116,18 @@ class Samples:
             device: that decodes them; the VAE is loaded for it and forgotten.
         """
         drawn = draw(missing) if (missing := self.missing(step)) else {}
-        new: list[str | None] = [None] * len(self._keys)
         decode = within_memory(self._recipe.make_decoder, device) if drawn else None
+        new: dict[tuple[int, str], str] = {}
         for key, latents in drawn.items():
-            number = self._keys.index(key)
-            name = picture_name(step, number, self._order.picture_suffix)
+            name = self._name(step, key)
             data = None if decode is None else decode(latents)
             if data is None:
                 say(f"memory does not suffice to decode {name}: it is left out")
                 continue
             atomic.write(self._files.samples / name, data)
-            self._put(step, number, name)
-            new[number] = name
-        self._log({step: new})
+            new[step, key] = name
+        self.names |= new
+        self._log(new)
         if time.monotonic() > self._shown + _PAUSE:
             self._show()
         self._write_index(complete=False)
@@ -141,42 +138,41 @@ class Samples:
         self._show()
         self._write_index(complete=True)
 
+    def _rows(self) -> dict[int, list[str | None]]:
+        """Return the name of each prompt's picture by the step, or None."""
+        steps = sorted({step for step, _ in self.names})
+        return {step: [self.names.get((step, key)) for key in self._keys] for step in steps}
+
     def _show(self) -> None:
-        if self.rows:
-            pictures = {step: self._pictures(row) for step, row in sorted(self.rows.items())}
-            grid = draw_grid(list(pictures.items()), [each.prompt for each in self._order.prompts])
+        folder = self._files.samples
+        rows = [
+            (f"step {step}", [None if name is None else picture_of(folder / name) for name in row])
+            for step, row in self._rows().items()
+        ]
+        if rows:
+            grid = draw_grid(rows, [each.prompt for each in self._order.prompts])
             atomic.write(self._files.grid, png_of(grid))
-        curves = self._files.output / CURVES
-        draw_curves(self._files.scalars, curves, title=self._order.run)
+        if curves := curves_png(self._files.scalars, title=self._order.run):
+            atomic.write(self._files.output / CURVES, curves)
         self._shown = time.monotonic()
 
     def _write_index(self, *, complete: bool) -> None:
         curves = (self._files.output / CURVES).is_file()
-        index = PictureIndex.of(self._order, self._wanted, self.rows, curves=curves)
-        if not complete:
-            index = index.model_copy(update={"pictures": ""})
+        index = PictureIndex.of(self._order, self._wanted, self._rows(), curves=curves)
+        index = index if complete else index.model_copy(update={"pictures": ""})
         index.write(self._files.samples / INDEX)
 
-    def _pictures(self, row: Iterable[str | None]) -> list[Image.Image | None]:
-        return [None if name is None else picture_of(self._files.samples / name) for name in row]
-
-    def _log(self, rows: Mapping[int, Sequence[str | None]]) -> None:
+    def _log(self, names: Mapping[tuple[int, str], str]) -> None:
         """Write pictures for TensorBoard, tagged `samples/00` and so on by their prompts."""
-        if not any(name for row in rows.values() for name in row):
+        if not names:
             return
         if self._events is None:
             self._events = SummaryWriter(str(self._files.scalars / self._files.samples.name))
-        for step, row in rows.items():
-            for number, picture in enumerate(self._pictures(row)):
-                if picture is not None:
-                    tag, pixels = f"samples/{number:02d}", np.asarray(picture)
-                    self._events.add_image(tag, pixels, step, dataformats="HWC")
+        for (step, key), name in names.items():
+            pixels = np.asarray(picture_of(self._files.samples / name))
+            tag = f"samples/{self._keys.index(key):02d}"
+            self._events.add_image(tag, pixels, step, dataformats="HWC")
         self._events.flush()
-
-
-def say(text: str) -> None:
-    """Say a line to the user, above the progress bar."""
-    Progress.write(text, file=sys.stderr)
 
 
 def picture_of(file: Path) -> Image.Image:
@@ -184,12 +180,7 @@ def picture_of(file: Path) -> Image.Image:
     if file.suffix != ".mp4":
         with Image.open(file, formats=["PNG"]) as picture:
             return picture.convert("RGB")
-    import av
-
-    with av.open(str(file)) as clip:
-        frames = [frame.to_ndarray(format="rgb24") for frame in clip.decode(video=0)]
-    picked = [frames[place] for place in sorted({0, len(frames) // 2, len(frames) - 1})]
-    strip = Image.fromarray(np.concatenate(picked, axis=1))
+    strip = Image.fromarray(np.concatenate(spread_frames(file, 3), axis=1))
     strip.thumbnail((_STRIP, _STRIP))
     return strip
 

@@ -20,7 +20,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 
 from latentmake.errors import CacheError, TrainingError
-from latentmake.progress import Progress
+from latentmake.progress import Progress, say
 from latentmake.training.loop import checkpoint
 from latentmake.training.loop.accelerator import DTYPES, make_accelerator, reseed
 from latentmake.training.loop.batch_order import BatchOrder, generator, seed_of
@@ -42,7 +42,7 @@ from latentmake.training.loop.result import (
     write_record,
     write_trained,
 )
-from latentmake.training.loop.samples import Samples, say
+from latentmake.training.loop.samples import Samples
 from latentmake.training.order import Wanted
 
 _POLL = 1.0  # seconds between two checks for the file that asks for a copy

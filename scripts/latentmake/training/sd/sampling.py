@@ -8,9 +8,9 @@ so that the rows of the grid differ by the training alone, and other prompts may
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
@@ -31,14 +31,6 @@ _Euler: Any = FlowMatchEulerDiscreteScheduler
 _PIXELS = 8.0  # a latent's width in pixels, where nothing says; that of all Stable Diffusions
 
 
-class Picture(NamedTuple):
-    """A picture to draw: its key, the embedding [tokens, width] of its prompt, its noise's seed."""
-
-    key: str
-    text: torch.Tensor
-    noise: tuple[int | str, ...]
-
-
 @dataclass(frozen=True)
 class Sampler(LoopSampler):
     """Settings and embeddings of sample pictures.
@@ -49,6 +41,7 @@ class Sampler(LoopSampler):
         shape: channels, height and width of a picture's latents.
         steps: denoising steps, at most those of the schedule.
         guidance: scale of the guidance; 1 is none.
+        pictures: key -> embedding [tokens, width] of the prompt, and the seed of the noise.
         batch: most pictures drawn at once.
         scaling: the network sees (x - shift) * scaling of a picture's latents x.
         shift: see there.
@@ -59,7 +52,7 @@ class Sampler(LoopSampler):
     shape: tuple[int, int, int]
     steps: int
     guidance: float
-    pictures: Sequence[Picture]
+    pictures: Mapping[str, tuple[torch.Tensor, tuple[int | str, ...]]]
     batch: int = 1
     scaling: float = 1.0
     shift: float = 0.0
@@ -74,18 +67,18 @@ class Sampler(LoopSampler):
         dtype: torch.dtype,
     ) -> Drawn:
         """Draw the pictures of these keys; float32, on the CPU."""
-        pictures = [each for each in self.pictures if each.key in keys]
+        asked = [key for key in self.pictures if key in keys]
         drawn: Drawn = {}
-        for start in range(0, len(pictures), self.batch):
-            part = pictures[start : start + self.batch]
+        for start in range(0, len(asked), self.batch):
+            part = asked[start : start + self.batch]
             latents = self._latents(network, part, device, dtype) / self.scaling + self.shift
-            drawn.update(zip([each.key for each in part], latents, strict=True))
+            drawn.update(zip(part, latents, strict=True))
         return drawn
 
     def _latents(
         self,
         network: Network,
-        pictures: Sequence[Picture],
+        keys: Sequence[str],
         device: torch.device,
         dtype: torch.dtype,
     ) -> torch.Tensor:
@@ -94,11 +87,12 @@ class Sampler(LoopSampler):
         schedule = (_Euler if flow else _Ddim).from_config(config)
         schedule.set_timesteps(min(self.steps, int(config.num_train_timesteps)))
         negative = self.negative if self.guidance > 1 else None
-        negatives = [] if negative is None else [negative] * len(pictures)
-        texts, mask = pad([*(each.text for each in pictures), *negatives])
+        negatives = [] if negative is None else [negative] * len(keys)
+        texts, mask = pad([*(self.pictures[key][0] for key in keys), *negatives])
         texts = texts.to(device, dtype)
         mask = None if mask is None else mask.to(device)
-        noise = [torch.randn(self.shape, generator=generator(*each.noise)) for each in pictures]
+        seeds = [self.pictures[key][1] for key in keys]
+        noise = [torch.randn(self.shape, generator=generator(*seed)) for seed in seeds]
         latents = torch.stack(noise).to(device)  # of standard deviation 1 for both schedules
         for timestep in schedule.timesteps:
             inputs = torch.cat([latents, latents]) if negatives else latents
@@ -128,12 +122,12 @@ def make_sampler(order: SdOrder, schedule: NoiseSchedule, latents: Stored) -> Sa
         shape=(latents.shape[0], height, width),
         steps=samples.num_inference_steps,
         guidance=samples.guidance_scale,
-        pictures=[
-            Picture(key, read_text(prompt.text, PLAIN.text), (samples.seed, "sample", *occurrence))
+        pictures={
+            key: (read_text(prompt.text, PLAIN.text), (samples.seed, "sample", *occurrence))
             for key, prompt, occurrence in zip(
                 order.picture_keys(), order.prompts, order.occurrences(), strict=True
             )
-        ],
+        },
         batch=order.trainer.train_batch_size,
         scaling=latents.scaling,
         shift=latents.shift,

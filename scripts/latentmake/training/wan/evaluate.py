@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from latentmake import digest
 from latentmake.caches.encoders.device import pick_device
 from latentmake.errors import CacheError, TrainingError
-from latentmake.files import atomic, cachefile
+from latentmake.files import cachefile
 from latentmake.progress import Progress
 from latentmake.training.command import exit_status
 from latentmake.training.json_file import JsonFile
@@ -36,6 +36,7 @@ from latentmake.training.loop.result import wanted
 from latentmake.training.order import caption_in, lock_content, read_order
 from latentmake.training.wan.denoiser import Denoiser
 from latentmake.training.wan.evaluation import (
+    CLIP_NAME,
     KINDS,
     METRICS,
     TIMESTEPS,
@@ -69,12 +70,14 @@ class Case(NamedTuple):
 
     Attributes:
         number: of its example in the caches.
+        size: frames, height and width of its clip.
         latents: path of the cache file, with its key; `text` likewise.
     """
 
     number: int
     item: Item
     resolution: str
+    size: tuple[int, int, int]
     latents: str
     text: str
     latents_key: str
@@ -104,12 +107,10 @@ def cases_of(recipe: WanRecipe) -> tuple[list[Case], Caches]:
     found: list[Case] = []
     for item in items:
         for name, pair in zip(sorted(item.latents), item.pairs(), strict=True):
-            try:
-                keys = [cachefile.read_header(path).key for path in pair]
-            except OSError as error:
-                what = f"this cache file cannot be read ({error.strerror})"
-                raise CacheError(what, where=error.filename, hint=HINT) from None
-            found.append(Case(len(found), item, name, *pair, *keys))
+            keys = [cachefile.read_header(path).key for path in pair]
+            _, frames, height, width = caches.examples[len(found)].shape
+            size = 4 * frames - 3, 8 * height, 8 * width
+            found.append(Case(len(found), item, name, size, *pair, *keys))
     return found, caches
 
 
@@ -203,7 +204,7 @@ def mean_of(clips: Sequence[Figures]) -> Figures:
 
 
 class Known(JsonFile):
-    """Losses by their keys and clips by their files: of the last results and a killed process."""
+    """Losses and clips by their keys: of the last results and of a killed process."""
 
     losses: dict[str, Losses]
     clips: dict[str, Clip]
@@ -211,23 +212,14 @@ class Known(JsonFile):
     @classmethod
     def of(cls, folder: Path) -> Self:
         """Return what the folder of an evaluation has."""
-        known = cls.read(folder / _KNOWN) or cls(losses={}, clips={})
+        killed = cls.read(folder / _KNOWN) or cls(losses={}, clips={})
         metrics = Metrics.read(folder / METRICS)
-        for result in metrics.results if metrics else ():
-            for losses in result.losses.values():
-                known.losses.setdefault(losses.key, losses)
-            for clip in result.clips.values():
-                known.clips.setdefault(clip.file, clip)
-        return known
-
-
-class _Part(NamedTuple):
-    """A clip to make: of a case, by what, under which key, in which file."""
-
-    case: Case
-    kind: Kind
-    key: str
-    file: str
+        results = metrics.results if metrics else []
+        losses = {each.key: each for result in results for each in result.losses.values()}
+        clips = {each.key: each for result in results for each in result.clips.values()}
+        # Earlier releases name the clips of a killed process by their files.
+        clips |= {each.key: each for each in killed.clips.values()}
+        return cls(losses=losses | killed.losses, clips=clips)
 
 
 class _Evaluation:
@@ -243,14 +235,10 @@ class _Evaluation:
         self.known = Known.of(self.folder)
         self.device, self.dtype = pick_device(), DTYPES[training.trainer.mixed_precision]
         hint = "lower the run's `validation.clips` to 0, or end other programs"
-        self.painter = Painter(order.generation, self.device, self.dtype, hint)
+        self.painter = Painter(order, self.device, self.dtype, hint)
         shown = [case for case in self.cases if case.resolution == order.resolution]
-        shown.sort(key=lambda case: self._size(case)[0] == 1)  # videos before images
-        self.clips = [
-            _Part(case, kind, self._clip_key(case, kind), _file_name(case, kind))
-            for case in shown[: order.clips]
-            for kind in KINDS
-        ]
+        shown.sort(key=lambda case: case.size[0] == 1)  # videos before images
+        self.shown = shown[: order.clips]
 
     def _loss_key(self, case: Case, kind: Kind) -> str:
         adapter = self.adapter if kind == "adapter" else ""
@@ -258,21 +246,15 @@ class _Evaluation:
         return digest.of_value([VERSION, "loss", *made_of])
 
     def _clip_key(self, case: Case, kind: Kind) -> str:
-        generation = self.order.generation
+        order = self.order
         if kind == "real":
-            made_of = [case.latents_key, generation.weights, generation.fps]
+            made_of = [case.latents_key, order.weights, order.settings.fps]
             return digest.of_value([VERSION, "real", *made_of])
-        frames, height, width = self._size(case)
-        sized = generation.model_copy(update={"frames": frames, "height": height, "width": width})
+        size = dict(zip(("frames", "height", "width"), case.size, strict=True))
         adapter = self.adapter if kind == "adapter" else ""
-        drawn = sized.key(case.text_key, generation.seeds[0], adapter)
+        drawn = order.key(case.text_key, order.seeds[0], adapter, **size)
         first = case.latents_key if self.training.image_to_video else ""
         return digest.of_value([VERSION, drawn, first, self.network])
-
-    def _size(self, case: Case) -> tuple[int, int, int]:
-        """Return frames, height and width of a case's clip."""
-        _, frames, height, width = self.caches.examples[case.number].shape
-        return 4 * (frames - 1) + 1, 8 * height, 8 * width
 
     def run(self) -> Metrics:
         """Compute what is missing; return and write all results.
@@ -280,45 +262,39 @@ class _Evaluation:
         Raises:
             UserError: a file is damaged or gone, memory does not suffice, the disk is full.
         """
-        losses = [
-            (case, kind)
-            for case in self.cases
-            for kind in _MADE
-            if self._loss_key(case, kind) not in self.known.losses
-        ]
-        clips = [part for part in self.clips if not self._take(part)]
-        drawn = [part for part in clips if part.kind != "real"]
-        total = TIMESTEPS * len(losses) + self.order.generation.steps * len(drawn)
-        for part in clips:
-            if part.kind == "real":
-                self._write(part, self.caches.batch([part.case.number]).latents[0])
-        if total:
-            with Progress(
-                total=total, unit="step", desc=f"evaluation of {self.order.run}", file=sys.stderr
-            ) as progress:
+        # Items of the same caches share losses and clips.
+        losses = {self._loss_key(case, kind): (case, kind) for case in self.cases for kind in _MADE}
+        clips = {self._clip_key(case, kind): (case, kind) for case in self.shown for kind in KINDS}
+        losses = {key: each for key, each in losses.items() if key not in self.known.losses}
+        clips = {key: each for key, each in clips.items() if not self._is_there(key)}
+        for key, (case, kind) in clips.items():
+            if kind == "real":
+                self._write(key, case, kind, self.caches.batch([case.number]).latents[0])
+        drawn = {key: each for key, each in clips.items() if each[1] != "real"}
+        steps = self.order.settings.num_inference_steps
+        if total := TIMESTEPS * len(losses) + steps * len(drawn):
+            name = f"evaluation of {self.order.run}"
+            with Progress(total=total, unit="step", desc=name) as progress:
                 self._use_networks(losses, drawn, progress)
         metrics = self._metrics()
         metrics.write(self.folder / METRICS)
-        for file in self.known.clips.keys() - {clip.file for clip in metrics.clips()}:
-            (self.folder / file).unlink(missing_ok=True)
+        named = {clip.file for clip in metrics.clips()}
+        for path in self.folder.glob("*.mp4"):
+            if path.name not in named and re.fullmatch(CLIP_NAME, path.name):
+                path.unlink(missing_ok=True)
         (self.folder / _KNOWN).unlink(missing_ok=True)
         return metrics
 
-    def _take(self, part: _Part) -> bool:
-        """Tell whether a clip is there; an equal one of another item is copied."""
-        same = {}
-        for clip in self.known.clips.values():
-            path = self.folder / clip.file
-            if clip.key == part.key and path.is_file() and digest.of_file(path) == clip.digest:
-                same[clip.file] = clip
-        if same and part.file not in same:
-            clip = next(iter(same.values()))
-            atomic.write(self.folder / part.file, (self.folder / clip.file).read_bytes())
-            self.known.clips[part.file] = clip.model_copy(update={"file": part.file})
-        return bool(same)
+    def _is_there(self, key: str) -> bool:
+        clip = self.known.clips.get(key)
+        path = self.folder / clip.file if clip else self.folder
+        return clip is not None and path.is_file() and digest.of_file(path) == clip.digest
 
     def _use_networks(
-        self, losses: Sequence[tuple[Case, Kind]], drawn: Sequence[_Part], progress: Progress
+        self,
+        losses: Mapping[str, tuple[Case, Kind]],
+        drawn: Mapping[str, tuple[Case, Kind]],
+        progress: Progress,
     ) -> None:
         network = self.recipe.make_network(
             channels=self.caches.channels, text_width=self.caches.text_width, dtype=self.dtype
@@ -327,8 +303,8 @@ class _Evaluation:
         for made in _MADE:
             if made == "adapter":  # until then its LoRA changes nothing
                 self.recipe.read_copy(network, Path(self.training.output))
-            for case in (case for case, kind in losses if kind == made):
-                key, values = self._loss_key(case, made), []
+            for key, case in ((key, case) for key, (case, kind) in losses.items() if kind == made):
+                values = []
                 for value in losses_of(
                     self.objective, network, self.caches, case, self.device, self.dtype
                 ):
@@ -336,31 +312,27 @@ class _Evaluation:
                     progress.update()
                 self.known.losses[key] = Losses(key=key, values=values)
                 self.known.write(self.folder / _KNOWN)
-            for part in (part for part in drawn if part.kind == made):
-                if self._take(part):  # it equals one that was drawn before
-                    progress.update(self.order.generation.steps)
-                else:
-                    self._write(part, self._draw(part, progress))
+            for key, case in ((key, case) for key, (case, kind) in drawn.items() if kind == made):
+                self._write(key, case, made, self._draw(case, progress))
 
-    def _draw(self, part: _Part, progress: Progress) -> torch.Tensor:
-        batch = self.caches.batch([part.case.number])
+    def _draw(self, case: Case, progress: Progress) -> torch.Tensor:
+        batch = self.caches.batch([case.number])
         condition = None
         if FIRST_FRAME in batch.more:
             seen = batch.more.get(CLIP)
             condition = Condition(batch.more[FIRST_FRAME][0], None if seen is None else seen[0])
-        noise = noise_of(self.order.generation.seeds[0], tuple(batch.latents.shape[1:]))
+        noise = noise_of(self.order.seeds[0], *case.size)
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            return self.painter.draw(
-                batch.text[0], noise, condition, part.case.name, progress.update
-            )
+            return self.painter.draw(batch.text[0], noise, condition, case.name, progress.update)
 
-    def _write(self, part: _Part, latents: torch.Tensor) -> None:
-        path = self.folder / part.file
-        frames = self.painter.write(path, latents, part.case.name)
-        self.known.clips[part.file] = Clip(
-            key=part.key,
-            file=part.file,
-            digest=digest.of_file(path),
+    def _write(self, key: str, case: Case, kind: Kind, latents: torch.Tensor) -> None:
+        words = re.sub(r"[^a-z0-9]+", "-", case.item.stem.lower())[-_WORDS:].strip("-")
+        file = f"{words}-{key[:12]}_{kind}.mp4".removeprefix("-")
+        frames = self.painter.write(self.folder / file, latents, case.name)
+        self.known.clips[key] = Clip(
+            key=key,
+            file=file,
+            digest=digest.of_file(self.folder / file),
             width=frames.shape[2],
             height=frames.shape[1],
             frames=len(frames),
@@ -369,48 +341,40 @@ class _Evaluation:
         self.known.write(self.folder / _KNOWN)
 
     def _metrics(self) -> Metrics:
-        made: dict[str, dict[Kind, Clip]] = {}
-        for part in self.clips:
-            made.setdefault(part.case.name, {})[part.kind] = self.known.clips[part.file]
         results = [
             Result(
                 name=case.name,
                 source=case.item.source,
                 caption=caption_in(case.text),
                 losses={kind: self.known.losses[self._loss_key(case, kind)] for kind in _MADE},
-                clips=made.get(case.name, {}),
+                clips={
+                    kind: self.known.clips[self._clip_key(case, kind)]
+                    for kind in KINDS
+                    if case in self.shown
+                },
             )
             for case in self.cases
         ]
-        by_timestep = {kind: _means(each.losses[kind].values for each in results) for kind in _MADE}
-        figures = {kind: mean_of([each[kind].figures for each in made.values()]) for kind in KINDS}
-        items = f"{len(self.cases)} held out, {len(self.clips) // len(KINDS)} with clips"
+        losses = {kind: [each.losses[kind].values for each in results] for kind in _MADE}
+        by_timestep = {kind: np.mean(each, axis=0).tolist() for kind, each in losses.items()}
+        figures = {
+            kind: mean_of([each.clips[kind].figures for each in results if each.clips])
+            for kind in KINDS
+        }
+        items = f"{len(self.cases)} held out, {len(self.shown)} with clips"
+        settings = settings_of(self.order, self.training, self.adapter)
         lock = lock_content(self.training.lock)
         return Metrics(
             run=self.order.run,
             wanted=self.order.wanted(lock, self.adapter, self.network),
             timesteps=timesteps_of(self.objective).tolist(),
-            loss={kind: sum(each) / len(each) for kind, each in by_timestep.items()},
-            loss_by_timestep={**by_timestep},
-            figures=figures if made else {},
-            fps=self.order.generation.fps,
-            settings={
-                "items": items,
-                **settings_of(self.order.generation, self.training, self.adapter),
-            },
+            loss={kind: float(np.mean(each)) for kind, each in by_timestep.items()},
+            loss_by_timestep=by_timestep,
+            figures=figures if self.shown else {},
+            fps=self.order.settings.fps,
+            settings={"items": items, **settings},
             results=results,
         )
-
-
-def _means(lists: Iterable[Sequence[float]]) -> list[float]:
-    columns = list(zip(*lists, strict=True))
-    return [sum(column) / len(column) for column in columns]
-
-
-def _file_name(case: Case, kind: Kind) -> str:
-    words = re.sub(r"[^a-z0-9]+", "-", case.item.stem.lower())[-_WORDS:].strip("-")
-    number = digest.of_bytes(case.name.encode())[:8]
-    return f"{f'{words}-{number}' if words else number}_{kind}.mp4"
 
 
 def evaluate(order: EvaluationOrder) -> Metrics | None:
@@ -421,9 +385,9 @@ def evaluate(order: EvaluationOrder) -> Metrics | None:
     """
     found = read_order(Path(order.training), WanOrder)
     training = decided(as_begun(found, wanted(found)))  # in the precision that it was trained in
-    adapter = adapter_digest(order.generation)
+    adapter = adapter_digest(order)
     want = order.wanted(lock_content(training.lock), adapter, training_digest(training))
-    settings = settings_of(order.generation, training, adapter)
+    settings = settings_of(order, training, adapter)
     if not result_reasons(order, want, settings):
         return None
     return _Evaluation(order, training, adapter).run()

@@ -13,10 +13,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from latentmake import digest
-from latentmake.files import atomic
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import read_lock, run_folder
-from latentmake.plan.orders import run_order
 from latentmake.plan.reasons import Difference, value_differences
 from latentmake.plan.run_plan import RunPlan
 from latentmake.training.child import run_module
@@ -39,7 +37,8 @@ TIMESTEPS = 10
 VERSION = 1
 """Raised when the same order would give other results."""
 
-_NAME = r"^[a-z0-9-]+_(real|base|adapter)\.mp4$"
+CLIP_NAME = r"^[a-z0-9-]+_(real|base|adapter)\.mp4$"
+"""Names of the clips."""
 
 Figures = dict[str, float | None]
 
@@ -49,38 +48,28 @@ def evaluation_folder(run: str) -> Path:
     return run_folder(run) / "evaluation"
 
 
-class EvaluationOrder(BaseModel):
-    """Order of an evaluation; paths are relative to the working directory.
+class EvaluationOrder(GenerationOrder):
+    """Order of an evaluation: of clips whose prompts and sizes are those of held-out items.
 
     Attributes:
         training: path of the training's order.
         output: folder of results and clips.
         clips: most items of which clips are made.
         resolution: name of that of the clips.
-        generation: settings of the clips; prompts and sizes are those of the items.
-        planned: see `GenerationOrder`.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    kind: str
-    run: str
     training: str
-    output: str
     clips: int
     resolution: str
-    generation: GenerationOrder
-    planned: int = 0
 
     def wanted(self, lock: str, adapter: str, training: str) -> str:
         """Return the digest of all that shapes the results.
 
-        Args:
-            lock: digest of all items of the run, held out or not.
-            adapter: digest of the trained weights.
-            training: digest of the training's network and settings.
+        It is one of three digests: of all items of the run (`lock`), of the trained weights
+        (`adapter`), and of the training's network and settings.
         """
-        settings = {**self.generation.settings(), "frames": 0, "width": 0, "height": 0}
-        made = [self.generation.weights, settings, self.generation.seeds[0]]
+        settings = self.settings.values() | {"frames": 0, "width": 0, "height": 0}
+        made = [self.weights, settings, self.seeds[0]]
         return digest.of_value(
             [VERSION, TIMESTEPS, lock, adapter, training, self.clips, self.resolution, made]
         )
@@ -102,7 +91,7 @@ class Clip(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     key: str
-    file: Annotated[str, StringConstraints(pattern=_NAME)]
+    file: Annotated[str, StringConstraints(pattern=CLIP_NAME)]
     digest: str
     width: int
     height: int
@@ -193,43 +182,37 @@ def plan_evaluation(facts: Facts, plan: RunPlan) -> tuple[Path, list[Difference]
     training = plan.trainer
     assert run.validation is not None and isinstance(training, WanOrder)
     generation = generation_order(facts, plan.name, run)
-    order = EvaluationOrder(
-        kind=generation.kind,
-        run=plan.name,
-        training=str(plan.trainer_order),
-        output=str(evaluation_folder(plan.name)),
-        clips=run.validation.clips,
-        resolution=run.resolutions[0].name,
-        generation=generation.model_copy(
-            update={"prompts": [], "captions": 0, "image": None}  # those of each item
-        ),
-        planned=generation.planned,
-    )
-    path = run_order(plan.name, "evaluate", order.planned)
-    if not facts.asks:
-        atomic.write(path, order.model_dump_json().encode())
-    if waits := plan.awaited([order.generation.negative_prompt]):
+    changes = {
+        "prompts": [],
+        "captions": 0,
+        "output": str(evaluation_folder(plan.name)),
+        "training": str(plan.trainer_order),
+        "clips": run.validation.clips,
+        "resolution": run.resolutions[0].name,
+    }
+    order = EvaluationOrder.model_validate(dict(generation) | changes)
+    path = order.write(facts, "evaluate")
+    if waits := plan.awaited([order.settings.negative_prompt]):
         return path, waits
-    if not generation.weights:
-        return path, [Difference("the networks are not here")]
-    adapter = adapter_digest(generation, facts.memo.digest_of_file)
+    adapter = adapter_digest(order, facts.memo.digest_of_file)
     wanted = order.wanted(read_lock(plan.name).digest, adapter, training_digest(training))
-    settings = settings_of(generation, training, adapter)
+    settings = settings_of(order, training, adapter)
     return path, result_reasons(order, wanted, settings, facts.memo.digest_of_file)
 
 
-def settings_of(generation: GenerationOrder, training: WanOrder, adapter: str) -> dict[str, str]:
+def settings_of(order: EvaluationOrder, training: WanOrder, adapter: str) -> dict[str, str]:
     """Return the settings of an evaluation by name, for people."""
+    clips = order.settings
     return {
         "network": ", ".join(filter(None, [training.dit, training.dit_high_noise])),
         "adapter": adapter[:12],
-        "steps of a clip": str(generation.steps),
-        "guidance_scale": str(generation.guidance),
-        "flow_shift of clips": str(generation.shift),
+        "steps of a clip": str(clips.num_inference_steps),
+        "guidance_scale": str(clips.guidance_scale),
+        "flow_shift of clips": str(clips.flow_shift),
         "flow_shift of losses": str(training.flow_shift),
-        "scheduler": generation.scheduler,
-        "seed": str(generation.seeds[0]),
-        "negative prompt": generation.negative_prompt,
+        "scheduler": clips.scheduler,
+        "seed": str(order.seeds[0]),
+        "negative prompt": clips.negative_prompt,
     }
 
 
@@ -241,22 +224,14 @@ def training_digest(training: WanOrder) -> str:
 
 
 def launch(path: Path, word: str, *, log: Path, threads: int) -> Path:
-    """Carry out an order in a process of its own; return the folder of clips or results.
-
-    Args:
-        path: of the order.
-        word: `generate` or `evaluate`.
-        log: gets the output of the process.
-        threads: of the process.
-    """
-    order: GenerationOrder | EvaluationOrder
-    if word == "generate":
-        order = generation = captions_of(read_order(path, GenerationOrder))
+    """Carry out an order to `generate` or `evaluate` in a process of its own; return its folder."""
+    order: GenerationOrder
+    if word == "evaluate":
+        order = read_order(path, EvaluationOrder)
+    else:
+        order = captions_of(read_order(path, GenerationOrder))
         if not clip_reasons(order, adapter_digest(order)):
             return Path(order.output)
-    else:
-        order = read_order(path, EvaluationOrder)
-        generation = order.generation
     run_module(
         f"latentmake.training.wan.{word}",
         order,
@@ -264,6 +239,6 @@ def launch(path: Path, word: str, *, log: Path, threads: int) -> Path:
         folder=Path(order.output),
         log=log,
         threads=threads,
-        online=bool(generation.model.vae.hub),
+        online=bool(order.model.vae.hub),
     )
     return Path(order.output)

@@ -7,7 +7,8 @@ each as it is drawn: a killed process loses the clip in hand.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,11 @@ from latentmake.caches.encoders.wan_vae import WanVae, load_wan_vae
 from latentmake.caches.pixels.plain import decode
 from latentmake.caches.pixels.scaling import cover
 from latentmake.config.datasets import Dataset
-from latentmake.errors import SourceError, TrainingError
+from latentmake.errors import TrainingError
+from latentmake.files.media import opened
 from latentmake.files.mp4 import write_mp4
 from latentmake.geometry.buckets import Size
-from latentmake.progress import Progress
+from latentmake.progress import Progress, say
 from latentmake.training.command import exit_status
 from latentmake.training.loop.data.headers import read_text
 from latentmake.training.loop.data.tensors import WAN
@@ -39,25 +41,18 @@ from latentmake.training.wan.generation import (
     GenerationIndex,
     GenerationOrder,
     adapter_digest,
-    kept,
-    wishes,
+    judged,
 )
 from latentmake.training.wan.lora_files import read_lora
 from latentmake.training.wan.network import Transformer, load_transformer
 from latentmake.training.wan.sampling import (
     Condition,
-    Sampling,
     decode_clip,
-    latents_shape,
     noise_of,
     sample_latents,
 )
 
 _READING = Dataset(path=".")  # upright, transparency on white
-
-
-def _say(text: str) -> None:
-    Progress.write(text, file=sys.stderr)
 
 
 def generate(order: GenerationOrder) -> None:
@@ -68,31 +63,22 @@ def generate(order: GenerationOrder) -> None:
     Raises:
         UserError: a file is damaged or gone, memory does not suffice, the disk is full.
     """
-    folder = Path(order.output)
-    adapter = adapter_digest(order)
-    old = GenerationIndex.read(folder / INDEX)
-    clips = kept(order, old, adapter)
-    places = {clip.key: number for number, clip in enumerate(wishes(order, adapter))}
-    there = {clip.key for clip in clips}
-    if missing := [clip for clip in wishes(order, adapter) if clip.key not in there]:
+    folder, adapter = Path(order.output), adapter_digest(order)
+    index = GenerationIndex.read(folder / INDEX)
+    clips = {clip.file: clip for clip in index.clips} if index else {}
+    if missing := judged(order, clips.values(), adapter)[1]:
         for clip in _draw(order, missing):
-            clips.append(clip)
-            _write_index(order, [*clips, *_others(old, clips)])
-    clips.sort(key=lambda clip: places.get(clip.key, len(places)))
-    _write_index(order, clips)
-    for clip in _others(old, clips):
-        (folder / clip.file).unlink(missing_ok=True)
+            clips[clip.file] = clip
+            _write_index(order, clips.values())
+    good, _ = judged(order, clips.values(), adapter)
+    _write_index(order, good)
+    for file in clips.keys() - {clip.file for clip in good}:
+        (folder / file).unlink(missing_ok=True)
 
 
-def _others(old: GenerationIndex | None, clips: Sequence[Clip]) -> list[Clip]:
-    """Return the clips of an index whose files are not those of others."""
-    named = {clip.file for clip in clips}
-    return [clip for clip in old.clips if clip.file not in named] if old else []
-
-
-def _write_index(order: GenerationOrder, clips: Sequence[Clip]) -> None:
+def _write_index(order: GenerationOrder, clips: Iterable[Clip]) -> None:
     index = GenerationIndex(
-        run=order.run, weights=order.weights, settings=order.settings(), clips=[*clips]
+        run=order.run, weights=order.weights, settings=order.settings.values(), clips=[*clips]
     )
     index.write(Path(order.output) / INDEX)
 
@@ -101,27 +87,23 @@ def _draw(order: GenerationOrder, missing: Sequence[Clip]) -> Iterator[Clip]:
     """Draw clips, and yield each when its file is there."""
     device = pick_device()
     dtype = compute_dtype(device, "bfloat16", lambda line: None)
-    _say(f"{order.run}: clips to draw: {len(missing)}, on {device.type}")
-    condition = condition_of(order, device)
-    painter = Painter(
-        order, device, dtype, "lower generate.frames or generate.resolution, or end other programs"
-    )
+    say(f"{order.run}: clips to draw: {len(missing)}, on {device.type}")
+    settings, condition = order.settings, condition_of(order, device)
+    hint = "lower generate.frames or generate.resolution, or end other programs"
+    painter = Painter(order, device, dtype, hint)
     network = _load(order, dtype, lora=any(clip.adapter for clip in missing))
     painter.use(network)
     texts = {each.prompt: each.text for each in order.prompts}
-    shape = latents_shape(order.frames, order.width, order.height)
-    with Progress(
-        total=len(missing) * order.steps, unit="step", desc=f"clips of {order.run}", file=sys.stderr
-    ) as progress:
+    total = len(missing) * settings.num_inference_steps
+    with Progress(total=total, unit="step", desc=f"clips of {order.run}") as progress:
         for clip in missing:
             each: Any
             for each in network.children():
                 if getattr(each, "peft_config", None):
                     (each.enable_adapters if clip.adapter else each.disable_adapters)()
             text, where = read_text(texts[clip.prompt], WAN.text), f"run {order.run}: {clip.file}"
-            latents = painter.draw(
-                text, noise_of(clip.seed, shape), condition, where, progress.update
-            )
+            noise = noise_of(clip.seed, settings.frames, settings.height, settings.width)
+            latents = painter.draw(text, noise, condition, where, progress.update)
             path = Path(order.output, clip.file)
             painter.write(path, latents, where)
             yield clip.model_copy(update={"size": path.stat().st_size})
@@ -138,9 +120,10 @@ def _load(order: GenerationOrder, dtype: torch.dtype, *, lora: bool) -> Denoiser
                 read_lora(network, Path(order.output).parent, high_noise=high)
             found[key] = network
     if model.version.boundary is not None and None in found.values():
-        _say(f"{order.run}: the model names one of Wan 2.2's two networks, which draws all steps")
+        say(f"{order.run}: the model names one of Wan 2.2's two networks, which draws all steps")
     low, high_noise = found.values()
-    return Denoiser(low, high_noise, order.boundary).eval().requires_grad_(False)
+    boundary = order.settings.timestep_boundary or 0.0
+    return Denoiser(low, high_noise, boundary).eval().requires_grad_(False)
 
 
 def condition_of(order: GenerationOrder, device: torch.device) -> Condition | None:
@@ -154,18 +137,12 @@ def condition_of(order: GenerationOrder, device: torch.device) -> Condition | No
     """
     if order.image is None:
         return None
-    path, model = order.image[0], order.model
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise SourceError(
-            f"cannot be read ({error.strerror})",
-            where=path,
-            hint="check that the file exists and is readable",
-        ) from None
-    first = cover(decode(data, path, _READING), Size(order.width, order.height), path=path)
+    path, model, size = order.image, order.model, order.settings
+    with opened(path) as file:
+        data = file.read()
+    first = cover(decode(data, path, _READING), Size(size.width, size.height), path=path)
     frame = torch.from_numpy(np.ascontiguousarray(first))[None]
-    pixels = frame.new_zeros(1, order.frames, *frame.shape[1:])
+    pixels = frame.new_zeros(1, size.frames, *frame.shape[1:])
     pixels[:, 0] = frame
     vae = load_wan_vae(model.vae, device, torch.float32, tiled=model.vae_cache_cpu)
     latents = vae.encode_first_frame(pixels, torch.float32)[0].cpu()
@@ -180,11 +157,7 @@ def condition_of(order: GenerationOrder, device: torch.device) -> Condition | No
 class Painter:
     """Draws clips of an order's settings, decodes and writes them.
 
-    Args:
-        order: of the clips.
-        device: that computes.
-        dtype: of the network's inputs.
-        hint: for a clip that memory does not suffice for.
+    `dtype` is that of the network's inputs, and `hint` tells what to do if memory does not suffice.
     """
 
     def __init__(
@@ -194,6 +167,11 @@ class Painter:
         self._network: Denoiser | None = None
         self._vae: WanVae | None = None
         self._hooks: list[UserCpuOffloadHook] = []
+
+    @cached_property
+    def _negative(self) -> torch.Tensor | None:
+        path = self._order.negative
+        return None if path is None else read_text(path, WAN.text)
 
     def use(self, network: Denoiser) -> None:
         """Draw with this network, on the device from its first use until a clip is decoded."""
@@ -219,24 +197,22 @@ class Painter:
         Raises:
             TrainingError: memory does not suffice, or the clip is NaN or infinite.
         """
-        order = self._order
         assert self._network is not None
         latents = within_memory(
             sample_latents,
             self._network,
             text,
-            None if order.negative is None else read_text(order.negative, WAN.text),
+            self._negative,
             noise,
-            Sampling(order.steps, order.guidance, order.shift, order.scheduler),
+            self._order.settings,
             device=self._device,
             dtype=self._dtype,
             condition=condition,
             done=done,
         )
         if latents is None:
-            raise TrainingError(
-                "memory does not suffice to draw this clip", where=where, hint=self._hint
-            )
+            what = "memory does not suffice to draw this clip"
+            raise TrainingError(what, where=where, hint=self._hint)
         if not latents.isfinite().all():
             hint = "look at the training's loss; lower guidance_scale"
             raise TrainingError("this clip is NaN or infinite", where=where, hint=hint)
@@ -256,11 +232,11 @@ class Painter:
             self._vae = load_wan_vae(model.vae, self._device, torch.float32, decoder=True)
             if model.vae_cache_cpu:
                 self._vae.tile()
-        frames = decode_clip(self._vae, latents, _say)
+        frames = decode_clip(self._vae, latents)
         if frames is None:
             what = "memory does not suffice to decode this clip, even in tiles"
             raise TrainingError(what, where=where, hint=self._hint)
-        write_mp4(path, frames, self._order.fps)
+        write_mp4(path, frames, self._order.settings.fps)
         return frames
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -47,6 +49,35 @@ _CAPTIONS = 4  # items whose captions are the prompts where a run names none
 _FRAMES = 81  # where a run trains on images
 
 
+class ClipSettings(BaseModel):
+    """Settings that shape each clip besides weights, prompt and seed; those of `generate`.
+
+    Attributes:
+        guidance_scale: 1 is none.
+        negative_prompt: "" without guidance.
+        timestep_boundary: share of the timesteps from which on Wan 2.2's network for high noise is
+            used; None of one network.
+        image: digest of the first frame, for image-to-video.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    frames: int
+    width: int
+    height: int
+    fps: int
+    num_inference_steps: int
+    guidance_scale: float
+    flow_shift: float
+    scheduler: Literal["unipc", "euler"] = "unipc"
+    negative_prompt: str = ""
+    timestep_boundary: float | None = None
+    image: str | None = None
+
+    def values(self) -> dict[str, str | int | float]:
+        """Return those that are set, by name."""
+        return self.model_dump(exclude_none=True)
+
+
 class GenerationOrder(BaseModel):
     """Order of a run's clips; paths are relative to the working directory.
 
@@ -58,9 +89,7 @@ class GenerationOrder(BaseModel):
         weights: digest of networks, VAE and text encoder.
         captions: number of the manifest's first captions that are prompts too.
         negative: cache file of the negative prompt's embedding; None without guidance.
-        boundary: share of the timesteps from which on Wan 2.2's network for high noise is used; 0
-            of one network.
-        image: first frame of the clips, for image-to-video; with its digest.
+        image: path of the first frame, for image-to-video.
         base: whether each clip is also made without the LoRA.
         asked: whether the prompts come from the command line.
         planned: time, in nanoseconds: no two orders are the same file to Snakemake.
@@ -76,42 +105,32 @@ class GenerationOrder(BaseModel):
     weights: str
     prompts: list[Prompt]
     captions: int
-    negative_prompt: str
     negative: str | None
     seeds: list[int]
-    frames: int
-    width: int
-    height: int
-    fps: int
-    steps: int
-    guidance: float
-    shift: float
-    scheduler: Literal["unipc", "euler"]
-    boundary: float = 0.0
-    image: tuple[str, str] | None = None
+    settings: ClipSettings
+    image: str | None = None
     base: bool
     asked: bool = False
     planned: int = 0
 
-    def settings(self) -> dict[str, str | int | float]:
-        """Return what shapes each clip besides weights, prompt and seed."""
-        return {
-            "frames": self.frames,
-            "width": self.width,
-            "height": self.height,
-            "fps": self.fps,
-            "num_inference_steps": self.steps,
-            "guidance_scale": self.guidance,
-            "flow_shift": self.shift,
-            "scheduler": self.scheduler,
-            "negative_prompt": self.negative_prompt if self.guidance > 1 else "",
-            **({"timestep_boundary": self.boundary} if self.boundary else {}),
-            **({"image": self.image[1]} if self.image else {}),
-        }
+    def key(self, prompt: str, seed: int, adapter: str, **size: int) -> str:
+        """Return the key of a clip.
 
-    def key(self, prompt: str, seed: int, adapter: str) -> str:
-        """Return the key of a clip; `adapter` is the digest of the LoRA, "" for none."""
-        return digest.of_value([_VERSION, self.weights, adapter, prompt, seed, self.settings()])
+        Args:
+            prompt: of the clip.
+            seed: of its noise.
+            adapter: digest of the LoRA; "" for none.
+            size: frames, width and height, if they differ from the settings'.
+        """
+        shaped = self.settings.values() | size
+        return digest.of_value([_VERSION, self.weights, adapter, prompt, seed, shaped])
+
+    def write(self, facts: Facts, word: str) -> Path:
+        """Write the order, unless somebody only asks; return its path."""
+        path = run_order(self.run, word, self.planned)
+        if not facts.asks:
+            atomic.write(path, self.model_dump_json().encode())
+        return path
 
 
 class Clip(BaseModel):
@@ -140,7 +159,7 @@ class GenerationIndex(JsonFile):
 
     Attributes:
         weights: digest of networks, VAE and text encoder.
-        settings: of all clips, see `GenerationOrder.settings`.
+        settings: of all clips, see `ClipSettings`.
     """
 
     run: str
@@ -191,25 +210,26 @@ def wishes(order: GenerationOrder, adapter: str) -> Iterator[Clip]:
                 )
 
 
-def kept(order: GenerationOrder, index: GenerationIndex | None, adapter: str) -> list[Clip]:
-    """Return the clips that are there and are what they would be today, those in order first.
+def judged(
+    order: GenerationOrder, clips: Iterable[Clip], adapter: str
+) -> tuple[list[Clip], list[Clip]]:
+    """Return the clips that are there and up to date, the order's first, and those to draw.
 
-    They include clips of prompts of earlier command lines and, if the order's prompt comes from the
-    command line, those of the configuration.
+    The former include clips of prompts of earlier command lines and, if the order's prompt comes
+    from the command line, those of the configuration.
     """
-    places = {clip.key: number for number, clip in enumerate(wishes(order, adapter))}
-    found = []
-    for clip in index.clips if index else ():
+    wanted = {clip.key: clip for clip in wishes(order, adapter)}
+    there = {}
+    for clip in clips:
         other = (clip.asked or order.asked) and (order.base or clip.adapter)
         same = clip.seed in order.seeds and clip.adapter in ("", adapter)
-        wanted = clip.key in places or (other and same)
-        if wanted and clip.key == order.key(clip.prompt, clip.seed, clip.adapter):
-            try:
+        fits = clip.key == order.key(clip.prompt, clip.seed, clip.adapter)
+        if fits and (clip.key in wanted or (other and same)):
+            with suppress(OSError):  # a clip that is gone is drawn again
                 if Path(order.output, clip.file).stat().st_size == clip.size:
-                    found.append(clip)
-            except OSError:
-                pass  # it is drawn again
-    return sorted(found, key=lambda clip: places.get(clip.key, len(places)))
+                    there[clip.key] = clip
+    good = [there[key] for key in dict.fromkeys((*wanted, *there)) if key in there]
+    return good, [clip for key, clip in wanted.items() if key not in there]
 
 
 def clip_reasons(order: GenerationOrder, adapter: str) -> list[Difference]:
@@ -217,17 +237,16 @@ def clip_reasons(order: GenerationOrder, adapter: str) -> list[Difference]:
     index = GenerationIndex.read(Path(order.output) / INDEX)
     if index is None:
         return [Difference("no clip has been drawn yet")]
-    there = kept(order, index, adapter)
-    wanted = {clip.key for clip in wishes(order, adapter)}
-    missing, gone = len(wanted - {clip.key for clip in there}), len(index.clips) - len(there)
+    good, missing = judged(order, index.clips, adapter)
+    gone = len(index.clips) - len(good)
     if not missing and not gone:
         return []
     loras = {clip.adapter for clip in index.clips} - {"", adapter}
     return [
         *value_differences({"networks": index.weights}, {"networks": order.weights}),
-        *value_differences(index.settings, order.settings()),
+        *value_differences(index.settings, order.settings.values()),
         *(Difference("trained LoRA", short(lora), short(adapter)) for lora in sorted(loras)),
-        Difference(f"clips to draw: {missing}, no longer up to date or asked for: {gone}"),
+        Difference(f"clips to draw: {len(missing)}, no longer up to date or asked for: {gone}"),
     ]
 
 
@@ -240,19 +259,13 @@ def captions_of(order: GenerationOrder) -> GenerationOrder:
     """
     if not order.captions:
         return order
-    seen: set[tuple[str, str]] = set()
-    texts: dict[str, str] = {}
     rows: Iterator[dict[str, Any]] = rows_of(Path(order.manifest), dict)
-    for row in rows:
-        item = (row["dataset"], row["stem"])
-        if item in seen or row.get("validation"):
-            continue
-        seen.add(item)
-        text = row["text"] if isinstance(row["text"], str) else next(iter(row["text"].values()))
-        if caption := caption_in(text):
-            texts.setdefault(caption, text)
-        if len(seen) == order.captions:
-            break
+    trained = (row["text"] for row in rows if not row.get("validation"))
+    texts: dict[str, str] = {}
+    for text in islice(trained, order.captions):
+        path = text if isinstance(text, str) else next(iter(text.values()))
+        if caption := caption_in(path):
+            texts.setdefault(caption, path)
     if not texts:
         raise TrainingError(
             "none of the first captions has words to draw a clip from",
@@ -270,11 +283,20 @@ def plan_generation(facts: Facts, plan: RunPlan) -> tuple[Path, list[Difference]
     """Write the order of a run's clips; see `Backend.plan_following`."""
     config = facts.config
     run = config.runs[plan.name]
-    _refuse_conditions(config.models[run.model], plan.name, config.generation(run).image)
+    _refuse_conditions(config.models[run.model], plan.name, image := config.generation(run).image)
     order = generation_order(facts, plan.name, run)
-    path = run_order(plan.name, "generate", order.planned)
-    if not facts.asks:
-        atomic.write(path, order.model_dump_json().encode())
+    if image is not None:
+        try:
+            seen = {"image": facts.memo.digest_of_file(Path(image))}
+        except OSError as error:
+            raise ConfigError(
+                f"{image} cannot be read ({error.strerror})",
+                where=f"runs.{plan.name}.generate.image",
+                hint="check that the file exists and is readable",
+            ) from None
+        settings = order.settings.model_copy(update=seen)
+        order = order.model_copy(update={"image": image, "settings": settings})
+    path = order.write(facts, "generate")
     if waits := plan.awaited(generation_prompts(config, run)):
         return path, waits
     known = captions_of(order)
@@ -296,20 +318,6 @@ def _refuse_conditions(model: Model, run: str, image: str | None) -> None:
             where=f"runs.{run}.generate.image",
             hint="name the file of the clips' first frame",
         )
-
-
-def _image(facts: Facts, run: str, path: str | None) -> tuple[str, str] | None:
-    """Return a picture and its digest."""
-    if path is None:
-        return None
-    try:
-        return path, facts.memo.digest_of_file(Path(path))
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be read ({error.strerror})",
-            where=f"runs.{run}.generate.image",
-            hint="check that the file exists and is readable",
-        ) from None
 
 
 def generation_order(facts: Facts, name: str, run: Run) -> GenerationOrder:
@@ -336,19 +344,20 @@ def generation_order(facts: Facts, name: str, run: Run) -> GenerationOrder:
             for text in settings.prompts
         ],
         captions=0 if settings.prompts else _CAPTIONS,
-        negative_prompt=settings.negative_prompt if guided else "",
         negative=prompt_path(config, run.model, settings.negative_prompt) if guided else None,
         seeds=[settings.seed + number for number in range(settings.videos)],
-        frames=settings.frames or _longest(config, run),
-        width=size.width,
-        height=size.height,
-        fps=settings.fps,
-        steps=settings.num_inference_steps,
-        guidance=settings.guidance_scale,
-        shift=settings.flow_shift or trainer.shift([size]),
-        scheduler=settings.scheduler,
-        boundary=boundary_of(trainer, model) or 0.0,
-        image=_image(facts, name, settings.image),
+        settings=ClipSettings(
+            frames=settings.frames or _longest(config, run),
+            width=size.width,
+            height=size.height,
+            fps=settings.fps,
+            num_inference_steps=settings.num_inference_steps,
+            guidance_scale=settings.guidance_scale,
+            flow_shift=settings.flow_shift or trainer.shift([size]),
+            scheduler=settings.scheduler,
+            negative_prompt=settings.negative_prompt if guided else "",
+            timestep_boundary=boundary_of(trainer, model),
+        ),
         base=settings.base,
         asked=config.prompt is not None,
         planned=time.time_ns(),

@@ -25,7 +25,6 @@ from latentmake.training.loop.data.headers import Sought, Stored
 from latentmake.training.loop.data.tensors import WAN, CacheTensors
 from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.loop.recipe import Recipe
-from latentmake.training.loop.samples import say
 from latentmake.training.wan.denoiser import Denoiser
 from latentmake.training.wan.lora_files import read_lora, write_lora
 from latentmake.training.wan.lora_names import lora_names
@@ -105,7 +104,7 @@ class WanRecipe(Recipe):
         vae = load_wan_vae(self.order.vae, device, torch.float32, decoder=True)
 
         def decoded(latents: torch.Tensor) -> bytes | None:
-            frames = decode_clip(vae, latents, say)
+            frames = decode_clip(vae, latents)
             if frames is None:
                 return None
             with tempfile.TemporaryDirectory() as folder:

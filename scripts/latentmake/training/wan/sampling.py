@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 
 from latentmake.caches.encoders.device import within_memory
 from latentmake.caches.encoders.wan_vae import LATENTS_MEAN, WanVae
+from latentmake.progress import say
 from latentmake.training.loop.batch_order import seed_of
 from latentmake.training.loop.data.headers import read_text
 from latentmake.training.loop.data.tensors import WAN
 from latentmake.training.loop.recipe import Drawn, Sampler
 from latentmake.training.wan.denoiser import Denoiser
+from latentmake.training.wan.generation import ClipSettings
 from latentmake.training.wan.order import WanOrder
 
 TEXT_TOKENS = 512
@@ -30,15 +32,6 @@ TEXT_TOKENS = 512
 _Pipeline: Any = WanPipeline  # diffusers has no types
 _UniPc: Any = UniPCMultistepScheduler
 _Euler: Any = FlowMatchEulerDiscreteScheduler
-
-
-class Sampling(NamedTuple):
-    """Settings of the steps from noise to latents; a `guidance` of 1 is none."""
-
-    steps: int = 50
-    guidance: float = 5.0
-    shift: float = 3.0
-    scheduler: Literal["unipc", "euler"] = "unipc"
 
 
 class Condition(NamedTuple):
@@ -53,13 +46,9 @@ class Condition(NamedTuple):
     image: torch.Tensor | None = None
 
 
-def latents_shape(frames: int, width: int, height: int) -> tuple[int, int, int, int]:
-    """Return the shape of a clip's latents, [16, f, h, w], of 4 f - 3 frames and its pixels."""
-    return len(LATENTS_MEAN), (frames - 1) // 4 + 1, height // 8, width // 8
-
-
-def noise_of(seed: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return the noise of a clip of latents, float32: that of diffusers with a CPU's generator."""
+def noise_of(seed: int, frames: int, height: int, width: int) -> torch.Tensor:
+    """Return the noise [16, f, h, w] of a clip of 4 f - 3 frames: diffusers', made on a CPU."""
+    shape = len(LATENTS_MEAN), (frames - 1) // 4 + 1, height // 8, width // 8
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -68,7 +57,7 @@ def sample_latents(
     text: torch.Tensor,
     negative: torch.Tensor | None,
     noise: torch.Tensor,
-    sampling: Sampling,
+    settings: ClipSettings,
     *,
     device: torch.device,
     dtype: torch.dtype,
@@ -82,7 +71,7 @@ def sample_latents(
         text: embedding of the prompt, [T, D].
         negative: that of the negative prompt; None without guidance.
         noise: [16, f, h, w], see `noise_of`.
-        sampling: settings.
+        settings: of the steps.
         device: of the network.
         dtype: of its input.
         condition: of image-to-video.
@@ -113,7 +102,7 @@ def sample_latents(
         tokenizer=None,
         text_encoder=None,
         vae=None,
-        scheduler=_schedule(sampling),
+        scheduler=_schedule(settings),
         transformer=networks[0],
         transformer_2=networks[1] if len(networks) > 1 else None,
         boundary_ratio=network.boundary if len(networks) > 1 else None,
@@ -131,8 +120,8 @@ def sample_latents(
             prompt_embeds=padded(text),
             negative_prompt_embeds=None if negative is None else padded(negative),
             latents=noise[None],
-            num_inference_steps=sampling.steps,
-            guidance_scale=1.0 if negative is None else sampling.guidance,
+            num_inference_steps=settings.num_inference_steps,
+            guidance_scale=1.0 if negative is None else settings.guidance_scale,
             callback_on_step_end=stepped,
             output_type="latent",
         ).frames
@@ -140,12 +129,11 @@ def sample_latents(
     return found
 
 
-def _schedule(sampling: Sampling) -> Any:
-    if sampling.scheduler == "euler":
-        return _Euler(shift=sampling.shift)
-    return _UniPc(
-        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=sampling.shift
-    )
+def _schedule(settings: ClipSettings) -> Any:
+    shift = settings.flow_shift
+    if settings.scheduler == "euler":
+        return _Euler(shift=shift)
+    return _UniPc(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift)
 
 
 class ClipSampler(Sampler):
@@ -153,9 +141,14 @@ class ClipSampler(Sampler):
 
     def __init__(self, order: WanOrder) -> None:
         samples, (width, height) = order.trainer.samples, order.sample_size
-        self._shape = latents_shape(samples.frames, width, height)
-        self._settings = Sampling(
-            samples.num_inference_steps, samples.guidance_scale, order.flow_shift
+        self._settings = ClipSettings(
+            frames=samples.frames,
+            width=width,
+            height=height,
+            fps=samples.fps,
+            num_inference_steps=samples.num_inference_steps,
+            guidance_scale=samples.guidance_scale,
+            flow_shift=order.flow_shift,
         )
         self._negative = None if order.negative is None else read_text(order.negative, WAN.text)
         self._clips = [
@@ -174,19 +167,18 @@ class ClipSampler(Sampler):
         dtype: torch.dtype,
     ) -> Drawn:
         """Draw the clips of these keys; float32, on the CPU."""
+        settings = self._settings
         drawn: Drawn = {}
         for key, text, seed in self._clips:
             if key in keys:
-                noise = noise_of(seed, self._shape)
+                noise = noise_of(seed, settings.frames, settings.height, settings.width)
                 drawn[key] = sample_latents(
-                    network, text, self._negative, noise, self._settings, device=device, dtype=dtype
+                    network, text, self._negative, noise, settings, device=device, dtype=dtype
                 )
         return drawn
 
 
-def decode_clip(
-    vae: WanVae, latents: torch.Tensor, say: Callable[[str], object]
-) -> NDArray[np.uint8] | None:
+def decode_clip(vae: WanVae, latents: torch.Tensor) -> NDArray[np.uint8] | None:
     """Decode a clip to [F, H, W, 3]; in tiles where memory does not suffice, else None."""
     frames = within_memory(vae.decode, latents)
     if frames is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from latentmake.training.loop.curves import draw_curves, is_noisy, read_curves, smoothed
+from latentmake.training.loop.curves import curves_png, is_noisy, read_curves, smoothed
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
@@ -36,23 +37,23 @@ def blue(picture: Image.Image) -> int:
 def test_every_scalar_is_read_and_known_ones_come_first(tmp_path: Path) -> None:
     write(tmp_path)
     curves = read_curves(tmp_path)
-    assert [curve.name for curve in curves] == ["loss", "learning_rate", "zeta"]
-    for curve in curves:
-        assert curve.steps.tolist() == list(range(1, 61))
-    assert curves[2].values.tolist() == list(range(1, 61))
+    assert [*curves] == ["loss", "learning_rate", "zeta"]
+    for steps, _ in curves.values():
+        assert steps.tolist() == list(range(1, 61))
+    assert curves["zeta"][1].tolist() == list(range(1, 61))
 
 
 def test_what_a_resumed_training_wrote_anew_is_drawn_once(tmp_path: Path) -> None:
     write(tmp_path, steps=40)
     write(tmp_path, steps=60, first=21)
-    assert read_curves(tmp_path)[0].steps.tolist() == list(range(1, 61))
+    assert read_curves(tmp_path)["loss"][0].tolist() == list(range(1, 61))
 
 
 def test_the_picture_is_1200_pixels_wide_and_has_a_curve_in_each_panel(tmp_path: Path) -> None:
     write(tmp_path / "logs")
-    out = tmp_path / "run/curves.png"
-    assert draw_curves(tmp_path / "logs", out, title="a $run_{1}$ <b>")
-    with Image.open(out) as picture:
+    data = curves_png(tmp_path / "logs", title="a $run_{1}$ <b>")
+    assert data is not None
+    with Image.open(io.BytesIO(data)) as picture:
         width, height = picture.size
         assert width == 1200
         panels = [(0, 0), (1, 0), (0, 1), (1, 1)]
@@ -75,24 +76,19 @@ def test_the_picture_is_1200_pixels_wide_and_has_a_curve_in_each_panel(tmp_path:
 
 def test_the_same_events_give_the_same_picture(tmp_path: Path) -> None:
     write(tmp_path / "logs")
-    for name in ("one.png", "two.png"):
-        draw_curves(tmp_path / "logs", tmp_path / name)
-    assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
+    assert curves_png(tmp_path / "logs") == curves_png(tmp_path / "logs")
 
 
-def test_without_scalars_no_picture_stays(tmp_path: Path) -> None:
-    out = tmp_path / "curves.png"
-    out.write_bytes(b"of an earlier training")
-    assert not draw_curves(tmp_path / "nowhere", out)
-    assert not out.exists()
+def test_without_scalars_there_is_no_picture(tmp_path: Path) -> None:
+    assert curves_png(tmp_path / "nowhere") is None
     (tmp_path / "logs").mkdir()
-    assert not draw_curves(tmp_path / "logs", out)
+    assert curves_png(tmp_path / "logs") is None
 
 
 def test_images_of_a_folder_below_are_no_curves(tmp_path: Path) -> None:
     write(tmp_path / "logs")
     write(tmp_path / "logs/samples")
-    assert read_curves(tmp_path / "logs")[0].steps.tolist() == list(range(1, 61))
+    assert read_curves(tmp_path / "logs")["loss"][0].tolist() == list(range(1, 61))
 
 
 def test_event_files_that_were_cut_short_give_what_they_hold(tmp_path: Path) -> None:
@@ -101,10 +97,10 @@ def test_event_files_that_were_cut_short_give_what_they_hold(tmp_path: Path) -> 
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
     curves = read_curves(tmp_path / "logs")
-    assert 20 < len(curves[0].steps) < 40
-    assert draw_curves(tmp_path / "logs", tmp_path / "curves.png")
+    assert 20 < len(curves["loss"][0]) < 40
+    assert curves_png(tmp_path / "logs")
     file.write_bytes(b"no events at all")
-    assert not draw_curves(tmp_path / "logs", tmp_path / "curves.png")
+    assert not curves_png(tmp_path / "logs")
 
 
 @pytest.mark.parametrize("values", [[1.0], [math.nan, math.inf, 2.0], [math.nan], [1e-30, 1e30]])
@@ -113,7 +109,7 @@ def test_odd_values_are_drawn_or_left_out(tmp_path: Path, values: list[float]) -
     for step, value in enumerate(values):
         writer.add_scalar("odd/name $", value, step)
     writer.close()
-    assert draw_curves(tmp_path / "logs", tmp_path / "curves.png")
+    assert curves_png(tmp_path / "logs")
 
 
 def test_only_what_goes_up_and_down_all_the_time_is_noisy() -> None:

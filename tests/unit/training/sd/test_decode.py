@@ -13,7 +13,7 @@ from latentmake.config.weights import Weights
 from latentmake.training.loop.batch_order import generator
 from latentmake.training.loop.grid import draw_grid
 from latentmake.training.sd.objective import load_noise_schedule
-from latentmake.training.sd.sampling import Picture, Sampler, decode
+from latentmake.training.sd.sampling import Sampler, decode
 from PIL import Image
 from trainer_world import TEXT_WIDTH, make_scheduler, make_unet, make_vae
 
@@ -29,8 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def _pictures(*texts: torch.Tensor) -> list[Picture]:
-    return [Picture(str(number), text, (3, number)) for number, text in enumerate(texts)]
+def _pictures(*texts: torch.Tensor) -> dict[str, tuple[torch.Tensor, tuple[int, ...]]]:
+    return {str(number): (text, (3, number)) for number, text in enumerate(texts)}
 
 
 def _texts(*tokens: int) -> list[torch.Tensor]:
@@ -135,7 +135,7 @@ def _cells(grid: Image.Image, colours: list[tuple[int, int, int]]) -> dict[Any, 
 def test_the_grid_has_a_row_a_step_and_a_column_a_prompt() -> None:
     colours = [[(10 + 40 * row, 100, 50 + 60 * column) for column in range(2)] for row in range(3)]
     rows = [
-        (step, [Image.new("RGB", (16, 8), colour) for colour in line])
+        (f"step {step}", [Image.new("RGB", (16, 8), colour) for colour in line])
         for step, line in zip((0, 50, 100), colours, strict=True)
     ]
     prompts = ["short", "a very long prompt " * 20 + "withawordthatislongerthanthewholecolumn"]

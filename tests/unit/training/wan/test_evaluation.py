@@ -30,7 +30,6 @@ from latentmake.training.wan.evaluate import (
     timesteps_of,
 )
 from latentmake.training.wan.evaluation import EvaluationOrder, Metrics
-from latentmake.training.wan.generation import GenerationOrder
 from latentmake.training.wan.order import WanOrder
 from latentmake.training.wan.recipe import WanRecipe
 from safetensors import safe_open
@@ -168,25 +167,20 @@ def evaluation(root: Path, **changes: Any) -> EvaluationOrder:
     i2v = order.image_to_video
     model: dict[str, Any] = {"task": order.task, "text": "t5", "vae": str(root / "vae")}
     model |= {"dit": order.dit, **({"clip": "clip"} if i2v else {})}
-    generation = GenerationOrder.model_validate(
+    settings = {
+        "frames": 5, "width": 48, "height": 32, "fps": 8, "num_inference_steps": 1,
+        "guidance_scale": 2.0, "flow_shift": 3.0,
+    }  # fmt: skip
+    return EvaluationOrder.model_validate(
         {
-            "kind": "wan", "run": "tiny", "output": str(root / "generated"),
+            "kind": "wan", "run": "tiny", "output": str(root / "evaluation"),
             "adapters": [f"{order.output}/pytorch_lora_weights.safetensors"],
             "manifest": order.manifest, "model": Model.model_validate(model), "weights": "w",
-            "prompts": [], "captions": 0, "negative_prompt": "", "negative": text_file("", 24),
-            "seeds": [0], "frames": 5, "width": 48, "height": 32, "fps": 8, "steps": 1,
-            "guidance": 2.0, "shift": 3.0, "scheduler": "unipc", "boundary": 0.0, "base": True,
+            "prompts": [], "captions": 0, "negative": text_file("", 24), "seeds": [0],
+            "settings": settings, "base": True, "training": str(path), "clips": 4,
+            "resolution": "48x32",
         }
     )  # fmt: skip
-    return EvaluationOrder(
-        kind="wan",
-        run="tiny",
-        training=str(path),
-        output=str(root / "evaluation"),
-        clips=4,
-        resolution="48x32",
-        generation=generation,
-    )
 
 
 @pytest.mark.parametrize("task", ["t2v-1.3B", "i2v-14B"])
@@ -242,13 +236,17 @@ def test_a_killed_evaluation_loses_the_part_in_hand(
     assert again is not None and again.results == metrics.results
 
 
-def test_a_clip_of_another_item_with_the_same_key_is_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_renamed_item_keeps_its_clips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     order = evaluation(tmp_path)
     before = evaluate(order)
     assert before is not None
+    written, names = (tmp_path / "evaluation/metrics.json").read_text(), []
+    for clip in before.clips():
+        names.append(f"item3-0123abcd_{clip.file.rpartition('_')[2]}")  # as earlier releases do
+        (tmp_path / "evaluation" / clip.file).rename(tmp_path / "evaluation" / names[-1])
+        written = written.replace(clip.file, names[-1])
+    (tmp_path / "evaluation/metrics.json").write_text(written)
     manifest = tmp_path / "manifest.jsonl"
     manifest.write_text(manifest.read_text().replace('"item3"', '"renamed"'))
     lock = tmp_path / "dataset.lock"
@@ -260,14 +258,14 @@ def test_a_clip_of_another_item_with_the_same_key_is_copied(
     monkeypatch.setattr(WanRecipe, "make_network", fail)
     after = evaluate(order)
     assert after is not None and after.results[0].name == "shapes/renamed 48x32"
-    assert [each.digest for each in after.clips()] == [each.digest for each in before.clips()]
-    assert all("renamed" in path.name for path in (tmp_path / "evaluation").glob("*.mp4"))
+    assert [clip.digest for clip in after.clips()] == [clip.digest for clip in before.clips()]
+    assert {path.name for path in (tmp_path / "evaluation").glob("*.mp4")} == {*names}
 
 
 def test_damaged_weights_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     order = evaluation(tmp_path)
-    lora = Path(order.generation.adapters[0])
+    lora = Path(order.adapters[0])
     with safe_open(lora, "pt") as file:
         assert file.keys()
     lora.write_bytes(lora.read_bytes()[:200])

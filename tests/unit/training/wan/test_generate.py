@@ -11,7 +11,6 @@ import pytest
 import torch
 from dit_world import tiny_dit
 from generation_world import RUN, make_world, order_of, text_file, write_lora_of
-from latentmake import digest
 from latentmake.caches.encoders.wan_vae import load_wan_vae
 from latentmake.config.models import Model
 from latentmake.config.weights import Weights
@@ -116,7 +115,7 @@ def test_a_prompt_of_the_command_line_stays_until_settings_change() -> None:
     generate(asked)
     assert [clip.prompt for clip in index().clips] == ["a boat", "a boat", "a wave", "a wave"]
     assert done(asked) and done(order_of("a wave"))
-    generate(order_of("a wave", steps=3))
+    generate(order_of("a wave", num_inference_steps=3))
     assert {clip.prompt for clip in index().clips} == {"a wave"}
     assert len(files()) == 2
 
@@ -180,7 +179,7 @@ def test_faults_are_one_line() -> None:
         generate(order)
     assert files() == before
     lora.write_bytes(whole)
-    order = order_of("a wave", steps=1)
+    order = order_of("a wave", num_inference_steps=1)
     Path(order.prompts[0].text).write_bytes(b"damaged")
     with pytest.raises(CacheError, match=r"_wan_te\.safetensors: .*; "):
         generate(order)
@@ -209,8 +208,7 @@ def from_picture(path: str, **changes: Any) -> GenerationOrder:
         tiny_dit(in_channels=36).save_pretrained("models/i2v")
         write_lora_of(tiny_dit(in_channels=36), RUN)
     values = {"task": "i2v-A14B", "vae": "models/vae", "text": "models/text", "dit": "models/i2v"}
-    image = (path, digest.of_file(Path(path)))
-    return order_of("a wave", model=Model.model_validate(values), image=image, **changes)
+    return order_of("a wave", model=Model.model_validate(values), image=path, **changes)
 
 
 def draw(path: str, colour: str, size: tuple[int, int] = (90, 40)) -> str:

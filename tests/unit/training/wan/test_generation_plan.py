@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from latentmake import digest
 from latentmake.config.root import parse
 from latentmake.config.trainers import Generation
 from latentmake.errors import ConfigError
@@ -61,10 +62,13 @@ def order_of(run: dict[str, Any] | None = None, **changes: Any) -> GenerationOrd
 
 def test_defaults_come_from_the_run() -> None:
     order = order_of()
-    assert (order.width, order.height, order.frames, order.fps) == (64, 32, 81, 16)
+    clips = order.settings
+    assert (clips.width, clips.height, clips.frames, clips.fps) == (64, 32, 81, 16)
     assert order.captions == 4 and not order.prompts
-    assert order.shift == 3.0 and order_of({"resolutions": [1024]}).shift == 5.0
-    assert order_of({"trainer": {"kind": "wan", "flow_shift": 7.0}}).shift == 7.0
+    assert clips.flow_shift == 3.0
+    assert order_of({"resolutions": [1024]}).settings.flow_shift == 5.0
+    shifted = order_of({"trainer": {"kind": "wan", "flow_shift": 7.0}})
+    assert shifted.settings.flow_shift == 7.0
     assert order.seeds == [0] and order.base and not order.asked
     assert order.adapters == ["runs/first/pytorch_lora_weights.safetensors"]
 
@@ -90,10 +94,21 @@ def test_clips_are_as_long_as_those_that_a_run_trains_on(
 
 def test_both_networks_have_an_adapter_and_a_boundary() -> None:
     order = order_of({"model": "moe"})
-    assert len(order.adapters) == 2 and order.boundary == 0.875
+    assert len(order.adapters) == 2 and order.settings.timestep_boundary == 0.875
     other = order_of({"model": "moe", "trainer": {"kind": "wan", "timestep_boundary": 900}})
-    assert other.boundary == 0.9
+    assert other.settings.timestep_boundary == 0.9
     assert other.key("a", 0, "") != order.key("a", 0, "")
+
+
+def test_keys_of_clips_are_those_of_earlier_releases() -> None:
+    """What they drew is not drawn again."""
+    order = order_of({"model": "moe"}, prompts=["a wave"], negative_prompt="dark")
+    key = "2dcb75f4434572be5706ee65bcda97b091dfeae059bb221f1461513791ded50b"
+    assert order.key("a wave", 3, "lora") == key
+    order = order_of({"model": "i2v"}, image="data/a.png", guidance_scale=1)
+    settings = order.settings.model_copy(update={"image": "of the picture"})
+    key = "da2e16851cfd0f5eca05daa9451b3ca73929183ca2c8ced6d1dbe883e255dac5"
+    assert order.model_copy(update={"settings": settings}).key("a wave", 3, "") == key
 
 
 CHANGES: dict[str, Any] = {
@@ -120,7 +135,7 @@ def test_prompts_come_from_a_file_a_line_each() -> None:
 
 def test_without_guidance_there_is_no_negative_prompt() -> None:
     order = order_of(prompts=["a"], guidance_scale=1, negative_prompt="dark")
-    assert order.negative is None and order.negative_prompt == ""
+    assert order.negative is None and order.settings.negative_prompt == ""
     assert order_of(prompts=["a"]).negative is not None
 
 
@@ -129,8 +144,9 @@ def test_image_to_video_needs_a_picture_and_others_take_none() -> None:
         order_of({"model": "i2v"})
     with pytest.raises(ConfigError, match=r"generate\.image: gone\.png cannot be read"):
         order_of({"model": "i2v"}, image="gone.png")
-    image = order_of({"model": "i2v"}, image="data/a.png").image
-    assert image is not None and image[0] == "data/a.png"
+    order = order_of({"model": "i2v"}, image="data/a.png")
+    assert order.image == "data/a.png"
+    assert order.settings.image == digest.of_file(Path("data/a.png"))
     with pytest.raises(ConfigError, match=r"runs\.first\.generate\.image: .*text only"):
         order_of(image="data/a.png")
 

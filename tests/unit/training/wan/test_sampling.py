@@ -19,7 +19,8 @@ from diffusers import (
 from latentmake.caches.encoders.wan_vae import load_wan_vae
 from latentmake.config.weights import Weights
 from latentmake.training.wan.denoiser import Denoiser
-from latentmake.training.wan.sampling import Condition, Sampling, noise_of, sample_latents
+from latentmake.training.wan.generation import ClipSettings
+from latentmake.training.wan.sampling import Condition, noise_of, sample_latents
 from wan_world import shuffled, tiny_wan_vae
 
 CPU = torch.device("cpu")
@@ -54,18 +55,27 @@ SCHEDULERS: dict[str, Any] = {
 }
 
 
-def drawn(networks: Denoiser, sampling: Sampling, **others: Any) -> torch.Tensor:
+def sampled(
+    steps: int, guidance: float = 5.0, shift: float = 3.0, scheduler: Any = "unipc"
+) -> ClipSettings:
+    return ClipSettings(
+        frames=5, width=48, height=32, fps=16, num_inference_steps=steps, guidance_scale=guidance,
+        flow_shift=shift, scheduler=scheduler,
+    )  # fmt: skip
+
+
+def drawn(networks: Denoiser, sampling: ClipSettings, **others: Any) -> torch.Tensor:
     return sample_latents(
-        networks, text(1), text(2, 3), noise_of(3, SHAPE), sampling,
+        networks, text(1), text(2, 3), noise_of(3, 5, 32, 48), sampling,
         device=CPU, dtype=torch.float32, **others,
     )  # fmt: skip
 
 
-def by_pipeline(networks: Denoiser, sampling: Sampling) -> Any:
+def by_pipeline(networks: Denoiser, sampling: ClipSettings) -> Any:
     two = {} if networks.high is None else {"boundary_ratio": networks.boundary}
     pipeline = WanPipeline(
         tokenizer=None, text_encoder=None, vae=None,
-        scheduler=SCHEDULERS[sampling.scheduler](sampling.shift),
+        scheduler=SCHEDULERS[sampling.scheduler](sampling.flow_shift),
         transformer=networks.low if networks.high is None else networks.high,
         transformer_2=None if networks.high is None else networks.low,
         **two,
@@ -73,16 +83,16 @@ def by_pipeline(networks: Denoiser, sampling: Sampling) -> Any:
     pipeline.set_progress_bar_config(disable=True)
     return pipeline(
         prompt_embeds=padded(text(1)), negative_prompt_embeds=padded(text(2, 3)),
-        height=32, width=48, num_frames=5, num_inference_steps=sampling.steps,
-        guidance_scale=sampling.guidance, generator=torch.Generator().manual_seed(3),
+        height=32, width=48, num_frames=5, num_inference_steps=sampling.num_inference_steps,
+        guidance_scale=sampling.guidance_scale, generator=torch.Generator().manual_seed(3),
         output_type="latent",
     ).frames[0]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "sampling", [Sampling(4, 1.0), Sampling(3, 5.0, 3.0, "euler")], ids=["unipc", "euler"]
+    "sampling", [sampled(4, 1.0), sampled(3, 5.0, 3.0, "euler")], ids=["unipc", "euler"]
 )
-def test_latents_are_those_of_diffusers(sampling: Sampling) -> None:
+def test_latents_are_those_of_diffusers(sampling: ClipSettings) -> None:
     networks = Denoiser(transformer())
     found = drawn(networks, sampling)
     assert found.shape == SHAPE
@@ -91,7 +101,7 @@ def test_latents_are_those_of_diffusers(sampling: Sampling) -> None:
 
 def test_two_networks_take_turns_at_the_boundary_as_in_diffusers() -> None:
     networks = Denoiser(transformer(0), transformer(1), 0.875)
-    sampling, steps = Sampling(6, 4.0, 5.0), []
+    sampling, steps = sampled(6, 4.0, 5.0), []
     found = drawn(networks, sampling, done=lambda: steps.append(0))
     assert torch.allclose(found, by_pipeline(networks, sampling), atol=1e-5)
     assert not torch.allclose(found, drawn(Denoiser(networks.low), sampling), atol=1e-3)
@@ -99,7 +109,7 @@ def test_two_networks_take_turns_at_the_boundary_as_in_diffusers() -> None:
 
 
 def test_one_of_two_networks_does_all_where_it_is_alone() -> None:
-    network, sampling = transformer(), Sampling(4)
+    network, sampling = transformer(), sampled(4)
     alone = drawn(Denoiser(network), sampling)
     assert torch.equal(drawn(Denoiser(None, network, 0.9), sampling), alone)
 
@@ -122,7 +132,7 @@ def test_a_decoded_clip_is_near_the_clip_that_was_encoded(tmp_path: Path) -> Non
 def test_a_condition_of_image_to_video_is_that_of_diffusers(tmp_path: Path) -> None:
     vae = tiny_wan_vae()
     network = transformer(in_channels=36)
-    sampling = Sampling(3, 4.0)
+    sampling = sampled(3, 4.0)
     pixels = torch.randint(0, 256, (1, 5, 32, 48, 3), generator=torch.Generator().manual_seed(0))
     pipeline = WanImageToVideoPipeline(
         tokenizer=None, text_encoder=None, image_encoder=None, image_processor=None, vae=vae,
