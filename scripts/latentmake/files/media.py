@@ -18,7 +18,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from latentmake.errors import SourceError
+from latentmake.errors import SourceError, unreadable
 from latentmake.geometry.clips import Media, Timing
 
 if TYPE_CHECKING:
@@ -186,9 +186,7 @@ def opened(path: str) -> Iterator[BinaryIO]:
         with Path(path).open("rb") as file:
             yield file
     except OSError as error:
-        what = f"cannot be read ({_reason(error)})"
-        hint = "check that the file exists and is readable"
-        raise SourceError(what, where=path, hint=hint) from None
+        raise unreadable(error, path) from None
 
 
 def probe_image(path: str) -> Media:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from latentmake.errors import TrainingError
@@ -26,5 +26,5 @@ def run_lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
             where=folder,
             hint="wait until it ends, or stop it",
         )
-    with lock.released():
+    with closing(lock):
         yield
