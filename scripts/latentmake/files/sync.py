@@ -187,10 +187,6 @@ def _read_record(path: Path) -> _Record:
     try:
         files = json.loads(path.read_bytes())["files"]
         # Earlier releases wrote a digest too.
-        return {
-            name: files[name][:2]
-            for name in files
-            if not ({"..", "/"} & {*PurePosixPath(name).parts}) and name
-        }
+        return {name: stamps[:2] for name, stamps in files.items()}
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return {}
