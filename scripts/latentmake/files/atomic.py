@@ -80,7 +80,7 @@ def link(existing: Path, path: Path) -> None:
         try:
             os.link(existing, temporary)
         except OSError:
-            temporary.write_bytes(existing.read_bytes())
+            shutil.copyfile(existing, temporary)
 
 
 def open_to_group(folder: Path, pattern: str) -> None:

@@ -142,12 +142,8 @@ def _bring(path: Path, source: Path | bytes, copy: Path | None, *, link: bool) -
                 with atomic.replacing(path) as temporary:
                     os.link(existing, temporary)
                 return "linked"
-    with (
-        source.open("rb") as file,
-        atomic.replacing(path) as temporary,
-        temporary.open("wb") as new,
-    ):
-        shutil.copyfileobj(file, new)
+    with source.open("rb") as old, atomic.replacing(path) as place, place.open("wb") as new:
+        shutil.copyfileobj(old, new)
     return "copied"
 
 

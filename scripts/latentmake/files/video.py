@@ -119,7 +119,7 @@ def _decoded(
         False where frames are damaged, or unlike the index: a decode of the whole decides.
     """
     position = -1
-    with opened(path) as file, opened_video(file, path) as (container, stream):
+    with opened_video(path) as (container, stream, _):
         frames: Iterator[Any] = container.decode(stream)  # half typed
         while left:
             if index and position >= 0 and position + _FAR < left[0] < len(index.times):
@@ -179,8 +179,8 @@ def _read_index(path: str) -> _Pulses:
     from av.bitstream import BitStreamFilterContext
 
     times, entries = array("q"), list[int]()
-    with contextlib.suppress(SourceError), opened(path) as file:
-        with opened_video(file, path) as (container, stream):
+    with contextlib.suppress(SourceError):
+        with opened_video(path) as (container, stream, _):
             if (units := _UNITS.get(stream.codec_context.name)) is None:
                 return None
             name = f"filter_units=pass_types={units}" if units else "null"

@@ -196,7 +196,7 @@ def test_media_data_does_not_change_what_is_counted(
     # FFmpeg reads in small pieces, so that little is read before media data is skipped.
     monkeypatch.setattr(av, "open", partial(av.open, buffer_size=256))
     skipping = found()
-    monkeypatch.setattr(media._Skipping, "skip", lambda _: None)
+    monkeypatch.setattr(media.VideoFile, "skip", lambda _: None)
     assert found() == skipping
 
 
