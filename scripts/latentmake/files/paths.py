@@ -41,6 +41,11 @@ def absolute(path: str) -> str:
     return path if is_windows(path) else os.path.abspath(path)  # noqa: PTH100 -- links stay
 
 
+def backslashed(path: str) -> str:
+    """Return a path with the separators of Windows."""
+    return path.replace("/", "\\")
+
+
 def translate(path: str, to: System, maps: Iterable[Mapping[str, str | None]]) -> str | None:
     """Return an absolute path as another system names it, with forward slashes.
 

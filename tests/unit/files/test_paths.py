@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from latentmake.files.paths import absolute, is_windows, translate
+from latentmake.files.paths import absolute, backslashed, is_windows, translate
 
 MAPS = [
     {"linux": "/data", "windows": "E:\\Daten", "wsl": "/mnt/e/Daten"},
@@ -76,7 +76,7 @@ def test_drives_there_and_back(letter: str, rest: list[str]) -> None:
     windows = translate(path, "windows", [])
     assert windows is not None and windows.startswith(f"{letter.upper()}:/")
     assert translate(windows, "wsl", []) == translate(windows, "linux", []) == path
-    assert translate(windows.replace("/", "\\"), "wsl", []) == path
+    assert translate(backslashed(windows), "wsl", []) == path
 
 
 @given(
@@ -97,7 +97,7 @@ def test_maps_there_and_back(
     windows = translate(path, "windows", maps)
     assert windows == "/".join([str(chosen["windows"]), *rest])
     assert translate(windows, "linux", maps) == path
-    shouted = windows.replace(root, root.swapcase(), 1).replace("/", "\\")
+    shouted = backslashed(windows.replace(root, root.swapcase(), 1))
     assert translate(shouted, "linux", maps) == path
 
 

@@ -19,7 +19,7 @@ from typing import ClassVar, Generic, TypeVar
 from latentmake.config.fields import resolution_name
 from latentmake.config.machines import ExternalProgram
 from latentmake.errors import ConfigError, StorageError
-from latentmake.files.paths import System, absolute, is_windows, translate
+from latentmake.files.paths import System, absolute, backslashed, is_windows, translate
 from latentmake.files.sync import sync
 from latentmake.index.memo import Memo
 from latentmake.layouts.layout import Layout
@@ -124,7 +124,7 @@ class Publication(ABC, Generic[Order]):
     def argument(self, path: str, system: System, folder: str = "") -> str:
         """Return the same as an argument, with the separators of the system."""
         name = self.named(path, system, folder)
-        return name.replace("/", "\\") if system == "windows" and is_windows(name) else name
+        return backslashed(name) if system == "windows" and is_windows(name) else name
 
     def below(self, name: str, system: System) -> str:
         """Return the same of a path below the published folder."""
