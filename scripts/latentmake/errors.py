@@ -64,6 +64,15 @@ class TrainingError(UserError):
     """The trainer cannot start, or did not end as it should."""
 
 
+def unreadable(error: OSError, place: str | os.PathLike[str]) -> SourceError:
+    """Return the error for a source that cannot be read."""
+    return SourceError(
+        f"cannot be read ({error.strerror or error})",
+        where=error.filename or place,
+        hint="check that the file exists and is readable",
+    )
+
+
 _STORAGE_FAULTS = {
     errno.ENOSPC: ("no space left on the disk", "free some space"),
     errno.EDQUOT: ("your disk quota is used up", "free some space"),

@@ -97,10 +97,8 @@ def _places(order: Order, readings: Sequence[Reading]) -> deque[_Place]:
 
     If the file is not what was planned for, none are, and the readings are faulty.
     """
-    found: list[_Place] = []
     try:
-        for reading in readings:
-            found += _places_of(order, reading)
+        found = [place for reading in readings for place in _places_of(order, reading)]
     except SourceError as error:
         for reading in readings:
             reading.fail(str(error))
@@ -136,27 +134,20 @@ def _samples(order: Order, places: deque[_Place], readers: Readers) -> Iterator[
     """
     item, sources = places[0].reading.item, places[0].reading.sources
     settings, original = order.dataset_settings, stored_size(item)
-    films = [Film(item.source or "", item.media.rotation if item.media else 0)]
-    bucket = order.layout.bucket_side if settings.fit == "bucket" else 0
-    films += [Film(path, bucket=bucket or 0) for path in item.controls[:1]]
-    films = [film._replace(max_pixels=settings.max_image_pixels) for film in films]
+    limit = settings.max_image_pixels
+    bucket = (order.layout.bucket_side or 0) if settings.fit == "bucket" else 0
+    films = [Film(item.source or "", item.media.rotation if item.media else 0, limit)]
+    films += [Film(path, 0, limit, bucket) for path in item.controls[:1]]
     cuts = [place.cut for place in places]
     streams = [readers.each(film.path, cut, film, cuts) for film in films]
     while places:
-        made = [next(stream) for stream in streams]
+        clip, control = [*(next(stream) for stream in streams), {}][:2]
         refuse_changed([film.path for film in films], sources)
-        (reading, (*_, sizes), keys), both = places.popleft(), len(made) > 1
+        (reading, (*_, sizes), keys) = places.popleft()
+        content, item = reading.content, reading.item
         samples = [
-            Sample(
-                key,
-                reading.content,
-                reading.item,
-                made[0][size],
-                original,
-                made[1][size] if both else None,
-                clip=True,
-            )
-            for size, key in zip(sizes, keys, strict=True)
+            Sample(key, content, item, clip[x], original, control.get(x), clip=True)
+            for x, key in zip(sizes, keys, strict=True)
         ]
-        del made  # or its clips would stay in memory while the next ones are waited for
+        del clip, control  # or they would stay in memory while the next ones are waited for
         yield samples

@@ -99,14 +99,14 @@ def hold(count: int, about: str, say: Callable[[str], None]) -> Iterator[str | N
     with contextlib.ExitStack() as held:
         if count == 1:
             taken = [_first(locks, say)]
-            held.enter_context(locks[taken[0]].released())
+            held.callback(locks[taken[0]].close)
         else:
             taken = by_uuid[:count]
             for name in taken:  # in one order: two that hold some never wait for each other
                 if not locks[name].acquire():
                     say(f"waiting for GPU {name}: {locks[name].holder()} holds it")
                     locks[name].acquire(wait=True)
-                held.enter_context(locks[name].released())
+                held.callback(locks[name].close)
         os.environ[variable] = ",".join(name for name in found if name in taken)
         try:
             yield os.environ[variable]

@@ -15,9 +15,9 @@ from typing import Any
 
 from latentmake import digest
 from latentmake.caches.inputs import Reading
-from latentmake.caches.reading import Samples, identify, read_ahead, unreadable
+from latentmake.caches.reading import Samples, identify, read_ahead
 from latentmake.data.item import Item
-from latentmake.errors import SourceError
+from latentmake.errors import SourceError, unreadable
 from latentmake.files import atomic, cachefile
 from latentmake.plan import store
 from latentmake.plan.lock import read_lock

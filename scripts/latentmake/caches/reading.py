@@ -16,7 +16,7 @@ from latentmake import digest
 from latentmake.caches.inputs import Reading, Sample, samples_of, stored_size
 from latentmake.data import remote
 from latentmake.data.item import CAPTION, IMAGE
-from latentmake.errors import SourceError
+from latentmake.errors import SourceError, unreadable
 from latentmake.files import cachefile
 from latentmake.files.paths import is_remote
 from latentmake.files.readers import Readers
@@ -132,12 +132,3 @@ def refuse_changed(paths: Iterable[str], sources: dict[str, list[Any]]) -> None:
         if (now.size, now.mtime_ns, now.inode) != (size, mtime_ns, inode):
             hint = "run the same command again when it is complete"
             raise SourceError("was changed while it was read", where=path, hint=hint)
-
-
-def unreadable(error: OSError, place: str) -> SourceError:
-    """Return the error for a file that cannot be read."""
-    return SourceError(
-        f"cannot be read ({error.strerror})",
-        where=error.filename or place,
-        hint="check that the file exists and is readable",
-    )

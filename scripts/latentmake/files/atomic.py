@@ -17,9 +17,6 @@ from pathlib import Path
 from latentmake.errors import storage_error
 
 TEMPORARY_SUFFIX = ".latentmake-partial"
-# A name that no writer on any machine has or had, short whatever the file's name. A leftover under
-# the same name could be another name of a finished file, which would be overwritten.
-_TEMPORARY = f".{{}}{TEMPORARY_SUFFIX}"
 
 
 @contextlib.contextmanager
@@ -28,14 +25,31 @@ def replacing(path: Path) -> Iterator[Path]:
 
     The path's folder is made where it is missing.
     """
-    temporary = path.with_name(_TEMPORARY.format(uuid.uuid4().hex))
+    # A name that no writer on any machine has or had, short whatever the file's name. A leftover
+    # under the same name could be another name of a finished file, which would be overwritten.
+    temporary = path.with_name(f".{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         temporary.replace(path)
         temporary.unlink(missing_ok=True)  # rename does nothing between two names of one file
     except BaseException as error:  # Ctrl-C too
-        raise _failed(error, os.fspath(temporary), os.fspath(path)) from None
+        with contextlib.suppress(OSError):  # on a read-only disk even that is refused
+            temporary.unlink()
+        if not isinstance(error, OSError):
+            raise
+        if error.filename in (None, os.fspath(temporary)):
+            error.filename, error.filename2 = os.fspath(path), None
+        raise storage_error(error, path) or error from None
+
+
+def write(path: str | Path, *pieces: bytes | memoryview) -> os.stat_result:
+    """Write a file, whose bytes come in pieces; return its stat."""
+    with replacing(Path(path)) as temporary, temporary.open("xb") as file:
+        file.writelines(pieces)
+        file.flush()
+        stat = os.fstat(file.fileno())
+    return stat  # noqa: RET504 -- for mypy, a context may swallow errors
 
 
 @contextlib.contextmanager
@@ -60,48 +74,13 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         raise storage_error(error, folder) or error from None
 
 
-def write(path: str | Path, *pieces: bytes | memoryview) -> os.stat_result:
-    """Write a file, whose bytes come in pieces; return its stat.
-
-    Few system calls: there are hundreds of thousands of cache files.
-    """
-    place = os.fspath(path)
-    folder = os.path.dirname(place)  # noqa: PTH120 -- a Path takes as long as the system's calls
-    temporary = os.path.join(folder, _TEMPORARY.format(uuid.uuid4().hex))  # noqa: PTH118
-    try:
-        try:
-            file = open(temporary, "xb")  # noqa: PTH123, SIM115
-        except FileNotFoundError:
-            os.makedirs(folder, exist_ok=True)  # noqa: PTH103
-            file = open(temporary, "xb")  # noqa: PTH123, SIM115
-        with file:
-            file.writelines(pieces)
-            file.flush()
-            stat = os.fstat(file.fileno())
-        os.rename(temporary, place)  # noqa: PTH104
-    except BaseException as error:  # Ctrl-C too
-        raise _failed(error, temporary, place) from None
-    return stat
-
-
-def _failed(error: BaseException, temporary: str, place: str) -> BaseException:
-    """Remove a temporary file, and return the error to raise in the place of another."""
-    with contextlib.suppress(OSError):  # on a read-only disk even that is refused
-        os.unlink(temporary)  # noqa: PTH108
-    if not isinstance(error, OSError):
-        return error
-    if error.filename in (None, temporary):
-        error.filename, error.filename2 = place, None
-    return storage_error(error, place) or error
-
-
 def link(existing: Path, path: Path) -> None:
     """Give a finished file a second name, replacing what bears it; copy where links fail."""
     with replacing(path) as temporary:
         try:
             os.link(existing, temporary)
         except OSError:
-            temporary.write_bytes(existing.read_bytes())
+            shutil.copyfile(existing, temporary)
 
 
 def open_to_group(folder: Path, pattern: str) -> None:

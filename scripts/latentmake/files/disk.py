@@ -55,12 +55,6 @@ def shortages(needs: Iterable[Need]) -> Iterator[StorageError]:
             )
 
 
-def refuse(needs: Iterable[Need]) -> None:
-    """Refuse what has no room; raises the StorageError of the first disk that is too small."""
-    for error in shortages(needs):
-        raise error
-
-
 def _existing(folder: str | os.PathLike[str]) -> Path:
     """Return a folder, or the nearest one above it that exists."""
     path = Path(folder).absolute()

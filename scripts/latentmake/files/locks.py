@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -60,17 +59,9 @@ class Lock:
             return self.path.read_text(errors="replace") or "another process"
         return "another process"
 
-    def release(self) -> None:
-        """Close the file: the lock is free once no other process has it open."""
+    def close(self) -> None:
+        """Release it: the lock is free once no other process has the file open."""
         if self._file is not None:
             _held.discard(self._file.fileno())
             self._file.close()
             self._file = None
-
-    @contextlib.contextmanager
-    def released(self) -> Iterator[None]:
-        """Release it at the end."""
-        try:
-            yield
-        finally:
-            self.release()

@@ -12,13 +12,13 @@ import re
 import struct
 import warnings
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from latentmake.errors import SourceError
+from latentmake.errors import SourceError, unreadable
 from latentmake.geometry.clips import Media, Timing
 
 if TYPE_CHECKING:
@@ -139,44 +139,42 @@ def check_image(data: bytes, path: str, max_pixels: int) -> tuple[tuple[int, int
 
 
 @contextmanager
-def opened_video(file: BinaryIO, path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """Open a video: its container and the first of its video streams.
+def opened_video(path: str) -> Iterator[tuple[InputContainer, VideoStream, VideoFile]]:
+    """Open a video: its container, the first of its video streams, and the file that is read.
 
     Raises:
-        SourceError: it is empty, no video, or holds no picture; or decoding it inside of the `with`
-            failed, in whatever way.
+        SourceError: it cannot be read, is empty, no video, or holds no picture; or decoding it
+            inside of the `with` failed, in whatever way.
     """
     import av
 
-    _refuse_empty(file, path)
-    what, hint = "is not a video that FFmpeg can read, or is cut short", _CONVERT
-    try:
-        # A playlist that calls itself a video leads to no other file, nor to the network.
-        with av.open(file, "r", container_options={"protocol_whitelist": "none"}) as container:
-            what, hint = "is damaged or cut short", "convert it, replace or remove it"
-            if not container.streams.video:
-                raise SourceError("holds no video stream", where=path, hint="remove it")
-            stream = container.streams.video[0]
-            if stream.codec_context is None:
-                codec = "is coded in a way that this FFmpeg cannot decode, or is cut short"
-                raise SourceError(codec, where=path, hint=_CONVERT)
-            # Files are read side by side already; FFmpeg's threads could only wait for each other.
-            stream.codec_context.thread_count = 1
-            yield container, stream
-    except SourceError:
-        raise
-    except Exception as error:
-        raise SourceError(f"{what} ({_reason(error)})", where=path, hint=hint) from None
+    with opened(path) as plain, VideoFile(plain.fileno(), closefd=False) as file:
+        _refuse_empty(file, path)
+        what, hint = "is not a video that FFmpeg can read, or is cut short", _CONVERT
+        try:
+            # A playlist that calls itself a video leads to no other file, nor to the network.
+            with av.open(file, "r", container_options={"protocol_whitelist": "none"}) as container:
+                what, hint = "is damaged or cut short", "convert it, replace or remove it"
+                if not container.streams.video:
+                    raise SourceError("holds no video stream", where=path, hint="remove it")
+                stream = container.streams.video[0]
+                if stream.codec_context is None:
+                    codec = "is coded in a way that this FFmpeg cannot decode, or is cut short"
+                    raise SourceError(codec, where=path, hint=_CONVERT)
+                # Files are read side by side: FFmpeg's threads could only wait for each other.
+                stream.codec_context.thread_count = 1
+                yield container, stream, file
+        except SourceError:
+            raise
+        except Exception as error:
+            reason = getattr(error, "strerror", None) or error or type(error).__name__
+            raise SourceError(f"{what} ({reason})", where=path, hint=hint) from None
 
 
 def _refuse_empty(file: BinaryIO, path: str) -> None:
     if not file.read(1):
         raise SourceError("is an empty file", where=path, hint="replace or remove it")
     file.seek(0)
-
-
-def _reason(error: Exception) -> str:
-    return str(getattr(error, "strerror", None) or error or type(error).__name__)
 
 
 @contextmanager
@@ -186,9 +184,7 @@ def opened(path: str) -> Iterator[BinaryIO]:
         with Path(path).open("rb") as file:
             yield file
     except OSError as error:
-        what = f"cannot be read ({_reason(error)})"
-        hint = "check that the file exists and is readable"
-        raise SourceError(what, where=path, hint=hint) from None
+        raise unreadable(error, path) from None
 
 
 def probe_image(path: str) -> Media:
@@ -203,20 +199,11 @@ def probe_video(path: str) -> Media:
     Frames are counted as packets where a packet is a frame for certain, and decoded otherwise.
     """
     for count in (_count_packets, _count_frames):
-        with (
-            opened(path) as file,
-            _Skipping(file.fileno(), closefd=False) as skipping,
-            opened_video(skipping, path) as (container, stream),
-        ):
-            first, times = count(container, stream, skipping.skip)
+        with opened_video(path) as (container, stream, file):
+            first, times = count(container, stream, file)
             if first is not None:
                 return _media(first, times, stream)
     raise SourceError("holds no frame", where=path, hint="replace or remove it")
-
-
-def rotation_of(frame: VideoFrame) -> int:
-    """Return the degrees clockwise, 0 to 270, by which a frame is to be turned for display."""
-    return round(-frame.rotation / 90) * 90 % 360
 
 
 _Times = list[tuple[int | None, int]]
@@ -234,10 +221,11 @@ def _media(first: VideoFrame, times: _Times, stream: VideoStream) -> Media:
         if last <= 0:
             last = max(1, round(1 / (base * (stream.average_rate or 16))))
         timing = Timing.of(base, known, last).simplified().text
-    return Media(first.width, first.height, len(times), timing, rotation_of(first))
+    rotation = round(-first.rotation / 90) * 90 % 360  # Media's is clockwise, PyAV's is not
+    return Media(first.width, first.height, len(times), timing, rotation)
 
 
-class _Skipping(io.FileIO):
+class VideoFile(io.FileIO):
     """A file that gives FFmpeg zeros for the media data of an MP4 or MOV file, once told to.
 
     The index of such a file holds sizes, timestamps and flags of all packets. PyAV's
@@ -304,7 +292,7 @@ def frame_packets(
 
 
 def _count_packets(
-    container: InputContainer, stream: VideoStream, skip: Callable[[], object]
+    container: InputContainer, stream: VideoStream, file: VideoFile
 ) -> tuple[VideoFrame | None, _Times]:
     """Return the first frame and the times of all; no frame where packets may not be frames."""
     frame: VideoFrame | None = None
@@ -315,14 +303,14 @@ def _count_packets(
             if frame is None:
                 frame = next(iter(packet.decode()), None)
                 if frame is not None and container.format.name.startswith("mov"):
-                    skip()
+                    file.skip()
         # Each of the two fields of an interlaced frame may have its own packet.
         return (None if frame is None or frame.interlaced_frame else frame), times
     return None, times
 
 
 def _count_frames(
-    container: InputContainer, _stream: VideoStream, _skip: Callable[[], object]
+    container: InputContainer, _stream: VideoStream, _file: VideoFile
 ) -> tuple[VideoFrame | None, _Times]:
     """Return the first frame and the times of all, which are decoded."""
     first, times = None, []

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 MAGIC = b"PK\x03\x04"  # the first bytes of an archive that is not empty
 _SIGNATURE = b"PK\x05\x06"
 _END = struct.Struct("<4s4H2LH")  # of an archive: signature, disks, entries, size, offset, comment
-_BEYOND = 0xFFFFFFFF  # in the place of an offset that is written elsewhere, with 64 bits
 _MEMBER = struct.Struct("<26x2H")  # before a member: lengths of the name and more, which follow
 _TAILS = 4096, _END.size + 0xFFFF  # bytes that hold a comment of ours, and the longest
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that a ZIP archive can say
@@ -104,7 +103,7 @@ def comment_of(tail: bytes, size: int) -> bytes:
     if place < 0 or len(tail) < place + _END.size:
         raise ValueError("is cut short or no npz file")
     *_, length, offset, comment = _END.unpack_from(tail, place)
-    begins = offset + length == size - len(tail) + place or offset == _BEYOND
+    begins = offset + length == size - len(tail) + place
     if not begins or place + _END.size + comment != len(tail):
         raise ValueError("is cut short or has grown")
     return tail[place + _END.size :]

@@ -31,6 +31,7 @@ _MOST = 8  # processes that probe
 _KILLED_SECONDS = 5.0  # until the system gives up a killed process that waits for a disk
 
 _Make = Callable[..., Iterator[Any]]
+_Process = subprocess.Popen[bytes]
 
 
 class Readers:
@@ -44,8 +45,8 @@ class Readers:
 
     def __init__(self, timeout: float = READ_TIMEOUT) -> None:
         self._timeout = timeout
-        self._idle: list[_Reader] = []
-        self._all: list[_Reader] = []
+        self._idle: list[_Process] = []
+        self._all: list[_Process] = []
         self._is_closed = False
 
     def each(self, path: str, make: _Make, *arguments: object) -> Iterator[Any]:
@@ -60,42 +61,51 @@ class Readers:
             SourceError: the function raises it, or its process hangs or crashes.
             RuntimeError: the processes were ended meanwhile.
         """
-        reader = self._free()
-        reader.ask((make, *arguments))
+        process, question, is_asked = self._free(), (make, *arguments), True
         try:
-            while answer := reader.answer(path, self._timeout):
+            while answer := _ask(process, question, path, self._timeout):
+                is_asked = False
                 if isinstance(answer, Exception):
                     raise answer
                 if answer[0] is not None:
                     yield answer[0]
-                reader.ask(())
+                question, is_asked = (), True
+            is_asked = False
         except SourceError:
             if self._is_closed:
                 raise RuntimeError("the processes were ended") from None
             raise
         finally:
-            if reader.is_asked:
-                reader.kill()
-                self._all.remove(reader)  # so that its pipes are closed
+            if is_asked:
+                _kill(process)
+                self._all.remove(process)  # so that its pipes are closed
             else:
-                self._idle.append(reader)
+                self._idle.append(process)
 
-    def _free(self) -> _Reader:
+    def _free(self) -> _Process:
         """Return a process that does nothing."""
         while self._idle:
             with suppress(IndexError):  # another thread took the last one
-                if (reader := self._idle.pop()).process.poll() is None:
-                    return reader
-        self._all.append(reader := _Reader())
+                if (process := self._idle.pop()).poll() is None:
+                    return process
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pipesize=1 << 18,
+            process_group=0,  # what ends us by Ctrl-C or a signal is no fault of the file
+        )
+        self._all.append(process)
         if self._is_closed:
-            reader.kill()
-        return reader
+            process.kill()
+        return process
 
     def close(self) -> None:
         """End all processes, for good."""
         self._is_closed = True
-        for reader in [*self._all]:
-            reader.kill()
+        for process in [*self._all]:
+            _kill(process)
 
     def __enter__(self) -> Readers:
         return self
@@ -104,55 +114,35 @@ class Readers:
         self.close()
 
 
-class _Reader:
-    """A process.
+def _ask(
+    process: _Process, question: tuple[Any, ...], path: str, timeout: float
+) -> tuple[Any, ...] | Exception:
+    """Ask for the first value of a function with its arguments; with no question, for the next one.
 
-    Attributes:
-        is_asked: whether it owes an answer.
+    Returns:
+        A value in a tuple, () at the end, or an error of the function.
+
+    Raises:
+        SourceError: the process hangs, or has crashed.
     """
-
-    is_asked = False
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pipesize=1 << 18,
-            process_group=0,  # what ends us by Ctrl-C or a signal is no fault of the file
-        )
-
-    def ask(self, what: tuple[Any, ...]) -> None:
-        """Ask for the first value of a function with its arguments, or else for the next one."""
-        assert self.process.stdin is not None
-        self.is_asked = True
-        with suppress(BrokenPipeError):  # whoever waits for the answer says so
-            pickle.dump(what, self.process.stdin)
-            self.process.stdin.flush()
-
-    def answer(self, path: str, timeout: float) -> tuple[Any, ...] | Exception:
-        """Return a value in a tuple, () at the end, or an error of the function.
-
-        Raises:
-            SourceError: the process hangs, or has crashed.
-        """
-        assert self.process.stdout is not None
-        answers, what = select.poll(), f"gave no frame for {timeout:g} seconds"
-        answers.register(self.process.stdout, select.POLLIN)
+    assert process.stdin is not None and process.stdout is not None
+    what, answers = "crashed the process that reads it, or memory was short", select.poll()
+    answers.register(process.stdout, select.POLLIN)
+    with suppress(BrokenPipeError, EOFError, pickle.UnpicklingError):
+        pickle.dump(question, process.stdin)
+        process.stdin.flush()
         if answers.poll(1000 * timeout):
-            what = "crashed the process that reads it, or memory was short"
-            with suppress(EOFError, pickle.UnpicklingError):
-                found: tuple[Any, ...] | Exception = pickle.load(self.process.stdout)  # noqa: S301
-                self.is_asked = False
-                return found
-        raise SourceError(what, where=path, hint="convert it again, replace or remove it")
+            found: tuple[Any, ...] | Exception = pickle.load(process.stdout)  # noqa: S301
+            return found
+        what = f"gave no frame for {timeout:g} seconds"
+    raise SourceError(what, where=path, hint="convert it again, replace or remove it")
 
-    def kill(self) -> None:
-        """End the process, whatever it does."""
-        self.process.kill()
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(_KILLED_SECONDS)
+
+def _kill(process: _Process) -> None:
+    """End a process, whatever it does."""
+    process.kill()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_KILLED_SECONDS)
 
 
 def _answer() -> None:
@@ -188,9 +178,7 @@ def probe_videos(paths: Sequence[str]) -> Iterator[Media | SourceError]:
 
     Many are read side by side, few by one process.
     """
-    count = min(_MOST, usable_cores(), -(-len(paths) // _ENOUGH))
-    if not paths:
-        return
+    count = min(_MOST, usable_cores(), -(-len(paths) // _ENOUGH)) or 1
     with Readers() as readers, ThreadPoolExecutor(count) as pool:
 
         def probed(path: str) -> Media | SourceError:

@@ -113,11 +113,10 @@ def read_head(path: str | os.PathLike[str]) -> Head:
     """
     with open(path, "rb", buffering=0) as file:  # noqa: PTH123 -- hundreds of thousands of times
         size = os.fstat(file.fileno()).st_size
-        data = more = file.read(_FIRST_READ)
+        data = file.read(_FIRST_READ)
         end = 8 + int.from_bytes(data[:8], "little")
-        while more and len(data) < end <= min(size, _MAX_HEADER):
-            more = file.read(end - len(data))
-            data += more
+        if len(data) < end <= min(size, _MAX_HEADER):
+            data += file.read(end - len(data))
     return parse_head(data, size)
 
 

@@ -142,12 +142,8 @@ def _bring(path: Path, source: Path | bytes, copy: Path | None, *, link: bool) -
                 with atomic.replacing(path) as temporary:
                     os.link(existing, temporary)
                 return "linked"
-    with (
-        source.open("rb") as file,
-        atomic.replacing(path) as temporary,
-        temporary.open("wb") as new,
-    ):
-        shutil.copyfileobj(file, new)
+    with source.open("rb") as old, atomic.replacing(path) as place, place.open("wb") as new:
+        shutil.copyfileobj(old, new)
     return "copied"
 
 
@@ -187,10 +183,6 @@ def _read_record(path: Path) -> _Record:
     try:
         files = json.loads(path.read_bytes())["files"]
         # Earlier releases wrote a digest too.
-        return {
-            name: files[name][:2]
-            for name in files
-            if not ({"..", "/"} & {*PurePosixPath(name).parts}) and name
-        }
+        return {name: stamps[:2] for name, stamps in files.items()}
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return {}

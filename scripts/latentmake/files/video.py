@@ -58,10 +58,6 @@ def _ended(path: str, frames: int, needed: int) -> EndedError:
 # -- frames ---------------------------------------------------------------------------------------
 
 
-class _LostError(SourceError):
-    """What follows a jump is damaged, or unlike the packets: the whole decides."""
-
-
 class _Index(NamedTuple):
     """Timestamps of all frames and of those where decoding may begin, both ascending."""
 
@@ -90,11 +86,10 @@ def read_frames(path: str, wanted: Iterable[int]) -> Iterator[tuple[int, NDArray
     if path.lower().endswith(NPZ):
         yield from _npz_frames(path, left)
         return
-    for may_jump in (True, False):
-        with contextlib.suppress(_LostError):
-            for index, frame in _decoded(path, left, may_jump=may_jump):
-                yield index, None if frame is None else _rgb(frame)
-            return
+    is_far = any(after - before > _FAR for before, after in pairwise([0, *left]))
+    index = (yield from _index_of(path)) if is_far else None
+    if not (yield from _decoded(path, left, index)):
+        yield from _decoded(path, left, None)
 
 
 def frame_of(path: str, index: int) -> Iterator[NDArray[np.uint8] | None]:
@@ -116,62 +111,60 @@ def _rgb(frame: VideoFrame) -> NDArray[np.uint8]:
 
 
 def _decoded(
-    path: str, left: deque[int], *, may_jump: bool
-) -> Iterator[tuple[int, VideoFrame | None]]:
-    """Yield frames and take their indices from `left`; see `read_frames`."""
-    position, frame, index, has_jumped = -1, None, None, False
-    with opened(path) as file, opened_video(file, path) as (container, stream):
+    path: str, left: deque[int], index: _Index | None
+) -> Generator[tuple[int, NDArray[np.uint8] | None], None, bool]:
+    """Yield frames and take their indices from `left`; see `read_frames`.
+
+    Returns:
+        False where frames are damaged, or unlike the index: a decode of the whole decides.
+    """
+    position = -1
+    with opened_video(path) as (container, stream, _):
         frames: Iterator[Any] = container.decode(stream)  # half typed
         while left:
-            if may_jump and frame is not None and left[0] - position > _FAR:
-                index = yield from _index_of(path, _stat(file))
-                may_jump = _agrees(index, position, frame)
-                if may_jump and index is not None and left[0] < len(index.times):
-                    place = bisect_right(index.entries, index.times[left[0]]) - 1
-                    start = bisect_left(index.times, index.entries[place])
-                    if start - position > _FAR:
-                        frames = _from_entry(container, stream, index.entries, place)
-                        position, has_jumped = start - 1, True
+            if index and position >= 0 and position + _FAR < left[0] < len(index.times):
+                place = bisect_right(index.entries, index.times[left[0]]) - 1
+                start = bisect_left(index.times, index.entries[place])
+                if start - position > _FAR:
+                    frames = _from_entry(container, stream, index.entries, place)
+                    position = start - 1
             try:
                 frame = next(frames, None)
             except Exception:
-                if has_jumped:
-                    raise _LostError(path) from None
+                if index:
+                    return False
                 raise
             position += 1
-            if has_jumped and (frame is None or not _agrees(index, position, frame)):
-                raise _LostError(path)
+            if index and not _agrees(index, position, frame):
+                return False
             if frame is None:
                 raise _ended(path, position, left[0])
             if frame.is_corrupt:  # FFmpeg goes on with guesses
                 what = f"is damaged at frame {position}"
                 raise SourceError(what, where=path, hint=_REPLACE)
             if position == left[0]:
-                yield left.popleft(), frame
+                yield left.popleft(), _rgb(frame)
             elif position % _ALIVE == 0:
                 yield position, None
+    return True
 
 
-def _stat(file: IO[bytes]) -> tuple[int, ...]:
-    stat = os.fstat(file.fileno())
-    return stat.st_size, stat.st_mtime_ns, stat.st_ino
-
-
-def _agrees(index: _Index | None, position: int, frame: VideoFrame) -> bool:
+def _agrees(index: _Index, position: int, frame: VideoFrame | None) -> bool:
     """Whether a frame is that of the index; each field of an interlaced one may have a packet."""
-    is_whole = not (frame.interlaced_frame or frame.is_corrupt)
-    return bool(
-        index and is_whole and position < len(index.times) and frame.pts == index.times[position]
-    )
+    if frame is None or frame.interlaced_frame or frame.is_corrupt:
+        return False
+    return position < len(index.times) and frame.pts == index.times[position]
 
 
 _Pulses = Generator[tuple[int, None], None, _Index | None]
 """Yields signs of life while an index is read, and returns it; None where there is none."""
 
 
-def _index_of(path: str, stat: tuple[int, ...]) -> _Pulses:
+def _index_of(path: str) -> _Pulses:
     """Return a file's index, remembered by its stat."""
-    key = path, *stat
+    with opened(path) as file:
+        stat = os.fstat(file.fileno())
+    key = path, stat.st_size, stat.st_mtime_ns, stat.st_ino
     if key not in _indices:
         index = yield from _read_index(path)
         while len(_indices) >= _REMEMBERED:
@@ -186,8 +179,8 @@ def _read_index(path: str) -> _Pulses:
     from av.bitstream import BitStreamFilterContext
 
     times, entries = array("q"), list[int]()
-    with contextlib.suppress(SourceError), opened(path) as file:
-        with opened_video(file, path) as (container, stream):
+    with contextlib.suppress(SourceError):
+        with opened_video(path) as (container, stream, _):
             if (units := _UNITS.get(stream.codec_context.name)) is None:
                 return None
             name = f"filter_units=pass_types={units}" if units else "null"
@@ -270,8 +263,6 @@ def _opened_npz(path: str) -> Iterator[tuple[IO[bytes], tuple[int, ...]]]:
                         order = " in Fortran's order" * is_fortran
                         what = f"holds {dtype} {[*shape]}{order}, no clip"
                         raise SourceError(what, where=path, hint=_SAVE)
-                    if math.prod(shape) > archive.getinfo(name).file_size - member.tell():
-                        raise SourceError(f"is too small for {[*shape]}", where=path, hint=_SAVE)
                     yield member, shape
         except SourceError:
             raise

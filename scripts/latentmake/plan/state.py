@@ -20,7 +20,7 @@ from typing import NamedTuple
 from latentmake import digest
 from latentmake.config.datasets import Dataset
 from latentmake.data.item import CAPTION, IMAGE, Item
-from latentmake.errors import CacheError, SourceError
+from latentmake.errors import CacheError, SourceError, unreadable
 from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.files.cachefile import Header, read_header, target_key
 from latentmake.files.paths import is_remote, is_text
@@ -191,9 +191,7 @@ class Contents:
             else:
                 content = digest.of_file(Path(path))
         except OSError as error:
-            what = f"cannot be read ({error.strerror})"
-            hint = "check that the file exists and is readable"
-            raise SourceError(what, where=path, hint=hint) from None
+            raise unreadable(error, path) from None
         self._known[path] = (stat, content)
         self._memo.sources.learn(path, stat, content)
         return content

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from latentmake.files.cachefile import Header
-from latentmake.files.verify import Checked
+from latentmake.files.cachefile import Checked, Header
 from latentmake.plan.reasons import Difference, short
 from latentmake.reports.recipe_changes import program_of, recipe_words
 

@@ -13,7 +13,7 @@ from latentmake.config.machines import PROGRAMS
 from latentmake.config.models import Model
 from latentmake.config.weights import TextWeights
 from latentmake.errors import CacheError, ModelError, SourceError
-from latentmake.files.cachefile import read_header, read_recipe, target_key
+from latentmake.files.cachefile import read_header, read_metadata, recipe_of, target_key
 from latentmake.layouts.layout import parsed
 from latentmake.models.files import script_of, tokenizer_files
 from latentmake.plan.facts import Facts
@@ -171,7 +171,7 @@ def differences(facts: Facts, judge: Judge | None, part: Part, stale: Stale) -> 
     found = []
     if now:
         model = facts.config.models[part.model]
-        found = recipe_differences(read_recipe(stale.path), now, model)
+        found = recipe_differences(recipe_of(read_metadata(stale.path)), now, model)
     some = ([stale.item], [stale.path])
     judge = judge or facts.judge(part.dataset, part.model, [part.name], some)
     with suppress(CacheError, OSError):

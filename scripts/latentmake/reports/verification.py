@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from latentmake import digest
 from latentmake.errors import CacheError, shortened, storage_error
+from latentmake.files import cachefile
 from latentmake.files.cachefile import Header
-from latentmake.files.verify import verify as verify_file
 from latentmake.layouts.layout import parsed
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
@@ -172,7 +172,7 @@ def _read(recipes: _Recipes, wanted: Expected) -> tuple[int, bool, Finding | Non
     path = wanted.path
     try:
         size = Path(path).stat().st_size
-        checked = verify_file(path)
+        checked = cachefile.verify(path)
     except FileNotFoundError:
         if not os.path.lexists(path):
             return 0, False, Finding(path, MISSING)

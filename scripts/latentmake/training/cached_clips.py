@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch.utils.data import Dataset as TorchDataset
 
 from latentmake.errors import CacheError, DatasetError
-from latentmake.files.verify import corruption_of
+from latentmake.files.cachefile import corruption_of
 
 SPLITS = ("train", "validation", "all")
 _DELETE = "delete it and run the build's command again, which encodes it anew"

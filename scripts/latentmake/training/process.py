@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -52,7 +52,7 @@ def run_lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
             where=folder,
             hint="wait until it ends, or stop it",
         )
-    with lock.released():
+    with closing(lock):
         yield
 
 

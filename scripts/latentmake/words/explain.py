@@ -17,9 +17,8 @@ from latentmake.data.item import Item
 from latentmake.data.texts import read_caption
 from latentmake.errors import CacheError, ConfigError, SourceError, UserError, nearest
 from latentmake.exchange.clip_files.order import CLIPS, LIST, plan_clips
-from latentmake.files.cachefile import read_metadata
+from latentmake.files.cachefile import read_metadata, verify
 from latentmake.files.paths import is_remote
-from latentmake.files.verify import verify
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.reasons import Difference, short

@@ -188,7 +188,7 @@ def _of_videos(found: Found, videos: list[Path]) -> Found:
     for each in videos[:: -(-len(videos) // _PROBED_VIDEOS)]:
         try:
             media = probe_video(str(each))
-            with each.open("rb") as file, opened_video(file, str(each)) as (_, stream):
+            with opened_video(str(each)) as (_, stream, _):
                 rate = round(float(stream.average_rate or 0), 3)
         except SourceError:
             continue

@@ -251,7 +251,7 @@ def test_a_video_that_crashes_or_hangs_ends_alone(
         if path == str(films["b"]):
             yield next(values)
             (reader,) = self._all
-            os.kill(reader.process.pid, number)
+            os.kill(reader.pid, number)
         self._timeout = 2 if path == str(films["b"]) else READ_TIMEOUT
         yield from values
 

@@ -145,11 +145,3 @@ def test_a_film_on_its_side_is_turned_where_that_is_asked_for(upright: bool) -> 
     size = f"{frames.shape[2]}x{frames.shape[1]}"
     (found,) = clips_of({"video": "a.mp4"}, size, display_rotation=upright).values()
     assert torch.equal(found, fingerprint(frames))
-
-
-def test_an_npz_clip_has_the_pixels_of_its_array() -> None:
-    frames = np.random.default_rng(0).integers(0, 256, (5, 48, 64, 3), np.uint8)
-    np.savez_compressed("a.npz", frames=frames)
-    for fps in (None, "auto"):
-        (found,) = clips_of({"video": "a.npz"}, "64x48", source_fps=fps).values()
-        assert torch.equal(found, fingerprint(frames))

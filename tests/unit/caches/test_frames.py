@@ -142,12 +142,6 @@ def test_all_else_becomes_rgb_as_pillow_does_it(
     assert np.array_equal(np.asarray(found), np.asarray(plainly))
 
 
-def test_exif_turns_nothing() -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    assert opened(encoded(noise((9, 7)), "JPEG", exif=exif)).size == (9, 7)
-
-
 def test_faults_are_named_as_in_other_images() -> None:
     data = encoded(noise((31, 23)))
     for broken in (b"", b"hello", data[: len(data) // 2], data[: len(data) * 3 // 4]):
@@ -164,39 +158,13 @@ def test_faults_are_named_as_in_other_images() -> None:
 
 # -- scaling --------------------------------------------------------------------------------------
 
-SIZES = [
-    (64, 64),
-    (48, 64),
-    (64, 48),
-    (20, 30),
-    (33, 21),
-    (200, 130),
-    (130, 201),
-    (640, 480),
-    (9, 99),
-]
-
-
-@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
-@pytest.mark.parametrize("size", SIZES)
-def test_pixels_are_those_of_the_rules(size: tuple[int, int], mode: str) -> None:
-    image = noise(size, mode)
-    for target in (Size(64, 64), Size(48, 80), Size(80, 48)):
-        expected = scaled(np.array(image), *target)[:, :, :3]
-        for given_as in (image, np.array(image)):
-            found = cover(given_as, target)
-            assert found.dtype == np.uint8
-            assert found.shape == (target.height, target.width, 3)
-            assert found.flags.c_contiguous
-            assert np.array_equal(found, expected)
-
 
 @settings(deadline=None, max_examples=200)
 @given(
-    st.integers(1, 150),
-    st.integers(1, 150),
-    st.integers(16, 120),
-    st.integers(16, 120),
+    st.sampled_from([16, 64, 100]) | st.integers(1, 150),
+    st.sampled_from([16, 64, 100]) | st.integers(1, 150),
+    st.sampled_from([16, 64, 100]) | st.integers(16, 120),
+    st.sampled_from([16, 64, 100]) | st.integers(16, 120),
     st.sampled_from(["RGB", "RGBA"]),
 )
 def test_pixels_of_any_size_are_those_of_the_rules(
@@ -204,17 +172,10 @@ def test_pixels_of_any_size_are_those_of_the_rules(
 ) -> None:
     image = noise((width, height), mode)
     expected = scaled(np.array(image), wide, high)[:, :, :3]
-    assert np.array_equal(cover(image, Size(wide, high)), expected)
-
-
-def test_a_picture_of_the_right_size_is_only_freed_of_alpha() -> None:
-    image = noise((64, 48), "RGBA")
-    assert np.array_equal(cover(image, Size(64, 48)), np.asarray(image)[:, :, :3])
-
-
-def test_a_picture_that_fits_one_side_is_only_cut() -> None:
-    image = noise((100, 48))  # the factor is 1
-    assert np.array_equal(cover(image, Size(64, 48)), np.asarray(image)[:, 18:82])
+    for given_as in (image, np.array(image)):
+        found = cover(given_as, Size(wide, high))
+        assert found.dtype == np.uint8 and found.flags.c_contiguous
+        assert np.array_equal(found, expected)
 
 
 def test_unseen_colours_vanish_when_scaled_up_and_count_when_scaled_down() -> None:
@@ -232,20 +193,6 @@ def test_writing_to_the_pixels_leaves_the_source_alone() -> None:
     before = values.copy()
     cover(Image.fromarray(values), Size(16, 16))[:] = 0
     assert np.array_equal(values, before)
-
-
-def test_threads_change_no_pixel() -> None:
-    image = noise((517, 301))
-    usual = cv2.getNumThreads()
-    found = []
-    try:
-        for threads in (0, 1, 4):
-            cv2.setNumThreads(threads)
-            found.append(cover(image, Size(128, 112)))
-    finally:
-        cv2.setNumThreads(usual)
-    assert np.array_equal(found[0], found[1])
-    assert np.array_equal(found[0], found[2])
 
 
 def test_a_hair_of_a_picture_is_refused_before_it_fills_the_memory() -> None:
@@ -411,26 +358,6 @@ def test_controls_are_those_of_the_rules(
         assert np.array_equal(sample.control, control_of(path, fps, target, clip))
 
 
-def test_a_control_of_another_shape_is_scaled_twice(tmp_path: Path) -> None:
-    path = write_video(tmp_path / "a.mp4", "libx264", 5, size=(96, 160))
-    video = write_video(tmp_path / "video.mp4", "libx264", 5, size=(160, 96))
-    (sample,) = made(video, None, [(RESOLUTION, Clip(0, 5))], control=path, fit="bucket")
-    target = Size(sample.shape[2], sample.shape[1])
-    (once,) = pixels_of(made(path, None, [(target, Clip(0, 5))]))
-    assert sample.control is not None and sample.control.shape == once.shape
-    assert not np.array_equal(sample.control, once)
-
-
-def test_controls_of_several_resolutions_are_read_at_once(tmp_path: Path) -> None:
-    path = write_video(tmp_path / "a.mp4", "libx264", 5, size=(160, 96))
-    video = write_video(tmp_path / "video.mp4", "libx264", 5)
-    sizes = [(each, Clip(0, 5)) for each in (Size(64, 64), Size(128, 128))]
-    both = made(video, None, sizes, control=path, fit="bucket")
-    for size, found in zip(sizes, both, strict=True):
-        (alone,) = made(video, None, [size], control=path, fit="bucket")
-        assert np.array_equal(found.control, alone.control)
-
-
 # -- videos whose frames change their size --------------------------------------------------------
 
 
@@ -481,17 +408,6 @@ def clip_refusal(data: bytes, folder: Path, frames: int = 5) -> str:
     assert line.startswith(f"{path}: ")
     assert "\n" not in line
     return line
-
-
-def test_a_video_with_too_few_frames_is_named(tmp_path: Path) -> None:
-    path = write_video(tmp_path / "a.mp4", "libx264", 8, bf="2")
-    line = clip_refusal(path.read_bytes(), tmp_path, 9)
-    assert "ends after 8 frames, but frame 8 is needed" in line
-
-
-def test_what_is_no_video_is_named(tmp_path: Path) -> None:
-    assert "is an empty file" in clip_refusal(b"", tmp_path)
-    assert "is not a video that FFmpeg can read" in clip_refusal(b"hello" * 100, tmp_path)
 
 
 def test_an_image_that_calls_itself_a_video_has_one_frame(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def frame(of: Readers, path: str, index: int = 0) -> Any:
 
 
 def pids(of: Readers) -> list[int]:
-    return [reader.process.pid for reader in of._all]
+    return [process.pid for process in of._all]
 
 
 def refusal(of: Readers, path: str, *what: Any) -> str:
@@ -78,15 +78,15 @@ def test_a_crash_or_a_hang_names_its_file_and_others_go_on(video: str) -> None:
         other = readers.each("", counting, 3)
         next(other)
         (untouched,) = readers._all
-        processes = [psutil.Process(untouched.process.pid)]
+        processes = [psutil.Process(untouched.pid)]
         for number, what in (
             (signal.SIGSEGV, "crashed the process that reads it, or memory was short"),
             (signal.SIGSTOP, "gave no frame for 5 seconds"),
         ):
             assert what in refusal(readers, "a.mp4", dying, number)
         assert len([*other]) == 2
-        untouched.process.kill()  # while it is idle
-        untouched.process.wait()
+        untouched.kill()  # while it is idle
+        untouched.wait()
         assert frame(readers, video).shape == (48, 64, 3)
         processes += psutil.Process().children()
     _, alive = psutil.wait_procs([each for each in processes if each.pid in pids(readers)], 60)
@@ -125,7 +125,7 @@ def test_a_process_ends_with_the_one_that_asked_which_may_be_any_script(
         "from latentmake.files.video import frame_of\n"
         "readers = Readers()\n"
         f"next(readers.each('', frame_of, {video!r}, 0))\n"
-        "print(readers._all[0].process.pid, flush=True)\n"
+        "print(readers._all[0].pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(SCRIPTS)}

@@ -83,19 +83,6 @@ def test_without_its_record_files_are_compared_and_not_copied(
     assert json.loads((folder / RECORD).read_bytes())["files"].keys() == sources.keys()
 
 
-def test_a_record_that_names_files_elsewhere_removes_nothing(
-    tmp_path: Path, sources: dict[str, Path | bytes]
-) -> None:
-    folder, victim = tmp_path / "copied", tmp_path / "victim.txt"
-    victim.write_text("precious")
-    sync(folder, sources)
-    record = json.loads((folder / RECORD).read_bytes())
-    record["files"] |= {"../victim.txt": [None, None], str(victim): [None, None]}
-    (folder / RECORD).write_text(json.dumps(record))
-    sync(folder, sources)
-    assert victim.read_text() == "precious"
-
-
 def test_a_sync_that_fails_keeps_what_is_done_and_knows_its_files(
     tmp_path: Path, sources: dict[str, Path | bytes]
 ) -> None:

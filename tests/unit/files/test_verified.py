@@ -15,9 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake.files import cachefile, npz
-from latentmake.files.cachefile import FOREIGN
+from latentmake.files.cachefile import FOREIGN, Checked, verify
 from latentmake.files.safetensors import PLACEHOLDERS, checksum
-from latentmake.files.verify import Checked, verify
 
 RECIPE: dict[str, object] = {"format": 1, "dtype": "float32"}
 KEY = "k" * 64
@@ -68,17 +67,6 @@ def test_a_sound_file_is_sound_under_any_name(
         checked = verify(path)
         assert (checked.damage, checked.has_checksum) == (None, stamp is STAMP)
         assert checked.header == cachefile.read_header(path)
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-def test_a_large_file_is_checked_from_end_to_end(tmp_path: Path, kind: str) -> None:
-    values = torch.arange(3 << 17, dtype=torch.float64)
-    data = written(kind, values)
-    assert found_in(data, kind) is None
-    assert str(found_in(data[:-1], kind)).startswith("is cut short")
-    changed = bytearray(data)
-    changed[2 << 20] ^= 1
-    assert found_in(bytes(changed), kind) == CHANGED
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -215,14 +203,6 @@ def test_a_file_of_zeros_from_end_to_end_may_have_been_ours(tmp_path: Path) -> N
     path = tmp_path / "a.safetensors"
     path.write_bytes(bytes(500))
     assert verify(path) == Checked("has a damaged header")
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.binary(max_size=200), st.sampled_from(FORMATS))
-def test_any_other_bytes_are_damaged(data: bytes, kind: str) -> None:
-    for each in (data, struct.pack("<Q", len(data)) + data):
-        damage = str(found_in(each, kind))
-        assert damage in (FOREIGN, "has a damaged header") or damage.startswith("is ")
 
 
 def test_a_compressed_archive_is_checked_by_what_it_holds() -> None:

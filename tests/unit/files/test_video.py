@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import av
 import numpy as np
@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake.errors import SourceError
 from latentmake.files import video as file
-from latentmake.files.video import EndedError, read_frames
-from latentmake.geometry.clips import kept_indices
+from latentmake.files.video import EndedError, probe, read_frames
+from latentmake.geometry.clips import Media, kept_indices
 from numpy.typing import NDArray
 from video_world import KINDS, rewrap, scene, write_kind, write_video
 
@@ -87,8 +87,9 @@ def odd_gops(path: Path) -> Path:
 
 
 def index_of(path: str) -> file._Index | None:
-    [*file._index_of(path, ())]
-    return file._indices.pop((path,))
+    file._indices.clear()
+    [*file._index_of(path)]
+    return file._indices.popitem()[1]
 
 
 def entries(path: str) -> list[int] | None:
@@ -130,27 +131,6 @@ def test_decoding_begins_where_nothing_refers_to_what_stands_before(
         patch.setattr(file, "_agrees", lambda *args: decoded.append(args) or agrees(*args))
         check(video, [last])
     assert len(decoded) <= 2  # whether to jump, and the frame of the entry
-
-
-def test_gops_of_any_length_serve(videos: dict[str, Video]) -> None:
-    video = videos["odd.mp4"]
-    assert entries(video.path) == [0, 1, 2, 5, 6, 17, 40, 59]
-    for index in range(COUNT):
-        check(video, [index])
-
-
-def test_a_key_frame_of_the_container_is_not_trusted(videos: dict[str, Video]) -> None:
-    path, frames = videos["refresh.mp4"]
-    with av.open(path) as file:
-        flagged = [packet.pts for packet in file.demux(video=0) if packet.is_keyframe]
-    assert len(flagged) == 5
-    # It would show: what is decoded from there is not what the whole gives.
-    with av.open(path) as file:
-        stream = file.streams.video[0]
-        file.seek(flagged[-1], stream=stream)
-        later = [np.array(frame.to_image()) for frame in file.decode(stream)]
-    assert not any(np.array_equal(pixels, frames[-1]) for pixels in later)
-    check(videos["refresh.mp4"], [48, 59])
 
 
 # -- any frames -----------------------------------------------------------------------------------
@@ -244,8 +224,8 @@ def test_an_index_that_turns_out_wrong_costs_time_and_no_frame(
     right = index_of(path)
     assert right
     times = right.times[:30] + right.times[31:]  # as if a packet held no picture
-    with Path(path).open("rb") as opened:
-        key = path, *file._stat(opened)
+    [*file._index_of(path)]
+    (key,) = file._indices
     monkeypatch.setitem(file._indices, key, right._replace(times=times))
     check(Video(path, frames), [1, 30, 40])
 
@@ -262,8 +242,67 @@ def test_frames_decoded_in_vain_are_signs_of_life(
     assert len(first) == len(again) + COUNT // 10  # while the index was read
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
-    (tmp_path / "text.mp4").write_text("hello" * 100)
-    for name, what in (("none.mp4", "cannot be read"), ("text.mp4", "is not a video")):
-        with pytest.raises(SourceError, match=what):
-            [*read_frames(str(tmp_path / name), [0])]
+# -- npz clips ------------------------------------------------------------------------------------
+
+CLIP = np.random.default_rng(0).integers(0, 256, (9, 12, 20, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("named", [False, True])
+def test_frames_are_those_of_the_array(save: Any, named: bool, tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    if named:
+        save(path, mask=np.zeros(3), frames=CLIP)
+    else:
+        save(path, CLIP)
+    for wanted in ([0], [8], [1, 2, 7], range(9)):
+        found = [*read_frames(str(path), wanted)]
+        assert [index for index, _ in found] == [*wanted]
+        assert all(np.array_equal(pixels, CLIP[index]) for index, pixels in found)
+    assert probe(str(path)) == Media(20, 12, 9)
+    with pytest.raises(EndedError) as caught:
+        [*read_frames(str(path), [3, 9])]
+    assert caught.value.frames == 9
+
+
+class _Evil:
+    def __reduce__(self) -> Any:
+        return (Path.touch, (Path("touched"),))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "what"),
+    [
+        ({"frames": CLIP[0]}, "holds uint8 [12, 20, 3], no clip"),
+        ({"frames": CLIP.astype(np.float32)}, "holds float32 [9, 12, 20, 3], no clip"),
+        ({"frames": CLIP[..., :1]}, "[9, 12, 20, 1], no clip"),
+        ({"frames": CLIP[:0]}, "[0, 12, 20, 3], no clip"),
+        ({"frames": np.asfortranarray(CLIP)}, "in Fortran's order, no clip"),
+        ({"frames": np.array([_Evil()], object)}, "holds object [1], no clip"),
+        ({"a": CLIP, "b": CLIP}, "holds 2 arrays, none of which is called frames"),
+    ],
+)
+def test_what_is_no_clip_is_named_and_never_unpickled(
+    arrays: dict[str, Any], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("a.npz", **arrays)
+    with pytest.raises(SourceError) as caught:
+        [*read_frames("a.npz", [0])]
+    assert what in str(caught.value) and str(caught.value).startswith("a.npz: ")
+    assert not Path("touched").exists()
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, CLIP)
+    whole = path.read_bytes()
+    for data in (b"", b"hello", whole[:-30], whole[: len(whole) // 2]):
+        path.write_bytes(data)
+        with pytest.raises(SourceError, match="is damaged or no npz file"):
+            [*read_frames(str(path), range(9))]
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    path.write_bytes(flipped)
+    with pytest.raises(SourceError, match="CRC"):
+        [*read_frames(str(path), range(9))]

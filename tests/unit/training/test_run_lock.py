@@ -54,7 +54,7 @@ def test_a_second_training_is_refused_until_all_of_the_first_has_ended(tmp_path:
     job.wait()
     lock = locks.Lock(run / ".training.lock", "test")
     assert lock.acquire(wait=True)  # its watchdog may hold it for a moment longer
-    lock.release()
+    lock.close()
     with run_lock(run, print):
         assert "process" in _refused(run)
     with run_lock(run, print):

@@ -16,7 +16,7 @@ import numpy as np
 
 from latentmake.caches.pixels import Array
 from latentmake.caches.pixels.scaling import Film, Key
-from latentmake.files.video import EndedError, frame_of, read_frames
+from latentmake.files.video import EndedError, read_frames
 from latentmake.geometry.buckets import Size
 
 
@@ -59,17 +59,13 @@ def cut(film: Film, cuts: Sequence[Cut]) -> Iterator[dict[Key, Array] | None]:
     Raises:
         SourceError: the file is damaged or gone, ends before, or its frames are too narrow.
     """
-    left, shape = deque(cuts), None
-    if film.bucket is None:
-        yield from _clips(film, left, None)
-        return
-    for first in frame_of(film.path, cuts[0].kept[0]):
-        if first is not None:
-            shape = Size(first.shape[1], first.shape[0])
+    left, first = deque(cuts), None if film.bucket is None else cuts[0].kept[0]
     try:
-        yield from _clips(film, left, shape)
+        yield from _clips(film, left, first)
     except EndedError as error:
-        yield from _clips(film, deque(_repeating(each, error.frames) for each in left), shape)
+        if first is None:
+            raise
+        yield from _clips(film, deque(_repeating(each, error.frames) for each in left), first)
 
 
 def _repeating(each: Cut, end: int) -> Cut:
@@ -81,10 +77,12 @@ def _repeating(each: Cut, end: int) -> Cut:
     return Cut(indices, 0, each.frames, each.keys)
 
 
-def _clips(film: Film, left: deque[Cut], shape: Size | None) -> Iterator[dict[Key, Array] | None]:
-    """Yield clips and take them from `left`."""
+def _clips(film: Film, left: deque[Cut], first: int | None) -> Iterator[dict[Key, Array] | None]:
+    """Yield clips and take them from `left`; a control has the shape of its frame `first`."""
     keys = dict.fromkeys(key for each in left for key in each.keys)
-    frames = read_frames(film.path, sorted({index for each in left for index in each.indices}))
+    wanted, shape = {index for each in left for index in each.indices}, None
+    wanted |= set() if first is None else {first}
+    frames = read_frames(film.path, sorted(wanted))
     firsts = [*accumulate((each.reach[0] for each in reversed(left)), min)]  # of all that follow
     at_hand: dict[int, dict[Key, Array]] = {}  # scaled frames
     while left:
@@ -99,6 +97,8 @@ def _clips(film: Film, left: deque[Cut], shape: Size | None) -> Iterator[dict[Ke
                 if frame is None:
                     yield None
                     continue
+                if number == first:
+                    shape = Size(frame.shape[1], frame.shape[0])
                 least = min(index, following)
                 at_hand = {at: made for at, made in at_hand.items() if at >= least}
                 at_hand[number] = {key: film.scaled(frame, key, shape) for key in keys}

@@ -24,11 +24,11 @@ from latentmake import digest
 from latentmake.caches.pixels import cutting
 from latentmake.caches.pixels.scaling import Film
 from latentmake.data.clips import indices_of, prompt_of
-from latentmake.errors import SourceError
+from latentmake.errors import SourceError, unreadable
 from latentmake.exchange.clip_files.order import LIST, ClipFile, ClipsOrder, npz_bytes
 from latentmake.files import atomic, npz
 from latentmake.files.cachefile import KEY
-from latentmake.files.disk import refuse
+from latentmake.files.disk import shortages
 from latentmake.files.readers import Readers
 from latentmake.geometry.clips import WAN_FPS, SourceFps, Span
 from latentmake.index.memo import source_stat
@@ -55,7 +55,8 @@ def cut(order: ClipsOrder, *, say: Say, threads: int = 1) -> Counter[str]:
             named, all others are done, and `train.jsonl` is left as it was.
     """
     folder = Path(order.folder)
-    refuse([order.need])
+    for error in shortages([order.need]):
+        raise error
     folder.mkdir(parents=True, exist_ok=True)
     _remove_unfinished(folder)
     counts: Counter[str] = Counter()
@@ -159,9 +160,7 @@ def _digest_of(file: ClipFile) -> list[Any]:
         known = file.content if stat == file.item.files[0].stat else None
         return [*stat, known or digest.of_file(path)]
     except OSError as error:
-        what = f"cannot be read ({error.strerror})"
-        hint = "check that the file exists and is readable"
-        raise SourceError(what, where=path, hint=hint) from None
+        raise unreadable(error, path) from None
 
 
 def _key(file: ClipFile, content: str, fps: SourceFps, rate: float) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 
 from latentmake.files.paths import is_windows

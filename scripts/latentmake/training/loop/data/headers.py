@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from latentmake.errors import CacheError
+from latentmake.files.cachefile import corruption_of
 from latentmake.files.safetensors import DTYPES, Head, parse_head, read_head
-from latentmake.files.verify import corruption_of
 
 HINT = "delete it and run the build's command again, which encodes it anew"
 
