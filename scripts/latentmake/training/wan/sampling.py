@@ -16,7 +16,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler, 
 from numpy.typing import NDArray
 
 from latentmake.caches.encoders.device import within_memory
-from latentmake.caches.encoders.wan_vae import LATENTS_MEAN, WanVae
+from latentmake.caches.encoders.wan_vae import CHANNELS, WanVae
 from latentmake.training.loop.batch_order import seed_of
 from latentmake.training.loop.data.headers import read_text
 from latentmake.training.loop.data.tensors import WAN
@@ -55,7 +55,7 @@ class Condition(NamedTuple):
 
 def latents_shape(frames: int, width: int, height: int) -> tuple[int, int, int, int]:
     """Return the shape of a clip's latents, [16, f, h, w], of 4 f - 3 frames and its pixels."""
-    return len(LATENTS_MEAN), (frames - 1) // 4 + 1, height // 8, width // 8
+    return CHANNELS, (frames - 1) // 4 + 1, height // 8, width // 8
 
 
 def noise_of(seed: int, shape: tuple[int, ...]) -> torch.Tensor:
