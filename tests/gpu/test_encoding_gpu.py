@@ -17,8 +17,13 @@ import torch
 from diffusers import AutoencoderKL
 from item_world import inputs_of
 from latentmake.caches.encoders import Loaded, load
-from latentmake.caches.encoders.device import free_memory, held_by_others
-from latentmake.caches.encoders.transfer import download, stacked, upload
+from latentmake.caches.encoders.device import (
+    download,
+    free_memory,
+    held_by_others,
+    stacked,
+    upload,
+)
 from latentmake.caches.inputs import Sample
 from latentmake.config.models import Model
 from latentmake.errors import DeviceError

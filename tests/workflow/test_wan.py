@@ -15,11 +15,11 @@ import torch
 import video_world
 import wan
 import world
-from latentmake.caches.encoders.wan_vae import LATENTS_MEAN
 from project import NOTHING, Project
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from wan import with_trainer
+from wan_world import tiny_wan_vae
 
 FOLDERS = ("64", "96", "128x64")
 
@@ -240,7 +240,7 @@ def test_zeros_of_a_broken_encoder_are_refused(
     state["conv1.weight"].zero_()
     state["conv1.bias"].zero_()
     if normalised:
-        state["conv1.bias"][:16] = torch.tensor(LATENTS_MEAN)
+        state["conv1.bias"][:16] = torch.tensor(tiny_wan_vae().config.latents_mean)
     torch.save(state, path)
     result = project.run("latents_tiny", check=False)
     assert result.returncode != 0

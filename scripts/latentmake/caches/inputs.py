@@ -14,7 +14,6 @@ from latentmake.data.captions import decode_text
 from latentmake.data.item import BUCKET, Item
 from latentmake.errors import SourceError
 from latentmake.files.media import check_image, probe_image
-from latentmake.files.readers import Readers
 from latentmake.geometry.buckets import Size
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target
@@ -29,7 +28,7 @@ class Sample(NamedTuple):
         key: of the target.
         source: digest of what it is made from.
         item: of the target.
-        content: a caption, or pixels, 0 to 255: [H, W, 3] of an image, [F, H, W, 3] for Wan.
+        content: a caption, or pixels, 0 to 255: [H, W, 3] of an image, [F, H, W, 3] of a clip.
         original: width and height of the image before it was fitted; (0, 0) for a caption.
         control: pixels of the control, of the same shape.
         clip: whether it is a clip of a video.
@@ -140,22 +139,25 @@ def caption_of(data: bytes, path: str | None, settings: Dataset) -> str:
     return caption
 
 
-def samples_of(order: Order, reading: Reading, readers: Readers | None = None) -> list[Sample]:
-    """Make the samples of an item's missing targets.
+def samples_of(order: Order, reading: Reading) -> list[Sample]:
+    """Make the samples of an item's missing targets; videos make none.
 
-    Images that another program encodes are checked by their headers, videos by their first frames,
-    and make no samples.
+    Images that another program encodes are checked by their headers, and make none either.
 
     Raises:
         SourceError: the bytes are damaged, or an image was changed.
     """
     item, limit = reading.item, order.dataset_settings.max_image_pixels
     if order.kind == "latents":
-        module = import_module(f"latentmake.caches.pixels.{order.layout.encoding}")
-        if not order.is_external and not order.cuts_clips:
-            return [*module.samples_of(order, reading)]
-        module.check(order, reading, readers)
-        return []
+        if order.cuts_clips:
+            return []
+        # One of them imports OpenCV. Only the layout of the other has no `media`.
+        name = "plain" if item.media is None else "stored"
+        module = import_module(f"latentmake.caches.pixels.{name}")
+        if order.is_external:
+            module.check(order, reading)
+            return []
+        return [*module.samples_of(order, reading)]
     if (image := item.file(BUCKET)) is not None:
         for path in item.controls:
             check_image(reading.others[path], path, limit)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from latentmake import digest
-from latentmake.caches.inputs import Reading
-from latentmake.caches.reading import Samples, identify, read_ahead
+from latentmake.caches.inputs import Reading, samples_of
+from latentmake.caches.reading import identify, read_ahead
 from latentmake.data.item import Item
 from latentmake.errors import SourceError, unreadable
 from latentmake.files import atomic, cachefile
@@ -85,33 +85,21 @@ class Job:
     ) -> Iterator[Reading]:
         """Read items, a few of them ahead, and count their targets that need no encoding.
 
-        Content that several targets share is missing for the first of them only. Videos are opened,
-        and make no samples.
+        Content that several targets share is missing for the first of them only.
         """
         for reading in read_ahead(self.order, works, self.read, threads):
             self.claim(reading)
             self.count(reading, progress)
             yield reading
 
-    def read(
-        self,
-        work: Work,
-        samples: Samples | None = None,
-        known: dict[str, list[Any]] | None = None,
-    ) -> Reading:
-        """Read an item's source.
-
-        Args:
-            work: the item.
-            samples: makes samples of its missing targets, if these are wanted.
-            known: stat and digest of files read just now.
-        """
+    def read(self, work: Work, known: dict[str, list[Any]] | None = None) -> Reading:
+        """Read an item's source; `known` has stat and digest of files read just now."""
         reading = Reading(work, sources=dict(known or {}))
         try:
             identify(self.order, self._digest, reading)
             self._look_up(reading)
-            if reading.missing and samples:
-                reading.samples = samples(self.order, reading)
+            if reading.missing:
+                reading.samples = samples_of(self.order, reading)
         except SourceError as error:
             reading.fail(str(error))
         except OSError as error:
@@ -186,13 +174,8 @@ class Job:
     ) -> None:
         """Write a finished target under its name, or refuse it for NaN, infinity or all zeros.
 
-        Args:
-            item: of the target.
-            key: of the target.
-            source: digest of what it was made from.
-            tensors: by their names in the file.
-            metadata: for its header.
-            nonzero: names of those that cannot be all zeros; by default none can.
+        `source` is the digest of what it was made from; only tensors in `nonzero`, by default all,
+        are refused for zeros.
 
         Raises:
             StorageError: the disk is full or cannot be written.

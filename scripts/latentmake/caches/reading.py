@@ -7,45 +7,36 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from latentmake import digest
-from latentmake.caches.inputs import Reading, Sample, samples_of, stored_size
+from latentmake.caches.inputs import Reading, stored_size
 from latentmake.data import remote
 from latentmake.data.item import CAPTION, IMAGE
 from latentmake.errors import SourceError, unreadable
 from latentmake.files import cachefile
 from latentmake.files.paths import is_remote
-from latentmake.files.readers import Readers
 from latentmake.index.memo import source_stat
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import joined, placing_of, view_of
 
-Samples = Callable[[Order, Reading], list[Sample]]
-Read = Callable[[Work, Samples], Reading]
 
-
-def read_ahead(order: Order, works: Sequence[Work], read: Read, threads: int) -> Iterator[Reading]:
-    """Yield the readings of items in their order, few of which are made before they are taken.
-
-    `read` is given what makes samples of a reading.
-    """
+def read_ahead(
+    order: Order, works: Sequence[Work], read: Callable[[Work], Reading], threads: int
+) -> Iterator[Reading]:
+    """Yield the readings of items in their order, few of which are made before they are taken."""
     at_once = 1
     if any(is_remote(each.item.source or "") for each in works):
         threads = max(threads, remote.SIDE_BY_SIDE // 2)  # they mostly wait
     elif order.kind == "text" and not any(each.item.controls for each in works):
         at_once = 16  # one takes less time than a thread to wake up, on a disk of this machine
-    checks = Readers() if order.cuts_clips else None
-    with checks or nullcontext(), ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         ahead: deque[Future[list[Reading]]] = deque()
-        samples = partial(samples_of, readers=checks)
         try:
             for start in range(0, len(works), at_once):
                 few = works[start : start + at_once]
-                ahead.append(pool.submit(lambda few: [read(each, samples) for each in few], few))
+                ahead.append(pool.submit(lambda few: [read(each) for each in few], few))
                 if len(ahead) > 2 * threads:
                     yield from ahead.popleft().result()
             while ahead:
@@ -58,12 +49,7 @@ def identify(order: Order, recipe: str, reading: Reading) -> None:
     """Read an item's files, and find the keys of its targets by what the files hold now.
 
     Of videos only digests are kept. What is noted of an image whose targets are not named by its
-    size holds that, too.
-
-    Args:
-        order: of the targets.
-        recipe: digest of their recipe.
-        reading: of the item.
+    size holds that, too. `recipe` is the digest of the targets' recipe.
 
     Raises:
         OSError: a file cannot be read.

@@ -13,7 +13,7 @@ import threading
 from array import array
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from latentmake.config.weights import TextWeights
 from latentmake.errors import ModelError, first_line
@@ -76,10 +76,9 @@ def clean_caption(caption: str) -> str:
 class TokenCache:
     """Tokens of captions, each tokenized once while it is remembered; for any number of threads.
 
-    transformers changes the settings of a tokenizer by the arguments of each call, and a tokenizer
-    that encodes in another thread refuses that ("Already borrowed"). Here it is set once, to
-    neither cut nor pad, and captions are cut afterwards: what is kept are the first tokens of the
-    text between BOS and EOS, as with `truncation=True`.
+    Captions are cut afterwards: what is kept are the first tokens of the text between BOS and EOS,
+    as with `truncation=True`. transformers changes the settings of a tokenizer by the arguments of
+    each call, and a tokenizer that encodes in another thread refuses that ("Already borrowed").
 
     Args:
         tokenizer: which no other part of the program may use at the same time.
@@ -101,19 +100,11 @@ class TokenCache:
         self._before = next((at for at in places if ids[at : at + len(bare)] == bare), 0)
         self.special = len(ids) - len(bare)
         self.padding = int(tokenizer.pad_token_id or 0)
-        if tokenizer.is_fast:
-            backend: Any = tokenizer.backend_tokenizer
-            backend.no_padding()
-            backend.no_truncation()
         self._uncut = lru_cache(_REMEMBERED)(self._tokenized)
 
     def _tokenized(self, caption: str) -> array[int]:
-        caption = self._cleaned(caption)
-        if self.tokenizer.is_fast:
-            backend: Any = self.tokenizer.backend_tokenizer
-            return array("i", backend.encode(caption).ids)
         with self._lock:
-            found = self.tokenizer(caption, truncation=False, verbose=False)
+            found = self.tokenizer(self._cleaned(caption), truncation=False, verbose=False)
         return array("i", found["input_ids"])
 
     def ids(self, caption: str, longest: int | None = None) -> list[int]:
@@ -166,12 +157,8 @@ def chunked(text: str, tokens: TokenCache, number: int) -> Row:
 
     Each chunk has the whole row's first and last token around it. Where padding is not by EOS
     (Stable Diffusion 2, SDXL's second encoder), a chunk whose text fills it ends in EOS, and one
-    that is nothing but padding begins with EOS. One chunk alone is the usual 77 tokens.
-
-    Args:
-        text: the caption.
-        tokens: of a CLIP.
-        number: of chunks; further tokens are cut off.
+    that is nothing but padding begins with EOS. One chunk alone is the usual 77 tokens. What does
+    not fit into this number of chunks is cut off.
     """
     length = number * CHUNK + 2
     ids = tokens.ids(text, length)

@@ -53,7 +53,7 @@ class Layout:
 
     Attributes:
         name: as `layout_of` takes it.
-        encoding: name of the modules of `caches.pixels` and `caches.encoders` that make its caches.
+        encoding: name of the module of `caches.encoders` that makes its caches.
         text_ending: end of the name of a text cache; None where text is not cached.
         latents_ending: end of the name of a latents cache.
         longest_ending: the longest text that follows an item's own name in that of a cache file.
@@ -69,6 +69,7 @@ class Layout:
         bucket_side: step between the sides of musubi-tuner's buckets, in pixels; None: a dataset
             says it.
         npz: whether cache files are .npz and not .safetensors.
+        scales_alpha: whether transparency takes part in scaling, though it is dropped at the end.
         names_architecture: whether the recipe of latents contains the model's architecture.
         numbered_controls: whether an item has several control images, by numbers in their names;
             else the one of its own name.
@@ -89,6 +90,7 @@ class Layout:
     clip_name: re.Pattern[str] | None = None
     bucket_side: int | None = None
     npz = False
+    scales_alpha = True
     names_architecture = False
     numbered_controls = False
     controlled_text = False

@@ -24,6 +24,7 @@ class SdScripts(Layout):
 
     encoding = "sdscripts"
     npz = True
+    scales_alpha = False
     pads_t5 = True
     first_line = True
     names_architecture = True

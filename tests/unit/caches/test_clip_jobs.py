@@ -19,16 +19,13 @@ import torch
 from clip_world import SIZE, Encoder, check_caches, fingerprint, item_of, order_of, whole
 from latentmake.caches.encoders import Loaded
 from latentmake.caches.inputs import Sample
-from latentmake.caches.job import Job
 from latentmake.caches.pixels.cutting import cut
 from latentmake.errors import SourceError
 from latentmake.files.readers import READ_TIMEOUT, Readers
-from latentmake.files.video import frame_of
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media, Span
 from latentmake.plan.orders import Order
 from latentmake.plan.receipts import Receipt
-from latentmake.progress import Progress
 from numpy.typing import NDArray
 from order_world import carry_out, silent
 from safetensors.torch import load_file
@@ -211,25 +208,6 @@ def test_a_damaged_video_is_named_and_the_others_are_finished(threads: int, tmp_
     for stem in "ac":
         check_caches(items[stem], whole(films[stem]), scaled)
     assert not [*Path("cache").glob("d_*")]
-
-
-def test_videos_that_another_program_encodes_are_opened_and_not_decoded(
-    tmp_path: Path, asked: list[tuple[Any, ...]]
-) -> None:
-    films = several(tmp_path, 4)
-    items = [item_of(stem, path, target_frames=[5]) for stem, path in films.items()]
-    films["b"].write_text("hello" * 100)
-    write_video(films["d"], "libx264", 40, size=(32, 48))
-    work = order_of(*items)
-    job = Job(work, silent)
-    with Progress(disable=True) as progress:
-        readings = list(job.readings(items, 2, progress))
-    assert [len(each.missing) for each in readings] == [8, 0, 8, 0]
-    assert "is not a video" in str(readings[1].fault)
-    assert "was changed after the build began" in str(readings[3].fault)
-    assert [what[::2] for what in asked] == [(frame_of, 0)] * 4
-    assert not any(each.samples for each in readings)
-    assert not children()
 
 
 @pytest.mark.parametrize(

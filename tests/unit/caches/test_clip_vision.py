@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from latentmake.caches.encoders.clip_vision import (
 from latentmake.config.weights import Weights
 from safetensors.torch import save_file
 from torch.nn import functional
-from torch.nn.modules.module import register_module_forward_hook
 from transformers import (
     CLIPConfig,
     CLIPModel,
@@ -137,18 +134,6 @@ def test_pixels_can_be_rounded_as_the_latents_are(places: dict[str, Path]) -> No
     assert cosine > 0.9999
 
 
-def test_half_precision_gives_much_the_same(places: dict[str, Path]) -> None:
-    exact = loaded(places["folder"]).encode(frames()).float()
-    half = loaded(places[".pth"], torch.float16).encode(frames()).float()
-    assert functional.cosine_similarity(exact.flatten(), half.flatten(), dim=0) > 0.9999
-
-
-def test_a_batch_gives_what_each_gives_alone(places: dict[str, Path]) -> None:
-    encoder = loaded(places["folder"])
-    alone = torch.cat([encoder.encode(frame[None]) for frame in frames()])
-    torch.testing.assert_close(encoder.encode(frames()), alone, **ROUNDING)
-
-
 # -- forms of weights -----------------------------------------------------------------------------
 
 
@@ -215,40 +200,3 @@ def test_another_clip_without_a_configuration_is_refused(tmp_path: Path) -> None
     small = shuffled(CLIPVisionModel(settings))
     paths = save_original(original_clip(small.state_dict()), tmp_path / "small")
     assert "width 64, which is no ViT-huge" in refusal(lambda: loaded(paths[".pth"]))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "transformer.1.attn.to_qkv.bias",
-        "transformer.0.mlp.0.weight",
-        "pos_embedding",
-        "patch_embedding.weight",
-    ],
-)
-def test_a_weight_that_is_missing_is_named(state: State, tmp_path: Path, name: str) -> None:
-    less = {key: value for key, value in state.items() if key != f"visual.{name}"}
-    paths = save_original(less, tmp_path / "less")
-    assert "lacks" in refusal(lambda: loaded(paths[".pth"]))
-
-
-def test_threads_that_encode_at_once_get_what_each_gets_alone(places: dict[str, Path]) -> None:
-    vision = loaded(places["folder"])
-    given = [frames(), frames(32, 32), frames(64, 48), frames(16, 80)]
-    alone = [vision.encode(each) for each in given]
-    met, waited = threading.Barrier(2, timeout=60), threading.local()
-
-    def meet(module: torch.nn.Module, inputs: object, output: object) -> None:
-        """Let each thread wait inside of the network until another is there too."""
-        if type(module).__name__ == "CLIPEncoderLayer" and not getattr(waited, "once", False):
-            waited.once = True
-            met.wait()
-
-    with ThreadPoolExecutor(2) as pool:
-        handle = register_module_forward_hook(meet)
-        try:
-            found = list(pool.map(vision.encode, given))
-        finally:
-            handle.remove()
-    for one, other in zip(found, alone, strict=True):
-        assert torch.equal(one, other)

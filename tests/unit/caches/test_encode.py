@@ -100,12 +100,6 @@ def test_captions_are_read_stripped_of_space_and_of_a_byte_order_mark() -> None:
     assert torch.equal(load_file(cache_of("b", "text"))["latents"], whole_numbers("a prompt"))
 
 
-def test_a_stem_in_a_sub_folder_keeps_its_place() -> None:
-    image = put_image(Path("data/sub/deep/a.png"), (1, 2, 3))
-    carry(order("latents", {"sub/deep/a": image}), Encoder())
-    assert cache_of("sub/deep/a").is_file()
-
-
 def test_the_same_order_gives_the_same_bytes_again() -> None:
     work = order("latents", cats(3), parts=("16", "32"))
     carry(work, Encoder())

@@ -207,19 +207,6 @@ def test_a_vae_without_quantising_convolutions_is_read_off_its_weights(
     assert torch.equal(encode_images(found, pixels), encode_images(whole, pixels))
 
 
-def test_a_sample_of_the_posterior_comes_from_its_seed_alone(
-    vae: AutoencoderKL, pixels: torch.Tensor
-) -> None:
-    torch.manual_seed(1)
-    first = encode_images(vae, pixels, seeds=[5, 6, 7])
-    torch.manual_seed(2)
-    assert torch.equal(encode_images(vae, pixels, seeds=[5, 6, 7]), first)
-    alone = encode_images(vae, pixels[2:], seeds=[7])
-    torch.testing.assert_close(alone, first[2:], **ROUNDING)
-    assert not torch.allclose(encode_images(vae, pixels, seeds=[5, 6, 8])[2], first[2])
-    assert not torch.allclose(encode_images(vae, pixels), first)
-
-
 def test_samples_spread_as_the_posterior_says(vae: AutoencoderKL, pixels: torch.Tensor) -> None:
     image = pixels[:1].permute(0, 3, 1, 2).float() / 127.5 - 1
     with torch.no_grad():
@@ -366,15 +353,6 @@ def test_an_encoder_gives_what_transformers_gives(bundle: Path, kind: str) -> No
             torch.testing.assert_close(tensors["pooled"], pooled, **ROUNDING)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_caption_is_encoded_alike_alone_and_among_others(bundle: Path, kind: str) -> None:
-    text_encoder = loaded(bundle, kind)
-    together = text_encoder.encode(CAPTIONS)
-    for caption, tensors in zip(CAPTIONS, together, strict=True):
-        (alone,) = text_encoder.encode([caption])
-        torch.testing.assert_close(alone, tensors, **ROUNDING)
-
-
 @pytest.mark.parametrize("kind", ["clip", "projection"])
 def test_clip_is_padded_to_its_77_tokens(bundle: Path, kind: str) -> None:
     text_encoder = loaded(bundle, kind)
@@ -436,21 +414,18 @@ def refuses_text(path: Path, **settings: Any) -> str:
     return line
 
 
-@pytest.mark.parametrize("single", [False, True])
 @pytest.mark.parametrize("kind", ["clip", "t5"])
 def test_a_text_encoder_whose_weights_are_incomplete_is_refused(
-    bundle: Path, tmp_path: Path, kind: str, single: bool
+    bundle: Path, tmp_path: Path, kind: str
 ) -> None:
     shutil.copytree(bundle / kind, tmp_path / kind)
-    folder = tmp_path / kind / "text_encoder"
-    weights = folder / "model.safetensors"
+    weights = tmp_path / kind / "text_encoder" / "model.safetensors"
     state = load_file(weights)
-    name = next(key for key in state if "final_layer_norm.weight" in key)
-    del state[name]
+    del state[next(key for key in state if "final_layer_norm.weight" in key)]
     save_file(state, weights, {"format": "pt"})
-    line = refuses_text(weights if single else folder)
-    assert line.startswith(str(folder))
-    assert "lack" in line
+    for place in (weights, weights.parent):
+        line = refuses_text(place)
+        assert line.startswith(str(weights.parent)) and "lacks" in line
 
 
 def test_other_networks_are_no_text_encoder(bundle: Path, vae_folder: Path, tmp_path: Path) -> None:
@@ -484,39 +459,21 @@ class _Command:
 
 
 @pytest.mark.parametrize("archive", [True, False], ids=["zip", "old"])
-@pytest.mark.parametrize("kind", ["vae", "clip"])
 def test_a_pickle_in_place_of_weights_is_refused_in_one_line_and_never_runs(
-    bundle: Path, vae_folder: Path, tmp_path: Path, kind: str, archive: bool
+    vae_folder: Path, tmp_path: Path, archive: bool
 ) -> None:
-    source = vae_folder if kind == "vae" else bundle / kind / "text_encoder"
-    folder, proof = tmp_path / source.name, tmp_path / "it ran"
-    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    if kind != "vae":
-        shutil.copytree(bundle / kind / "tokenizer", tmp_path / "tokenizer")
-    name = "diffusion_pytorch_model.bin" if kind == "vae" else "pytorch_model.bin"
+    folder, proof = tmp_path / "vae", tmp_path / "it ran"
+    shutil.copytree(vae_folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    file = folder / "diffusion_pytorch_model.bin"
     state = {"weight": torch.ones(1), "command": _Command(proof)}
-    torch.save(state, folder / name, _use_new_zipfile_serialization=archive)
-    line = refuses_vae(Weights(path=str(folder))) if kind == "vae" else refuses_text(folder)
-    assert line.startswith(f"{folder / name}: holds more than tensors")
+    torch.save(state, file, _use_new_zipfile_serialization=archive)
+    line = refuses_vae(Weights(path=str(folder)))
+    assert line.startswith(f"{file}: holds more than tensors")
     assert "weights_only" not in line and line.endswith("take the weights as .safetensors")
     assert not proof.exists()
-    (folder / name).write_text("version https://git-lfs.github.com/spec/v1")
-    line = refuses_vae(Weights(path=str(folder))) if kind == "vae" else refuses_text(folder)
-    assert line == f"{folder / name}: is cut short or no PyTorch file; copy it again"
-
-
-@pytest.mark.parametrize("fault", [OSError(), ValueError(" \n"), KeyError(), RuntimeError("\n")])
-def test_an_error_without_text_is_named_by_its_kind(
-    bundle: Path, vae_folder: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
-) -> None:
-    def fails(*_: Any, **__: Any) -> None:
-        raise fault
-
-    for kind in ("local_state", "text_model"):
-        monkeypatch.setattr(f"latentmake.caches.encoders.{kind}.local_state", fails)
-    kind = type(fault).__name__
-    assert f"({kind})" in refuses_vae(Weights(path=str(vae_folder)))
-    assert f"({kind})" in refuses_text(bundle / "clip" / "text_encoder")
+    file.write_text("version https://git-lfs.github.com/spec/v1")
+    line = refuses_vae(Weights(path=str(folder)))
+    assert line == f"{file}: is cut short or no PyTorch file; copy it again"
 
 
 def test_a_single_text_file_without_a_configuration_is_refused(
@@ -648,27 +605,17 @@ def test_a_cpu_computes_in_float32_and_says_so(name: str) -> None:
 
 
 def test_a_vae_that_overflows_in_half_precision_stays_in_single(tmp_path: Path) -> None:
-    tiny_vae(force_upcast=True).save_pretrained(tmp_path / "upcast")
-    tiny_vae(force_upcast=False).save_pretrained(tmp_path / "half")
-    for name, expected_dtype in (("upcast", torch.float32), ("half", torch.float16)):
-        assert (
-            load_vae(Weights(path=f"{tmp_path}/{name}"), CPU, torch.float16).dtype == expected_dtype
-        )
-
-
-@pytest.mark.parametrize("place", ["path", "hub"])
-def test_a_vae_whose_configuration_does_not_ask_for_single_precision_stays_in_half(
-    tmp_path: Path, place: str
-) -> None:
     folder = tmp_path / "sd" / "vae"
-    tiny_vae().save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
-    del config["force_upcast"]  # as in Stable Diffusion 1.5 and 2.1
-    (folder / "config.json").write_text(json.dumps(config))
-    weights = Weights(path=str(folder))
-    if place == "hub":
-        weights = Weights(hub=str(folder.parent), revision="1" * 40, subfolder="vae")
-    assert load_vae(weights, CPU, torch.float16).dtype == torch.float16
+    hub = Weights(hub=str(folder.parent), revision="1" * 40, subfolder="vae")
+    # Configurations of Stable Diffusion 1.5 and 2.1 do not have the key.
+    for asks, dtype in ((True, torch.float32), (False, torch.float16), (None, torch.float16)):
+        tiny_vae(force_upcast=asks).save_pretrained(folder)
+        config = json.loads((folder / "config.json").read_text())
+        if asks is None:
+            del config["force_upcast"]
+        (folder / "config.json").write_text(json.dumps(config))
+        for weights in (Weights(path=str(folder)), hub):
+            assert load_vae(weights, CPU, torch.float16).dtype == dtype
     # Of a file without a configuration nothing is known: it may be SDXL's.
     alone = tmp_path / "alone.safetensors"
     whole = tiny_vae(block_out_channels=(32, 32, 64), norm_num_groups=32)

@@ -21,7 +21,7 @@ from latentmake.caches.clips import _places, _samples
 from latentmake.caches.inputs import Reading, Sample, samples_of
 from latentmake.caches.pixels import plain as pixels
 from latentmake.caches.pixels.scaling import cover
-from latentmake.caches.pixels.sdscripts import open_image
+from latentmake.caches.pixels.stored import open_image
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.errors import SourceError

@@ -8,20 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-import wan_world
 from demo.text import t5_tokenizer
 from diffusers import AutoencoderKL
-from latentmake.caches.encoders.clip_vision import load_clip_vision
 from latentmake.caches.encoders.text_model import load_text_model
 from latentmake.caches.encoders.vae import load_vae
-from latentmake.caches.encoders.wan_vae import load_wan_vae
 from latentmake.config.weights import TextWeights, Weights
 from transformers import (
     CLIPTextConfig,
     CLIPTextModel,
     CLIPTextModelWithProjection,
-    CLIPVisionConfig,
-    CLIPVisionModel,
     T5Config,
     T5EncoderModel,
     UMT5Config,
@@ -116,17 +111,3 @@ def test_a_text_encoder_equals_that_of_transformers(
     assert torch.equal(embedded(loaded), embedded(theirs))
     names = [name for name, _ in loaded.named_parameters()]
     assert names == [name for name, _ in theirs.named_parameters()]  # tied weights are one
-
-
-def test_the_networks_of_wan_are_mapped(tmp_path: Path) -> None:
-    networks: list[tuple[Callable[..., Any], torch.nn.Module]] = [
-        (load_wan_vae, wan_world.tiny_wan_vae()),
-        (load_clip_vision, CLIPVisionModel(CLIPVisionConfig(**CLIP, image_size=28, patch_size=14))),
-    ]
-    for load, made in networks:
-        folder = tmp_path / load.__name__
-        made.save_pretrained(folder)
-        place = Weights(path=str(folder))
-        kept = undrawn(lambda load=load, place=place: load(place, CPU, torch.float32))
-        (file,) = folder.glob("*.safetensors")
-        assert is_mapped(file), kept

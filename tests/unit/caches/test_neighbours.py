@@ -17,7 +17,6 @@ import torch
 import world
 from exact_world import TOLERANCE, error
 from item_world import inputs_of
-from latentmake.caches import encode
 from latentmake.caches.encoders import Loaded, load
 from latentmake.caches.inputs import Reading, Sample
 from latentmake.caches.job import Job
@@ -77,14 +76,6 @@ def orders(root: Path, layout: str, **changes: Any) -> tuple[Order, ...]:
         return tuple(make_plan(Facts(parse(config), memo), ["r"]).orders)
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
 @pytest.mark.parametrize("layout", ["plain", "sdscripts", "musubi"])
 def test_threads_and_batches_change_no_name_nor_key_and_hardly_a_value(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
@@ -135,30 +126,6 @@ def delayed(loaded: Loaded) -> Any:
         return loaded.encode(samples)
 
     return encode
-
-
-def test_equal_captions_are_encoded_once_in_all_items_orders_and_variants(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    # Nothing to shuffle: the variants of a caption are equal.
-    options = {"variants": 3, "shuffle_caption": True}
-    texts = [order for order in orders(root, "plain", captions=options) if order.kind == "text"]
-    loaded = load.encoder(texts[0], threads=2, say=silent)
-    encoded: list[str] = []
-
-    def noted(samples: list[Sample]) -> Any:
-        encoded.extend(str(sample.content) for sample in samples)
-        return loaded.encode(samples)
-
-    ready = loaded._replace(encode=noted)
-    encode.carry_out(texts, say=silent, threads=2, load=lambda _: ready)
-    captions = [path.read_text() for path in (root / "data").glob("*.txt")]
-    assert sorted(encoded) == sorted(set(captions))
-    found = files(tmp_path / "cache")
-    assert len(texts) > 1
-    assert len(found) == 3 * len(LENGTHS)
-    assert len(set(found.values())) == len(set(captions)) < len(captions)
 
 
 # -- batches of captions --------------------------------------------------------------------------

@@ -391,19 +391,6 @@ def test_a_gpu_without_kernels_is_not_taken_for_images_that_are_too_large() -> N
         carry(latents(cats(3), on_error="skip"), Short(lambda _: True, (RuntimeError, words)))
 
 
-def test_a_size_that_did_not_fit_is_not_tried_again() -> None:
-    said: list[str] = []
-
-    def two(samples: list[Sample]) -> Encoded:
-        if len(samples) > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return Encoder()(samples)
-
-    receipt = carry_out(order("latents", cats(16)), say=said.append, encoder=Loaded(two, 8))
-    assert receipt.counts["encoded"] == 16
-    assert len([line for line in said if "half as many" in line]) == 2  # 8, then 4
-
-
 def test_what_other_programs_hold_is_less_than_all_memory() -> None:
     held, total = held_by_others()
     assert 0 <= held < total

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from latentmake.caches.encoders.projection import load_projection, write_projection
+from latentmake.caches.encoders.projection import write_projection
 from latentmake.caches.encoders.text import load_text_encoder
 from latentmake.config.models import Model
 from latentmake.config.weights import TextWeights
@@ -102,14 +102,6 @@ def test_embeddings_go_through_a_linear_layer(encoder: Path, tmp_path: Path, bia
         for plain, narrow in zip(encode(encoder), projected, strict=True):
             with torch.no_grad():
                 torch.testing.assert_close(narrow, layer(plain), rtol=1e-5, atol=1e-6)
-
-
-def test_a_written_projection_is_read_back(tmp_path: Path) -> None:
-    layer = torch.nn.Linear(3, 5)
-    write_projection(layer, tmp_path)
-    again = load_projection(str(tmp_path))
-    assert torch.equal(again.weight, layer.weight)
-    assert torch.equal(again.bias, layer.bias)
 
 
 def test_code_of_a_pipeline_runs_only_where_it_is_trusted(encoder: Path, pipeline: Path) -> None:

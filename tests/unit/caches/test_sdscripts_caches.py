@@ -187,23 +187,6 @@ def test_an_image_is_neither_turned_nor_seen_through() -> None:
     assert np.array_equal(read(made(model("sd1"))["same"])["latents"], before)
 
 
-def test_a_sample_of_the_posterior_is_the_same_again() -> None:
-    which = model("sdxl", posterior="sample")
-    first = made(which)["wide"].read_bytes()
-    for path in Path("cache").rglob("*.npz"):
-        path.unlink()
-    assert made(which)["wide"].read_bytes() == first
-    assert made(model("sdxl"))["wide"].read_bytes() != first
-
-
-def test_a_job_that_is_tried_again_keeps_what_lies_there() -> None:
-    path = made(model("sdxl"))["wide"]
-    before = path.stat().st_ctime_ns
-    receipt = carry_out(order(model("sdxl")), say=silent)
-    assert receipt.counts["encoded"] == 0 and receipt.counts["kept"] == len(SIZES)
-    assert path.stat().st_ctime_ns == before
-
-
 def test_every_setting_that_shapes_latents_is_in_their_recipe_and_no_other() -> None:
     tiny_vae().save_pretrained("vae")
 

@@ -331,17 +331,6 @@ def test_limits_are_what_the_encoders_keep(root: Path) -> None:
     assert told(None, kinds=("clip", "t5")) == [("text_encoder", 75), ("text_encoder_2", 511)]
 
 
-def test_counting_needs_no_network(root: Path, tmp_path: Path) -> None:
-    for name in ("text_encoder/config.json", "tokenizer"):
-        (tmp_path / "clip" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "clip" / name).symlink_to(root / "clip" / name)
-    for architecture in ("sd1", None):
-        model = model_of(tmp_path, architecture)
-        tokens = tokenizers.TokenCache(tokenizers.load(model.text[0]))
-        assert [tokens.count(letters(length)) for length in LENGTHS] == list(LENGTHS)
-        assert kept_tokens.limits(model) == [("text_encoder", 75)]
-
-
 @pytest.mark.parametrize("content", [None, "{", '{"model": 5}'])
 def test_a_tokenizer_that_is_missing_or_damaged_is_named(
     tmp_path: Path, content: str | None

@@ -11,17 +11,10 @@ from typing import Any
 import pytest
 import torch
 from demo.text import t5_tokenizer
-from item_world import inputs_of
 from latentmake.caches.encoders.text import TextEncoder
 from latentmake.caches.encoders.umt5 import _converted, _inferred, load_umt5
-from latentmake.caches.encoders.wan import text
-from latentmake.caches.inputs import Sample
 from latentmake.caches.tokenizers import clean_caption
-from latentmake.config.datasets import Dataset
-from latentmake.config.models import Model
 from latentmake.config.weights import TextWeights
-from latentmake.plan.orders import Order
-from latentmake.reports.kept_tokens import limits
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import (
@@ -155,16 +148,6 @@ def test_embeddings_are_those_of_the_architecture(
     torch.testing.assert_close(found.float(), expected, rtol=2**-8, atol=1e-4)
 
 
-def test_padding_to_512_tokens_gives_the_same(places: dict[str, Path]) -> None:
-    encoder = loaded(places)
-    tokenizer = t5_tokenizer(CAPTIONS)
-    tokens = tokenizer(CAPTIONS, padding="max_length", max_length=512, return_tensors="pt")
-    with torch.no_grad():
-        hidden = encoder.network(tokens.input_ids, tokens.attention_mask).last_hidden_state
-    for row, found in zip(hidden, states(encoder), strict=True):
-        torch.testing.assert_close(found.float(), row[: len(found)], rtol=2**-8, atol=1e-4)
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_in_8_bits_give_much_the_same(
@@ -239,22 +222,6 @@ def test_tokens_are_counted_whole_and_kept_up_to_the_limit(places: dict[str, Pat
     short = loaded(places, max_length=5)
     assert short.max_length == 5
     assert [len(each) for each in states(short)] == [4, 5, 1, 5]
-
-
-def test_captions_that_are_cut_are_named_at_the_end_by_the_limit_that_is_told(
-    places: dict[str, Path],
-) -> None:
-    settings = {"path": str(places["folder"]), "max_length": 5}
-    model = Model.model_validate({"task": "t2v-1.3B", "vae": "nowhere", "text": settings})
-    order = Order("text", "cats", "wan", Dataset(path="data"), model, {}, ())
-    ready = text(order, CPU, lambda line: None)
-    for number, caption in enumerate(["a", "a &amp; b c d e f g", "a b c d e f g"]):
-        item = inputs_of(f"{number}", f"{number}.txt", None)
-        ready.encode([Sample(str(number) * 64, "s", item, caption, (0, 0))])
-    assert limits(model) == [("umT5", 4)]
-    assert ready.remarks() == [
-        "2 captions are cut to the first 4 tokens by umT5: 1.txt, 2.txt",
-    ]
 
 
 # -- forms of weights -----------------------------------------------------------------------------
@@ -355,39 +322,6 @@ def test_scaled_8_bits_are_refused(places: dict[str, Path], state: State, tmp_pa
     scaled = {**state, "blocks.0.attn.q.scale_weight": torch.ones(1)}
     paths = save_original(scaled, tmp_path / "scaled")
     assert "in 8 bits with scales" in refusal(lambda: loaded({**places, **paths}, ".pth"))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "blocks.2.ffn.fc2.weight",
-        "blocks.0.attn.q.weight",
-        "blocks.0.pos_embedding.embedding.weight",
-        "token_embedding.weight",
-        "norm.weight",
-    ],
-)
-def test_a_weight_that_is_missing_is_named(
-    places: dict[str, Path], state: State, tmp_path: Path, name: str
-) -> None:
-    less = {key: value for key, value in state.items() if key != name}
-    paths = save_original(less, tmp_path / "less")
-    assert "lack" in refusal(lambda: loaded({**places, **paths}, ".pth"))
-
-
-def test_an_incomplete_folder_is_refused(places: dict[str, Path], tmp_path: Path) -> None:
-    shutil.copytree(places["folder"], tmp_path / "text_encoder")
-    path = tmp_path / "text_encoder" / "model.safetensors"
-    state = load_file(path)
-    del state["encoder.final_layer_norm.weight"]
-    save_file(state, path, metadata={"format": "pt"})
-    broken = {**places, "folder": path.parent}
-    assert "lacks encoder.final_layer_norm.weight" in refusal(lambda: loaded(broken))
-    weights = TextWeights(
-        hub=str(path.parent), revision="1" * 40, tokenizer=str(places["tokenizer"])
-    )
-    line = refusal(lambda: load_umt5(weights, CPU, torch.float32))
-    assert "encoder.final_layer_norm.weight" in line
 
 
 def test_a_tokenizer_of_the_hub_is_loaded_like_a_folder(places: dict[str, Path]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import AutoencoderKL, AutoencoderKLWan
+from diffusers import AutoencoderKL
 from latentmake.caches.encoders.wan_vae import WanVae, load_wan_vae
 from latentmake.config.weights import Weights
 from safetensors.torch import save_file
@@ -66,75 +66,15 @@ def loaded(path: Path, dtype: torch.dtype = EXACT, **settings: bool) -> WanVae:
     return load_wan_vae(Weights(path=str(path)), CPU, dtype, **settings)
 
 
-# -- a reading of the architecture of our own, in the original's names, over a whole clip at once -
-
-
-def norm(state: State, name: str, values: torch.Tensor) -> torch.Tensor:
-    """Scale each pixel's channels to a root mean square of 1, then by gamma."""
-    gamma = state[f"{name}.gamma"].reshape(1, -1, 1, 1, 1)
-    return values / values.square().mean(dim=1, keepdim=True).sqrt() * gamma
-
-
-def causal(state: State, name: str, values: torch.Tensor) -> torch.Tensor:
-    """Convolve, seeing no frame after one's own: all padding in time lies before the first."""
-    weight = state[f"{name}.weight"]
-    before, side = weight.shape[2] - 1, weight.shape[3] // 2
-    padded = functional.pad(values, (side, side, side, side, before, 0))
-    return functional.conv3d(padded, weight, state[f"{name}.bias"])
-
-
-def residual(state: State, name: str, values: torch.Tensor) -> torch.Tensor:
-    inner = values
-    for first, second in ((0, 2), (3, 6)):
-        inner = functional.silu(norm(state, f"{name}.residual.{first}", inner))
-        inner = causal(state, f"{name}.residual.{second}", inner)
-    if f"{name}.shortcut.weight" in state:
-        values = causal(state, f"{name}.shortcut", values)
-    return values + inner
-
-
-def attention(state: State, name: str, values: torch.Tensor) -> torch.Tensor:
-    """Let all pixels of a frame attend to each other, with one head."""
-    rows = norm(state, f"{name}.norm", values).permute(0, 2, 3, 4, 1).flatten(2, 3)
-    weight, bias = state[f"{name}.to_qkv.weight"][:, :, 0, 0], state[f"{name}.to_qkv.bias"]
-    query, key, value = (rows @ weight.T + bias).chunk(3, dim=-1)
-    shares = (query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).softmax(dim=-1)
-    out = shares @ value @ state[f"{name}.proj.weight"][:, :, 0, 0].T + state[f"{name}.proj.bias"]
-    return values + out.unflatten(2, values.shape[3:]).permute(0, 4, 1, 2, 3)
-
-
-def halved(state: State, name: str, values: torch.Tensor) -> torch.Tensor:
-    """Halve the picture, and the frames after the first where the stage does so."""
-    frames = values.transpose(1, 2).flatten(0, 1)
-    weight, bias = state[f"{name}.resample.1.weight"], state[f"{name}.resample.1.bias"]
-    frames = functional.conv2d(functional.pad(frames, (0, 1, 0, 1)), weight, bias, stride=2)
-    values = frames.unflatten(0, (values.shape[0], values.shape[2])).transpose(1, 2)
-    if f"{name}.time_conv.weight" not in state or values.shape[2] == 1:
-        return values
-    weight, bias = state[f"{name}.time_conv.weight"], state[f"{name}.time_conv.bias"]
-    later = functional.conv3d(values, weight, bias, stride=(2, 1, 1))
-    return torch.cat([values[:, :, :1], later], dim=2)
-
-
 @torch.no_grad()
-def plainly(state: State, signal: torch.Tensor) -> torch.Tensor:
-    """Encode [N, 3, F, H, W] to normalised latents."""
-    values = causal(state, "encoder.conv1", signal)
-    for number in range(11):
-        name = f"encoder.downsamples.{number}"
-        stage = residual if f"{name}.residual.0.gamma" in state else halved
-        values = stage(state, name, values)
-    values = residual(state, "encoder.middle.0", values)
-    values = attention(state, "encoder.middle.1", values)
-    values = residual(state, "encoder.middle.2", values)
-    values = functional.silu(norm(state, "encoder.head.0", values))
-    moments = causal(state, "conv1", causal(state, "encoder.head.2", values))
+def directly(pixels: torch.Tensor, dtype: torch.dtype = EXACT, first: bool = False) -> torch.Tensor:
+    """Encode by diffusers alone, pixels rounded to a dtype; of the `first` frame, then grey."""
+    signal = (pixels.to(dtype) / 127.5 - 1.0).float().permute(0, 4, 1, 2, 3)
+    if first:
+        signal[:, :, 1:] = 0
+    mode = tiny_wan_vae().encode(signal).latent_dist.mode()
     mean, std = (torch.tensor(each).reshape(1, 16, 1, 1, 1) for each in (MEAN, STD))
-    return (moments[:, :16] - mean) / std
-
-
-def signal_of(pixels: torch.Tensor, dtype: torch.dtype = EXACT) -> torch.Tensor:
-    return (pixels.to(dtype) / 127.5 - 1.0).float().permute(0, 4, 1, 2, 3)
+    return (mode - mean) / std
 
 
 # -- what it gives --------------------------------------------------------------------------------
@@ -152,48 +92,22 @@ def test_all_forms_give_the_same_latents_to_the_last_bit(
     assert all(torch.equal(each, found[0]) for each in found)
 
 
-@pytest.mark.parametrize("frames", [1, 5, 9, 13])
-def test_latents_are_those_of_the_architecture(
-    places: dict[str, Path], state: State, frames: int
-) -> None:
-    pixels = video(frames)
-    found = loaded(places[".pth"]).encode(pixels, EXACT)
-    torch.testing.assert_close(found, plainly(state, signal_of(pixels)), **ROUNDING)
-
-
-def test_later_frames_change_nothing_before_them(places: dict[str, Path]) -> None:
-    vae, pixels = loaded(places["folder"]), video(9)
-    long = vae.encode(pixels, EXACT)
-    assert torch.equal(vae.encode(pixels[:, :5], EXACT), long[:, :, :2])
-    assert torch.equal(vae.encode(pixels[:, :1], EXACT), long[:, :, :1])
-    changed = pixels.clone()
-    changed[:, 8] = 255 - changed[:, 8]
-    again = vae.encode(changed, EXACT)
-    assert torch.equal(again[:, :, :2], long[:, :, :2])
-    assert not torch.equal(again[:, :, 2], long[:, :, 2])
-
-
 @pytest.mark.parametrize("frames", [1, 5, 9])
 def test_the_first_frame_is_followed_by_grey_and_marked(
-    places: dict[str, Path], state: State, frames: int
+    places: dict[str, Path], frames: int
 ) -> None:
     pixels = video(frames)
     found = loaded(places["folder"]).encode_first_frame(pixels, EXACT)
     assert found.shape == (1, 20, 1 + frames // 4, 4, 6)
     assert torch.equal(found[:, :4, 0], torch.ones(1, 4, 4, 6))
     assert torch.equal(found[:, :4, 1:], torch.zeros(1, 4, frames // 4, 4, 6))
-    signal = signal_of(pixels)
-    signal[:, :, 1:] = 0
-    torch.testing.assert_close(found[:, 4:], plainly(state, signal), **ROUNDING)
+    torch.testing.assert_close(found[:, 4:], directly(pixels, first=True), **ROUNDING)
 
 
-def test_pixels_are_rounded_to_the_stored_format_first(
-    places: dict[str, Path], state: State
-) -> None:
+def test_pixels_are_rounded_to_the_stored_format_first(places: dict[str, Path]) -> None:
     vae, pixels = loaded(places["folder"]), video(1)
     found = vae.encode(pixels, torch.bfloat16)
-    expected = plainly(state, signal_of(pixels, torch.bfloat16))
-    torch.testing.assert_close(found, expected, **ROUNDING)
+    torch.testing.assert_close(found, directly(pixels, torch.bfloat16), **ROUNDING)
     assert not torch.equal(found, vae.encode(pixels, EXACT))
 
 
@@ -215,13 +129,8 @@ class _Convolutions(TorchFunctionMode):
 def test_a_first_frame_is_convolved_without_the_padding_before_it(
     places: dict[str, Path], dtype: torch.dtype, bound: float
 ) -> None:
-    vae, pixels = loaded(places["folder"], dtype), video(5)
-    original = tiny_wan_vae().to(dtype)
-    with torch.inference_mode():
-        signal = signal_of(pixels).to(dtype)
-        mode = original.encode(signal).latent_dist.mode().float()
-    mean, std = (torch.tensor(each).reshape(1, 16, 1, 1, 1) for each in (MEAN, STD))
-    expected = (mode - mean) / std
+    vae, pixels = loaded(places["folder"], dtype), video(9)
+    expected = directly(pixels)
     with _Convolutions() as image:
         found = vae.encode(pixels[:, :1], EXACT)
     with _Convolutions() as clip:
@@ -248,37 +157,6 @@ def test_no_frame_or_edge_is_left_out_in_silence(
         loaded(places["folder"]).encode(video(*shape), EXACT)
 
 
-def whole_wan_vae() -> State:
-    """Random weights of the true size, which share one memory, so that their file is small."""
-    with torch.device("meta"):
-        shapes = original_vae(AutoencoderKLWan().state_dict())
-    pool = 0.02 * torch.randn(4_000_000, generator=torch.Generator().manual_seed(0))
-    gammas = 1 + 5 * pool[:400]
-    last = pool[:2000] * 10
-    found = {}
-    for number, (name, value) in enumerate(shapes.items()):
-        source = gammas if name.endswith("gamma") else pool
-        source = last if name.startswith("conv") else source
-        start = min(number * 7, len(source) - value.numel())
-        found[name] = source[start : start + value.numel()].view(value.shape)
-    return found
-
-
-def test_the_true_vae_gives_its_latents_in_both_formats(tmp_path: Path) -> None:
-    state, pixels = whole_wan_vae(), video(1, 32, 32)
-    assert sum(value.numel() for value in state.values()) == 126_892_531
-    assert state["encoder.conv1.weight"].shape == (96, 3, 3, 3, 3)
-    torch.save(state, tmp_path / "Wan2.1_VAE.pth")
-    found = loaded(tmp_path / "Wan2.1_VAE.pth").encode(pixels, EXACT)
-    torch.testing.assert_close(found, plainly(state, signal_of(pixels)), **ROUNDING)
-    assert found.std() > 0.3
-    pixels = video(1, 16, 16)  # bfloat16 is slow on a CPU
-    found = plainly(state, signal_of(pixels))
-    half = loaded(tmp_path / "Wan2.1_VAE.pth", torch.bfloat16).encode(pixels, torch.bfloat16)
-    assert (half - found).abs().max() <= 0.3
-    assert functional.cosine_similarity(half.flatten(), found.flatten(), dim=0) >= 0.999
-
-
 # -- forms of weights -----------------------------------------------------------------------------
 
 
@@ -294,15 +172,6 @@ def test_a_single_file_in_the_names_of_diffusers_serves(
         assert torch.equal(load_wan_vae(weights, CPU, EXACT).encode(video(1), EXACT), expected)
 
 
-@pytest.mark.parametrize("form", [".pth", ".safetensors"])
-def test_a_single_file_in_the_originals_names_may_have_a_configuration(
-    places: dict[str, Path], form: str
-) -> None:
-    expected = loaded(places["folder"]).encode(video(1), EXACT)
-    weights = Weights(path=str(places[form]), config=str(places["folder"]))
-    assert torch.equal(load_wan_vae(weights, CPU, EXACT).encode(video(1), EXACT), expected)
-
-
 def test_the_configuration_of_a_dit_beside_the_file_is_not_the_vaes(
     places: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -310,14 +179,6 @@ def test_the_configuration_of_a_dit_beside_the_file_is_not_the_vaes(
     (tmp_path / "config.json").write_text(json.dumps({"_class_name": "WanModel", "dim": 1536}))
     expected = loaded(places["folder"]).encode(video(1), EXACT)
     assert torch.equal(loaded(Path(path)).encode(video(1), EXACT), expected)
-
-
-def test_half_precision_files_compute_in_the_format_asked_for(state: State, tmp_path: Path) -> None:
-    half = {name: value.bfloat16() for name, value in state.items()}
-    paths = save_original(half, tmp_path / "half")
-    found = loaded(paths[".pth"]).encode(video(1), EXACT)
-    rounded = {name: value.float() for name, value in half.items()}
-    torch.testing.assert_close(found, plainly(rounded, signal_of(video(1))), **ROUNDING)
 
 
 def test_older_and_wrapped_files_of_pytorch_serve(
@@ -349,24 +210,15 @@ def test_an_incomplete_hub_model_is_refused(places: dict[str, Path], tmp_path: P
 # -- less memory ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("frames", [1, 5])
-def test_small_pictures_are_the_same_in_tiles(places: dict[str, Path], frames: int) -> None:
-    pixels = video(frames)
-    expected = loaded(places["folder"]).encode(pixels, EXACT)
-    assert torch.equal(loaded(places["folder"], tiled=True).encode(pixels, EXACT), expected)
-
-
-@pytest.mark.parametrize("frames", [1, 5])
-@pytest.mark.parametrize("size", [(264, 24), (16, 456)])
-def test_large_pictures_are_much_the_same_in_tiles(
-    places: dict[str, Path], frames: int, size: tuple[int, int]
+@pytest.mark.parametrize("size", [(32, 48), (264, 24), (16, 456)])
+def test_tiles_change_large_pictures_alone_and_little(
+    places: dict[str, Path], size: tuple[int, int]
 ) -> None:
-    pixels = video(frames, *size)
+    pixels = video(5, *size)
     whole = loaded(places["folder"]).encode(pixels, EXACT)
     vae = loaded(places["folder"], tiled=True)
     tiled = vae.encode(pixels, EXACT)
-    assert tiled.shape == whole.shape
-    assert not torch.equal(tiled, whole)
+    assert torch.equal(tiled, whole) == (max(size) <= 256)
     # Far from the first tile's edge nothing but attention differs.
     assert functional.cosine_similarity(tiled.flatten(), whole.flatten(), dim=0) > 0.98
     pair = torch.cat([pixels, 255 - pixels])
@@ -392,14 +244,9 @@ def test_the_vae_of_stable_diffusion_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        ("decoder.middle.1.proj.weight", "lacks decoder.mid_block.attentions.0.proj.weight"),
         ("decoder.head.2.weight", "lacks decoder.conv_out.weight"),
-        ("conv1.weight", "lacks quant_conv.weight"),
-        ("conv2.weight", "lacks post_quant_conv.weight"),
         ("encoder.conv1.weight", "lacks encoder.conv_in.weight"),
-        ("encoder.downsamples.0.residual.0.gamma", "lacks encoder.down_blocks.0.norm1.gamma"),
         ("encoder.downsamples.0.residual.2.weight", "lacks encoder.down_blocks.0.conv1.weight"),
-        ("encoder.downsamples.4.residual.2.weight", "lacks encoder.down_blocks.4.conv1.weight"),
     ],
 )
 def test_a_weight_that_is_missing_is_named(
@@ -419,21 +266,9 @@ def test_weights_too_many_or_of_another_shape_are_named(state: State, tmp_path: 
     assert "encoder.mid_block.resnets.0.conv1.bias of shape [3] instead of [32]" in line
 
 
-def test_a_folder_whose_weights_are_incomplete_is_refused(
-    places: dict[str, Path], tmp_path: Path
-) -> None:
-    shutil.copytree(places["folder"], tmp_path / "vae")
-    state = dict(tiny_wan_vae().state_dict())
-    del state["decoder.conv_in.bias"]
-    save_file(state, tmp_path / "vae" / "diffusion_pytorch_model.safetensors")
-    assert "lacks decoder.conv_in.bias" in refusal(lambda: loaded(tmp_path / "vae"))
-
-
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"latents_mean": [0.0] * 16}, "another latents_mean"),
-        ({"latents_std": [1.0] * 16}, "another latents_std"),
         ({"base_dim": 16}, "of shape"),
         ({"base_dim": "wide"}, "has a configuration that no network can have"),
     ],

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from transformers import CLIPVisionModel
 
+from latentmake.caches.encoders.device import upload
 from latentmake.caches.encoders.local_state import State, load_network, place, renamed
-from latentmake.caches.encoders.transfer import upload
 from latentmake.config.weights import Weights
 
 # Colour channels of CLIP's training images (source: openai/CLIP, clip.py).

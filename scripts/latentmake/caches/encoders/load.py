@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import nullcontext
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
+from types import ModuleType
+from typing import Any
 
 import psutil
 import torch
 
 from latentmake.caches.encoders import Loaded
 from latentmake.caches.encoders.device import free_memory, pick_device
-from latentmake.caches.encoders.imports import encoding_only
 from latentmake.config.models import Model
 from latentmake.plan.orders import Order
 
@@ -22,6 +24,7 @@ a T5-XXL, in float32."""
 _MOST = {"latents": 64, "text": 256}  # samples in a batch
 _IN_FLIGHT = 3  # batches on their way through a GPU
 _ROWS, _CAPTIONS = 150, 4  # tokens and captions in a batch on a CPU: with more a core gains little
+_COMPILER = "torch._dynamo"
 _QUIET = {
     "DIFFUSERS_VERBOSITY": "error",
     "TRANSFORMERS_VERBOSITY": "error",
@@ -60,7 +63,7 @@ def encoder(
     torch.set_num_threads(max(1, threads // workers) if on_cpu else threads)
     torch.backends.cudnn.allow_tf32 = False
     os.environ.update(_QUIET)  # read when these libraries are imported
-    with encoding_only(*_unused(model, order.kind)) if alone else nullcontext():
+    with without(*_unused(model, order.kind)) if alone else nullcontext():
         module = import_module(f"latentmake.caches.encoders.{order.layout.encoding}")
         load = module.latents if order.kind == "latents" else module.text
         loaded: Loaded = load(order, device, say)
@@ -75,11 +78,53 @@ def encoder(
 
 def _unused(model: Model, kind: str) -> tuple[str, ...]:
     """Return modules that diffusers and transformers import where they are, and need not."""
+    unused = ("jinja2", "trio")  # of chat templates, and of another way to wait for the hub
     if kind == "latents":
-        return () if model.clip else ("transformers", "peft", "accelerate")
+        return unused if model.clip else (*unused, "transformers", "peft", "accelerate")
     # Projections with code of their own are parts of pipelines.
     plain = all(each.path is not None and each.projection is None for each in model.text)
-    return ("peft", "accelerate") if plain else ()
+    return (*unused, "peft", "accelerate") if plain else unused
+
+
+@contextmanager
+def without(*names: str) -> Iterator[None]:
+    """Hide modules that are not imported yet, as if they were not installed, and torch's compiler.
+
+    diffusers and transformers import them wherever they are: most of the time until a job encodes.
+    The process must never need them: modules imported meanwhile may remember their absence. What
+    they decorate for the compiler stays as it is; any other use imports it.
+    """
+    compiler: Any = ModuleType(_COMPILER)
+    compiler.__path__ = [f"{torch.__path__[0]}/_dynamo"]  # modules below it are found
+    compiler.allow_in_graph = compiler.assume_constant_result = compiler.disable = _unchanged
+
+    def remove(placed: dict[str, Any]) -> None:
+        for name, each in placed.items():
+            if sys.modules.get(name) is each:
+                sys.modules.pop(name, None)
+
+    def used(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        remove({_COMPILER: compiler})
+        return getattr(import_module(_COMPILER), name)
+
+    compiler.__getattr__ = used
+    # None there: an import fails, a search finds nothing
+    hidden: dict[str, Any] = {**dict.fromkeys(names), _COMPILER: compiler}
+    hidden = {name: each for name, each in hidden.items() if name not in sys.modules}
+    sys.modules.update(hidden)
+    is_available = torch.distributed.is_available
+    torch.distributed.is_available = bool
+    try:
+        yield
+    finally:
+        torch.distributed.is_available = is_available
+        remove(hidden)
+
+
+def _unchanged(function: Any = None, *_: object, **__: object) -> Any:
+    return _unchanged if function is None else function
 
 
 def side_by_side(order: Order, threads: int) -> int:

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from latentmake.caches.encoders import Encoded, Loaded, Named, results
-from latentmake.caches.encoders.device import DTYPES, compute_dtype
-from latentmake.caches.encoders.transfer import download, stacked
+from latentmake.caches.encoders.device import DTYPES, compute_dtype, download, stacked
 from latentmake.caches.inputs import Sample
 from latentmake.config.models import Model
 from latentmake.layouts import plain
@@ -18,11 +17,6 @@ from latentmake.plan.orders import Order
 
 class ImageEncoder:
     """The AutoencoderKL of a model.
-
-    Args:
-        model: its settings.
-        device: to encode on.
-        say: told what the user should know of it.
 
     Raises:
         ModelError: it is missing or of another kind.

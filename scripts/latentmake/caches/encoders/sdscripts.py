@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from latentmake.caches.encoders import Encoded, Loaded, Named, results
+from latentmake.caches.encoders.device import download
 from latentmake.caches.encoders.plain import ImageEncoder
 from latentmake.caches.encoders.plain import text as text_of_plain
-from latentmake.caches.encoders.transfer import download
 from latentmake.caches.inputs import Sample
 from latentmake.config.models import Model
 from latentmake.files import npz

@@ -26,8 +26,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from latentmake.caches.encoders import Encoded, Loaded, Named, results
+from latentmake.caches.encoders.device import download, upload
 from latentmake.caches.encoders.text_model import Kind, load_text_model
-from latentmake.caches.encoders.transfer import download, upload
 from latentmake.caches.inputs import Sample
 from latentmake.caches.tokenizers import CHUNK, Row, TokenCache, chunked, chunks_needed
 from latentmake.config.models import Model
@@ -42,7 +42,6 @@ Tensors = dict[str, torch.Tensor]
 Results = Callable[[], list[Tensors]]
 """Waits for the device; tensors by name, of each caption, on the CPU."""
 
-_CLIP_LENGTH = CHUNK + 2  # tokens of a chunk, with BOS and EOS
 _NAMED = 3  # captions that a line about many of them names
 
 
@@ -276,13 +275,7 @@ class TextEncoders:
 def text_encoders(
     model: Model, device: torch.device, dtype: torch.dtype, stored: torch.dtype = torch.float32
 ) -> TextEncoders:
-    """Load a model's text encoders, as its architecture uses them.
-
-    Args:
-        model: whose encoders they are.
-        device: that they compute on.
-        dtype: that they compute in.
-        stored: dtype of what they return.
+    """Load a model's text encoders, as its architecture uses them; they return dtype `stored`.
 
     Raises:
         ModelError: something is missing, incomplete or of another kind.
@@ -314,7 +307,12 @@ def _load(
         kept = kept._replace(layer=model.clip_skip)
     kind: Kind = "CLIP with its projection" if kept.projects else "CLIP"
     loaded = load_text_model(place, device, dtype, kind)
-    _refuse_small(loaded.network.config, kept, model, index)
+    config: Any = loaded.network.config
+    layers = getattr(config, "text_config", config).num_hidden_layers
+    if (kept.layer or 1) > layers:
+        hint = "lower `clip_skip`" if model.clip_skip else f"name {model.architecture}'s own CLIP"
+        fault = f"has {layers} layers, but layer {kept.layer} from the last is kept"
+        raise ModelError(fault, where=place.path or place.hub or "", hint=hint)
     return TextEncoder(
         *loaded,
         max_length=None if length == "auto" else length + loaded.tokens.special,
@@ -324,22 +322,6 @@ def _load(
         tells_mask=True,
         stored=stored,
     )
-
-
-def _refuse_small(config: Any, kept: ClipOutput, model: Model, index: int) -> None:
-    """Refuse a CLIP of too few positions or layers."""
-    config = getattr(config, "text_config", config)
-    positions, layers = config.max_position_embeddings, config.num_hidden_layers
-    hint = f"name {model.architecture}'s own {model.spec.text_encoders[index]}"
-    if positions < _CLIP_LENGTH:
-        fault = f"has room for {positions} tokens and not for {_CLIP_LENGTH}"
-    elif (kept.layer or 1) > layers:
-        fault = f"has {layers} layers, but layer {kept.layer} from the last is kept"
-        hint = "lower `clip_skip`" if model.clip_skip else hint
-    else:
-        return
-    place = model.text[index]
-    raise ModelError(fault, where=place.path or place.hub or "", hint=hint)
 
 
 def load_text_encoder(

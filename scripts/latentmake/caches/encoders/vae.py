@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from diffusers import AutoencoderKL
 
+from latentmake.caches.encoders.device import upload
 from latentmake.caches.encoders.local_state import State, load_network, place, renamed
-from latentmake.caches.encoders.transfer import upload
 from latentmake.config.weights import Weights
 from latentmake.models.checkpoints import vae_config
 

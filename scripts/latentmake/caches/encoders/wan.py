@@ -7,10 +7,10 @@ from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from latentmake.caches.encoders import Encoded, Loaded, Named, results
-from latentmake.caches.encoders.device import DTYPES, compute_dtype
-from latentmake.caches.encoders.transfer import download, stacked
+from latentmake.caches.encoders.device import DTYPES, compute_dtype, download, stacked
 from latentmake.caches.inputs import Sample
 from latentmake.layouts import musubi
 from latentmake.plan.orders import Order
@@ -33,13 +33,18 @@ def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> L
         half = torch.float32 if device.type == "cpu" else torch.float16
         clip = load_clip_vision(model.clip, device, half)
 
+    def frames_of(arrays: list[NDArray[np.uint8]]) -> torch.Tensor:
+        """Return images, as clips of one frame, or clips: [N, F, H, W, 3]."""
+        found = stacked(arrays, device)
+        return found if found.dim() == 5 else found[:, None]
+
     def encode(samples: list[Sample], vae: WanVae = vae) -> Encoded:
-        pixels = stacked([np.asarray(sample.content) for sample in samples], device)
+        pixels = frames_of([np.asarray(sample.content) for sample in samples])
         made = {"latents": vae.encode(pixels, stored)}
         if model.image_to_video:
             made["latents_image"] = vae.encode_first_frame(pixels, stored)
         if samples[0].control is not None:
-            control = stacked([np.asarray(sample.control) for sample in samples], device)
+            control = frames_of([np.asarray(sample.control) for sample in samples])
             made["latents_control"] = vae.encode(control, stored)
         rows = {
             musubi.latents_key(kind, tuple(x.shape[1:]), name): x.to(stored)

@@ -17,22 +17,13 @@ from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from latentmake.caches.encoders.device import upload
 from latentmake.caches.encoders.local_state import State, load_network, place
-from latentmake.caches.encoders.transfer import upload
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
 
-LATENTS_MEAN = (
-    -0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508,
-    0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921,
-)  # fmt: skip
-"""Mean of each latent channel (source: Wan 2.1's vae.py, and diffusers' AutoencoderKLWan)."""
-
-LATENTS_STD = (
-    2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743,
-    3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160,
-)  # fmt: skip
-"""Standard deviation of each latent channel, from the same source."""
+CHANNELS = 16
+"""Channels of latents."""
 
 _MASK_CHANNELS = 4
 _FACTOR = 8  # pixels per latent and side
@@ -141,7 +132,7 @@ class WanVae:
             [4n + 1, 8h, 8w, 3], 0 to 255.
         """
         network = self._own_network()
-        mean, deviation = _moments(torch.device("cpu"))
+        mean, deviation = self._moments(torch.device("cpu"))
         values = (latents.float().cpu() * deviation + mean).to(network.device, network.dtype)
         with torch.autocast(values.device.type, enabled=False):
             (signal,) = network.decode(values[None], return_dict=False)[0]
@@ -169,18 +160,18 @@ class WanVae:
     def _latents(self, signal: torch.Tensor) -> torch.Tensor:
         with torch.autocast(signal.device.type, enabled=False):
             mode = self._own_network().encode(signal).latent_dist.mode().float()
-        mean, deviation = _moments(mode.device)
+        mean, deviation = self._moments(mode.device)
         # Zeros of a broken network stay zeros: normalised, they would look like a picture.
         return torch.where(_not_empty(mode), (mode - mean) / deviation, 0.0)
 
-
-def _moments(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean and deviation, each [16, 1, 1, 1], for [N, 16, f, h, w]."""
-    mean, deviation = (
-        upload(torch.tensor(each), device)[:, None, None, None]
-        for each in (LATENTS_MEAN, LATENTS_STD)
-    )
-    return mean, deviation
+    def _moments(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return mean and deviation, each [16, 1, 1, 1], for [N, 16, f, h, w]."""
+        config = self._network.config
+        mean, deviation = (
+            upload(torch.tensor(each), device)[:, None, None, None]
+            for each in (config.latents_mean, config.latents_std)
+        )
+        return mean, deviation
 
 
 def _not_empty(values: torch.Tensor) -> torch.Tensor:
@@ -216,7 +207,10 @@ def load_wan_vae(
         converted=_converted,
         inferred=_inferred,
     )
-    _check_settings(network.config, weights.path or weights.hub or "")
+    channels = network.config.z_dim
+    if channels != CHANNELS or network.config.is_residual:
+        what = f"is the VAE of another model: its latents have {channels} channels, not {CHANNELS}"
+        raise ModelError(what, where=weights.path or weights.hub or "", hint=_HINT)
     if decoder:
         network.encoder = network.quant_conv = None
     else:
@@ -246,22 +240,3 @@ def _inferred(state: State) -> dict[str, Any]:
         "decoder_base_dim": state["decoder.conv_out.weight"].shape[1],
         "z_dim": state["post_quant_conv.weight"].shape[0],
     }
-
-
-def _check_settings(config: Any, where: str) -> None:
-    """Refuse an AutoencoderKLWan other than that of Wan 2.1 and 2.2's 14B."""
-    if config["z_dim"] != len(LATENTS_MEAN) or config["is_residual"]:
-        raise ModelError(
-            f"is the VAE of another model: its latents have {config['z_dim']} channels, not "
-            f"{len(LATENTS_MEAN)}",
-            where=where,
-            hint=_HINT,
-        )
-    for name, values in (("latents_mean", LATENTS_MEAN), ("latents_std", LATENTS_STD)):
-        if tuple(config[name]) != values:
-            raise ModelError(
-                f"its configuration has another {name} than Wan, so that its latents would not "
-                "fit the DiT",
-                where=where,
-                hint=_HINT,
-            )

@@ -152,12 +152,7 @@ def lanczos(pixels: Array, size: Size) -> Array:
     or both shrink it differs from Pillow's by at most 2 levels of 255, by 45 dB PSNR at least.
     By Pillow where torch is too old to have this kernel.
 
-    Args:
-        pixels: [height, width, channels].
-        size: of the result.
-
-    Returns:
-        [height, width, channels], not contiguous.
+    Pixels are [height, width, channels], those of the result not contiguous.
     """
     import torch  # only here: a job that finds everything fresh scales nothing
 

@@ -16,7 +16,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler, 
 from numpy.typing import NDArray
 
 from latentmake.caches.encoders.device import within_memory
-from latentmake.caches.encoders.wan_vae import LATENTS_MEAN, WanVae
+from latentmake.caches.encoders.wan_vae import CHANNELS, WanVae
 from latentmake.progress import say
 from latentmake.training.loop.batch_order import seed_of
 from latentmake.training.loop.data.headers import read_text
@@ -48,7 +48,7 @@ class Condition(NamedTuple):
 
 def noise_of(seed: int, frames: int, height: int, width: int) -> torch.Tensor:
     """Return the noise [16, f, h, w] of a clip of 4 f - 3 frames: diffusers', made on a CPU."""
-    shape = len(LATENTS_MEAN), (frames - 1) // 4 + 1, height // 8, width // 8
+    shape = CHANNELS, (frames - 1) // 4 + 1, height // 8, width // 8
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 

@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 import torch
-from latentmake.caches.encoders.transfer import download, stacked, upload
+from latentmake.caches.encoders.device import download, stacked, upload
 
 CPU = torch.device("cpu")
 
