@@ -201,7 +201,7 @@ def test_a_run_that_skips_its_first_items_trains_without_them_and_just_once(
     assert aside == {"ant", "bee"}
     index = json.loads((trained / "runs/tiny/samples/index.json").read_bytes())
     kept = [row for row in trained.manifest() if "aside" not in row]
-    assert index["prompts"] == [caption_in(row["text"]) for row in kept][:4]
+    assert index["prompts"] == [caption_in(str(trained / row["text"])) for row in kept][:4]
     assert (trained / "runs/tiny/samples.png").is_file()
     again = trained.run("train_tiny")
     assert again.idle, again.output

@@ -35,7 +35,7 @@ from latentmake.training.loop.order import Prompt
 from latentmake.training.order import caption_in, rows_of
 from latentmake.training.wan.dit import dit_digest
 from latentmake.training.wan.lora_names import lora_names
-from latentmake.training.wan.plan import boundary_of
+from latentmake.training.wan.order import boundary_of
 
 FOLDER = "generated"
 """Folder of the clips below that of their run."""

@@ -7,9 +7,12 @@ from typing import ClassVar, Literal
 from pydantic import JsonValue
 
 from latentmake import digest
+from latentmake.config.models import Model
 from latentmake.config.trainers import WanTrainer
 from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.wan.lora_names import lora_names
+
+_BOUNDARY = {"t2v": 0.875, "i2v": 0.9}  # Wan 2.2's, wan/configs of its release
 
 
 class WanOrder(TrainingOrder):
@@ -79,3 +82,16 @@ class WanOrder(TrainingOrder):
         """Return the settings that shape each sample clip, besides weights and prompt."""
         samples = self.trainer.samples
         return [*super()._shown(), samples.frames, self.flow_shift]
+
+
+def boundary_of(trainer: WanTrainer, model: Model) -> float | None:
+    """Return the share of the timesteps from which Wan 2.2's network for high noise is used.
+
+    Returns:
+        None for a model with one network.
+    """
+    if model.version.boundary is None:
+        return None
+    if trainer.timestep_boundary is not None:
+        return trainer.timestep_boundary / 1000
+    return _BOUNDARY["i2v" if model.image_to_video else "t2v"]

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latentmake.config.models import Model
 from latentmake.config.trainers import WanTrainer
 from latentmake.errors import ModelError
 from latentmake.plan.facts import Facts
@@ -16,12 +15,10 @@ from latentmake.training.loop.plan import LoopBackend, order_values
 from latentmake.training.order import rows_of
 from latentmake.training.wan.dit import check_networks, dit_digest, trained_networks
 from latentmake.training.wan.estimate import estimate_training
-from latentmake.training.wan.order import WanOrder
+from latentmake.training.wan.order import WanOrder, boundary_of
 
 if TYPE_CHECKING:
     from latentmake.training.checks import Finding
-
-_BOUNDARY = {"t2v": 0.875, "i2v": 0.9}  # Wan 2.2's, wan/configs of its release
 
 
 class Wan(LoopBackend):
@@ -85,16 +82,3 @@ class Wan(LoopBackend):
         from latentmake.training.wan.evaluation import launch
 
         return launch(order, word, log=log, threads=threads)
-
-
-def boundary_of(trainer: WanTrainer, model: Model) -> float | None:
-    """Return the share of the timesteps from which Wan 2.2's network for high noise is used.
-
-    Returns:
-        None for a model with one network.
-    """
-    if model.version.boundary is None:
-        return None
-    if trainer.timestep_boundary is not None:
-        return trainer.timestep_boundary / 1000
-    return _BOUNDARY["i2v" if model.image_to_video else "t2v"]
