@@ -109,7 +109,7 @@ def _encoder(model: Model, encoder: Encoder, kind: str) -> dict[str, Any]:
     """Return the entries of a job that say how to encode."""
     dtype = model.caption_dtype if kind == "text" else model.vae_dtype or model.dtype
     options = {
-        encoder.options[flag].argument: absolute(value)
+        encoder.options[flag].argument: absolute(str(value))
         if encoder.options[flag].kind == "path"
         else value
         for flag, value in options_of(model, kind).items()
