@@ -71,7 +71,7 @@ def test_every_kind_of_run_is_checked(
     (project / "data/shapes/ant.png").mkdir()
     trainer = {**world.training(), "accelerate_config": "none.yaml"}
     project.configure(lambda values: values["runs"]["tiny"].update(trainer=trainer))
-    assert "accelerate cannot be read (No such file" in checked(project, failing=True)
+    assert "accelerate cannot be read ([Errno 2] No such file" in checked(project, failing=True)
     result = project.run("train_tiny", check=False)
     result.one_line("error", "none.yaml", "No such file")
     assert not result.jobs
