@@ -78,7 +78,7 @@ def train(
                 where=files.weights,
                 hint=f"see {log}, and run the same command again",
             )
-    if files.missing() or picture_reasons(order, want):
+    if picture_reasons(order, want):
         command = [sys.executable, "-m", order.trains, str(order_path)]
         run(command, online=online)
     pictures = f", sample pictures in {files.grid}" if files.grid.is_file() else ""

@@ -100,11 +100,6 @@ class TrainingOrder(BaseModel, ABC):
         return [self.result]
 
     @property
-    def copies(self) -> list[str]:
-        """Paths of files made from the results; where one is missing, no step is trained."""
-        return []
-
-    @property
     @abstractmethod
     def from_hub(self) -> bool:
         """Whether the network may have to be downloaded."""

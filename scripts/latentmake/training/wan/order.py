@@ -9,7 +9,7 @@ from pydantic import JsonValue
 from latentmake import digest
 from latentmake.config.trainers import WanTrainer
 from latentmake.training.loop.order import TrainingOrder
-from latentmake.training.wan.lora_names import lora_names
+from latentmake.training.wan.dit import lora_names
 
 
 class WanOrder(TrainingOrder):
