@@ -15,6 +15,7 @@ from latentmake.config.weights import Weights
 from latentmake.training.external.installation import Installation
 from latentmake.training.lora import lora_tensors
 from latentmake.training.sd import network
+from latentmake.training.sd.lora_files import write_lora
 from safetensors.torch import load_file, save_file
 from trainer_world import TEXT_WIDTH, make_unet
 
@@ -91,7 +92,8 @@ def test_sd_scripts_applies_the_lora_that_we_trained(
     with torch.no_grad():
         for value in lora_tensors(denoiser.unet).values():
             value.copy_(0.2 * torch.randn(value.shape, generator=random))
-    network.write_copy(denoiser, tmp_path / "lora", dict)
+    (tmp_path / "lora").mkdir()
+    write_lora(denoiser.unet, tmp_path / "lora", {})
     (tmp_path / "lora/kohya.safetensors").rename(tmp_path / "kohya.safetensors")
     (tmp_path / "apply.py").write_text(SCRIPT)
     subprocess.run(

@@ -54,21 +54,6 @@ def test_touching_everything_trains_nothing_again(trained: Project) -> None:
     assert _weights(trained) == before
 
 
-def test_the_plan_says_that_a_lora_of_before_is_rewritten_and_not_trained(
-    trained: Project,
-) -> None:
-    before, said = _weights(trained), "no step is trained"
-    # Files of before have no copy in kohya's names; see test_lora_files.py for their own names.
-    (trained / WEIGHTS).with_name("kohya.safetensors").unlink()
-    assert said in trained.run("-n", "train_tiny").output
-    assert said in trained.ask("status").output
-    result = trained.run("train_tiny")
-    assert f"{WEIGHTS}: unchanged; kohya.safetensors written; no step trained" in result.output
-    assert _weights(trained) == before
-    result = trained.run("train_tiny")
-    assert result.idle and said not in result.output
-
-
 def test_a_trained_copy_without_metadata_trains_nothing_again(
     trained_template: Project, tmp_path: Path
 ) -> None:

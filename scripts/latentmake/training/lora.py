@@ -1,9 +1,10 @@
-"""A LoRA of peft in a network, as the file that diffusers' pipelines read."""
+"""A LoRA of peft in a network, and its files: diffusers', and those in kohya's names."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,13 +12,20 @@ from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
 from peft import LoraConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import get_peft_model_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
+from latentmake.errors import LatentmakeError, TrainingError, first_line
 from latentmake.files import cachefile
+from latentmake.files.safetensors import read_head
 
 ADAPTER = "default"
 """Name of the LoRA in its network: peft's own."""
 
 _MATRICES = {"lora_A": "lora_down", "lora_B": "lora_up"}  # peft's names, and kohya's
+# diffusers' older names, which versions before 0.1.0 wrote for attention.
+_OLD = {".lora.down.": ".lora_A.", ".lora.up.": ".lora_B."}
+_FAULTS = (LatentmakeError, OSError, ValueError, TypeError, LookupError, AttributeError)
 
 
 def add_adapter(
@@ -67,19 +75,18 @@ def lora_tensors(network: Any) -> dict[str, torch.Tensor]:
     return found
 
 
-def lora_bytes(network: Any, prefix: str, tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """Return the file that a pipeline's `load_lora_weights` reads.
+def lora_bytes(network: Any, prefix: str) -> bytes:
+    """Return the file that a pipeline's `load_lora_weights` reads; the same LoRA, the same bytes.
 
     Names and metadata (without which a loader takes the rank for alpha) are those of diffusers'
     `LoraBaseMixin._save_lora_weights`.
 
     Args:
-        network: with a LoRA of peft.
+        network: with a LoRA, on any device.
         prefix: the pipeline's name for the network, `unet` or `transformer`.
-        tensors: of the LoRA, by their names in the file without the prefix.
     """
+    tensors, config = lora_tensors(network), network.peft_config[ADAPTER]
     named = {f"{prefix}.{name}": each.detach().cpu().float() for name, each in tensors.items()}
-    config = network.peft_config[ADAPTER]
     # What differs from peft's defaults, and no more: another version knows other fields.
     described = {
         f"{prefix}.r": config.r,
@@ -93,24 +100,66 @@ def lora_bytes(network: Any, prefix: str, tensors: Mapping[str, torch.Tensor]) -
     return cachefile.serialize(named, metadata)
 
 
-def kohya_tensors(
-    tensors: Mapping[str, torch.Tensor], alpha: float, places: Mapping[str, str]
-) -> dict[str, torch.Tensor]:
-    """Return a LoRA in the names of kohya's scripts and those that follow them.
+def kohya_bytes(
+    network: Any, place: Callable[[str], str], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """Return the file in the names of kohya's scripts and those that follow them.
 
     Args:
-        tensors: of the LoRA, by peft's names.
-        alpha: of the LoRA.
-        places: peft's name of a layer -> its name there.
+        network: with a LoRA, on any device.
+        place: returns the name there of a layer, of peft's name.
+        metadata: of the file.
     """
+    alpha = float(network.peft_config[ADAPTER].lora_alpha)
     named: dict[str, torch.Tensor] = {}
-    for name, value in tensors.items():
+    for name, value in lora_tensors(network).items():
         layer, matrix, _ = name.rsplit(".", 2)  # mid_block.attentions.0.proj_in, lora_A, weight
-        named[f"{places[layer]}.{_MATRICES[matrix]}.weight"] = value.detach().cpu().float()
-        named[f"{places[layer]}.alpha"] = torch.tensor(alpha)
-    return named
+        named[f"{place(layer)}.{_MATRICES[matrix]}.weight"] = value.detach().cpu().float()
+        named[f"{place(layer)}.alpha"] = torch.tensor(alpha)
+    return cachefile.serialize(named, {"format": "pt", **(metadata or {})})
 
 
-def layers_of(tensors: Mapping[str, object]) -> set[str]:
-    """Return the layers of a LoRA, of the names of its tensors."""
-    return {name.rsplit(".", 2)[0] for name in tensors}
+def load_lora(
+    network: Any, file: Path, prefix: str, add: Callable[..., object] | None = None
+) -> None:
+    """Put back a LoRA from the file of `lora_bytes`.
+
+    Args:
+        network: changed in place.
+        file: of the LoRA.
+        prefix: as for `lora_bytes`.
+        add: puts a LoRA of some rank, alpha and target_modules on a network that has none.
+
+    Raises:
+        TrainingError: it is missing or damaged, or of another network.
+    """
+    try:
+        content = json.loads(read_head(file).metadata[LORA_ADAPTER_METADATA_KEY])
+        rank, alpha, layers = (
+            content[f"{prefix}.{key}"] for key in ("r", "lora_alpha", "target_modules")
+        )
+        state = load_file(file)
+        if add is not None and ADAPTER not in (getattr(network, "peft_config", None) or {}):
+            with torch.random.fork_rng(devices=[]):  # the next noise is the same as without it
+                add(network, rank=rank, alpha=alpha, target_modules=layers)
+        config, tensors = network.peft_config[ADAPTER], lora_tensors(network)
+        if (rank, alpha) != (config.r, config.lora_alpha):
+            raise ValueError("it has another rank or alpha")
+        for old, new in _OLD.items():
+            state = {name.replace(old, new): value for name, value in state.items()}
+        for name in sorted({f"{prefix}.{name}" for name in tensors} ^ state.keys()):
+            raise ValueError(f"only one of file and network has {name}")
+        with torch.no_grad():
+            for name, value in tensors.items():
+                value.copy_(state[f"{prefix}.{name}"])
+    except (*_FAULTS, RuntimeError, SafetensorError) as error:
+        raise unreadable(error, file) from None
+
+
+def unreadable(error: Exception, file: Path) -> TrainingError:
+    """Return the error of trained weights that cannot be read."""
+    return TrainingError(
+        f"these trained weights cannot be read ({first_line(error)})",
+        where=file,
+        hint="delete them and run the same command again, which trains them anew",
+    )

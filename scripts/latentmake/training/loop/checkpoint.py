@@ -28,7 +28,6 @@ from latentmake.training.loop.result import (
     CHECKPOINT_STATE,
     CHECKPOINT_WEIGHTS,
     History,
-    Record,
     RunFiles,
     wanted_of,
 )
@@ -106,29 +105,17 @@ def resumable(order: TrainingOrder, wanted: Wanted) -> list[Checkpoint]:
 
     These are its own, and those of shorter trainings that are otherwise the same.
     """
-    files = RunFiles(order)
-    course, record = order.course_digest(), Record.read(files.record)
-    limit = order.trainer.step_limit or math.inf
+    course, limit = order.course_digest(), order.trainer.step_limit or math.inf
 
     def fits(progress: Progress) -> bool:
         if progress.wanted.model_copy(update={"settings": wanted.settings}) != wanted:
             return False
         if progress.wanted == wanted:
             return True
-        if progress.course:
-            shorter = progress.length <= order.length and (progress.limit or math.inf) <= limit
-            return progress.course == course and shorter
-        return _was_shorter(order, progress, record)
+        shorter = progress.length <= order.length and (progress.limit or math.inf) <= limit
+        return progress.course == course and shorter
 
-    return _fitting(files.checkpoints, fits)
-
-
-def _was_shorter(order: TrainingOrder, progress: Progress, record: Record | None) -> bool:
-    """Whether an earlier release trained by this order, but with fewer `steps`, to the end."""
-    if record is None or record.wanted != progress.wanted or order.trainer.epochs is not None:
-        return False
-    known = (order.of_length(steps=steps).settings_digest() for steps in (None, record.steps))
-    return record.steps < order.length and progress.wanted.settings in known
+    return _fitting(RunFiles(order).checkpoints, fits)
 
 
 def newest(

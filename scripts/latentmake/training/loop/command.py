@@ -20,7 +20,7 @@ from latentmake.training.loop.train import Training
 def carry_out(arguments: Sequence[str], recipe: type[Recipe]) -> int:
     """Train by the order that a command line names; return the exit status.
 
-    Of a finished training, write the copies and draw the samples that are missing.
+    Of a finished training, draw the samples that are missing.
     """
     diffusers.utils.logging.set_verbosity_error()
     return exit_status(lambda: _train(recipe, Path(arguments[0])), recipe.memory_hint)
@@ -32,7 +32,5 @@ def _train(recipe: type[Recipe], path: Path) -> None:
     if not files.trained(want):
         Training(made).run()
         return
-    if files.missing():
-        made.complete()
     if picture_reasons(made.order, want):
         draw_later(made)

@@ -79,7 +79,7 @@ def train(
     is_first, is_trained = not files.record.is_file(), files.trained(want) is not None
     if is_trained:
         say(log, f"{order.run}: already trained on exactly this: {files.weights}")
-    if not is_trained or files.missing() or picture_reasons(order, want):
+    if not is_trained or picture_reasons(order, want):
         processes = 1 if is_trained else processes  # files are written, or pictures drawn
         launcher = [sys.executable] if is_trained else _launcher(order, processes)
         run_child(

@@ -1,8 +1,11 @@
-"""Loss of a network's prediction: what a training asks of its objective."""
+"""Loss of a network's prediction, by default that of flow matching.
+
+Flow matching (Lipman et al. 2022, https://arxiv.org/abs/2210.02747) mixes noisy = (1 - s) x + s
+noise, s a timestep's share of all, and its target is noise - x.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,57 +28,35 @@ class Losses(NamedTuple):
     weighted: torch.Tensor
 
 
-class Objective(ABC):
-    """Noise, timesteps and losses of a training.
-
-    Flow matching (Lipman et al. 2022, https://arxiv.org/abs/2210.02747) mixes noisy = (1 - s) x + s
-    noise, s a timestep's share of all, and its target is noise - x.
+class Objective:
+    """Noise, timesteps and losses of a training. A trainer has its own `draw`, `at` and `predict`.
 
     Attributes:
         timesteps: their number.
+        draw: from the shape of a micro-batch and a generator on the CPU: noise of this shape, and a
+            timestep for each example.
+        at: the timesteps at some shares, in [0, 1), of the way into the noise.
+        predict: from network, batch, noisy latents on the network's device, timesteps [batch]
+            wherever they were drawn, and dtype of the network's inputs: its prediction, of the
+            latents' shape.
     """
 
     timesteps: int = 1000
-
-    @abstractmethod
-    def draw(self, shape: torch.Size, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw noise of this shape and a timestep for each example of a micro-batch."""
-
-    @abstractmethod
-    def at(self, shares: torch.Tensor) -> torch.Tensor:
-        """Return the timesteps at some shares, in [0, 1), of the way into the noise."""
-
-    @abstractmethod
-    def predict(
-        self,
-        network: Any,
-        batch: Batch,
-        noisy: torch.Tensor,
-        timesteps: torch.Tensor,
-        *,
-        dtype: torch.dtype,
-    ) -> torch.Tensor:
-        """Return a network's prediction, of the latents' shape.
-
-        Args:
-            network: as the training has it.
-            batch: of examples.
-            noisy: their latents with noise, on the network's device.
-            timesteps: [batch], wherever they were drawn.
-            dtype: of the network's inputs.
-        """
+    draw: Callable[[torch.Size, torch.Generator], tuple[torch.Tensor, torch.Tensor]]
+    at: Callable[[torch.Tensor], torch.Tensor]
+    predict: Callable[[Any, Batch, torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor]
 
     def noisy(
         self, latents: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
     ) -> torch.Tensor:
-        """Return latents with the noise of their timesteps; by default those of flow matching."""
+        """Return latents with the noise of their timesteps."""
         sigmas = (timesteps / self.timesteps).view(-1, *[1] * (latents.ndim - 1))
         return (1 - sigmas) * latents + sigmas * noise
 
     def target(
         self, latents: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
     ) -> torch.Tensor:
-        """Return the network's target, of the latents' shape; by default flow matching's."""
+        """Return the network's target, of the latents' shape."""
         del timesteps
         return noise - latents
 
@@ -107,7 +88,7 @@ class Objective(ABC):
         latents, noise = copied(batch.latents, device), copied(noise, device)
         there = copied(timesteps, device)
         noisy = self.noisy(latents, noise, there)
-        predicted = self.predict(network, batch, noisy, timesteps, dtype=dtype)
+        predicted = self.predict(network, batch, noisy, timesteps, dtype)
         wanted = self.target(latents, noise, there)
         errors = torch.nn.functional.mse_loss(predicted.float(), wanted.float(), reduction="none")
         raw = errors.mean(dim=tuple(range(1, errors.ndim)))

@@ -82,11 +82,6 @@ class TrainingOrder(RunOrder):
         """Paths of all weights that are trained together, below `output`."""
 
     @property
-    def copies(self) -> list[str]:
-        """Paths of files made from the results; where one is missing, no step is trained."""
-        return []
-
-    @property
     def from_hub(self) -> bool:
         """Whether weights may have to be downloaded."""
         return bool(self.vae.hub)

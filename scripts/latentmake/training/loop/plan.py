@@ -77,7 +77,7 @@ def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: boo
 
 
 def reasons(order: TrainingOrder, plan: RunPlan) -> list[Difference]:
-    """Return why weights, their copies or sample pictures are not those of an order."""
+    """Return why weights or sample pictures are not those of an order."""
     files = RunFiles(order)
     record = Record.read(files.record)
     if record is None:
@@ -96,8 +96,7 @@ def reasons(order: TrainingOrder, plan: RunPlan) -> list[Difference]:
     if plan.awaits(order.trainer.prompts):
         return [Difference("prompts of sample pictures are to be encoded")]
     needed = (*files.results, files.output / "trained.json")
-    missing = [*(path for path in needed if not path.is_file()), *files.missing()]
-    if found := [Difference(f"{path} is missing") for path in missing]:
+    if found := [Difference(f"{path} is missing") for path in needed if not path.is_file()]:
         return found
     return [Difference("the settings changed")] if is_other else picture_reasons(order, wanted)
 
@@ -117,8 +116,7 @@ def _note(order: TrainingOrder, plan: RunPlan) -> str:
 
     files, want = RunFiles(order), wanted_of(order, data=plan.lock, weights=order.weights)
     if files.trained(want) is not None:
-        rewritten = f"{plan.name}: the files of its LoRA are written anew; no step is trained"
-        return rewritten if files.missing() else ""
+        return ""
     step = next((each.progress.step for each in resumable(order, want)), None)
     return "" if step is None else f"training of {plan.name}: goes on from step {step}"
 

@@ -34,75 +34,49 @@ class Sampler(ABC):
         """Draw the samples of these keys; float32, on the CPU."""
 
 
-class Recipe(ABC):
-    """Network, objective, samples and written files of a training.
+class Recipe:
+    """Network, objective, samples and written files of a training; a trainer has its own.
 
     Attributes:
-        tensors: what it reads of cache files.
+        order_type: class of its orders.
         results: names of all files and folders that a training of this kind may leave in its
             output folder, of which one without the others belongs to an older training.
+        memory_hint: repair where a device has too little memory.
         probes: examples of the loss at the start and at the end.
         rate: scalar of the items trained on in a second.
-        memory_hint: repair where a device has too little memory.
         several: whether a step may leave some trained weights without gradients.
+        tensors: what it reads of cache files.
         alpha: scale of the LoRA; None where none is trained.
-        order_type: class of its orders.
+        make_objective: returns noise, timesteps and loss; raises ModelError where they do not fit
+            the network.
+        make_network: returns the network as a training begins with it, the same each time, from
+            `channels` of the latents, `text_width` of the captions' embeddings and the `dtype` of
+            frozen weights; raises UserError where network, caches and settings do not fit.
+        make_sampler: returns the sampler of a training; a cache file's latents have their scale and
+            size.
+        make_decoder: loads the VAE, and returns what makes a file's content of a sample's latents;
+            that is None where memory does not suffice, even in tiles.
+        write_copy: writes the trained weights into a folder of their own; one of that name is
+            replaced.
+        read_copy: puts back the weights of such a folder; raises TrainingError where they are
+            missing or damaged, or of another network.
     """
 
-    tensors: CacheTensors
+    order_type: ClassVar[type[TrainingOrder]]
     results: ClassVar[tuple[str, ...]]
+    memory_hint: ClassVar[str]
     probes: ClassVar[int] = 64
     rate: ClassVar[str] = "images_per_second"
-    memory_hint: ClassVar[str]
     several: bool = False
-    alpha: float | None
-    order_type: ClassVar[type[TrainingOrder]]
     order: TrainingOrder
+    tensors: CacheTensors
+    alpha: float | None
+    make_objective: Callable[[], Objective]
+    make_network: Callable[..., Network]
+    make_sampler: Callable[[Any, Stored], Sampler]
+    make_decoder: Callable[[torch.device], Callable[[torch.Tensor], bytes | None]]
+    write_copy: Callable[[Network, Path], None]
+    read_copy: Callable[[Network, Path], None]
 
-    @abstractmethod
     def __init__(self, order: Any) -> None:
-        """Return the recipe of an order."""
-
-    @abstractmethod
-    def make_objective(self) -> Objective:
-        """Return noise, timesteps and loss; raises ModelError where they do not fit the network."""
-
-    @abstractmethod
-    def make_network(self, *, channels: int, text_width: int, dtype: torch.dtype) -> Network:
-        """Return the network as a training begins with it, the same each time.
-
-        Args:
-            channels: of the latents.
-            text_width: of the captions' embeddings.
-            dtype: of the frozen weights under a LoRA.
-
-        Raises:
-            UserError: network, caches and settings do not fit.
-        """
-
-    @abstractmethod
-    def make_sampler(self, objective: Objective, latents: Stored) -> Sampler:
-        """Return the sampler of a training; `latents` of a cache file have its scale and size."""
-
-    @abstractmethod
-    def make_decoder(self, device: torch.device) -> Callable[[torch.Tensor], bytes | None]:
-        """Load the VAE; return what makes a file's content of a sample's latents.
-
-        That is None where memory does not suffice, even in tiles.
-        """
-
-    @abstractmethod
-    def write_copy(self, network: Network, folder: Path) -> None:
-        """Write the trained weights into a folder of their own; one of that name is replaced."""
-
-    def complete(self) -> None:
-        """Write the `TrainingOrder.copies` of a finished training that are missing."""
-        raise NotImplementedError
-
-    @abstractmethod
-    def read_copy(self, network: Network, folder: Path) -> None:
-        """Put back the weights that `write_copy` wrote into a folder.
-
-        Raises:
-            TrainingError: they are missing or damaged, or of another network.
-        """
+        self.order = order

@@ -47,7 +47,6 @@ class RunFiles:
         self.output = Path(order.output)
         self.results = [self.output / name for name in order.results]
         self.weights = self.results[0]
-        self._copied = order.copies
         self.record = self.output / "training.json"
         self.samples = self.output / "samples"
         self.grid = self.output / "samples.png"
@@ -61,12 +60,6 @@ class RunFiles:
         record = Record.read(self.record)
         fits = record is not None and record.wanted == want
         return record if fits and all(path.is_file() for path in self.results) else None
-
-    def missing(self) -> list[Path]:
-        """Return the files that are not there and are made from the trained weights, or copies."""
-        saved = [each.parent for each in self.saved.glob(f"step-*/{self.weights.name}")]
-        files = [folder / name for folder in (self.output, *saved) for name in self._copied]
-        return [path for path in files if not path.is_file()]
 
 
 class History(BaseModel):

@@ -29,7 +29,6 @@ from latentmake.training.loop.data.batch import Batch
 from latentmake.training.loop.data.caches import Caches, find_not_finite, read_items
 from latentmake.training.loop.data.headers import HINT
 from latentmake.training.loop.data.loader import prefetched
-from latentmake.training.loop.learner import Learner
 from latentmake.training.loop.objective import Losses, probe_loss
 from latentmake.training.loop.recipe import Drawn, Network, Recipe
 from latentmake.training.loop.result import (
@@ -43,6 +42,7 @@ from latentmake.training.loop.result import (
     write_trained,
 )
 from latentmake.training.loop.samples import Samples
+from latentmake.training.loop.state import Learner
 from latentmake.training.order import Wanted
 
 _POLL = 1.0  # seconds between two checks for the file that asks for a copy
@@ -53,6 +53,12 @@ def _add_scalars(writer: Any, step: int, values: Mapping[str, float]) -> None:
     """Write the scalars of a step as one event: one each would cost as much as a small step."""
     summary = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
     writer.file_writer.add_summary(Summary(value=summary), step)
+
+
+def _listed(files: Sequence[str]) -> str:
+    """Return the first of some files, and how many more there are."""
+    more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
+    return f"{', '.join(files[:_NAMED])}{more}"
 
 
 class _Step(NamedTuple):
@@ -124,7 +130,7 @@ class Training:
         kept = self._resume()
         if not kept and self.main:
             shutil.rmtree(self.files.scalars, ignore_errors=True)
-            self.loss_start = self.learner.alone(self._probe)
+            self.loss_start = self._probe()
             if not math.isfinite(self.loss_start):
                 self._refuse_not_finite(range(len(self.caches.examples)))
             say(f"loss at the start: {self.loss_start:.4f}")
@@ -144,8 +150,7 @@ class Training:
 
     def _resume(self) -> list[Wanted]:
         """Resume from the newest checkpoint that fits; return the digests of its training."""
-        newest = checkpoint.newest(self.order, self.wanted, self.steps, say)
-        if newest is not None:
+        if newest := checkpoint.newest(self.order, self.wanted, self.steps, say):
             found, state = newest
             self.learner.restore(state, found.folder)
             progress, own = found.progress, found.progress.wanted == self.wanted
@@ -162,13 +167,12 @@ class Training:
             self.learner.restore(state, found.folder)
             self.step = found.progress.step
             if self.step >= self.steps:
+                keys = "`steps`, `epochs` or `max_steps`" if self.settings.step_limit else ""
                 raise TrainingError(
                     f"this checkpoint is of step {self.step}, and the training ends at step "
                     f"{self.steps}",
                     where=found.folder,
-                    hint="raise `steps`, `epochs` or `max_steps`, which include its earlier steps"
-                    if self.settings.step_limit
-                    else "raise `steps` or `epochs`, which include its earlier steps",
+                    hint=f"raise {keys or '`steps` or `epochs`'}, which include its earlier steps",
                 )
             say(f"beginning at step {self.step} of {found.folder}")
         return []
@@ -221,11 +225,14 @@ class Training:
                 if now - polled > _POLL:
                     polled, asked = now, self.files.save.exists()
                     self.files.save.unlink(missing_ok=True)
-                every = settings.checkpoint_epochs
-                if asked or step % settings.checkpointing_steps == 0 or self._ends(every, step):
+                if asked or self._due(
+                    step, settings.checkpointing_steps, settings.checkpoint_epochs
+                ):
                     writer.flush()
                     self._save()
-                if asked or self._is_copied(step):
+                if asked or self._due(
+                    step, settings.save_every_n_steps, settings.save_every_n_epochs
+                ):
                     self._copy()
         finally:
             batches.close()
@@ -233,17 +240,12 @@ class Training:
             if self.main:
                 writer.close()
 
-    def _is_copied(self, step: int) -> bool:
-        """Whether the settings ask for a copy of the weights after this step."""
-        steps, epochs = self.settings.save_every_n_steps, self.settings.save_every_n_epochs
-        return (steps is not None and step % steps == 0) or self._ends(epochs, step)
-
-    def _ends(self, epochs: int | None, step: int) -> bool:
-        """Whether the last of so many epochs ends in this step."""
-        if epochs is None:
-            return False
+    def _due(self, step: int, steps: int | None, epochs: int | None) -> bool:
+        """Whether so many steps, or so many epochs, end with this step."""
         before, after = self.batch_order.epoch(step - 1), self.batch_order.epoch(step)
-        return math.floor(after / epochs) > math.floor(before / epochs)
+        if epochs is not None and math.floor(after / epochs) > math.floor(before / epochs):
+            return True
+        return steps is not None and step % steps == 0
 
     def _one_step(self, step: int, batches: Iterator[Batch]) -> _Step:
         settings, accelerator, learner = self.settings, self.accelerator, self.learner
@@ -284,21 +286,20 @@ class Training:
     def _refuse_step(self, step: int, seen: Sequence[tuple[Batch, torch.Tensor]]) -> None:
         """Stop at a step whose loss or gradient is NaN or infinite."""
         losses = [
-            (index, loss)
+            (index, math.isfinite(loss))
             for batch, values in seen
             for index, loss in zip(batch.indices, values.tolist(), strict=True)
         ]
         indices = [index for index, _ in losses]
         self._refuse_not_finite(indices)
-        faulty = [index for index, loss in losses if not math.isfinite(loss)]
+        faulty = [index for index, finite in losses if not finite]
         files = [self.caches.examples[index].latents.path for index in faulty or indices]
-        more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
         kept = checkpoint.find(self.files.checkpoints, self.wanted)
         state = f"; the checkpoint of step {kept[0].progress.step} is kept" if kept else ""
         precision = "set `mixed_precision` to bf16 or " if self.dtype == torch.float16 else ""
         raise TrainingError(
             f"the {'loss' if faulty else 'gradient'} is NaN or infinite at step {step}, for "
-            f"{', '.join(files[:_NAMED])}{more}",
+            f"{_listed(files)}",
             where=f"run {self.order.run}",
             hint=f"{precision}lower `learning_rate`{state}",
         )
@@ -306,8 +307,7 @@ class Training:
     def _refuse_not_finite(self, indices: Sequence[int]) -> None:
         """Stop if the cache files of some examples hold NaN or infinite values."""
         if files := find_not_finite(self.caches, indices):
-            more = f"; so does {', '.join(files[1:_NAMED])}" if len(files) > 1 else ""
-            more += f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
+            more = f"; so does {_listed(files[1:])}" if len(files) > 1 else ""
             raise CacheError(f"holds NaN or infinite values{more}", where=files[0], hint=HINT)
 
     def _losses(
@@ -318,14 +318,18 @@ class Training:
                 model, batch, noise, timesteps, device=self.accelerator.device, dtype=self.dtype
             )
 
-    def _probe(self, model: Network) -> float:
-        return probe_loss(
-            lambda *batch: self._losses(model, *batch).raw,
-            self.caches,
-            objective=self.objective,
-            batch_size=self.settings.train_batch_size,
-            seed=self.settings.seed,
-            size=self.recipe.probes,
+    def _probe(self) -> float:
+        """Return the loss over a fixed set of examples, in the main process alone."""
+        settings = self.settings
+        return self.learner.alone(
+            lambda model: probe_loss(
+                lambda *batch: self._losses(model, *batch).raw,
+                self.caches,
+                objective=self.objective,
+                batch_size=settings.train_batch_size,
+                seed=settings.seed,
+                size=self.recipe.probes,
+            )
         )
 
     def _draw_samples(self) -> None:
@@ -355,9 +359,9 @@ class Training:
         )
         checkpoint.save(self.files.checkpoints, progress, self.learner.state(), self.order.kept)
         self.saved = self.step
-        self._prune(self.settings.checkpoints_total_limit, others=False)
+        self._prune(self.settings.checkpoints_total_limit)
 
-    def _prune(self, keep: int, *, others: bool) -> None:
+    def _prune(self, keep: int, *, others: bool = False) -> None:
         folder, named = self.files.checkpoints, self.order.kept
         checkpoint.prune(folder, self.wanted, keep, others=others, kept=named)
 
@@ -374,7 +378,7 @@ class Training:
         if self.saved != self.step:
             self._save()
         self.samples.finish()
-        loss_end = self.learner.alone(self._probe)
+        loss_end = self._probe()
         say(f"loss at the end: {loss_end:.4f}, {self.loss_start:.4f} at the start")
         with self.learner.averaged():
             write_trained(

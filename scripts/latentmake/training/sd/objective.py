@@ -1,10 +1,9 @@
-"""Loss of a prediction of noise, velocity or flow in noisy latents.
+"""Loss of a UNet's prediction of noise, velocity or flow in noisy latents.
 
 Diffusion is that of diffusers' DDPMScheduler: noisy = sqrt(a) x + sqrt(1 - a) noise (Ho et al.
 2020, https://arxiv.org/abs/2006.11239); the target is the noise, or v = sqrt(a) noise - sqrt(1 - a)
-x (Salimans and Ho 2022, https://arxiv.org/abs/2202.00512). Flow matching (Lipman et al. 2022,
-https://arxiv.org/abs/2210.02747) mixes noisy = (1 - s) x + s noise for s between 0 and 1, as
-diffusers' FlowMatchEulerDiscreteScheduler has it, and its target is noise - x.
+x (Salimans and Ho 2022, https://arxiv.org/abs/2202.00512). Flow matching is that of diffusers'
+FlowMatchEulerDiscreteScheduler.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
 from latentmake.training.loop.data.batch import Batch, copied
 from latentmake.training.loop.objective import Objective as LoopObjective
-from latentmake.training.sd.unet import read_schedule
+from latentmake.training.sd.unet import damaged_schedule, read_schedule
 
 NoiseSchedule: TypeAlias = Any  # one of diffusers' schedulers, which have no types
 _Diffusion: NoiseSchedule = DDPMScheduler
@@ -53,18 +52,14 @@ def load_noise_schedule(
         changes = {"clip_sample": False, "thresholding": False}  # latents have no bounds
         schedule = _Diffusion.from_config(config, **changes)
     except (ValueError, TypeError, AttributeError, NotImplementedError):
-        raise ModelError(
-            "this noise schedule is missing or damaged",
-            where=scheduler,
-            hint="set the model's `scheduler` to the folder of a diffusers scheduler",
-        ) from None
+        raise damaged_schedule(scheduler) from None
     if prediction is not None:
         schedule.register_to_config(prediction_type=prediction)
     return schedule
 
 
 class Objective(LoopObjective):
-    """Noisy inputs, targets and losses of a network.
+    """Noise, timesteps and losses of a training.
 
     Args:
         schedule: of `load_noise_schedule`.
@@ -151,10 +146,9 @@ class Objective(LoopObjective):
         batch: Batch,
         noisy: torch.Tensor,
         timesteps: torch.Tensor,
-        *,
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """Return the UNet's prediction; see `Objective.predict`."""
+        """Return the UNet's prediction."""
         device = noisy.device
         predicted: torch.Tensor = network(
             noisy.to(dtype),

@@ -42,11 +42,6 @@ class SdOrder(TrainingOrder):
         return [LORA_WEIGHTS if lora else f"{UNET_FOLDER}/{UNET_WEIGHTS}"]
 
     @property
-    def copies(self) -> list[str]:
-        """The LoRA in kohya's names; releases before it wrote the other file in mixed names."""
-        return [KOHYA_WEIGHTS] if self.trainer.adapter == "lora" else []
-
-    @property
     def from_hub(self) -> bool:
         """Whether UNet or VAE is named by a repository on the hub."""
         return bool(self.unet.hub) or super().from_hub

@@ -9,24 +9,26 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import ClassVar
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from latentmake.caches.encoders.device import within_memory
+from latentmake.caches.encoders.projection import load_projection, write_projection
 from latentmake.caches.encoders.vae import load_vae, tile
-from latentmake.training.loop import objective as loop
+from latentmake.files import atomic
 from latentmake.training.loop.accelerator import set_up
 from latentmake.training.loop.batch_order import seed_of
 from latentmake.training.loop.command import carry_out
 from latentmake.training.loop.data.headers import Stored
-from latentmake.training.loop.data.tensors import PLAIN, CacheTensors
+from latentmake.training.loop.data.tensors import PLAIN
 from latentmake.training.loop.grid import png_of
-from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.loop.recipe import Recipe
 from latentmake.training.loop.result import LORA_WEIGHTS
+from latentmake.training.lora import load_lora, unreadable
 from latentmake.training.sd import network
-from latentmake.training.sd.lora_files import complete, describe
+from latentmake.training.sd.lora_files import PREFIX, describe, write_lora
 from latentmake.training.sd.objective import Objective, load_noise_schedule
 from latentmake.training.sd.order import KOHYA_WEIGHTS, PROJECTION_FOLDER, UNET_FOLDER, SdOrder
 from latentmake.training.sd.sampling import Sampler, decode, make_sampler
@@ -35,51 +37,45 @@ from latentmake.training.sd.sampling import Sampler, decode, make_sampler
 class SdRecipe(Recipe):
     """Recipe of the trainer `sd`."""
 
-    order_type: ClassVar[type[TrainingOrder]] = SdOrder
-    tensors: CacheTensors = PLAIN
-    results: ClassVar[tuple[str, ...]] = (
-        LORA_WEIGHTS,
-        KOHYA_WEIGHTS,
-        UNET_FOLDER,
-        PROJECTION_FOLDER,
-    )
-    memory_hint: ClassVar[str] = (
+    order_type = SdOrder
+    tensors = PLAIN
+    results = (LORA_WEIGHTS, KOHYA_WEIGHTS, UNET_FOLDER, PROJECTION_FOLDER)
+    memory_hint = (
         "lower `train_batch_size` (and raise `gradient_accumulation_steps`), set "
         "`gradient_checkpointing: true` or `mixed_precision: bf16`"
     )
+    order: SdOrder
 
     def __init__(self, order: SdOrder) -> None:
-        self.order: SdOrder = order
+        super().__init__(order)
         settings = order.trainer
         lora = settings.adapter == "lora"
         self.alpha = float(settings.alpha or settings.rank) if lora else None
-        self._described = cache(lambda: describe(order))
+        self.described = cache(lambda: describe(order))
 
     def make_objective(self) -> Objective:
         """Return noise and loss of the noise schedule."""
-        settings = self.order.trainer
-        schedule = load_noise_schedule(
-            self.order.scheduler, settings.prediction_type, self.order.unet
-        )
+        order, settings = self.order, self.order.trainer
+        schedule = load_noise_schedule(order.scheduler, settings.prediction_type, order.unet)
         return Objective(schedule, snr_gamma=settings.snr_gamma, noise_offset=settings.noise_offset)
 
     def make_network(
         self, *, channels: int, text_width: int, dtype: torch.dtype
     ) -> network.Denoiser:
-        """Return the UNet with what is trained of it; see `Recipe.make_network`."""
-        settings, where = self.order.trainer, self.order.unet.path or self.order.unet.hub or ""
-        unet = network.load_unet(self.order.unet)
+        """Return the UNet with what is trained of it."""
+        order, settings = self.order, self.order.trainer
+        where = order.unet.path or order.unet.hub or ""
+        unet = network.load_unet(order.unet)
         network.check_latents(unet, channels, where)
         torch.manual_seed(seed_of(settings.seed, "network"))
-        projection = network.make_projection(unet, self.order.text_projection, text_width, where)
+        projection = network.make_projection(unet, order.text_projection, text_width, where)
         denoiser = network.Denoiser(unet, projection)
         network.adapt(denoiser, settings, dtype)
         set_up(settings)
         return denoiser
 
-    def make_sampler(self, objective: loop.Objective, latents: Stored) -> Sampler:
+    def make_sampler(self, objective: Objective, latents: Stored) -> Sampler:
         """Return the sampler of pictures."""
-        assert isinstance(objective, Objective)
         return make_sampler(self.order, objective.schedule, latents)
 
     def make_decoder(self, device: torch.device) -> Callable[[torch.Tensor], bytes | None]:
@@ -95,17 +91,30 @@ class SdRecipe(Recipe):
 
         return decoded
 
-    def write_copy(self, network_: network.Denoiser, folder: Path) -> None:
+    def write_copy(self, denoiser: network.Denoiser, folder: Path) -> None:
         """Write a LoRA or a UNet, and a projection."""
-        network.write_copy(network_, folder, self._described)
+        with atomic.replacing_folder(folder) as new:
+            if self.alpha is not None:
+                write_lora(denoiser.unet, new, self.described())
+            else:
+                unet = new / UNET_FOLDER
+                denoiser.unet.save_pretrained(unet, safe_serialization=True, max_shard_size="1TB")
+            if denoiser.text_projection is not None:
+                write_projection(denoiser.text_projection, new / PROJECTION_FOLDER)
 
-    def complete(self) -> None:
-        """Write the LoRA in kohya's names, and files of earlier releases in peft's."""
-        complete(self.order)
-
-    def read_copy(self, network_: network.Denoiser, folder: Path) -> None:
-        """Read a LoRA or a UNet, and a projection; raises TrainingError."""
-        network.read_copy(network_, folder)
+    def read_copy(self, denoiser: network.Denoiser, folder: Path) -> None:
+        """Read a LoRA or a UNet, and a projection."""
+        file = folder / self.order.results[0]
+        try:
+            if self.alpha is not None:
+                load_lora(denoiser.unet, file, PREFIX)
+            else:
+                denoiser.unet.load_state_dict(load_file(file))
+            if denoiser.text_projection is not None:
+                file = folder / PROJECTION_FOLDER
+                denoiser.text_projection.load_state_dict(load_projection(str(file)).state_dict())
+        except (OSError, SafetensorError, RuntimeError) as error:
+            raise unreadable(error, file) from None
 
 
 def main(arguments: Sequence[str]) -> int:

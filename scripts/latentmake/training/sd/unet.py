@@ -123,9 +123,7 @@ def read_schedule(
         else:
             config = dict(json.loads(Path(file).read_bytes()))
     except (OSError, ValueError, TypeError, RecursionError):
-        what = "this noise schedule is missing or damaged"
-        hint = "set the model's `scheduler` to the folder of a diffusers scheduler"
-        raise ModelError(what, where=file, hint=hint) from None
+        raise damaged_schedule(file) from None
     flows = str(config.get("_class_name", "")).startswith("FlowMatch")
     predicted = prediction or config.get("prediction_type", "epsilon")
     fault = ""
@@ -140,6 +138,12 @@ def read_schedule(
     if fault:
         raise ModelError(fault, where=file, hint=hint)
     return config
+
+
+def damaged_schedule(where: Path | str) -> ModelError:
+    """Return the error of a noise schedule that cannot be read."""
+    hint = "set the model's `scheduler` to the folder of a diffusers scheduler"
+    return ModelError("this noise schedule is missing or damaged", where=where, hint=hint)
 
 
 def training_digest(

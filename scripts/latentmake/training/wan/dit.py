@@ -44,12 +44,10 @@ class Dit(NamedTuple):
     """A Wan DiT on a disk.
 
     Attributes:
-        place: its own folder or file.
         tensors: by their names in diffusers.
         config: diffusers' configuration: its own, or made of the sizes.
     """
 
-    place: Path
     tensors: dict[str, Tensor]
     config: dict[str, Any]
 
@@ -89,7 +87,7 @@ def read_dit(path: str) -> Dit:
     except ValueError as error:
         raise ModelError(str(error), where=path, hint=HINT) from None
     own = config if named == _CLASSES[0] else {k: v for k, v in config.items() if k == "eps"}
-    return Dit(Path(path), tensors, {**own, **sizes})
+    return Dit(tensors, {**own, **sizes})
 
 
 def _files(weights: Weights) -> list[Path]:
@@ -190,7 +188,7 @@ def _config(shapes: Mapping[str, Sequence[int]], config: Mapping[str, Any]) -> d
 
 def trained_networks(model: Any) -> Iterator[ModelFile]:
     """Yield the networks that the trainer `wan` trains of a model or an order, inspected."""
-    paths = _paths(model)
+    paths = paths_of(model)
     if not paths:
         yield ModelFile("dit", "", fault="is not set: there is no network to train")
     for key, path in paths.items():
@@ -271,12 +269,12 @@ def dit_digest(model: Any, file_digest: FileDigest = digest.of_file) -> str:
     return digest.of_value(
         [
             [key, files_digest(_files(Weights(path=path)), file_digest)]
-            for key, path in _paths(model).items()
+            for key, path in paths_of(model).items()
         ]
     )
 
 
-def _paths(model: Any) -> dict[str, str]:
+def paths_of(model: Any) -> dict[str, str]:
     """Return the paths of networks by key; `dit` is Wan 2.2's network for low noise."""
     paths = {key: getattr(model, key) for key in ("dit", "dit_high_noise")}
     return {key: path for key, path in paths.items() if path is not None}
@@ -347,3 +345,23 @@ def original_layer(layer: str) -> str:
     if (match := _NAME.fullmatch(layer)) is None or not match[1]:
         raise KeyError(layer)
     return f"{match[1]}{_LAYERS[match[2]]}"
+
+
+class LoraNames(NamedTuple):
+    """Names of the files of one network's LoRA.
+
+    Attributes:
+        diffusers: for `WanPipeline.load_lora_weights`.
+        musubi: for musubi-tuner.
+        comfyui: for ComfyUI.
+    """
+
+    diffusers: str = "pytorch_lora_weights.safetensors"
+    musubi: str = "musubi.safetensors"
+    comfyui: str = "comfyui.safetensors"
+
+
+def lora_names(*, high_noise: bool = False) -> LoraNames:
+    """Return the names for a network; those of Wan 2.2's for high noise have a prefix."""
+    names = LoraNames()
+    return LoraNames(*(f"high_noise_{name}" for name in names)) if high_noise else names

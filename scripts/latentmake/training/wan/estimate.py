@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from latentmake.files.disk import Need, human
 from latentmake.geometry.buckets import Size
 from latentmake.plan.lock import run_folder
 from latentmake.progress import duration
-from latentmake.training.wan.dit import Dit, check_targets, read_dit
+from latentmake.training.wan.dit import check_targets, paths_of, read_dit
 
 _CONTEXT = 500_000_000  # bytes that CUDA itself takes
 _TEXT = 512  # tokens of a text, padded
@@ -38,30 +38,23 @@ class TrainingEstimate(NamedTuple):
     """Memory, disk and time of a training.
 
     Attributes:
-        memory: parts of what one device must hold -> bytes, the largest first in importance.
-        disk: bytes of its results, and of the checkpoints that are kept, in `folder`.
+        memory: parts of what one device must hold -> bytes.
+        need: room for its results, and for the checkpoints that are kept.
         steps: of the optimizer; None where the number of items decides.
         seconds: a step, in the run's last training; None where there was none.
     """
 
-    run: str
     memory: dict[str, int]
-    disk: int
-    folder: str
+    need: Need
     steps: int | None = None
     seconds: float | None = None
-
-    @property
-    def need(self) -> Need:
-        """Room for results and checkpoints."""
-        return Need(f"results and checkpoints of {self.run}", self.folder, self.disk)
 
     @property
     def note(self) -> str:
         """The estimate in words: memory, disk, and time where it is known."""
         parts = ", ".join(f"{name} {human(size)}" for name, size in self.memory.items())
         memory = f"about {human(sum(self.memory.values()))} of GPU memory ({parts})"
-        words = [f"{memory}, {human(self.disk)} of disk"]
+        words = [f"{memory}, {human(self.need.size)} of disk"]
         if self.seconds is not None:
             time = f"{duration(self.steps * self.seconds / 60)} at " if self.steps else ""
             words.append(f"{time}{self.seconds:.2g} s a step, as in the last training")
@@ -73,11 +66,10 @@ def estimate_training(config: Config, name: str, model: Model) -> TrainingEstima
     run = config.runs[name]
     trainer = run.trainer
     assert isinstance(trainer, WanTrainer)
-    dits = list(_networks(model))
     where = f"runs.{name}.trainer.target_modules"
     latent, numbers = largest_latent(config, run), 0
     memory = {"weights": 0, "LoRA": 0, "optimizer": 0, "activations": 0}
-    for dit in dits:
+    for dit in map(read_dit, paths_of(model).values()):
         layers = check_targets(trainer.target_modules, dit.shapes, where)
         numbers += lora_numbers(dit.shapes, layers, trainer.rank)
         tokens = _TEXT + (_IMAGE if model.needs_clip else 0)
@@ -85,15 +77,9 @@ def estimate_training(config: Config, name: str, model: Model) -> TrainingEstima
         activations = max(memory["activations"], taken["activations"])
         memory = {key: memory[key] + taken[key] for key in memory} | {"activations": activations}
     memory["CUDA"] = _CONTEXT
-    folder = run_folder(name)
-    return TrainingEstimate(
-        run=name,
-        memory=memory,
-        disk=_disk(trainer, numbers, memory["optimizer"]),
-        folder=str(folder),
-        steps=_steps(trainer),
-        seconds=_seconds_a_step(folder),
-    )
+    folder, disk = run_folder(name), _disk(trainer, numbers, memory["optimizer"])
+    need = Need(f"results and checkpoints of {name}", str(folder), disk)
+    return TrainingEstimate(memory, need, _steps(trainer), _seconds_a_step(folder))
 
 
 def largest_latent(config: Config, run: Run) -> tuple[int, int, int]:
@@ -109,13 +95,6 @@ def largest_latent(config: Config, run: Run) -> tuple[int, int, int]:
             lengths = [dataset.max_frames]
         frames = max(frames, *lengths)
     return (frames - 1) // _FRAMES + 1, size.height // _SIDE, size.width // _SIDE
-
-
-def _networks(model: Model) -> Iterator[Dit]:
-    if model.dit is not None:
-        yield read_dit(model.dit)
-    if model.dit_high_noise is not None:
-        yield read_dit(model.dit_high_noise)
 
 
 def lora_numbers(shapes: Mapping[str, Sequence[int]], layers: Iterable[str], rank: int) -> int:

@@ -34,7 +34,6 @@ from latentmake.training.loop.data.caches import Caches, Item, find_not_finite, 
 from latentmake.training.loop.data.headers import HINT
 from latentmake.training.loop.result import wanted
 from latentmake.training.order import caption_in, lock_content, read_order
-from latentmake.training.wan.denoiser import Denoiser
 from latentmake.training.wan.evaluation import (
     CLIP_NAME,
     KINDS,
@@ -54,6 +53,7 @@ from latentmake.training.wan.evaluation import (
 )
 from latentmake.training.wan.generate import Painter
 from latentmake.training.wan.generation import adapter_digest
+from latentmake.training.wan.network import Denoiser
 from latentmake.training.wan.objective import CLIP, FIRST_FRAME, Objective
 from latentmake.training.wan.order import WanOrder
 from latentmake.training.wan.recipe import WanRecipe

@@ -34,7 +34,6 @@ from latentmake.training.command import exit_status
 from latentmake.training.loop.data.headers import read_text
 from latentmake.training.loop.data.tensors import WAN
 from latentmake.training.order import read_order
-from latentmake.training.wan.denoiser import Denoiser
 from latentmake.training.wan.generation import (
     INDEX,
     Clip,
@@ -44,7 +43,7 @@ from latentmake.training.wan.generation import (
     judged,
 )
 from latentmake.training.wan.lora_files import read_lora
-from latentmake.training.wan.network import Transformer, load_transformer
+from latentmake.training.wan.network import Denoiser, Transformer, load_transformer
 from latentmake.training.wan.sampling import (
     Condition,
     decode_clip,
@@ -114,7 +113,7 @@ def _load(order: GenerationOrder, dtype: torch.dtype, *, lora: bool) -> Denoiser
     found: dict[str, Transformer | None] = {"dit": None, "dit_high_noise": None}
     for key in found:
         if path := getattr(model, key):
-            network = load_transformer(path, dtype=dtype, where=f"models.*.{key}")
+            network = load_transformer(path, dtype=dtype)
             if lora:
                 high = key == "dit_high_noise"
                 read_lora(network, Path(order.output).parent, high_noise=high)

@@ -33,8 +33,7 @@ from latentmake.plan.target import generation_prompts, prompt_path
 from latentmake.training.json_file import JsonFile
 from latentmake.training.loop.order import Prompt
 from latentmake.training.order import caption_in, rows_of
-from latentmake.training.wan.dit import dit_digest
-from latentmake.training.wan.lora_names import lora_names
+from latentmake.training.wan.dit import dit_digest, lora_names
 from latentmake.training.wan.order import boundary_of
 
 FOLDER = "generated"

@@ -1,4 +1,4 @@
-"""Wan's network for training: loaded from any of its forms, and given a LoRA."""
+"""Wan's networks in training: loaded from any of their forms, each with a LoRA."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from diffusers import WanTransformer3DModel
 
 from latentmake.caches.encoders.local_state import fill, local_state, refusing, without_weights
 from latentmake.config.weights import Weights
-from latentmake.errors import ModelError
 from latentmake.training.lora import add_adapter
 from latentmake.training.wan.dit import HINT, IGNORED, check_targets, read_dit, to_diffusers
 
@@ -18,12 +17,7 @@ Transformer: TypeAlias = Any  # a WanTransformer3DModel: diffusers and peft have
 _Transformer: Transformer = WanTransformer3DModel
 
 
-def load_transformer(
-    path: str,
-    *,
-    dtype: torch.dtype = torch.bfloat16,
-    where: str = "",
-) -> Transformer:
+def load_transformer(path: str, *, dtype: torch.dtype = torch.bfloat16) -> Transformer:
     """Load Wan's network on the CPU, frozen.
 
     Weights that have their dtype already are mapped from the files; others take memory once. What
@@ -33,30 +27,18 @@ def load_transformer(
         path: a diffusers folder, of the network or its pipeline; a folder of the original release;
             or a .safetensors file in diffusers' or the original names.
         dtype: of the other weights.
-        where: key of the path in the configuration, for messages.
 
     Raises:
         ModelError: it is missing, damaged, incomplete, or no DiT that can be trained.
     """
-    try:
-        return _load(path, dtype)
-    except ModelError as error:
-        if not where:
-            raise
-        what = f"{error.where}: {error.what}" if error.where else error.what
-        raise ModelError(what, where=where, hint=error.hint) from None
-
-
-def _load(path: str, dtype: torch.dtype) -> Transformer:
-    dit = read_dit(path)
-    weights = Weights(path=str(dit.place))
+    config, weights = read_dit(path).config, Weights(path=path)
     with refusing(weights, "Wan's DiT", HINT):
         state = {
             to_diffusers(name): value
             for name, value in local_state(weights).items()
             if IGNORED not in name
         }
-        transformer = without_weights(_Transformer, dit.config)
+        transformer = without_weights(_Transformer, config)
         fill(transformer, state)
         del state
         kept = set(_Transformer._keep_in_fp32_modules)
@@ -76,23 +58,69 @@ def add_lora(
     target_modules: Sequence[str],
     alpha: float | None = None,
     autocast: bool = False,
-    where: str = "trainer.target_modules",
 ) -> None:
     """Freeze a network and add a float32 LoRA to it; see `add_adapter`.
-
-    Args:
-        transformer: changed in place.
-        rank: of the LoRA.
-        target_modules: layers, by their names or the ends of these.
-        alpha: of the LoRA.
-        autocast: see there.
-        where: key of `target_modules`, for messages.
 
     Raises:
         TrainingError: one of `target_modules` fits no linear layer of a block.
     """
     shapes = {name: tuple(each.shape) for name, each in transformer.named_parameters()}
-    check_targets(target_modules, shapes, where)
+    check_targets(target_modules, shapes, "trainer.target_modules")
     add_adapter(
         transformer, rank=rank, alpha=alpha, target_modules=target_modules, autocast=autocast
     )
+
+
+class Denoiser(torch.nn.Module):
+    """One network for all timesteps, or two with a boundary between them.
+
+    Attributes:
+        low: the network for low noise, or the only one; None where it is not trained.
+        high: that for high noise, likewise.
+        boundary: share of the timesteps from which on `high` is used.
+    """
+
+    def __init__(
+        self, low: Transformer | None, high: Transformer | None = None, boundary: float = 1.0
+    ) -> None:
+        super().__init__()
+        self.low = low
+        self.high = high
+        self.boundary = boundary
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        timestep: torch.Tensor,
+        *,
+        high: Sequence[bool] = (),
+        **named: Any,
+    ) -> Any:
+        """Call the network of each example's timestep; return (velocity,).
+
+        Args:
+            hidden_states: noisy latents, [batch, ...].
+            timestep: [batch].
+            high: of two networks, whether each example belongs to the one for high noise.
+            named: further arguments.
+        """
+        if self.low is None or self.high is None:
+            network = self.high if self.low is None else self.low
+            assert network is not None
+            return network(hidden_states=hidden_states, timestep=timestep, **named)
+        if all(high) or not any(high):
+            network = self.high if high[0] else self.low
+            return network(hidden_states=hidden_states, timestep=timestep, **named)
+        is_high = torch.tensor(high, device=timestep.device)
+        predicted = torch.empty_like(hidden_states[:, : self.low.config.out_channels])
+        for network, chosen in ((self.low, ~is_high), (self.high, is_high)):
+            part = {
+                name: value[chosen] if isinstance(value, torch.Tensor) else value
+                for name, value in named.items()
+            }
+            (found,) = network(
+                hidden_states=hidden_states[chosen], timestep=timestep[chosen], **part
+            )
+            predicted = predicted.to(found.dtype)
+            predicted[chosen] = found
+        return (predicted,)

@@ -1,7 +1,6 @@
 """Flow matching as Wan was trained: loss of a predicted velocity at shifted timesteps.
 
-Lipman et al. 2022, https://arxiv.org/abs/2210.02747: noisy = (1 - s) x + s noise, and the target
-is noise - x. A share s of the noise is drawn (uniform, or the sigmoid of a normal number: Esser et
+A share s of the noise is drawn (uniform, or the sigmoid of a normal number: Esser et
 al. 2024, section 3.1, https://arxiv.org/abs/2403.03206) and shifted to shift s / (1 + (shift - 1)
 s), as diffusers' FlowMatchEulerDiscreteScheduler and musubi-tuner's `--timestep_sampling shift` do;
 the network sees 1000 s.
@@ -114,10 +113,9 @@ class Objective(loop.Objective):
         batch: Batch,
         noisy: torch.Tensor,
         timesteps: torch.Tensor,
-        *,
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """Return the network's velocity; see `Objective.predict`."""
+        """Return the network's velocity."""
         inputs = inputs_of(batch, noisy, timesteps, device=noisy.device, dtype=dtype)
         if self._boundary is not None:  # asked of the device, it would make the CPU wait
             inputs["high"] = (timesteps >= self._boundary * self.timesteps).tolist()

@@ -10,7 +10,7 @@ from latentmake import digest
 from latentmake.config.models import Model
 from latentmake.config.trainers import WanTrainer
 from latentmake.training.loop.order import TrainingOrder
-from latentmake.training.wan.lora_names import lora_names
+from latentmake.training.wan.dit import lora_names
 
 _BOUNDARY = {"t2v": 0.875, "i2v": 0.9}  # Wan 2.2's, wan/configs of its release
 

@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 
@@ -17,18 +16,15 @@ from latentmake.caches.encoders.wan_vae import load_wan_vae
 from latentmake.errors import ModelError
 from latentmake.files import atomic
 from latentmake.files.mp4 import write_mp4
-from latentmake.training.loop import objective as loop
 from latentmake.training.loop.accelerator import set_up
 from latentmake.training.loop.batch_order import seed_of
 from latentmake.training.loop.command import carry_out
-from latentmake.training.loop.data.headers import Sought, Stored
-from latentmake.training.loop.data.tensors import WAN, CacheTensors
-from latentmake.training.loop.order import TrainingOrder
+from latentmake.training.loop.data.headers import Sought
+from latentmake.training.loop.data.tensors import WAN
 from latentmake.training.loop.recipe import Recipe
-from latentmake.training.wan.denoiser import Denoiser
+from latentmake.training.wan.dit import lora_names
 from latentmake.training.wan.lora_files import read_lora, write_lora
-from latentmake.training.wan.lora_names import lora_names
-from latentmake.training.wan.network import Transformer, add_lora, load_transformer
+from latentmake.training.wan.network import Denoiser, Transformer, add_lora, load_transformer
 from latentmake.training.wan.objective import CLIP, FIRST_FRAME, Objective
 from latentmake.training.wan.order import WanOrder
 from latentmake.training.wan.sampling import ClipSampler, decode_clip
@@ -40,23 +36,24 @@ _CLIP = Sought("clip", 2, pattern=r"clip_\w+")
 class WanRecipe(Recipe):
     """Recipe of the trainer `wan`."""
 
-    order_type: ClassVar[type[TrainingOrder]] = WanOrder
-    results: ClassVar[tuple[str, ...]] = (*lora_names(), *lora_names(high_noise=True))
-    probes: ClassVar[int] = 16  # each may take seconds
-    rate: ClassVar[str] = "items_per_second"
-    memory_hint: ClassVar[str] = (
+    order_type = WanOrder
+    results = (*lora_names(), *lora_names(high_noise=True))
+    probes = 16  # each may take seconds
+    rate = "items_per_second"
+    memory_hint = (
         "lower the run's `resolutions` or the dataset's `target_frames`, or set "
         "`gradient_checkpointing: true` and `optimizer: adamw8bit`"
     )
+    order: WanOrder
 
     def __init__(self, order: WanOrder) -> None:
-        self.order: WanOrder = order
+        super().__init__(order)
         settings = order.trainer
         self.alpha = float(settings.alpha or settings.rank)
         self.several = None not in (order.dit, order.dit_high_noise)
         first = ((FIRST_FRAME, _FIRST_FRAME),) if order.image_to_video else ()
         clip = ((CLIP, _CLIP),) if order.needs_clip else ()
-        self.tensors: CacheTensors = WAN._replace(more=(*first, *clip))
+        self.tensors = WAN._replace(more=(*first, *clip))
 
     def make_objective(self) -> Objective:
         """Return noise, shifted timesteps and the velocity's loss."""
@@ -70,33 +67,31 @@ class WanRecipe(Recipe):
         )
 
     def make_network(self, *, channels: int, text_width: int, dtype: torch.dtype) -> Denoiser:
-        """Return the networks with new LoRAs; see `Recipe.make_network`."""
+        """Return the networks with new LoRAs."""
         order, settings = self.order, self.order.trainer
         torch.manual_seed(seed_of(settings.seed, "network"))
-        made: list[Transformer | None] = []
+        networks: list[Transformer | None] = []
         for path in (order.dit, order.dit_high_noise):
-            if path is None:
-                made.append(None)
-                continue
-            transformer = load_transformer(path, dtype=dtype)
-            _check(transformer, channels, text_width, path)
-            add_lora(
-                transformer,
-                rank=settings.rank,
-                alpha=settings.alpha,
-                target_modules=settings.target_modules,
-                autocast=dtype != torch.float32,
-            )
-            if settings.gradient_checkpointing:
-                transformer.enable_gradient_checkpointing()
-            set_up(settings)
-            made.append(transformer)
-        low, high = made
+            transformer = None
+            if path is not None:
+                transformer = load_transformer(path, dtype=dtype)
+                _check(transformer, channels, text_width, path)
+                add_lora(
+                    transformer,
+                    rank=settings.rank,
+                    alpha=settings.alpha,
+                    target_modules=settings.target_modules,
+                    autocast=dtype != torch.float32,
+                )
+                if settings.gradient_checkpointing:
+                    transformer.enable_gradient_checkpointing()
+            networks.append(transformer)
+        set_up(settings)
+        low, high = networks
         return Denoiser(low, high, 1.0 if order.boundary is None else order.boundary)
 
-    def make_sampler(self, objective: loop.Objective, latents: Stored) -> ClipSampler:
+    def make_sampler(self, objective: object, latents: object) -> ClipSampler:
         """Return the sampler of clips."""
-        del objective, latents
         return ClipSampler(self.order)
 
     def make_decoder(self, device: torch.device) -> Callable[[torch.Tensor], bytes | None]:
@@ -117,15 +112,19 @@ class WanRecipe(Recipe):
     def write_copy(self, network: Denoiser, folder: Path) -> None:
         """Write each network's LoRA, in the names of diffusers, musubi-tuner and ComfyUI."""
         with atomic.replacing_folder(folder) as new:
-            for transformer, high_noise in ((network.low, False), (network.high, True)):
-                if transformer is not None:
-                    write_lora(transformer, new, high_noise=high_noise)
+            for transformer, high_noise in _networks(network):
+                write_lora(transformer, new, high_noise=high_noise)
 
     def read_copy(self, network: Denoiser, folder: Path) -> None:
-        """Read each network's LoRA; raises TrainingError."""
-        for transformer, high_noise in ((network.low, False), (network.high, True)):
-            if transformer is not None:
-                read_lora(transformer, folder, high_noise=high_noise)
+        """Read each network's LoRA."""
+        for transformer, high_noise in _networks(network):
+            read_lora(transformer, folder, high_noise=high_noise)
+
+
+def _networks(network: Denoiser) -> list[tuple[Transformer, bool]]:
+    """Return the networks that are trained, and whether each is the one for high noise."""
+    both = ((network.low, False), (network.high, True))
+    return [(transformer, high) for transformer, high in both if transformer is not None]
 
 
 def _check(transformer: Transformer, channels: int, text_width: int, path: str) -> None:

@@ -22,8 +22,8 @@ from latentmake.training.loop.batch_order import seed_of
 from latentmake.training.loop.data.headers import read_text
 from latentmake.training.loop.data.tensors import WAN
 from latentmake.training.loop.recipe import Drawn, Sampler
-from latentmake.training.wan.denoiser import Denoiser
 from latentmake.training.wan.generation import ClipSettings
+from latentmake.training.wan.network import Denoiser
 from latentmake.training.wan.order import WanOrder
 
 TEXT_TOKENS = 512

@@ -94,18 +94,6 @@ def test_other_changes_train_from_the_start(
     assert folders(order) == [f"step-{record(order)['steps']:06d}"]
 
 
-def test_a_training_of_an_earlier_release_goes_on_too(tmp_path: Path) -> None:
-    """Its progress and record do not tell their settings."""
-    order = make_order(tmp_path, steps=3)
-    make_training(order).run()
-    progress = next(RunFiles(order).checkpoints.glob("*/progress.json"))
-    as_before(progress, "course", "length", "continued", "files")
-    as_before(RunFiles(order).record, "continued", "files")
-    longer = make_order(tmp_path, steps=5)
-    make_training(longer).run()
-    assert record(longer)["continued"] == [3]
-
-
 def as_before(path: Path, *keys: str) -> None:
     """Write a JSON file as an earlier release did, without some keys."""
     values = json.loads(path.read_text())

@@ -22,10 +22,9 @@ from latentmake.index.memo import Memo
 from latentmake.training.loop import checkpoint
 from latentmake.training.loop.accelerator import make_accelerator
 from latentmake.training.loop.batch_order import generator
-from latentmake.training.loop.learner import Learner, trained_state
-from latentmake.training.loop.optimizers import rate_of
 from latentmake.training.loop.plan import resumed
 from latentmake.training.loop.result import RunFiles, wanted
+from latentmake.training.loop.state import Learner, rate_of, trained_state
 from latentmake.training.sd import network
 from latentmake.training.sd.objective import Objective, load_noise_schedule
 from latentmake.training.sd.order import SdOrder

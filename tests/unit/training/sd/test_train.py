@@ -25,11 +25,9 @@ from latentmake.errors import (
 from latentmake.training.loop import checkpoint
 from latentmake.training.loop.batch_order import generator
 from latentmake.training.loop.checks import check_settings
-from latentmake.training.loop.learner import load_trained, trained_state
 from latentmake.training.loop.result import History, RunFiles, sample_steps, wanted
 from latentmake.training.loop.sample_images import read_index
 from latentmake.training.order import Wanted, read_order
-from latentmake.training.sd import network
 from latentmake.training.sd.order import SdOrder
 from PIL import Image
 from safetensors import SafetensorError, safe_open
@@ -168,14 +166,6 @@ def _filled(unet: Any) -> set[str]:
     }
 
 
-def test_the_launched_lora_loads_too(launched: Launched) -> None:
-    pipeline = _pipeline(launched.order)
-    with torch.no_grad():
-        before = pipeline.unet(*_inputs()).sample
-        pipeline.load_lora_weights(launched.order.output)
-        assert not torch.allclose(pipeline.unet(*_inputs()).sample, before, atol=1e-3)
-
-
 def test_sample_pictures_lie_in_one_grid(launched: Launched) -> None:
     layout = RunFiles(launched.order)
     index = read_index(layout.samples)
@@ -197,11 +187,6 @@ def test_scalars_are_there_for_each_step(launched: Launched) -> None:
     }
     for name in events.Tags()["scalars"]:
         assert [event.step for event in events.Scalars(name)] == list(range(1, STEPS + 1))
-
-
-def test_one_checkpoint_stays(launched: Launched) -> None:
-    folders = sorted(each.name for each in RunFiles(launched.order).checkpoints.iterdir())
-    assert folders == [f"step-{STEPS:06d}"]
 
 
 def test_training_twice_on_the_same_trains_once(launched: Launched) -> None:
@@ -362,28 +347,6 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(tmp_path: 
     assert not RunFiles(order).weights.exists()
 
 
-def test_a_damaged_checkpoint_is_left_aside(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    order = make_order(tmp_path, steps=4, checkpointing_steps=1)
-    make_training(order).run()
-    layout = RunFiles(order)
-    expected = layout.weights.read_bytes()
-    layout.record.unlink()
-    layout.weights.unlink()
-    make_training(order).run()
-    assert "resumed from step 4" in capfd.readouterr().err
-    assert layout.weights.read_bytes() == expected
-
-    layout.record.unlink()
-    (folder,) = layout.checkpoints.iterdir()
-    state = folder / "state.pt"
-    state.write_bytes(state.read_bytes()[:100])
-    make_training(order).run()
-    assert "is damaged and skipped" in capfd.readouterr().err
-    assert layout.weights.read_bytes() == expected
-
-
 def test_few_checkpoints_are_kept(tmp_path: Path) -> None:
     ours = Wanted(data="1", settings="2", weights="3")
     theirs = Wanted(data="1", settings="2", weights="4")
@@ -426,15 +389,6 @@ def test_a_whole_unet_is_written_as_diffusers_reads_it(tmp_path: Path) -> None:
     make_training(lora).run()
     assert not (layout.output / "unet").exists()
     assert load_file(RunFiles(lora).weights)
-
-
-def test_v_prediction_learns(tmp_path: Path) -> None:
-    order = make_order(
-        tmp_path, adapter="full", steps=40, learning_rate=3e-3, prediction_type="v_prediction"
-    )
-    make_training(order).run()
-    record = json.loads(RunFiles(order).record.read_text())
-    assert record["loss_end"] < 0.8 * record["loss_start"]
 
 
 def test_each_item_of_a_step_counts_the_same_in_full_and_short_batches(tmp_path: Path) -> None:
@@ -522,20 +476,6 @@ def test_samples_are_drawn_at_the_start_the_end_and_between(tmp_path: Path) -> N
     order = make_order(tmp_path, prompts=True, steps=10, samples={"every": 4})
     assert sorted(sample_steps(order, 10)) == [0, 4, 8, 10]
     assert not sample_steps(make_order(tmp_path, steps=10), 10)
-
-
-def test_an_adapter_of_another_network_is_refused(tmp_path: Path) -> None:
-    order = make_order(tmp_path)
-    denoiser = network.Denoiser(network.load_unet(order.unet))
-    network.adapt(denoiser, order.trainer, torch.float32)
-    state = trained_state(denoiser)
-    missing = next(iter(state))
-    shape = {**state, missing: torch.zeros(1)}
-    state.pop(missing)
-    with pytest.raises(ValueError, match=f"only one of the two trains {missing}"):
-        load_trained(denoiser, state)
-    with pytest.raises(ValueError, match=f"{missing} has another shape"):
-        load_trained(denoiser, shape)
 
 
 def test_a_missing_configuration_of_accelerate_is_named(tmp_path: Path) -> None:

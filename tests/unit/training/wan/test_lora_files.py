@@ -11,8 +11,8 @@ from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
 from dit_world import image_dit, inputs, tiny_dit
 from latentmake.errors import TrainingError
 from latentmake.training.lora import lora_tensors
+from latentmake.training.wan.dit import lora_names
 from latentmake.training.wan.lora_files import read_lora, write_lora
-from latentmake.training.wan.lora_names import lora_names
 from latentmake.training.wan.network import add_lora
 from safetensors.torch import load_file
 from wan_world import tiny_umt5, tiny_wan_vae, write_umt5
@@ -178,7 +178,7 @@ def test_a_lora_of_another_network_is_refused_in_one_line(tmp_path: Path) -> Non
         with pytest.raises(TrainingError) as caught:
             read_lora(network, tmp_path)
         line = str(caught.value)
-        assert "\n" not in line and line.startswith(f"{file}: this LoRA cannot be read")
+        assert "\n" not in line and line.startswith(f"{file}: these trained weights cannot be read")
         assert fault in line
 
 

@@ -71,7 +71,7 @@ def test_of_the_real_network_and_81_frames(tmp_path: Path, monkeypatch: pytest.M
     larger = config("dit.safetensors", gradient_checkpointing=False, rank=64)
     other = estimate_training(larger, "films", larger.models["wan"])
     assert other.memory["activations"] > 8 * found.memory["activations"]
-    assert other.disk == 2 * found.disk
+    assert other.need.size == 2 * found.need.size
 
 
 def test_time_is_that_of_the_last_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,4 +106,4 @@ def test_disk_is_that_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     torch.save(optimizer.state_dict(), tmp_path / "state.pt")
     checkpoint = 4 * sum(map(torch.Tensor.numel, weights)) + (tmp_path / "state.pt").stat().st_size
     found = estimate_training(settings, "films", settings.models["wan"])
-    assert found.disk == pytest.approx(5 * results + 2 * checkpoint, rel=0.05)
+    assert found.need.size == pytest.approx(5 * results + 2 * checkpoint, rel=0.05)

@@ -19,8 +19,7 @@ from latentmake.config.weights import Weights
 from latentmake.errors import TrainingError
 from latentmake.training.loop.batch_order import generator
 from latentmake.training.loop.data.batch import Batch
-from latentmake.training.wan.denoiser import Denoiser
-from latentmake.training.wan.network import add_lora
+from latentmake.training.wan.network import Denoiser, add_lora
 from latentmake.training.wan.objective import CLIP, FIRST_FRAME, Objective, inputs_of
 from peft.utils import get_peft_model_state_dict
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -145,7 +144,7 @@ def test_an_example_is_predicted_by_the_network_of_its_timestep() -> None:
     for timesteps in ([100.0, 899.0], [900.0, 999.0], [950.0, 10.0]):
         t = torch.tensor(timesteps)
         inputs = inputs_of(given, given.latents, t, device=CPU, dtype=torch.float32)
-        (found,) = both(**inputs)
+        (found,) = both(**inputs, high=(t >= 900).tolist())
         with torch.no_grad():
             expected = [
                 (high if each >= 900 else low)(
@@ -158,7 +157,8 @@ def test_an_example_is_predicted_by_the_network_of_its_timestep() -> None:
         torch.testing.assert_close(found.detach(), torch.stack(expected), rtol=0, atol=1e-5)
     both.zero_grad()
     high_noise = torch.tensor([950.0, 990.0])
-    losses(Objective(3.0), both, torch.zeros(SHAPE), high_noise).raw.sum().backward()
+    objective = Objective(3.0, boundary=0.9, high=True)
+    losses(objective, both, torch.zeros(SHAPE), high_noise).raw.sum().backward()
     assert all(each.grad is None for each in low.parameters())
     assert any(each.grad is not None for each in high.parameters())
 

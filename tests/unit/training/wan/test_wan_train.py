@@ -20,9 +20,9 @@ from latentmake.errors import CacheError, ModelError
 from latentmake.training.loop import checkpoint
 from latentmake.training.loop.data.caches import Caches, read_items
 from latentmake.training.loop.data.tensors import WAN
-from latentmake.training.loop.learner import trained_state
 from latentmake.training.loop.result import History, RunFiles, wanted
 from latentmake.training.loop.sample_images import picture_reasons
+from latentmake.training.loop.state import trained_state
 from latentmake.training.wan.objective import CLIP, FIRST_FRAME, Objective
 from latentmake.training.wan.order import WanOrder
 from PIL import Image

@@ -1,24 +1,21 @@
-"""Train state: network, optimizer, LR schedule, EMA."""
+"""Train state: network, optimizer, LR scheduler, EMA."""
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from diffusers.training_utils import EMAModel
+from torch.optim.lr_scheduler import LambdaLR
 
+from latentmake.config.trainers import LoopTrainer
 from latentmake.errors import TrainingError
 from latentmake.training.loop.checkpoint import State
-from latentmake.training.loop.optimizers import (
-    Hyperparameters,
-    effective_rate,
-    make_optimizer,
-    make_rates,
-)
 from latentmake.training.loop.recipe import Network, Recipe
 
 Result = TypeVar("Result")
@@ -61,10 +58,9 @@ class Learner:
     """
 
     def __init__(self, recipe: Recipe, denoiser: Network, accelerator: Any, *, steps: int) -> None:
-        self.denoiser = denoiser
-        denoiser.train()
+        self.denoiser = denoiser.train()
         self.parameters = [each for each in denoiser.parameters() if each.requires_grad]
-        self._settings = recipe.order.trainer
+        self._settings = settings = recipe.order.trainer
         self._alpha = recipe.alpha
         self._accelerator = accelerator
         self._queries_and_keys = [
@@ -72,14 +68,15 @@ class Learner:
             for name, each in denoiser.named_parameters()
             if each.requires_grad and any(part in f".{name}" for part in (".to_q.", ".to_k."))
         ]
-        optimizer = make_optimizer(self.parameters, self._settings)
-        self._rates = make_rates(optimizer, self._settings, steps)
-        self._hyperparameters = Hyperparameters(optimizer, self._rates)
+        optimizer = make_optimizer(self.parameters, settings)
+        (group,) = optimizer.param_groups
+        arguments = inspect.signature(type(optimizer)).parameters.keys() - {"params", "lr"}
+        self._hyperparameters = {key: group[key] for key in group if key in arguments}
+        self._rates = LambdaLR(optimizer, lambda step: rate_of(step, settings, steps))
         self.network, self.optimizer = accelerator.prepare(denoiser, optimizer)
         self._average: Any = None  # diffusers has no types
-        if self._settings.ema_decay is not None:
-            decay = self._settings.ema_decay
-            self._average = EMAModel(self.parameters, decay=decay, foreach=True)
+        if settings.ema_decay is not None:
+            self._average = EMAModel(self.parameters, decay=settings.ema_decay, foreach=True)
 
     def described(self) -> str:
         """Return a line about the number of trained parameters."""
@@ -90,7 +87,8 @@ class Learner:
     @property
     def rate(self) -> float:
         """The learning rate of the step to come."""
-        return effective_rate(self.optimizer)
+        (group,) = self.optimizer.param_groups
+        return float(group["lr"]) * float(group.get("d", 1.0))  # Prodigy's, D-Adaptation's estimate
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
         """Return the context of one batch of a step; the last one brings gradients together."""
@@ -183,7 +181,11 @@ class Learner:
                 raise ValueError(f"{name} in place of {self._settings.optimizer}")
             self.optimizer.load_state_dict(rest["optimizer"])
             self._rates.load_state_dict(rest["learning_rate"])
-            self._hyperparameters.restore()
+            # The state brings the hyperparameters that it was trained with, beside moments.
+            (group,), peak = self.optimizer.param_groups, self._settings.learning_rate
+            self._rates.base_lrs = [peak]
+            share = self._rates.lr_lambdas[0](self._rates.last_epoch)
+            group.update(self._hyperparameters, initial_lr=peak, lr=peak * share)
             if (self._average is None) != (rest["average"] is None):
                 raise ValueError("only one of the two has an `ema_decay`")
             if self._average is not None:
@@ -198,7 +200,6 @@ class Learner:
                 where=where,
                 hint="use the settings that it was trained with, or do not resume from it",
             ) from None
-        # Checkpoints of the first release do not say it.
         if self._alpha is not None and (alpha := rest.get("alpha")) not in (None, self._alpha):
             raise TrainingError(
                 f"this checkpoint's LoRA was trained with alpha {alpha:g}, and would be another "
@@ -206,3 +207,84 @@ class Learner:
                 where=where,
                 hint=f"set the trainer's `alpha` to {alpha:g}",
             )
+
+
+def _class_of(name: str) -> Callable[..., torch.optim.Optimizer]:
+    """Return an optimizer's class; only its own library is imported."""
+    if name == "adamw":
+        return torch.optim.AdamW
+    found: Callable[..., torch.optim.Optimizer]
+    if name == "adamw8bit":
+        try:
+            from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found, unused-ignore]
+        except ImportError:
+            raise TrainingError(
+                "adamw8bit needs bitsandbytes, which is not installed",
+                where="trainer.optimizer",
+                hint="pip install bitsandbytes, or choose another optimizer",
+            ) from None
+        found = AdamW8bit
+    else:
+        import pytorch_optimizer
+
+        names = {"lion": "Lion", "prodigy": "Prodigy", "dadaptation": "DAdaptAdam"}
+        found = getattr(pytorch_optimizer, names[name])
+    return found
+
+
+def make_optimizer(
+    parameters: Sequence[torch.nn.Parameter], settings: LoopTrainer
+) -> torch.optim.Optimizer:
+    """Return the optimizer that the settings name, over some parameters.
+
+    Raises:
+        TrainingError: its library is not installed, or it has no such argument.
+    """
+    make = _class_of(settings.optimizer)
+    arguments: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in settings.optimizer_arguments.items()
+    }
+    # Some take any keyword and pass over what they do not know.
+    known = [
+        name
+        for name, each in inspect.signature(make).parameters.items()
+        if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD and name not in ("params", "lr")
+    ]
+    for key in arguments:
+        if key not in known:
+            raise TrainingError(
+                f"{settings.optimizer} has no argument `{key}`",
+                where="trainer.optimizer_arguments",
+                hint=f"it has {', '.join(known)}",
+            )
+    given: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+    if settings.optimizer == "dadaptation":
+        given["weight_decouple"] = True  # as the others have it
+    try:
+        return make(list(parameters), **given | arguments)
+    except (ValueError, TypeError) as error:
+        raise TrainingError(
+            f"{settings.optimizer} cannot be made with these arguments ({error})",
+            where="trainer.optimizer_arguments",
+            hint="correct or leave them out",
+        ) from None
+
+
+def rate_of(step: int, settings: LoopTrainer, steps: int) -> float:
+    """Return the learning rate of a step (from 0) as a share of its peak.
+
+    Linear warm-up over `lr_warmup_steps` (`constant` has none), then constant, or down to
+    `lr_min_ratio` in a line or in half a cosine. diffusers' schedules are the same, but those that
+    fall in a line have no least rate and differ in the last bits.
+    """
+    kind, warmup, least = settings.lr_scheduler, settings.lr_warmup_steps, settings.lr_min_ratio
+    if kind == "constant":
+        return 1.0
+    if step < warmup:
+        return step / warmup
+    if kind == "constant_with_warmup":
+        return 1.0
+    done = min(1.0, (step - warmup) / max(1, steps - warmup))
+    share = 1 - done if kind == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return least + (1 - least) * share
