@@ -14,11 +14,11 @@ import torch
 from latentmake.backends import encoder_of
 from latentmake.config.root import parse
 from latentmake.layouts.layout import layout_of
+from latentmake.plan.manifest import Row
 from latentmake.plan.orders import Order
 from latentmake.session import Session
 from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.check_caches import cache_faults, item_faults
-from latentmake.training.external.musubi.order import ManifestRow
 from order_world import carry_out
 from project import NOTHING, Changes, Project, Snapshot
 from real_models import CAPTION, CONTROL, PICTURE, STEMS, World
@@ -162,17 +162,15 @@ class RealProject:
                 if order.kind == "latents":
                     items[item.stem] = item
         rows = [
-            ManifestRow(
-                "shapes",
-                stem,
-                item.source or "",
-                f"data/{stem}.txt",
-                next(iter(item.controls), None),
-                1,
-                {"64": places["latents"][stem]},
-                {"64": places["text"][stem][0]},
-                controls=item.controls,
-                layers=item.layers,
+            Row(
+                dataset="shapes",
+                stem=stem,
+                source=item.source or "",
+                caption=f"data/{stem}.txt",
+                latents={"64": places["latents"][stem]},
+                text={"64": places["text"][stem][0]},
+                controls=[*item.controls],
+                layers=[*item.layers],
             )
             for stem, item in items.items()
         ]

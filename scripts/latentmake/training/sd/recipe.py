@@ -19,8 +19,7 @@ from latentmake.training.loop import objective as loop
 from latentmake.training.loop.accelerator import set_up
 from latentmake.training.loop.batch_order import seed_of
 from latentmake.training.loop.command import carry_out
-from latentmake.training.loop.data.headers import Stored
-from latentmake.training.loop.data.tensors import PLAIN, CacheTensors
+from latentmake.training.loop.data.caches import PLAIN, CacheTensors, Stored
 from latentmake.training.loop.grid import png_of
 from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.loop.recipe import Recipe

@@ -27,14 +27,13 @@ class Wan(LoopBackend):
 
     def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
         """Check the networks, and what the trainer's settings need."""
+        from latentmake.plan.manifest import rows_of
         from latentmake.training.image_checks import image_findings
-        from latentmake.training.order import rows_of
         from latentmake.training.wan.dit import trained_networks
 
         yield from map(model_finding, trained_networks(order))
         if current:  # the caches have musubi-tuner's pixels
-            sources = (row["source"] for row in rows_of(Path(order.manifest), dict[str, Any]))
-            yield from image_findings(sources)
+            yield from image_findings(row.source for row in rows_of(Path(order.manifest)))
         yield from super().check(order, current=current)
 
     def plan_following(

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
@@ -24,13 +24,14 @@ from latentmake.files import atomic
 from latentmake.models.recipe import make, weights_digest
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
+from latentmake.plan.manifest import rows_of
 from latentmake.plan.orders import run_order
 from latentmake.plan.reasons import Difference, short, value_differences
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.target import generation_prompts, prompt_path
 from latentmake.training.json_file import JsonFile
 from latentmake.training.loop.order import Prompt
-from latentmake.training.order import caption_in, rows_of
+from latentmake.training.order import caption_in
 from latentmake.training.wan.dit import dit_digest
 from latentmake.training.wan.lora_names import lora_names
 from latentmake.training.wan.plan import boundary_of
@@ -242,15 +243,13 @@ def captions_of(order: GenerationOrder) -> GenerationOrder:
         return order
     seen: set[tuple[str, str]] = set()
     texts: dict[str, str] = {}
-    rows: Iterator[dict[str, Any]] = rows_of(Path(order.manifest), dict)
-    for row in rows:
-        item = (row["dataset"], row["stem"])
-        if item in seen or row.get("validation"):
+    for row in rows_of(Path(order.manifest)):
+        item = (row.dataset, row.stem)
+        if item in seen or row.validation:
             continue
         seen.add(item)
-        text = row["text"] if isinstance(row["text"], str) else next(iter(row["text"].values()))
-        if caption := caption_in(text):
-            texts.setdefault(caption, text)
+        if caption := caption_in(row.first_text):
+            texts.setdefault(caption, row.first_text)
         if len(seen) == order.captions:
             break
     if not texts:

@@ -21,8 +21,7 @@ from latentmake.training.loop import objective as loop
 from latentmake.training.loop.accelerator import set_up
 from latentmake.training.loop.batch_order import seed_of
 from latentmake.training.loop.command import carry_out
-from latentmake.training.loop.data.headers import Sought, Stored
-from latentmake.training.loop.data.tensors import WAN, CacheTensors
+from latentmake.training.loop.data.caches import WAN, CacheTensors, Sought, Stored
 from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.loop.recipe import Recipe
 from latentmake.training.loop.samples import say
@@ -33,9 +32,6 @@ from latentmake.training.wan.network import Transformer, add_lora, load_transfor
 from latentmake.training.wan.objective import CLIP, FIRST_FRAME, Objective
 from latentmake.training.wan.order import WanOrder
 from latentmake.training.wan.sampling import ClipSampler, decode_clip
-
-_FIRST_FRAME = Sought("latents_image", 4, pattern=r"latents_image_\d+x\d+x\d+_\w+")
-_CLIP = Sought("clip", 2, pattern=r"clip_\w+")
 
 
 class WanRecipe(Recipe):
@@ -55,8 +51,8 @@ class WanRecipe(Recipe):
         settings = order.trainer
         self.alpha = float(settings.alpha or settings.rank)
         self.several = None not in (order.dit, order.dit_high_noise)
-        first = ((FIRST_FRAME, _FIRST_FRAME),) if order.image_to_video else ()
-        clip = ((CLIP, _CLIP),) if order.needs_clip else ()
+        first = (Sought(FIRST_FRAME, 4),) if order.image_to_video else ()
+        clip = (Sought(CLIP, 2),) if order.needs_clip else ()
         self.tensors: CacheTensors = WAN._replace(more=(*first, *clip))
 
     def make_objective(self) -> Objective:

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from latentmake.caches.encoders.device import within_memory
 from latentmake.caches.encoders.wan_vae import LATENTS_MEAN, WanVae
 from latentmake.training.loop.batch_order import seed_of
-from latentmake.training.loop.data.headers import read_text
-from latentmake.training.loop.data.tensors import WAN
+from latentmake.training.loop.data.caches import WAN, read_text
 from latentmake.training.loop.recipe import Drawn, Sampler
 from latentmake.training.wan.denoiser import Denoiser
 from latentmake.training.wan.order import WanOrder

@@ -12,6 +12,7 @@ from typing import Any
 
 from latentmake.errors import TrainingError
 from latentmake.layouts.layout import layout_of
+from latentmake.plan.manifest import Row, rows_of
 from latentmake.training.checks import Finding, of_faults
 from latentmake.training.external.arguments import absolute
 from latentmake.training.external.musubi.check_caches import (
@@ -21,15 +22,14 @@ from latentmake.training.external.musubi.check_caches import (
     stray_files,
 )
 from latentmake.training.external.musubi.dataset_toml import dataset_toml
-from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
+from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.image_checks import image_findings
-from latentmake.training.order import rows_of
 
 
 def data_findings(order: MusubiOrder) -> Iterator[Finding]:
     """Check items, caches and dataset TOML."""
     try:
-        rows = list(rows_of(Path(order.manifest), ManifestRow))
+        rows = list(rows_of(Path(order.manifest)))
     except TrainingError as error:
         yield Finding("manifest", "failed", str(error))
     else:
@@ -59,8 +59,8 @@ def training_toml(order: MusubiOrder) -> str:
     )
 
 
-def _items(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[Finding]:
-    without = sum(row.caption is None and row.written is None for row in rows)
+def _items(order: MusubiOrder, rows: Sequence[Row]) -> Iterator[Finding]:
+    without = sum(row.caption is None and row.texts is None for row in rows)
     sound = f"{len(rows)} items, each with its caption"
     if without:
         sound = f"{len(rows)} items, {without} of them without a caption file"
@@ -68,8 +68,8 @@ def _items(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[Finding]
     yield of_faults("images and captions", faults, sound)
     images = (path for row in rows for path in (row.source, *row.control_files, *row.layers))
     yield from image_findings(images)
-    files = sum(len(paths) for row in rows for paths in row.latents.values())
-    texts = sum(len(row.texts_at(size)) for row in rows for size in row.text)
+    files = sum(len(row.latents_at(size)) for row in rows for size in row.latents)
+    texts = sum(len(row.texts_at(size)) for row in rows for size in row.latents)
     sound = f"{files} of latents and {texts} of text, complete"
     yield of_faults("caches", cache_faults(order, rows), sound)
     strays = [

@@ -15,11 +15,12 @@ from latentmake.config.fields import resolution_name
 from latentmake.data.texts import read_caption
 from latentmake.errors import SourceError
 from latentmake.files.safetensors import read_head
+from latentmake.plan.manifest import Row
 from latentmake.training.external.musubi.deploy import linked_before, names_of
-from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
+from latentmake.training.external.musubi.order import MusubiOrder
 
 
-def item_faults(rows: Sequence[ManifestRow]) -> Iterator[str]:
+def item_faults(rows: Sequence[Row]) -> Iterator[str]:
     """Yield a line for each image, caption and control file of the manifest that is not there."""
     for row in rows:
         for path in (row.source, row.caption, *row.control_files, *row.layers):
@@ -27,24 +28,25 @@ def item_faults(rows: Sequence[ManifestRow]) -> Iterator[str]:
                 yield f"{path} is missing"
 
 
-def cache_faults(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[str]:
+def cache_faults(order: MusubiOrder, rows: Sequence[Row]) -> Iterator[str]:
     """Yield a line for each cache file that is missing, damaged or unexpected."""
     parts = [resolution_name(*size) for size in order.resolutions]
     for row in rows:
         captions = _captions(row)
         checked: set[tuple[int, int]] = set()
         for part in parts:
-            for kind, known in (("latents", row.latents), ("text", row.text)):
-                if not known.get(part):
+            latents = row.latents_at(part)
+            for kind, found in (("latents", latents), ("text", row.texts_at(part))):
+                if not found:
                     yield f"{row.stem} ({row.dataset}) has no {kind} for {part}"
             texts = dict(zip(row.texts_at(part), captions, strict=False))
-            for place, caption in [*((x, None) for x in row.latents.get(part, ())), *texts.items()]:
+            for place, caption in [*((x, None) for x in latents), *texts.items()]:
                 fault = _fault(order, Path(place), caption, checked)
                 if fault:
                     yield f"{place} {fault}"
 
 
-def _captions(row: ManifestRow) -> Sequence[str | None]:
+def _captions(row: Row) -> Sequence[str | None]:
     """Return the texts, one as it stands in its file now; None where that cannot be told."""
     if row.texts is not None:
         return row.texts
@@ -83,7 +85,7 @@ def _fault(
     return ""
 
 
-def stray_files(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[str]:
+def stray_files(order: MusubiOrder, rows: Sequence[Row]) -> Iterator[str]:
     """Yield latents in the run's cache folders that its manifest does not name.
 
     The trainer would train on them all the same. Embeddings alone do no harm: an item is known by

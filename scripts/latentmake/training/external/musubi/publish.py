@@ -21,6 +21,7 @@ from latentmake.index.memo import Memo
 from latentmake.layouts.layout import Layout
 from latentmake.models.files import script_of
 from latentmake.models.model_files import ModelFile
+from latentmake.plan.manifest import Row, rows_of
 from latentmake.training.backend import Say
 from latentmake.training.checks import Finding, model_finding
 from latentmake.training.external.arguments import located
@@ -32,7 +33,7 @@ from latentmake.training.external.musubi.dataset_toml import dataset_toml, shape
 from latentmake.training.external.musubi.deploy import names_of
 from latentmake.training.external.musubi.installation import find
 from latentmake.training.external.musubi.networks import model_files
-from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
+from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.musubi.preflight import precision
 from latentmake.training.external.musubi.training_command import (
     places,
@@ -40,7 +41,6 @@ from latentmake.training.external.musubi.training_command import (
 )
 from latentmake.training.external.publish import Files, Publication
 from latentmake.training.external.published_caches import SETTINGS, PublishedCaches, settings_files
-from latentmake.training.order import rows_of
 
 _MADE_BY = {"latents": "the latents", "text": "the captions"}
 _NUMBER = re.compile(r"_\d+$")
@@ -215,7 +215,7 @@ class MusubiPublication(Publication[MusubiOrder]):
             for (dataset, resolution), name in self.blocks.items():
                 settings = self._settings(dataset, resolution)
                 files |= settings_files(f"{name}_cache", **settings)
-        for row in rows_of(Path(order.manifest), ManifestRow):
+        for row in rows_of(Path(order.manifest)):
             if order.datasets[row.dataset].is_list and (row.control_files or row.layers):
                 raise _of_list(row.dataset)
             ending = order.datasets[row.dataset].caption_extension
@@ -307,10 +307,10 @@ def _of_list(dataset: str) -> ConfigError:
     return ConfigError(what, where=f"datasets.{dataset}.path", hint=hint)
 
 
-def _caption(row: ManifestRow) -> Path | bytes:
+def _caption(row: Row) -> Path | bytes:
     """Return the file of an item's caption, or the text itself where that is another."""
-    if row.written is not None:
-        return f"{row.written}\n".encode()
+    if row.texts is not None:
+        return f"{row.texts[0]}\n".encode()
     if row.caption is None:
         return b""
     with contextlib.suppress(OSError), Path(row.caption).open("rb") as file:

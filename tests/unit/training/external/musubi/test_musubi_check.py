@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import zipfile
 from pathlib import Path
@@ -98,8 +99,9 @@ def test_a_missing_image_or_caption_fails(root: Path, tuner: Path, ending: str) 
 def test_a_missing_manifest_fails(root: Path, tuner: Path) -> None:
     order = make_run(root, tuner=tuner)
     Path(order.manifest).write_text('{"dataset": 1}\n')
-    assert "cannot be read" in fails(order, "manifest")
-    Path(order.manifest).write_text('{"aside": "damaged"}\n')
+    assert "line 1 of the manifest is damaged" in fails(order, "manifest")
+    row = {"dataset": "a", "stem": "b", "source": "c", "aside": "damaged"}
+    Path(order.manifest).write_text(f"{json.dumps(row)}\n")
     Path(f"{CACHE}/red_0080x0064_wan.safetensors").rename("elsewhere")
     findings = check(order)
     assert of(findings, "images and captions").verdict == "failed"
