@@ -9,9 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from latentmake.training.cached_clips import CachedClipDataset
-    from latentmake.training.clip_dataset import ClipDataset
-    from latentmake.training.collate import collate_fn
+    from latentmake.training.clip_dataset import ClipDataset, collate_fn
+    from latentmake.training.loop.data.cached_clips import CachedClipDataset
 
 __version__ = "0.2.0"
 
@@ -22,9 +21,9 @@ captions are read and composed, what is stale. No remembered state of before the
 __all__ = ["PLAN_VERSION", "CachedClipDataset", "ClipDataset", "__version__", "collate_fn"]
 
 _LAZY = {
-    "CachedClipDataset": "latentmake.training.cached_clips",
+    "CachedClipDataset": "latentmake.training.loop.data.cached_clips",
     "ClipDataset": "latentmake.training.clip_dataset",
-    "collate_fn": "latentmake.training.collate",
+    "collate_fn": "latentmake.training.clip_dataset",
 }
 
 if not TYPE_CHECKING:

@@ -85,7 +85,7 @@ def make_training(folder: Path, steps: int, *, cpu: bool, **settings: object) ->
         **settings,
     )
     training = Training(SdRecipe(order))
-    training.caches = Caches(read_items(Path(order.manifest)), memory=0)
+    training.caches = Caches(read_items(Path(order.manifest)))
     return training
 
 

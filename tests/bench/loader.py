@@ -15,7 +15,7 @@ time costs several times the reading itself, so that few items with large batche
 or less) tell little of a training.
 
 `--text 16..256x4096` draws a length for each embedding, `--dtype mixed` has float32 and bfloat16
-items in the same batch, `--memory` lets the caches be kept in memory (the first reading counts).
+items in the same batch.
 """
 
 from __future__ import annotations
@@ -42,10 +42,9 @@ from tabulate import tabulate
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from latentmake.files import cachefile
+from latentmake.plan.manifest import Row
 from latentmake.training.loop.batch_order import BatchOrder
-from latentmake.training.loop.data.caches import Caches, Item
-from latentmake.training.loop.data.loader import prefetched
-from latentmake.training.loop.data.tensors import PLAIN
+from latentmake.training.loop.data.caches import PLAIN, Caches
 
 HIDDEN_STATE = PLAIN.text.name
 LATENTS = {"scaling_factor": "0.18215", "shift_factor": "0.0", "pixel_width": "512"}
@@ -56,7 +55,7 @@ def processor_time() -> float:
     return sum(os.times()[:4])
 
 
-def make_items(folder: Path, count: int, dtype: str, text: str) -> list[Item]:
+def make_items(folder: Path, count: int, dtype: str, text: str) -> list[Row]:
     """Write cache files as a build does, with random values."""
     dice = random.Random(0)
     lengths, width = text.split("x")
@@ -81,7 +80,7 @@ def make_items(folder: Path, count: int, dtype: str, text: str) -> list[Item]:
         embedding.write_bytes(cachefile.serialize(tensors, {"caption": "a cat"} | stamp))
         paths = {"512": str(latents)}
         items.append(
-            Item(dataset="d", stem=str(number), source="s", latents=paths, text=str(embedding))
+            Row(dataset="d", stem=str(number), source="s", latents=paths, text=str(embedding))
         )
     return items
 
@@ -101,7 +100,7 @@ def by_get_tensor(caches: Caches, batches: list[list[int]], *, copy: bool = Fals
             example = caches.examples[index]
             for stored in (example.latents, example.text):
                 with safe_open(stored.path, framework="pt") as file:
-                    tensor = file.get_tensor(stored.sought.name)
+                    tensor = file.get_tensor(stored.found[0][0])
                     if copy:
                         tensor.clone()
 
@@ -111,14 +110,12 @@ def by_clone(caches: Caches, batches: list[list[int]]) -> None:
     by_get_tensor(caches, batches, copy=True)
 
 
-def by_loader(items: list[Item], memory: int, threads: int) -> Callable[[Caches, list], None]:
+def by_loader(threads: int) -> Callable[[Caches, list], None]:
     """Return what takes all batches from the loader and drops them."""
 
     def read(caches: Caches, batches: list[list[int]]) -> None:
-        if memory:
-            caches = Caches(items)
-        count = sum(len(batch.indices) for batch in prefetched(caches, batches, threads=threads))
-        assert count == len(items)
+        count = sum(len(batch.indices) for batch in caches.prefetched(batches, threads=threads))
+        assert count == len(caches)
 
     return read
 
@@ -132,7 +129,6 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", help="float32, bfloat16, float16 or mixed")
     parser.add_argument("--text", default="77x768", help="tokens x width, or fewest..most x width")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--memory", action="store_true", help="let them be kept in memory")
     parser.add_argument("--folder", type=Path, default=None, help="where to work")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -140,7 +136,7 @@ def main() -> None:
     try:
         items = make_items(folder, options.items, options.dtype, options.text)
         began = time.perf_counter()
-        caches = Caches(items, **({} if options.memory else {"memory": 0}))
+        caches = Caches(items)
         start_up = (time.perf_counter() - began) / options.items * 100_000
         size = sum(path.stat().st_size for path in folder.iterdir())
         rows = []
@@ -155,7 +151,7 @@ def main() -> None:
                 "clone": by_clone,
             }
             for threads in options.threads:
-                loops[f"{threads} threads"] = by_loader(items, options.memory, threads)
+                loops[f"{threads} threads"] = by_loader(threads)
             rates: dict[str, list[float]] = {name: [] for name in loops}
             costs: dict[str, list[float]] = {name: [] for name in loops}
             for _ in range(options.rounds):

@@ -69,7 +69,7 @@ def make_training(folder: Path, options: argparse.Namespace, width: int) -> trai
         learning_rate=1e-6,
     )
     training = train.Training(SdRecipe(order))
-    training.caches = Caches(read_items(Path(order.manifest)), memory=0)
+    training.caches = Caches(read_items(Path(order.manifest)))
     return training
 
 

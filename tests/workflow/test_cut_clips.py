@@ -268,9 +268,9 @@ def test_held_out_items_are_a_split_of_their_own(built: Project, tmp_path: Path)
     with pytest.raises(UserError, match="has no item of split='train' and resolution='64'; see"):
         CachedClipDataset(manifest, resolution="64")
     manifest.write_text("{}\n")
-    with pytest.raises(UserError, match="line 1 is damaged; run the build's command again"):
+    with pytest.raises(UserError, match="line 1 of the manifest is damaged; run"):
         CachedClipDataset(manifest)
-    with pytest.raises(UserError, match="cannot be read; build the run first"):
+    with pytest.raises(UserError, match="cannot be read; run the build's command"):
         CachedClipDataset(project / "runs/other/manifest.jsonl")
 
 

@@ -143,7 +143,9 @@ def fill(order: MusubiOrder, stems: dict[str, list[str]], *, control: bool = Fal
                 "text": text,
             }
             rows.append(json.dumps(row))
-    rows.append(json.dumps({"dataset": "gove", "stem": "bad", "aside": "is damaged"}))
+    rows.append(
+        json.dumps({"dataset": "gove", "stem": "bad", "source": "bad.png", "aside": "is damaged"})
+    )
     put(order.manifest, "\n".join(rows) + "\n")
 
 

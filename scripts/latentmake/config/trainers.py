@@ -188,8 +188,7 @@ class LoopTrainer(Trainer):
     """Epochs between two copies of the trained weights, in addition to those of
     `save_every_n_steps`."""
     dataloader_num_workers: Number = shaped(1, MACHINE, ge=0)
-    """Threads that read caches ahead, for each device; at least one is used. Caches of up to 256
-    MB are kept in memory."""
+    """Threads that read caches ahead, for each device; at least one is used."""
     accelerate_config: AccelerateConfig = None
     """Configuration file for `accelerate launch`, for several GPUs or machines; `accelerate config
     --config_file FILE` writes one. DeepSpeed and FSDP are refused. Batch size, accumulation,

@@ -38,6 +38,14 @@ class Tokens(NamedTuple):
     padded: bool
 
 
+class Text(NamedTuple):
+    """Embeddings of one text encoder: ending of ai-training's files, tokens, width of each."""
+
+    ending: str
+    tokens: Tokens
+    width: int
+
+
 def latents_shape(weights: Weights) -> Latents | None:
     """Return the properties of a VAE's latents; None where no configuration on this disk says.
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from latentmake import digest
 from latentmake.data.item import Item
-from latentmake.errors import CacheError, DatasetError
+from latentmake.errors import CacheError, DatasetError, TrainingError
 from latentmake.files import atomic, cachefile
 from latentmake.layouts.layout import Layout, layout_of, parsed
 from latentmake.plan import store
@@ -60,7 +60,6 @@ class ManifestOrder:
         faults: dataset -> faulty items: stem, path, digest, line.
         orphans: cache files whose items are gone.
         planned: time of the plan, in nanoseconds: no two orders are the same file to Snakemake.
-        layout: name of the layout of the cache files.
         validation: number of sources to hold out of training.
     """
 
@@ -86,6 +85,81 @@ class ManifestOrder:
 
 
 _ORDER = TypeAdapter(ManifestOrder)
+
+
+class Row(BaseModel, extra="allow"):
+    """One line of a manifest; a skipped item has a reason (`aside`) instead of caches.
+
+    Attributes:
+        stem: path below the dataset's folder, without the last ending.
+        source: path of the image or video.
+        latents: resolution -> path, or paths of clips.
+        text: path of its embedding, or resolution -> path; None where captions are not cached.
+        variants: likewise the paths of all its texts' embeddings, where there are several.
+        dropped: likewise the path of the empty caption's.
+        texts: the texts, where they are not that of the caption file.
+        caption: path of the caption file; None for the empty caption.
+        control: path of the first control image, or of the control video.
+        controls: all control images, where there are several.
+        layers: further target images.
+        validation: whether it is held out: evaluated, and never trained on.
+    """
+
+    dataset: str
+    stem: str
+    source: str
+    repeats: int = Field(1, ge=1)
+    latents: dict[str, str | list[str]] = {}
+    text: str | dict[str, str] | None = None
+    variants: list[str] | dict[str, list[str]] | None = None
+    dropped: str | dict[str, str] | None = None
+    texts: list[str] | None = None
+    caption: str | None = None
+    control: str | None = None
+    controls: list[str] = []
+    layers: list[str] = []
+    validation: bool = False
+    aside: str | None = None
+
+    @property
+    def control_files(self) -> list[str]:
+        """Paths of all its controls."""
+        return self.controls or ([] if self.control is None else [self.control])
+
+    @property
+    def first_text(self) -> str:
+        """The embedding of its first text, at its first resolution; "" where there is none."""
+        return next((text for size in self.latents for text in self.texts_at(size)), "")
+
+    def latents_at(self, resolution: str) -> list[str]:
+        """Return the caches of its latents at a resolution, one a clip."""
+        found = self.latents.get(resolution, [])
+        return [found] if isinstance(found, str) else found
+
+    def texts_at(self, resolution: str) -> list[str]:
+        """Return the embeddings of all its texts at a resolution."""
+        text = self.text.get(resolution) if isinstance(self.text, dict) else self.text
+        several = self.variants
+        if isinstance(several, dict):
+            several = several.get(resolution)
+        return several or ([] if text is None else [text])
+
+
+def rows_of(manifest: Path) -> Iterator[Row]:
+    """Yield the items of a manifest, without skipped ones.
+
+    Raises:
+        TrainingError: it is missing, or a line is damaged.
+    """
+    what, hint = "cannot be read", "run the build's command, which writes it anew"
+    try:
+        for number, line in enumerate(manifest.read_bytes().splitlines(), 1):
+            what = f"line {number} of the manifest is damaged"
+            row = Row.model_validate_json(line)
+            if row.aside is None:
+                yield row
+    except (OSError, ValidationError):
+        raise TrainingError(what, where=manifest, hint=hint) from None
 
 
 def write_manifest(
@@ -232,9 +306,8 @@ def _header_of(path: str) -> cachefile.Header:
     except FileNotFoundError:
         raise CacheError(GONE, where=path, hint="run again") from None
     except OSError as error:
-        raise CacheError(
-            f"this cache file cannot be read ({error.strerror})", where=path, hint="remove it"
-        ) from None
+        what = f"this cache file cannot be read ({error.strerror})"
+        raise CacheError(what, where=path, hint="remove it") from None
 
 
 def _remove(orphans: Iterable[str], used: Collection[str], say: Callable[[str], None]) -> None:

@@ -1,8 +1,9 @@
-"""ClipDataset: clips of videos as a torch dataset, cut while they are read."""
+"""ClipDataset: clips of videos as a torch dataset, cut while they are read; `collate_fn`."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, SourceFps, Span
 from latentmake.index.memo import Memo
 from latentmake.layouts.musubi import Musubi
+from latentmake.models.files import T5_LENGTH
 
 _NAME = "source"
 _SIDE = 16  # of a Wan network's patches, in pixels
@@ -153,3 +155,46 @@ def _config(dataset: dict[str, Any], resolution: tuple[int, int]) -> Config:
     model = {"task": "t2v-1.3B", "vae": "-", "text": {"path": "-", "tokenizer": "-"}}
     run = {"datasets": [_NAME], "model": _NAME, "resolutions": [list(resolution)]}
     return parse({"datasets": {_NAME: dataset}, "models": {_NAME: model}, "runs": {_NAME: run}})
+
+
+class _Batch(dict[str, Any]):
+    """A batch, where `frames` is another name of `pixel_values`, which is copied only once."""
+
+    def __missing__(self, key: str) -> Any:
+        if key == "frames" and "pixel_values" in self:
+            return self["pixel_values"]
+        raise KeyError(key)
+
+
+def collate_fn(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Make a batch of items of one shape, of a ClipDataset or a CachedClipDataset.
+
+    Embeddings are padded with zeros to 512 tokens, as Wan's network was trained and as diffusers'
+    WanPipeline does; to the longest where one is longer.
+
+    Returns:
+        Every tensor of the items, stacked: `pixel_values` [B, F, 3, H, W], which `batch["frames"]`
+        gives too, or `latents` [B, 16, f, h, w], `text` [B, 512, D] and `mask` [B, 512], true where
+        a caption has tokens; `prompts` and `rows`, lists of B.
+
+    Raises:
+        ValueError: the shapes of items differ, which are named.
+    """
+    batch = _Batch({f"{name}s": [item[name] for item in items] for name in ("prompt", "row")})
+    for name in [name for name, value in items[0].items() if isinstance(value, torch.Tensor)]:
+        tensors = [item[name] for item in items]
+        if name == "text":
+            text = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)
+            missing = max(0, T5_LENGTH - text.shape[1])
+            batch["text"] = torch.nn.functional.pad(text, (0, 0, 0, missing))
+            lengths = torch.tensor([len(tensor) for tensor in tensors])
+            batch["mask"] = torch.arange(text.shape[1] + missing) < lengths[:, None]
+            continue
+        shapes = sorted({tuple(tensor.shape) for tensor in tensors})
+        if len(shapes) > 1:
+            raise ValueError(
+                f"{name} of one batch have the shapes {shapes}: use batch_size=1, or a batch "
+                "sampler that groups items of one shape"
+            )
+        batch[name] = torch.stack(tensors)
+    return batch

@@ -1,4 +1,4 @@
-"""Order file, lock, manifest and captions of a training, as every trainer reads them.
+"""Order file, lock and captions of a training, as every trainer reads them.
 
 The planner writes the order without importing torch; the trainer reads nothing else but the
 manifest and lock named in it. The digests of what trained weights came from are kept beside them:
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +26,6 @@ from latentmake.training.json_file import JsonFile
 
 BASIS = "trained_on.json"
 _Order = TypeVar("_Order", bound=BaseModel)
-_Row = TypeVar("_Row")
 
 
 class Wanted(JsonFile):
@@ -207,30 +206,6 @@ def _lock(path: str) -> dict[str, Any]:
             hint="delete it, and run the build's command again",
         )
     return lock
-
-
-def rows_of(manifest: Path, kind: Callable[..., _Row]) -> Iterator[_Row]:
-    """Yield the items of a run's manifest, without skipped ones.
-
-    Args:
-        manifest: one line an item.
-        kind: makes a row of a line's values.
-
-    Raises:
-        TrainingError: it is missing or damaged.
-    """
-    try:
-        with manifest.open(encoding="utf-8") as lines:
-            for line in lines:
-                row: dict[str, Any] = json.loads(line)
-                if "aside" not in row:
-                    yield kind(**row)
-    except (OSError, ValueError, TypeError) as error:
-        raise TrainingError(
-            f"the manifest cannot be read ({error})",
-            where=manifest,
-            hint="run the build's command again, which writes it anew",
-        ) from None
 
 
 def caption_in(path: str) -> str:

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from item_world import NO_STAT, inputs_of, plain_path
 from latentmake.data.item import CAPTION, CONTROL, IMAGE, LAYER, File, Item
-from latentmake.errors import CacheError, DatasetError
+from latentmake.errors import CacheError, DatasetError, TrainingError
 from latentmake.files import atomic, cachefile
 from latentmake.geometry.clips import Span
 from latentmake.plan import manifest
 from latentmake.plan.lock import Lock, keys_digest, lock_digest, read_lock
-from latentmake.plan.manifest import ManifestOrder, Member
+from latentmake.plan.manifest import ManifestOrder, Member, rows_of
 from latentmake.plan.receipts import Receipt
 from order_world import silent
 from safetensors.torch import save_file
@@ -222,6 +222,19 @@ def test_skipped_items_are_listed_aside_and_not_trained_on() -> None:
     assert [each["stem"] for each in lock.aside["cats"]] == ["c", "b"]
     assert lock.counts == {"cats/64": 1, "cats/text": 1}
     assert lock.parts == write(order(item("a"))).parts
+
+
+def test_rows_with_columns_of_a_later_release_are_read_without_skipped_items() -> None:
+    write(order(item("a"), item("b"), skip=["cats"]), receipt({}, fault("b")))
+    path = FOLDER / "manifest.jsonl"
+    path.write_text(path.read_text().replace("{", '{"later": {"x": 1}, ', 1))
+    (row,) = rows_of(path)
+    assert (row.stem, row.repeats, row.validation) == ("a", 1, False)
+    assert row.latents_at("64") == [plain_path("cats", "tiny", "64", "a")]
+    assert row.texts_at("64") == [row.first_text] == [plain_path("cats", "tiny", "text", "a")]
+    path.write_text(path.read_text() + "{}")
+    with pytest.raises(TrainingError, match=r"manifest\.jsonl: line 3 of the manifest is damaged"):
+        list(rows_of(path))
 
 
 def test_only_the_datasets_that_say_so_are_skipped() -> None:

@@ -22,7 +22,8 @@ def test_a_changed_byte_is_found_as_the_file_is_first_read(tmp_path: Path, name:
     atomic.write(tmp_path / LATENTS, cachefile.serialize(latents, STAMP))
     text = {"varlen_t5_bfloat16": torch.ones(3, 8, dtype=torch.bfloat16)}
     atomic.write(tmp_path / TEXT, cachefile.serialize(text, STAMP | {"caption1": "a cat"}))
-    row = {"stem": "a", "source": "a.png", "latents": {"16": [LATENTS]}, "text": {"16": TEXT}}
+    row = {"dataset": "cats", "stem": "a", "source": "a.png"}
+    row |= {"latents": {"16": [LATENTS]}, "text": {"16": TEXT}}
     manifest = tmp_path / "runs/cats/manifest.jsonl"
     atomic.write(manifest, json.dumps(row).encode())
     for _ in range(2):

@@ -13,9 +13,8 @@ from latentmake.caches.inputs import Reading, caption_of
 from latentmake.data.item import Item
 from latentmake.errors import CacheError
 from latentmake.exchange.adoption import File, OtherSizeError, OutdatedError, header_of
-from latentmake.exchange.ai_training.naming import from_bytes
-from latentmake.exchange.ai_training.orders import Text
-from latentmake.exchange.shapes import Latents
+from latentmake.exchange.ai_training.export import from_bytes
+from latentmake.exchange.shapes import Latents, Text
 from latentmake.files import cachefile
 from latentmake.geometry.buckets import Size
 from latentmake.layouts import plain

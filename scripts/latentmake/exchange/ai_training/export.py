@@ -1,33 +1,101 @@
-"""Export of a run's caches as ai-training's files.
+"""Export of a run's caches as files of ai-training's scripts (trainer/cache-utils).
 
-The files hold our key: nothing is written twice, and files of other origin are not replaced.
+    a.img_sdvae, a.img_sdxl    safetensors, `latent` [C, h, w] in float32, posterior mean, unscaled
+    a.txt_t5cache              safetensors, `emb` [T, D] in bfloat16, of the caption's own length
+    a.txt_clipl                safetensors, `emb` [T, D] in float32, padded
+
+All lie beside the image `a.jpg`. Its training reads that tensor by name and ignores the header's
+metadata, which holds our key: nothing is written twice, and files of other origin are not replaced.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from pydantic import BaseModel
 from safetensors import SafetensorError, safe_open
 
 from latentmake import digest
 from latentmake.errors import CacheError, StorageError
-from latentmake.exchange.ai_training.naming import dtype_of, to_bytes
-from latentmake.exchange.ai_training.orders import ExportOrder
 from latentmake.files import atomic, cachefile
 from latentmake.layouts import plain
+from latentmake.plan.manifest import rows_of
 from latentmake.progress import Progress
+
+if TYPE_CHECKING:
+    import torch
 
 STATES = ("written", "up to date", "left, for they are not ours")
 _WRITTEN, _SAME, _LEFT = STATES
 _LEAST_THREADS = 4  # they wait for the disk most of the time
 _AT_ONCE = 4096  # files that wait for a thread
+_TENSORS = {"latents": "latent", "text": "emb"}
+
+
+class ExportOrder(BaseModel, extra="forbid", frozen=True):
+    """Order to export a run's caches.
+
+    Attributes:
+        manifest: one line an item with the paths of its caches.
+        folder: of the files; None: beside the images.
+        part: name of the resolution.
+        ending: of files of latents; None where none are written.
+        dtype: of the latents' caches.
+        texts: (ending, whether it pads) of each text encoder; none where no text is written.
+        text_dtype: of the embeddings' caches.
+        overwrite: whether to replace files that we did not write.
+    """
+
+    run: str
+    manifest: str
+    folder: str | None
+    part: str
+    ending: str | None
+    dtype: str
+    texts: list[tuple[str, bool]]
+    text_dtype: str
+    overwrite: bool
+
+
+def dtype_of(kind: str, padded: bool) -> str:
+    """Return the dtype of `latents` or `text`: bfloat16 for T5, which pads nothing."""
+    return "bfloat16" if kind == "text" and not padded else "float32"
+
+
+def from_bytes(kind: str, padded: bool, data: bytes) -> torch.Tensor:
+    """Return latents [C, h, w] or an embedding [T, D] from a file's bytes.
+
+    Raises:
+        CacheError: it is no safetensors file, or holds another tensor.
+    """
+    from safetensors.torch import load
+
+    name = _TENSORS[kind]
+    try:
+        tensors = load(data)
+    except (SafetensorError, ValueError, KeyError, RuntimeError, TypeError):
+        raise CacheError("is cut short or no safetensors file") from None
+    if tensors.keys() != {name}:
+        held = " and ".join(f"`{each}`" for each in sorted(tensors)) or "nothing"
+        raise CacheError(f"holds {held} in place of `{name}` alone")
+    found, wanted = str(tensors[name].dtype).removeprefix("torch."), dtype_of(kind, padded)
+    if found != wanted:
+        raise CacheError(f"`{name}` is in {found}, not in {wanted}")
+    return tensors[name]
+
+
+def to_bytes(kind: str, padded: bool, tensor: torch.Tensor, stamp: Mapping[str, str]) -> bytes:
+    """Return a file's bytes, with our stamp as metadata."""
+    import torch
+
+    dtype: torch.dtype = getattr(torch, dtype_of(kind, padded))
+    return cachefile.serialize({_TENSORS[kind]: tensor.to(dtype)}, stamp)
 
 
 class _File(NamedTuple):
@@ -86,18 +154,16 @@ def export(order: ExportOrder, *, say: Callable[[str], None], threads: int = 1) 
 
 
 def _files(order: ExportOrder) -> Iterator[_File]:
-    with Path(order.manifest).open(encoding="utf-8") as lines:
-        for row in map(json.loads, lines):
-            if "aside" in row:
-                continue
-            base = row["source"].rpartition(".")[0]
-            if order.folder is not None:
-                base = f"{order.folder}/{row['dataset']}/{row['stem']}"
-            if order.ending is not None:
-                yield _File(Path(base + order.ending), row["latents"][order.part], plain.LATENTS)
-            for index, (ending, padded) in enumerate(order.texts):
-                tensor = plain.hidden_state(index)
-                yield _File(Path(base + ending), row["text"], tensor, index, "text", padded)
+    for row in rows_of(Path(order.manifest)):
+        base = row.source.rpartition(".")[0]
+        if order.folder is not None:
+            base = f"{order.folder}/{row.dataset}/{row.stem}"
+        if order.ending is not None:
+            (latents,) = row.latents_at(order.part)
+            yield _File(Path(base + order.ending), latents, plain.LATENTS)
+        for index, (ending, padded) in enumerate(order.texts):
+            tensor = plain.hidden_state(index)
+            yield _File(Path(base + ending), row.first_text, tensor, index, "text", padded)
 
 
 def _lost(order: ExportOrder) -> Iterator[str]:

@@ -10,9 +10,10 @@ from latentmake.config.runs import Run
 from latentmake.config.weights import Adopt
 from latentmake.data.item import IMAGE_EXTENSIONS
 from latentmake.errors import ConfigError
-from latentmake.exchange.ai_training.orders import ExportOrder, Text
+from latentmake.exchange.ai_training.export import ExportOrder
 from latentmake.exchange.shapes import (
     Latents,
+    Text,
     attended_width,
     latents_shape,
     text_tokens,

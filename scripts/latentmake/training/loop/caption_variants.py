@@ -34,23 +34,12 @@ class Variants:
 
     def batches(self, process: int, first: int, last: int) -> Iterator[list[int]]:
         """Yield the batches of one process for some steps, as `BatchOrder.batches` does."""
-        batches = self.order.batches(process, first, last)
-        if not self.caches.variants and not self.caches.dropped:
-            yield from batches
-            return
-        for number, batch in enumerate(batches):
-            step = first + number // self.order.accumulation
-            yield self.choose(batch, step, process, number % self.order.accumulation)
+        for number, batch in enumerate(self.order.batches(process, first, last)):
+            step, part = divmod(number, self.order.accumulation)
+            yield self._chosen(batch, first + step, process, part)
 
-    def choose(self, batch: list[int], step: int, process: int = 0, part: int = 0) -> list[int]:
-        """Return the examples that replace these at a step (from 1).
-
-        Args:
-            batch: indices of examples.
-            step: from 1.
-            process: of several that train together.
-            part: number of the batch in its step.
-        """
+    def _chosen(self, batch: list[int], step: int, process: int, part: int) -> list[int]:
+        """Return the examples that replace these in a part of a step (from 1)."""
         random = generator(self.seed, "variant", step, process, part)
         # One number for each example, whether it is used or not: no other example's depends on it.
         draws = torch.rand(len(batch), generator=random, dtype=torch.float64).tolist()
@@ -58,7 +47,7 @@ class Variants:
 
     def _one(self, index: int, draw: float, step: int) -> int:
         caches = self.caches
-        schedule = self.schedules.get(caches.datasets[index], TextSchedule())
+        schedule = self.schedules.get(caches.rows[index].dataset, TextSchedule())
         every = schedule.caption_dropout_every_n_epochs
         if every and index in caches.dropped:
             epoch = floor(self.order.epoch(step - 1)) + 1

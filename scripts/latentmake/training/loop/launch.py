@@ -20,13 +20,14 @@ from pydantic_core import to_json
 
 from latentmake.errors import TrainingError
 from latentmake.files import atomic
+from latentmake.plan.manifest import rows_of
 from latentmake.training.child import environment, run_child, say
 from latentmake.training.loop.checkpoint import as_begun
 from latentmake.training.loop.checks import check_accelerate
 from latentmake.training.loop.order import Prompt, TrainingOrder
 from latentmake.training.loop.result import RunFiles, wanted
 from latentmake.training.loop.sample_images import picture_reasons
-from latentmake.training.order import BASIS, caption_in, read_order, rows_of
+from latentmake.training.order import BASIS, caption_in, read_order
 
 _Order = TypeVar("_Order", bound=TrainingOrder)
 _ACCELERATE = (sys.executable, "-m", "latentmake.training.loop.launch")
@@ -52,13 +53,10 @@ def read(path: Path, kind: type[_Order]) -> _Order:
 
 def _captions(order: TrainingOrder) -> list[Prompt]:
     """Return the first items of the manifest that are trained on, as prompts of sample pictures."""
-    rows = rows_of(
-        Path(order.manifest),
-        lambda *, stem, text, validation=False, **_: None if validation else (stem, text),
-    )
+    rows = (row for row in rows_of(Path(order.manifest)) if not row.validation)
     return [
-        Prompt(prompt=caption_in(text) or stem, text=text)
-        for stem, text in islice(filter(None, rows), order.captions)
+        Prompt(prompt=caption_in(row.first_text) or row.stem, text=row.first_text)
+        for row in islice(rows, order.captions)
     ]
 
 

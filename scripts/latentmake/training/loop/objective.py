@@ -119,7 +119,7 @@ def probe_loss(
         size: of the set.
     """
     random = generator(seed, "probe")
-    order = torch.randperm(caches.count, generator=random).tolist()
+    order = torch.randperm(len(caches), generator=random).tolist()
     spread = objective.at((torch.arange(size) + 0.5) / size)
     spread = spread[torch.randperm(size, generator=random)]
     examples = [order[probe % len(order)] for probe in range(size)]

@@ -9,8 +9,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import torch
 
-from latentmake.training.loop.data.headers import Stored
-from latentmake.training.loop.data.tensors import CacheTensors
+from latentmake.training.loop.data.caches import CacheTensors, Stored
 from latentmake.training.loop.objective import Objective
 from latentmake.training.loop.order import TrainingOrder
 

@@ -26,9 +26,7 @@ from latentmake.training.loop.accelerator import DTYPES, make_accelerator, resee
 from latentmake.training.loop.batch_order import BatchOrder, generator, seed_of
 from latentmake.training.loop.caption_variants import Variants
 from latentmake.training.loop.data.batch import Batch
-from latentmake.training.loop.data.caches import Caches, find_not_finite, read_items
-from latentmake.training.loop.data.headers import HINT
-from latentmake.training.loop.data.loader import prefetched
+from latentmake.training.loop.data.caches import HINT, Caches, find_not_finite, read_items
 from latentmake.training.loop.objective import Losses, probe_loss
 from latentmake.training.loop.recipe import Drawn, Network, Recipe
 from latentmake.training.loop.result import (
@@ -89,7 +87,7 @@ class Training:
         self.accelerator = make_accelerator(settings, order.kind, several=recipe.several)
         self.dtype = DTYPES[settings.mixed_precision]
         self.main = self.accelerator.is_main_process
-        examples = caches.examples[: caches.count]
+        examples = caches.examples[: len(caches)]
         self.batch_order = BatchOrder(
             [each.shape for each in examples],
             [each.repeats for each in examples],
@@ -179,8 +177,7 @@ class Training:
 
     def _steps(self, steps_with_samples: frozenset[int]) -> None:
         settings, first = self.settings, self.step + 1
-        batches = prefetched(
-            self.caches,
+        batches = self.caches.prefetched(
             self.variants.batches(self.accelerator.process_index, first, self.steps),
             threads=settings.dataloader_num_workers,
             pin=self.accelerator.device.type == "cuda",

@@ -24,9 +24,10 @@ from latentmake.config.weights import Weights
 from latentmake.errors import CacheError, ModelError
 from latentmake.files import atomic
 from latentmake.models.files import network_config
+from latentmake.plan.manifest import Row, rows_of
 from latentmake.training.loop.result import LORA_WEIGHTS
 from latentmake.training.lora import ADAPTER, kohya_bytes, lora_bytes
-from latentmake.training.order import caption_in, rows_of
+from latentmake.training.order import caption_in
 from latentmake.training.sd.order import KOHYA_WEIGHTS, SdOrder
 from latentmake.training.sd.unet import read_schedule
 
@@ -63,11 +64,11 @@ def describe(order: SdOrder) -> dict[str, str]:
     """
     counts: dict[str, Counter[str]] = {}
     shared: dict[str, str] | None = None
-    for dataset, caption in rows_of(Path(order.manifest), _captioned):
-        tags = [tag for part in caption.split(",") if (tag := part.strip())]
+    for row in rows_of(Path(order.manifest)):
+        tags = [tag for part in _caption_of(row).split(",") if (tag := part.strip())]
         if tags:
             known = {tag.lower(): tag for tag in tags}
-            counts.setdefault(dataset, Counter()).update(tag.lower() for tag in tags)
+            counts.setdefault(row.dataset, Counter()).update(tag.lower() for tag in tags)
             shared = {key: tag for key, tag in (shared or known).items() if key in known}
     said = {
         "ss_output_name": order.run,
@@ -84,15 +85,12 @@ def describe(order: SdOrder) -> dict[str, str]:
     return said
 
 
-def _captioned(
-    *, dataset: str, text: str | dict[str, str], validation: bool = False, **_: object
-) -> tuple[str, str]:
-    """Return dataset and caption of an item; an empty one where it does not train."""
-    path = text if isinstance(text, str) else next(iter(text.values()))
+def _caption_of(row: Row) -> str:
+    """Return the caption of an item; an empty one where it does not train."""
     try:
-        return dataset, "" if validation else caption_in(path)
+        return "" if row.validation else caption_in(row.first_text)
     except CacheError:  # removed after it was trained on
-        return dataset, ""
+        return ""
 
 
 def _model_name(unet: Weights) -> str:

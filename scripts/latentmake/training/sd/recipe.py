@@ -21,8 +21,7 @@ from latentmake.files import atomic
 from latentmake.training.loop.accelerator import set_up
 from latentmake.training.loop.batch_order import seed_of
 from latentmake.training.loop.command import carry_out
-from latentmake.training.loop.data.headers import Stored
-from latentmake.training.loop.data.tensors import PLAIN
+from latentmake.training.loop.data.caches import PLAIN, Stored
 from latentmake.training.loop.grid import png_of
 from latentmake.training.loop.recipe import Recipe
 from latentmake.training.loop.result import LORA_WEIGHTS

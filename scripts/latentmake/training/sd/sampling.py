@@ -19,8 +19,7 @@ from PIL import Image
 from latentmake.models import files
 from latentmake.training.loop.batch_order import generator
 from latentmake.training.loop.data.batch import pad
-from latentmake.training.loop.data.headers import Stored, read_text
-from latentmake.training.loop.data.tensors import PLAIN
+from latentmake.training.loop.data.caches import PLAIN, Stored, read_text
 from latentmake.training.loop.recipe import Drawn, Network
 from latentmake.training.loop.recipe import Sampler as LoopSampler
 from latentmake.training.sd.objective import NoiseSchedule

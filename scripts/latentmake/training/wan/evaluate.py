@@ -24,14 +24,14 @@ from latentmake import digest
 from latentmake.caches.encoders.device import pick_device
 from latentmake.errors import CacheError, TrainingError
 from latentmake.files import cachefile
+from latentmake.plan.manifest import Row
 from latentmake.progress import Progress
 from latentmake.training.command import exit_status
 from latentmake.training.json_file import JsonFile
 from latentmake.training.loop.accelerator import DTYPES, decided
 from latentmake.training.loop.batch_order import generator
 from latentmake.training.loop.checkpoint import as_begun
-from latentmake.training.loop.data.caches import Caches, Item, find_not_finite, read_items
-from latentmake.training.loop.data.headers import HINT
+from latentmake.training.loop.data.caches import HINT, Caches, find_not_finite, read_items
 from latentmake.training.loop.result import wanted
 from latentmake.training.order import caption_in, lock_content, read_order
 from latentmake.training.wan.evaluation import (
@@ -75,7 +75,7 @@ class Case(NamedTuple):
     """
 
     number: int
-    item: Item
+    item: Row
     resolution: str
     size: tuple[int, int, int]
     latents: str
@@ -95,22 +95,18 @@ def cases_of(recipe: WanRecipe) -> tuple[list[Case], Caches]:
     Raises:
         UserError: the manifest or a cache file is damaged.
     """
-    items = []
-    for item in read_items(Path(recipe.order.manifest), held_out=True):
-        first = {
-            name: paths if isinstance(paths, str) else paths[:1]
-            for name, paths in item.latents.items()
-            if paths
-        }
-        items.append(item.model_copy(update={"latents": first}))
-    caches = Caches(items, recipe.tensors)
+    rows = [
+        row.model_copy(update={"latents": {size: row.latents_at(size)[:1] for size in row.latents}})
+        for row in read_items(Path(recipe.order.manifest), held_out=True)
+    ]
+    caches = Caches(rows, recipe.tensors)
     found: list[Case] = []
-    for item in items:
-        for name, pair in zip(sorted(item.latents), item.pairs(), strict=True):
-            keys = [cachefile.read_header(path).key for path in pair]
-            _, frames, height, width = caches.examples[len(found)].shape
-            size = 4 * frames - 3, 8 * height, 8 * width
-            found.append(Case(len(found), item, name, size, *pair, *keys))
+    for row, name, example in zip(caches.rows, caches.resolutions, caches.examples, strict=False):
+        pair = example.latents.path, example.text.path
+        keys = [cachefile.read_header(path).key for path in pair]
+        _, frames, height, width = example.shape
+        size = 4 * frames - 3, 8 * height, 8 * width
+        found.append(Case(len(found), row, name, size, *pair, *keys))
     return found, caches
 
 

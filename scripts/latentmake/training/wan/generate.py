@@ -31,8 +31,7 @@ from latentmake.files.mp4 import write_mp4
 from latentmake.geometry.buckets import Size
 from latentmake.progress import Progress, say
 from latentmake.training.command import exit_status
-from latentmake.training.loop.data.headers import read_text
-from latentmake.training.loop.data.tensors import WAN
+from latentmake.training.loop.data.caches import WAN, read_text
 from latentmake.training.order import read_order
 from latentmake.training.wan.generation import (
     INDEX,

@@ -10,9 +10,8 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
@@ -26,13 +25,14 @@ from latentmake.files import atomic
 from latentmake.models.recipe import make, weights_digest
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
+from latentmake.plan.manifest import rows_of
 from latentmake.plan.orders import run_order
 from latentmake.plan.reasons import Difference, short, value_differences
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.target import generation_prompts, prompt_path
 from latentmake.training.json_file import JsonFile
 from latentmake.training.loop.order import Prompt
-from latentmake.training.order import caption_in, rows_of
+from latentmake.training.order import caption_in
 from latentmake.training.wan.dit import dit_digest, lora_names
 from latentmake.training.wan.order import boundary_of
 
@@ -258,13 +258,17 @@ def captions_of(order: GenerationOrder) -> GenerationOrder:
     """
     if not order.captions:
         return order
-    rows: Iterator[dict[str, Any]] = rows_of(Path(order.manifest), dict)
-    trained = (row["text"] for row in rows if not row.get("validation"))
+    seen: set[tuple[str, str]] = set()
     texts: dict[str, str] = {}
-    for text in islice(trained, order.captions):
-        path = text if isinstance(text, str) else next(iter(text.values()))
-        if caption := caption_in(path):
-            texts.setdefault(caption, path)
+    for row in rows_of(Path(order.manifest)):
+        item = (row.dataset, row.stem)
+        if item in seen or row.validation:
+            continue
+        seen.add(item)
+        if caption := caption_in(row.first_text):
+            texts.setdefault(caption, row.first_text)
+        if len(seen) == order.captions:
+            break
     if not texts:
         raise TrainingError(
             "none of the first captions has words to draw a clip from",

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from latentmake.config.trainers import WanTrainer
 from latentmake.errors import ModelError
 from latentmake.plan.facts import Facts
+from latentmake.plan.manifest import rows_of
 from latentmake.plan.reasons import Difference
 from latentmake.plan.run_plan import RunPlan
 from latentmake.training.loop.plan import LoopBackend, order_values
-from latentmake.training.order import rows_of
 from latentmake.training.wan.dit import check_networks, dit_digest, trained_networks
 from latentmake.training.wan.estimate import estimate_training
 from latentmake.training.wan.order import WanOrder, boundary_of
@@ -64,7 +64,7 @@ class Wan(LoopBackend):
 
         yield from map(model_finding, trained_networks(order))
         if current:  # the caches have musubi-tuner's pixels
-            sources = (row["source"] for row in rows_of(Path(order.manifest), dict[str, Any]))
+            sources = (row.source for row in rows_of(Path(order.manifest)))
             yield from image_findings(sources)
         yield from super().check(order, current=current)
 

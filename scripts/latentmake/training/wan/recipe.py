@@ -19,8 +19,7 @@ from latentmake.files.mp4 import write_mp4
 from latentmake.training.loop.accelerator import set_up
 from latentmake.training.loop.batch_order import seed_of
 from latentmake.training.loop.command import carry_out
-from latentmake.training.loop.data.headers import Sought
-from latentmake.training.loop.data.tensors import WAN
+from latentmake.training.loop.data.caches import WAN, Sought
 from latentmake.training.loop.recipe import Recipe
 from latentmake.training.wan.dit import lora_names
 from latentmake.training.wan.lora_files import read_lora, write_lora
@@ -28,9 +27,6 @@ from latentmake.training.wan.network import Denoiser, Transformer, add_lora, loa
 from latentmake.training.wan.objective import CLIP, FIRST_FRAME, Objective
 from latentmake.training.wan.order import WanOrder
 from latentmake.training.wan.sampling import ClipSampler, decode_clip
-
-_FIRST_FRAME = Sought("latents_image", 4, pattern=r"latents_image_\d+x\d+x\d+_\w+")
-_CLIP = Sought("clip", 2, pattern=r"clip_\w+")
 
 
 class WanRecipe(Recipe):
@@ -51,8 +47,8 @@ class WanRecipe(Recipe):
         settings = order.trainer
         self.alpha = float(settings.alpha or settings.rank)
         self.several = None not in (order.dit, order.dit_high_noise)
-        first = ((FIRST_FRAME, _FIRST_FRAME),) if order.image_to_video else ()
-        clip = ((CLIP, _CLIP),) if order.needs_clip else ()
+        first = (Sought(FIRST_FRAME, 4),) if order.image_to_video else ()
+        clip = (Sought(CLIP, 2),) if order.needs_clip else ()
         self.tensors = WAN._replace(more=(*first, *clip))
 
     def make_objective(self) -> Objective:

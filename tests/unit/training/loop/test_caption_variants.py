@@ -35,7 +35,7 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Caches:
 
 
 def variants(caches: Caches, seed: int = 0, processes: int = 1, **asked: float) -> Variants:
-    examples = caches.examples[: caches.count]
+    examples = caches.examples[: len(caches)]
     schedule = BatchOrder(
         [each.shape for each in examples],
         [each.repeats for each in examples],

@@ -18,8 +18,7 @@ from accelerate.state import AcceleratorState
 from latentmake.config.trainers import WanTrainer
 from latentmake.errors import CacheError, ModelError
 from latentmake.training.loop import checkpoint
-from latentmake.training.loop.data.caches import Caches, read_items
-from latentmake.training.loop.data.tensors import WAN
+from latentmake.training.loop.data.caches import WAN, Caches, read_items
 from latentmake.training.loop.result import History, RunFiles, wanted
 from latentmake.training.loop.sample_images import picture_reasons
 from latentmake.training.loop.state import trained_state

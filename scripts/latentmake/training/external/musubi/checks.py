@@ -13,15 +13,15 @@ from pathlib import Path
 from latentmake.files.disk import free, human
 from latentmake.files.safetensors import Tensor
 from latentmake.models.model_files import ModelFile
+from latentmake.plan.manifest import rows_of
 from latentmake.training.checks import Finding, Verdict, image_findings, of_faults
 from latentmake.training.external import checks
 from latentmake.training.external.arguments import absolute, depends_on_length
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.deploy import folders_of, strays_of
 from latentmake.training.external.musubi.installation import MODULES, pick_attention
-from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
+from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.musubi.training_command import local_arguments
-from latentmake.training.order import rows_of
 
 _LEAST_SPACE = 200_000_000  # bytes
 _NUMBERED = re.compile(r"\.\d+\.")  # blocks by another name
@@ -35,18 +35,18 @@ def data_findings(order: MusubiOrder) -> Iterator[Finding]:
     Raises:
         TrainingError: the manifest is damaged.
     """
-    rows = list(rows_of(Path(order.manifest), ManifestRow))
+    rows = list(rows_of(Path(order.manifest)))
     images = [x for row in rows for x in (row.source, *row.control_files, *row.layers)]
     captions = [row.caption for row in rows if row.caption is not None]
-    without = sum(row.caption is None and row.written is None for row in rows)
+    without = sum(row.caption is None and row.texts is None for row in rows)
     sound = f"{len(rows)} items, each with its caption"
     if without:
         sound = f"{len(rows)} items, {without} of them without a caption file"
     faults = [*_missing([*images, *captions])] if rows else ["no item is left to train on"]
     yield of_faults("images and captions", faults, sound)
     yield from image_findings(images)
-    latents = [x for row in rows for paths in row.latents.values() for x in paths]
-    texts = [x for row in rows for size in row.text for x in row.texts_at(size)]
+    latents = [x for row in rows for size in row.latents for x in row.latents_at(size)]
+    texts = [x for row in rows for size in row.latents for x in row.texts_at(size)]
     sound = f"{len(latents)} of latents and {len(texts)} of text, complete"
     yield of_faults("caches", _missing([*latents, *texts]), sound)
     strays = strays_of(order, rows)

@@ -15,8 +15,8 @@ from latentmake.config.fields import resolution_name
 from latentmake.errors import CacheError, SourceError
 from latentmake.files.sync import RECORD, Changes, recorded, sync
 from latentmake.layouts.layout import layout_of
-from latentmake.training.external.musubi.order import DEPLOYED, ManifestRow, MusubiOrder
-from latentmake.training.order import rows_of
+from latentmake.plan.manifest import Row, rows_of
+from latentmake.training.external.musubi.order import DEPLOYED, MusubiOrder
 
 
 def deploy(order: MusubiOrder) -> Changes | None:
@@ -26,7 +26,7 @@ def deploy(order: MusubiOrder) -> Changes | None:
         None where each item has one text, so that there is no such folder.
     """
     folder = _folder(order)
-    files = deployed(order, rows_of(Path(order.manifest), ManifestRow))
+    files = deployed(order, rows_of(Path(order.manifest)))
     if not files and not folder.exists():
         return None
     changes = sync(folder, files, link=True)
@@ -38,7 +38,7 @@ def deploy(order: MusubiOrder) -> Changes | None:
     return None
 
 
-def deployed(order: MusubiOrder, rows: Iterable[ManifestRow]) -> dict[str, Path]:
+def deployed(order: MusubiOrder, rows: Iterable[Row]) -> dict[str, Path]:
     """Return the files of the folder of links: path below it -> cache file.
 
     Raises:
@@ -66,7 +66,7 @@ def deployed(order: MusubiOrder, rows: Iterable[ManifestRow]) -> dict[str, Path]
     return files
 
 
-def names_of(row: ManifestRow, size: str, layout: str) -> Iterator[tuple[str, Path]]:
+def names_of(row: Row, size: str, layout: str) -> Iterator[tuple[str, Path]]:
     """Yield the names that an item's caches of one resolution are trained on under, and the files.
 
     Those of its first text are the files' own; a further text has the name `{base}.v1`, and so have
@@ -74,7 +74,7 @@ def names_of(row: ManifestRow, size: str, layout: str) -> Iterator[tuple[str, Pa
     """
     base = layout_of(layout).base(row.stem)
     for number, text in enumerate(row.texts_at(size)):
-        for path in (*row.latents.get(size, ()), text):
+        for path in (*row.latents_at(size), text):
             name = PurePosixPath(path).name
             if number:
                 name = f"{base}.v{number}{name.removeprefix(base)}"
@@ -87,7 +87,7 @@ def folders_of(order: MusubiOrder) -> list[str]:
     return [order.training_folder(name, size) for name in order.datasets for size in sizes]
 
 
-def strays_of(order: MusubiOrder, rows: Iterable[ManifestRow]) -> Iterator[str]:
+def strays_of(order: MusubiOrder, rows: Iterable[Row]) -> Iterator[str]:
     """Yield latents in the folders that are trained on which the manifest does not name.
 
     musubi-tuner globs them. Embeddings alone do no harm: it knows an item by its latents.

@@ -1,9 +1,8 @@
-"""Order of a run of musubi-tuner, and the rows of its manifest."""
+"""Order of a run of musubi-tuner."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 from latentmake import digest
 from latentmake.config.external_trainers import MusubiTrainer
@@ -80,56 +79,3 @@ class MusubiOrder(ExternalOrder):
         if self.datasets[dataset].text_variants == 1:
             return self.cache_folder(dataset, resolution)
         return f"{self.output}/{DEPLOYED}/{dataset}_{resolution_name(*resolution)}"
-
-
-class ManifestRow(NamedTuple):
-    """One item that is trained on.
-
-    Attributes:
-        dataset: its dataset's name.
-        stem: path below the dataset's folder, without the last ending.
-        source: path of the image or video.
-        caption: path of the caption file; None for the empty caption.
-        control: path of the first control image, or of the control video, if any.
-        repeats: how often an epoch shows it.
-        latents: resolution's name (`256` or `480x832`) -> paths of cache files, one a clip.
-        text: resolution's name -> path of the embedding's cache file.
-        variants: resolution's name -> paths of the embeddings of all its texts, if there are
-            several.
-        texts: the texts themselves, if they are not that of the caption file.
-        span: the part of a video that its clips are cut from, see `Span`; None: all of it.
-        row: other columns of its row in a list.
-        controls: all control images, where there are several.
-        layers: further target images.
-    """
-
-    dataset: str
-    stem: str
-    source: str
-    caption: str | None
-    control: str | None
-    repeats: int
-    latents: dict[str, list[str]]
-    text: dict[str, str]
-    texts: list[str] | None = None
-    span: list[Any] | None = None
-    row: dict[str, Any] | None = None
-    controls: Sequence[str] = ()
-    layers: Sequence[str] = ()
-    variants: dict[str, list[str]] | None = None
-
-    @property
-    def control_files(self) -> list[str]:
-        """Paths of all its controls."""
-        return [*self.controls] or ([] if self.control is None else [self.control])
-
-    def texts_at(self, resolution: str) -> list[str]:
-        """Return the embeddings of all its texts at one resolution."""
-        if self.variants is not None:
-            return self.variants.get(resolution, [])
-        return [self.text[resolution]] if resolution in self.text else []
-
-    @property
-    def written(self) -> str | None:
-        """The (first) text, where it is not what the caption file holds."""
-        return None if self.texts is None else self.texts[0]

@@ -19,6 +19,7 @@ from latentmake.files.paths import System
 from latentmake.index.memo import Memo
 from latentmake.models.files import script_of
 from latentmake.models.model_files import ModelFile
+from latentmake.plan.manifest import Row, rows_of
 from latentmake.training.checks import Finding, model_finding
 from latentmake.training.external.arguments import located
 from latentmake.training.external.checks import elsewhere
@@ -29,13 +30,12 @@ from latentmake.training.external.musubi.dataset_toml import dataset_toml, shape
 from latentmake.training.external.musubi.deploy import names_of
 from latentmake.training.external.musubi.installation import MODULES, PREFERRED, find
 from latentmake.training.external.musubi.networks import model_files
-from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
+from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.musubi.training_command import (
     places,
     training_arguments,
 )
 from latentmake.training.external.publish import Files, Kind, Made, Publication, Step
-from latentmake.training.order import rows_of
 
 _MADE_BY: dict[Kind, str] = {"latents": "the latents", "text": "the captions"}
 _NUMBER = re.compile(r"_\d+$")
@@ -177,7 +177,7 @@ class MusubiPublication(Publication[MusubiOrder]):
     def members(self) -> Files:
         """Return the files of items and caches."""
         order, files = self.order, Files()
-        for row in rows_of(Path(order.manifest), ManifestRow):
+        for row in rows_of(Path(order.manifest)):
             if order.datasets[row.dataset].is_list and (row.control_files or row.layers):
                 raise _of_list(row.dataset)
             ending = order.datasets[row.dataset].caption_extension
@@ -249,10 +249,10 @@ def _of_list(dataset: str) -> ConfigError:
     return ConfigError(what, where=f"datasets.{dataset}.path", hint=hint)
 
 
-def _caption(row: ManifestRow) -> Path | bytes:
+def _caption(row: Row) -> Path | bytes:
     """Return the file of an item's caption, or the text itself where that is another."""
-    if row.written is not None:
-        return f"{row.written}\n".encode()
+    if row.texts is not None:
+        return f"{row.texts[0]}\n".encode()
     if row.caption is None:
         return b""
     with contextlib.suppress(OSError), Path(row.caption).open("rb") as file:

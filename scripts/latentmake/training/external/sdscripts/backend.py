@@ -11,6 +11,7 @@ from latentmake.config.root import Config
 from latentmake.errors import UserError
 from latentmake.index.memo import Memo
 from latentmake.models.model_files import ModelFile
+from latentmake.plan.manifest import rows_of
 from latentmake.training.backend import Say
 from latentmake.training.checks import Finding, image_findings
 from latentmake.training.external import checks
@@ -25,8 +26,7 @@ from latentmake.training.external.sdscripts.checkpoint import model_files
 from latentmake.training.external.sdscripts.command import epochs_of, local_arguments
 from latentmake.training.external.sdscripts.deploy import deploy, deployed
 from latentmake.training.external.sdscripts.installation import find
-from latentmake.training.external.sdscripts.order import ManifestRow, SdScriptsOrder
-from latentmake.training.order import rows_of
+from latentmake.training.external.sdscripts.order import SdScriptsOrder
 
 _WEIGHTS = (".safetensors", ".bin", ".ckpt")
 
@@ -67,7 +67,7 @@ class SdScripts(Launched[SdScriptsOrder]):
         """Check images, captions and caches, and that no two share a name."""
         what = "images and caches"
         try:
-            images = [row.source for row in rows_of(Path(order.manifest), ManifestRow)]
+            images = [row.source for row in rows_of(Path(order.manifest))]
             files = deployed(order)
         except UserError as error:
             yield Finding(what, "failed", str(error))

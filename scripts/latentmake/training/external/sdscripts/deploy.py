@@ -8,7 +8,7 @@ image whose name begins alike. An item with several texts is several images ther
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,8 +21,8 @@ from latentmake.errors import CacheError, SourceError, TrainingError
 from latentmake.files.sync import Changes, sync
 from latentmake.layouts.layout import SIZED
 from latentmake.layouts.sdscripts import SdScripts
-from latentmake.training.external.sdscripts.order import ManifestRow, SdScriptsOrder
-from latentmake.training.order import rows_of
+from latentmake.plan.manifest import Row, rows_of
+from latentmake.training.external.sdscripts.order import SdScriptsOrder
 
 METADATA = "metadata.json"
 
@@ -67,12 +67,15 @@ def deployed(order: SdScriptsOrder, blocks: Blocks | None = None, *, caches: boo
     layout, blocks = SdScripts(order.architecture), blocks or default_blocks(order)
     files: Files = {}
     metadata: dict[str, dict[str, Any]] = {block: {} for block in blocks.values()}
-    for row in rows_of(Path(order.manifest), ManifestRow):
+    for row in rows_of(Path(order.manifest)):
         texts = _texts(row, order.datasets[row.dataset])
         for resolution in order.resolutions:
             block = blocks[row.dataset, resolution]
-            latents = row.latents[resolution_name(*resolution)]
-            for stem, text, cache in _variants(row, texts):
+            part = resolution_name(*resolution)
+            (latents,) = row.latents_at(part)
+            found = row.texts_at(part) or [""] * len(texts)  # of each text, its embedding if any
+            for number, (text, cache) in enumerate(zip(texts, found, strict=False)):
+                stem = f"{row.stem}.v{number}" if number else row.stem
                 image = f"{stem}{PurePosixPath(row.source).suffix}"
                 sized = SIZED.fullmatch(latents.removesuffix(layout.latents_ending))
                 assert sized is not None
@@ -80,7 +83,7 @@ def deployed(order: SdScriptsOrder, blocks: Blocks | None = None, *, caches: boo
                 _add(files, f"{block}/{image}", row.source)
                 if caches:
                     _add(files, f"{block}/{named}", latents)
-                if caches and cache is not None:
+                if caches and cache:
                     _add(files, f"{block}/{stem}{layout.text_ending}", cache)
                 size = [int(sized[2]), int(sized[3])]
                 metadata[block][image] = {"caption": text, "image_size": size}
@@ -90,7 +93,7 @@ def deployed(order: SdScriptsOrder, blocks: Blocks | None = None, *, caches: boo
     return files
 
 
-def _texts(row: ManifestRow, settings: Dataset) -> list[str]:
+def _texts(row: Row, settings: Dataset) -> list[str]:
     """Return an item's texts, each in one line: of several sd-scripts would take the first."""
     from latentmake.caches.inputs import caption_of
 
@@ -106,15 +109,6 @@ def _texts(row: ManifestRow, settings: Dataset) -> list[str]:
             ) from None
         texts = [caption_of(data, row.caption, settings)]
     return [" ".join(text.splitlines()) for text in texts]
-
-
-def _variants(row: ManifestRow, texts: list[str]) -> Iterator[tuple[str, str, str | None]]:
-    """Yield a stem for each of an item's texts, with the text and its cache file, if any."""
-    caches: list[str | None] = [None] * len(texts)
-    if row.text is not None:
-        caches = [row.text] if row.variants is None else [*row.variants]
-    for number, cache in enumerate(caches):
-        yield f"{row.stem}.v{number}" if number else row.stem, texts[number], cache
 
 
 def _add(files: Files, name: str, source: str) -> None:

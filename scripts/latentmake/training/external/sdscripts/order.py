@@ -1,8 +1,8 @@
-"""Order of a run of sd-scripts, and the rows of its manifest."""
+"""Order of a run of sd-scripts."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from latentmake import digest
 from latentmake.config.architectures import ArchitectureName
@@ -55,31 +55,3 @@ class SdScriptsOrder(ExternalOrder):
         keys = ("clip_skip", "max_token_length", "latents_arguments", "text_arguments")
         model = {"architecture": self.architecture} | {x: getattr(self.model, x) for x in keys}
         return {**shaping(self.trainer, "weights"), "script": self.script, **model, **self.flags}
-
-
-class ManifestRow(NamedTuple):
-    """One item that is trained on.
-
-    Attributes:
-        dataset: its dataset's name.
-        stem: path below the dataset's folder, without the last ending.
-        source: path of the image.
-        repeats: how often an epoch shows it.
-        latents: resolution's name (`512` or `512x768`) -> path of its cache file.
-        text: path of its embedding's cache file, if any.
-        caption: path of the caption file; None for the empty caption.
-        control: None.
-        variants: paths of the embeddings of all its texts, if there are several.
-        texts: its texts, if they are not that of the caption file.
-    """
-
-    dataset: str
-    stem: str
-    source: str
-    repeats: int
-    latents: dict[str, str]
-    text: str | None
-    caption: str | None
-    control: None = None
-    variants: list[str] | None = None
-    texts: list[str] | None = None

@@ -1,87 +1,113 @@
 """Items of a manifest, and their cache files: headers at once, content batch by batch.
 
-The caches of a small dataset stay in memory. Those of a large one are read when their batch comes:
-the system keeps files in memory that fit there, for all processes together, and reading them again
-costs little more than a copy.
+Files are read when their batch comes: the system keeps them in memory as far as they fit, once for
+all processes, and reading them again costs little more than a copy.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import re
+from collections import deque
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from safetensors import SafetensorError
+from safetensors.torch import load
 
 from latentmake.errors import CacheError, TrainingError
+from latentmake.files.cachefile import corruption_of
+from latentmake.files.safetensors import Head, read_head
+from latentmake.layouts import plain
+from latentmake.plan.manifest import Row, rows_of
 from latentmake.training.loop.data.batch import Batch, pad
-from latentmake.training.loop.data.headers import HINT, Stored, check_bytes, inspect_all
-from latentmake.training.loop.data.tensors import PLAIN, CacheTensors
 
-# Bytes of caches that are kept in memory. More would gain nothing, as the system keeps files in
-# memory itself, and once for all processes of a machine.
-_MEMORY = 256 << 20
+HINT = "delete it and run the build's command again, which encodes it anew"
+FORM = r"(_\d+x\d+x\d+)?(_b?float\w+)?"
+"""Regular expression of shape and dtype, which musubi-tuner has behind a tensor's name."""
+
+_THREADS = 8  # that read headers: a disk or a network answers several at once
+_CHUNK = 256  # files a thread takes at a time
+_AHEAD = 4  # batches read before they are needed, for each thread
 
 
-class Item(BaseModel):
-    """One line of a manifest; a skipped item has a reason (`aside`) instead of caches.
+class Sought(NamedTuple):
+    """A tensor to find in cache files: its name without shape and dtype, its number of sides."""
+
+    name: str
+    dimensions: int
+
+    def find(self, head: Head) -> tuple[str, tuple[int, ...]]:
+        """Return its name and shape in a file; a ValueError says that it is not there."""
+        name = next((each for each in head.entries if re.fullmatch(self.name + FORM, each)), None)
+        if name is None:
+            raise ValueError(f"has no tensor `{self.name}`")
+        shape = head.tensors[name].shape
+        if len(shape) != self.dimensions or 0 in shape:
+            raise ValueError(f"`{name}` has the shape {list(shape)}")
+        return name, shape
+
+
+class CacheTensors(NamedTuple):
+    """Tensors that a training reads from the cache files of a layout.
 
     Attributes:
-        latents: resolution -> path, or paths of clips.
-        text: path, or resolution -> path.
-        variants: paths of all its texts, where there are several, or resolution -> paths.
-        dropped: path of the empty caption, or resolution -> path.
-        span: part of a video, see `geometry.clips.Span`.
-        row: further columns of a list.
-        validation: whether it is held out: evaluated, and never trained on.
+        latents: [channels, height, width], or [channels, frames, height, width].
+        text: [tokens, width].
+        more: further tensors in the file of the latents.
+        scaled: whether the header of the latents has their scale.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    dataset: str
-    stem: str
-    source: str
-    repeats: int = Field(1, ge=1)
-    latents: dict[str, str | list[str]] = {}
-    text: str | dict[str, str] = ""
-    variants: list[str] | dict[str, list[str]] = []
-    dropped: str | dict[str, str] | None = None
-    texts: list[str] | None = None
-    caption: str | None = None
-    control: str | None = None
-    controls: list[str] = []
-    layers: list[str] = []
-    span: list[JsonValue] | None = None
-    row: dict[str, JsonValue] | None = None
-    validation: bool = False
-    aside: str | None = None
+    latents: Sought
+    text: Sought
+    more: tuple[Sought, ...] = ()
+    scaled: bool = False
+
+
+PLAIN = CacheTensors(Sought("latents", 3), Sought(plain.hidden_state(0), 2), scaled=True)
+WAN = CacheTensors(Sought("latents", 4), Sought("varlen_t5", 2))
+"""Of musubi-tuner's caches, whose latents are scaled already."""
+
+
+class Stored(NamedTuple):
+    """A cache file, with the tensors in it that are read.
+
+    Attributes:
+        found: names of the tensors and their shapes; the first are the latents, or the text.
+        scaling: the network sees (x - shift) * scaling; 1 for text.
+        shift: see there; 0 for text.
+        pixels: image pixels per column of the latents; None where the file does not say.
+    """
+
+    path: str
+    found: tuple[tuple[str, tuple[int, ...]], ...]
+    scaling: float = 1.0
+    shift: float = 0.0
+    pixels: float | None = None
 
     @property
-    def all_texts(self) -> list[str]:
-        """The cache files of all variants of its text."""
-        texts = [self.text] if isinstance(self.text, str) else list(self.text.values())
-        further = [path for text in texts for path in self.variants_of(text)[1:]]
-        return [*texts, *further, *filter(None, map(self.dropped_of, texts))]
+    def shape(self) -> tuple[int, ...]:
+        """Channels, (frames,) height, width; or tokens, width."""
+        return self.found[0][1]
 
-    def variants_of(self, text: str) -> list[str]:
-        """Return the cache files of all variants of its text, of the resolution of one of them."""
-        if isinstance(self.variants, dict):
-            return next((each for each in self.variants.values() if text in each), [])
-        return self.variants
+    def read(self) -> list[torch.Tensor]:
+        """Return the tensors as they are stored, also in a file written anew, of the same shapes.
 
-    def dropped_of(self, text: str) -> str | None:
-        """Return the cache file of the empty caption, of the resolution of a text's file."""
-        if isinstance(self.dropped, dict) and isinstance(self.text, dict):
-            return next(path for size, path in self.dropped.items() if self.text.get(size) == text)
-        return self.dropped if isinstance(self.dropped, str) else None
-
-    def pairs(self) -> Iterator[tuple[str, str]]:
-        """Yield the cache files of its latents, each with that of its text."""
-        for resolution, paths in sorted(self.latents.items()):
-            text = self.text if isinstance(self.text, str) else self.text[resolution]
-            for path in [paths] if isinstance(paths, str) else paths:
-                yield path, text
+        Raises:
+            CacheError: the file is missing or damaged, or has other shapes now.
+        """
+        with naming(self.path):
+            tensors = load(Path(self.path).read_bytes())
+        if any(name not in tensors or tensors[name].shape != shape for name, shape in self.found):
+            what = "has another shape than when the training began"
+            raise CacheError(what, where=self.path, hint="run the build's command again")
+        return [tensors[name] for name, _ in self.found]
 
 
 class Example(NamedTuple):
@@ -90,51 +116,98 @@ class Example(NamedTuple):
     latents: Stored
     text: Stored
     repeats: int
-    more: Mapping[str, Stored] = {}
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Channels, (frames,) height and width of its latents."""
         return self.latents.shape
 
-    @property
-    def stored(self) -> list[Stored]:
-        """All its tensors."""
-        return [self.latents, self.text, *self.more.values()]
+
+@contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Raise a CacheError that names a cache file where reading it shows that it is damaged."""
+    try:
+        yield
+    except FileNotFoundError:
+        hint = "run the build's command again, which encodes it anew"
+        raise CacheError("this cache file is missing", where=path, hint=hint) from None
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
+        what = f"this cache file cannot be read ({error})"
+        raise CacheError(what, where=path, hint=HINT) from None
 
 
-def read_items(manifest: Path, *, held_out: bool = False) -> list[Item]:
+def inspect(path: str, sought: Iterable[Sought], *, scaled: bool = False) -> Stored:
+    """Read the header of a cache file and find tensors in it, latents with their scale.
+
+    Raises:
+        CacheError: the file is missing or damaged, or lacks a tensor or its scale.
+    """
+    with naming(path):
+        head = read_head(path)
+        stored = Stored(path, tuple(each.find(head) for each in sought))
+        if not scaled:
+            return stored
+        names = ("scaling_factor", "shift_factor", "pixel_width")
+        scaling, shift, width = (float(head.metadata.get(name, 0)) for name in names)
+        if not scaling:
+            raise ValueError("has no number `scaling_factor` in its header")
+        return stored._replace(scaling=scaling, shift=shift, pixels=width / stored.shape[2] or None)
+
+
+def inspect_all(
+    paths: Iterable[str], sought: Collection[Sought], *, scaled: bool = False
+) -> dict[str, Stored]:
+    """Read the headers of many cache files, each once, several at a time; see `inspect`."""
+    distinct = list(dict.fromkeys(paths))
+    chunks = [distinct[start : start + _CHUNK] for start in range(0, len(distinct), _CHUNK)]
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="headers") as pool:
+        try:
+            found = pool.map(
+                lambda chunk: [inspect(path, sought, scaled=scaled) for path in chunk], chunks
+            )
+            return {each.path: each for chunk in found for each in chunk}
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def check_bytes(path: str) -> None:
+    """Read a cache file, and compare its bytes with the checksums in its header, if it has any.
+
+    Raises:
+        CacheError: it is missing, or other bytes than were written.
+    """
+    with naming(path):
+        damage = corruption_of(path)
+    if damage is not None:
+        raise CacheError(f"this cache file is damaged: {damage}", where=path, hint=HINT)
+
+
+def read_text(path: str, sought: Sought) -> torch.Tensor:
+    """Return the embedding [tokens, width] in a cache file of text, float32.
+
+    Raises:
+        CacheError: it is missing or damaged, or holds NaN or infinite values.
+    """
+    check_bytes(path)
+    text = inspect(path, [sought]).read()[0].float()
+    if not torch.isfinite(text).all():
+        raise CacheError("holds NaN or infinite values", where=path, hint=HINT)
+    return text
+
+
+def read_items(manifest: Path, *, held_out: bool = False) -> list[Row]:
     """Read the items to train on, or those held out, without skipped ones.
 
     Raises:
         TrainingError: the manifest is missing, damaged or has none of these.
     """
-    hint = "run the build's command again, which writes it anew"
-    try:
-        lines = manifest.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        raise TrainingError("the manifest cannot be read", where=manifest, hint=hint) from None
-    items: list[Item] = []
-    for number, line in enumerate(lines, 1):
-        try:
-            item = Item.model_validate_json(line)
-            if item.aside is None and not (item.latents and item.text):
-                raise ValueError("caches are missing")
-        except ValueError:  # pydantic's too
-            raise TrainingError(
-                f"line {number} of the manifest is damaged", where=manifest, hint=hint
-            ) from None
-        if item.aside is None and item.validation == held_out:
-            items.append(item)
-    if not items and held_out:
+    if items := [row for row in rows_of(manifest) if row.validation == held_out]:
+        return items
+    what, hint = "nothing to train on: all items were skipped", "see the run's datasets"
+    if held_out:
         what = "the manifest names no item held out of training"
-        raise TrainingError(what, where=manifest, hint="set `validation: {items: 16}` of the run")
-    if not items:
-        what = f"all {len(lines)} items were skipped" if lines else "the manifest has no items"
-        raise TrainingError(
-            f"nothing to train on: {what}", where=manifest, hint="see the run's datasets"
-        )
-    return items
+        hint = "set `validation: {items: 16}` of the run"
+    raise TrainingError(what, where=manifest, hint=hint)
 
 
 class Caches:
@@ -143,127 +216,132 @@ class Caches:
     Args:
         items: of the manifest.
         tensors: what to read of each file.
-        memory: caches of at most so many bytes are kept in memory once they were read.
+        root: folder that the paths in the manifest are below; by default the working directory.
+        resolution: of the items' resolutions the one to read; by default all of them.
 
     Attributes:
         examples: each item at each resolution; behind them, the same with further variants of
             their texts.
-        count: of the former.
-        datasets: names, of each of the former.
+        rows: the item of each of the former.
+        resolutions: its resolution.
         variants: example -> itself and those with other variants, where there are several.
         dropped: example -> the one with the empty caption, where there is one.
+        channels: of all latents.
         text_width: width of all embeddings.
-        channels: channels of all latents.
-        in_memory: whether the caches are kept in memory.
 
     Raises:
-        CacheError: a file is missing or damaged, or its width or channels differ from the others'.
+        CacheError: a file is missing or damaged.
     """
 
     def __init__(
-        self, items: Sequence[Item], tensors: CacheTensors = PLAIN, *, memory: int = _MEMORY
+        self,
+        items: Iterable[Row],
+        tensors: CacheTensors = PLAIN,
+        *,
+        root: str = "",
+        resolution: str | None = None,
     ) -> None:
-        named = [(*pair, item) for item in items for pair in item.pairs()]
-        texts = inspect_all((text for item in items for text in item.all_texts), tensors.text)
-        latents = inspect_all((path for path, _, _ in named), tensors.latents)
-        more = {
-            name: inspect_all((path for path, _, _ in named), sought)
-            for name, sought in tensors.more
-        }
-        self.channels = self._same(latents, 0, "channels")
-        self.text_width = self._same(texts, 1, "values a token")
-        self.examples = [
-            Example(
-                latents[path],
-                texts[text],
-                item.repeats,
-                {name: found[path] for name, found in more.items()},
-            )
-            for path, text, item in named
+        self._names = [each.name for each in (tensors.latents, *tensors.more)]
+        self._checked: set[str] = set()
+        named = [
+            (row, size, path)
+            for row in items
+            for size in sorted(row.latents)
+            if resolution in (None, size)
+            for path in row.latents_at(size)
         ]
-        self.count = len(self.examples)
-        self.datasets = [item.dataset for _, _, item in named]
+        several = [row.texts_at(size) for row, size, _ in named]
+        empty = [
+            row.dropped.get(size) if isinstance(row.dropped, dict) else row.dropped
+            for row, size, _ in named
+        ]
+        within = partial(os.path.join, root)  # but where a path is absolute
+        latents = inspect_all(
+            (within(path) for *_, path in named),
+            (tensors.latents, *tensors.more),
+            scaled=tensors.scaled,
+        )
+        texts = inspect_all(
+            map(within, filter(None, (*chain.from_iterable(several), *empty))), [tensors.text]
+        )
+        self.rows = [row for row, *_ in named]
+        self.resolutions = [size for _, size, _ in named]
+        self.examples = [
+            Example(latents[within(path)], texts[within(text)], row.repeats)
+            for (row, _, path), (text, *_) in zip(named, several, strict=True)
+        ]
+        self.channels, self.text_width = (self.examples[0].shape[0], self.examples[0].text.shape[1])
         self.variants: dict[int, list[int]] = {}
         self.dropped: dict[int, int] = {}
-        for index, (_, text, item) in enumerate(named):
-            if len(several := item.variants_of(text)) > 1:
-                others = [self._add(index, texts[path]) for path in several[1:]]
-                self.variants[index] = [index, *others]
-            if (dropped := item.dropped_of(text)) is not None:
-                self.dropped[index] = self._add(index, texts[dropped])
-        stored = (each for group in (texts, latents, *more.values()) for each in group.values())
-        self.in_memory = sum(each.size for each in stored) <= memory
-        self._kept: dict[Stored, torch.Tensor] = {}
-        self._checked: set[str] = set()
+        for index, (_, *others) in enumerate(several):
+            if others:
+                further = [self._add(index, texts[within(path)]) for path in others]
+                self.variants[index] = [index, *further]
+            if (path := empty[index]) is not None:
+                self.dropped[index] = self._add(index, texts[within(path)])
 
     def _add(self, index: int, text: Stored) -> int:
         """Add an example with another text; return its index."""
         self.examples.append(self.examples[index]._replace(text=text))
         return len(self.examples) - 1
 
-    @staticmethod
-    def _same(found: dict[str, Stored], side: int, what: str) -> int:
-        counts = Counter(each.shape[side] for each in found.values())
-        usual = max(counts, key=counts.__getitem__)  # of a few and many, the few are damaged
-        for each in found.values():
-            if each.shape[side] != usual:
-                raise CacheError(
-                    f"has {each.shape[side]} {what}, but {counts[usual]} others have {usual}",
-                    where=each.path,
-                    hint=HINT,
-                )
-        return usual
+    def __len__(self) -> int:
+        """Return the number of examples without those of further variants."""
+        return len(self.rows)
 
-    def size(self, indices: Sequence[int]) -> int:
-        """Return the bytes of a batch in its files."""
-        return sum(each.size for index in indices for each in self.examples[index].stored)
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        """Read the tensors of an example by name: `latents` as the network sees them, `text`.
+
+        Raises:
+            CacheError: a file has become damaged.
+        """
+        example = self.examples[index]
+        for path in (example.latents.path, example.text.path):
+            if path not in self._checked:
+                check_bytes(path)
+                self._checked.add(path)
+        found = dict(zip(self._names, example.latents.read(), strict=True))
+        scaled = found["latents"].float().sub_(example.latents.shift)
+        found["latents"] = scaled.mul_(example.latents.scaling)
+        return found | {"text": example.text.read()[0]}
 
     def batch(self, indices: Sequence[int], *, pin: bool = False) -> Batch:
         """Read the examples of these indices, all of one shape, into pinned memory if asked.
 
         Raises:
-            CacheError: a file has become damaged, or the shapes differ.
+            CacheError: a file has become damaged.
         """
-        examples = [self.examples[index] for index in indices]
-        first = examples[0].latents
-        for other in (each.latents for each in examples):
-            if other.shape != first.shape:
-                raise CacheError(
-                    f"its latents have the shape {list(other.shape)}, but those of {first.path} in "
-                    f"the same batch {list(first.shape)}",
-                    where=other.path,
-                    hint="make batches of one shape",
-                )
-        latents = torch.stack([self._read(each.latents).float() for each in examples])
-        for row, example in zip(latents, examples, strict=True):
-            if example.latents.shift:
-                row.sub_(example.latents.shift)
-            row.mul_(example.latents.scaling)
-        texts = [self._read(each.text) for each in examples]
+        items = [self[index] for index in indices]
+        texts = [each.pop("text") for each in items]
         if len({each.dtype for each in texts}) > 1:
             texts = [each.float() for each in texts]
-        text, mask = pad(texts)
-        more = {
-            name: torch.stack([self._read(each.more[name]).to(stored.dtype) for each in examples])
-            for name, stored in examples[0].more.items()
-        }
+        more = {name: torch.stack([each[name] for each in items]) for name in self._names}
+        latents, (text, mask) = more.pop("latents"), pad(texts)
         batch = Batch(latents, text, mask, indices, more)
         return batch.pinned() if pin else batch
 
-    def _read(self, stored: Stored) -> torch.Tensor:
-        """Return a tensor, from memory where it is kept; check its file once."""
-        if stored.path not in self._checked:
-            check_bytes(stored.path)
-            self._checked.add(stored.path)
-        kept = self._kept.get(stored)
-        if kept is None:
-            kept = stored.read()
-            if self.in_memory:
-                self._kept[stored] = kept
-        return kept
+    def prefetched(
+        self, batches: Iterable[Sequence[int]], *, threads: int = 1, pin: bool = False
+    ) -> Generator[Batch, None, None]:
+        """Read batches in threads (at least one) ahead of their use; yield them in their order.
+
+        Raises:
+            CacheError: a file has become damaged.
+        """
+        threads, remaining = max(1, threads), iter(batches)
+        read = partial(self.batch, pin=pin)
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="caches")
+        try:
+            waiting = deque(pool.submit(read, each) for each in islice(remaining, _AHEAD * threads))
+            while waiting:
+                batch = waiting.popleft().result()
+                waiting.extend(pool.submit(read, each) for each in islice(remaining, 1))
+                yield batch
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
-def find_not_finite(caches: Caches, indices: Sequence[int]) -> list[str]:
+def find_not_finite(caches: Caches, indices: Iterable[int]) -> list[str]:
     """Return the paths of the examples' files that hold NaN or infinite values, each once.
 
     No encoder of the build writes such values, and a search at every batch would take time: a
@@ -273,9 +351,9 @@ def find_not_finite(caches: Caches, indices: Sequence[int]) -> list[str]:
         CacheError: a file is missing or damaged.
     """
     examples = [caches.examples[index] for index in indices]
-    found = {
-        each.path: None
-        for each in dict.fromkeys(each for example in examples for each in example.stored)
-        if not torch.isfinite(each.read()).all()
-    }
-    return list(found)
+    files = {each.path: each for example in examples for each in (example.latents, example.text)}
+    return [
+        path
+        for path, file in files.items()
+        if not all(torch.isfinite(tensor).all() for tensor in file.read())
+    ]

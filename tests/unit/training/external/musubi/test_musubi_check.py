@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import zipfile
 from pathlib import Path
@@ -97,9 +98,10 @@ def test_a_missing_image_or_caption_fails(root: Path, tuner: Path, ending: str) 
 def test_a_damaged_manifest_is_named(root: Path, tuner: Path) -> None:
     order = make_run(root, tuner=tuner)
     Path(order.manifest).write_text('{"dataset": 1}\n')
-    with pytest.raises(TrainingError, match="the manifest cannot be read"):
+    with pytest.raises(TrainingError, match="line 1 of the manifest is damaged"):
         check(order)
-    Path(order.manifest).write_text('{"aside": "damaged"}\n')
+    row = {"dataset": "a", "stem": "b", "source": "c", "aside": "damaged"}
+    Path(order.manifest).write_text(f"{json.dumps(row)}\n")
     assert of(check(order), "images and captions").note == "no item is left to train on"
 
 
