@@ -188,13 +188,6 @@ def test_unseen_colours_vanish_when_scaled_up_and_count_when_scaled_down() -> No
     assert cover(image, Size(32, 32))[8, 20].tolist() == [0, 250, 0]
 
 
-def test_writing_to_the_pixels_leaves_the_source_alone() -> None:
-    values = np.array(noise((16, 16)))
-    before = values.copy()
-    cover(Image.fromarray(values), Size(16, 16))[:] = 0
-    assert np.array_equal(values, before)
-
-
 def test_a_hair_of_a_picture_is_refused_before_it_fills_the_memory() -> None:
     with pytest.raises(SourceError, match=r"hair\.png: is too narrow \(1 x 20000\)"):
         cover(Image.new("RGB", (1, 20_000)), Size(256, 1024), path="hair.png")
@@ -408,10 +401,6 @@ def clip_refusal(data: bytes, folder: Path, frames: int = 5) -> str:
     assert line.startswith(f"{path}: ")
     assert "\n" not in line
     return line
-
-
-def test_an_image_that_calls_itself_a_video_has_one_frame(tmp_path: Path) -> None:
-    assert "ends after 1 frames" in clip_refusal(encoded(noise((64, 48))), tmp_path)
 
 
 @pytest.mark.parametrize("name", KINDS)
