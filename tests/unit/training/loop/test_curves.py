@@ -74,11 +74,6 @@ def test_the_picture_is_1200_pixels_wide_and_has_a_curve_in_each_panel(tmp_path:
     assert drawn[3] == 0
 
 
-def test_the_same_events_give_the_same_picture(tmp_path: Path) -> None:
-    write(tmp_path / "logs")
-    assert curves_png(tmp_path / "logs") == curves_png(tmp_path / "logs")
-
-
 def test_without_scalars_there_is_no_picture(tmp_path: Path) -> None:
     assert curves_png(tmp_path / "nowhere") is None
     (tmp_path / "logs").mkdir()
