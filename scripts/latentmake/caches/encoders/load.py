@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from importlib import import_module
+from importlib import import_module, metadata
 from types import ModuleType
 from typing import Any
 
@@ -114,12 +114,15 @@ def without(*names: str) -> Iterator[None]:
     hidden: dict[str, Any] = {**dict.fromkeys(names), _COMPILER: compiler}
     hidden = {name: each for name, each in hidden.items() if name not in sys.modules}
     sys.modules.update(hidden)
-    is_available = torch.distributed.is_available
+    is_available, packages = torch.distributed.is_available, metadata.packages_distributions
     torch.distributed.is_available = bool
+    if "transformers" in hidden:
+        # diffusers reads the list of files of each package, to find three of them.
+        metadata.packages_distributions = dict
     try:
         yield
     finally:
-        torch.distributed.is_available = is_available
+        torch.distributed.is_available, metadata.packages_distributions = is_available, packages
         remove(hidden)
 
 
