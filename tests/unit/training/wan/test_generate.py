@@ -172,7 +172,7 @@ def test_faults_are_one_line() -> None:
     lora = Path(order.adapters[0])
     whole = lora.read_bytes()
     lora.write_bytes(whole[:100])
-    with pytest.raises(TrainingError, match=r"pytorch_lora_weights\.safetensors.*; delete it"):
+    with pytest.raises(TrainingError, match=r"pytorch_lora_weights\.safetensors.*; delete them"):
         generate(order)
     lora.unlink()
     with pytest.raises(TrainingError, match=r"LoRA cannot be read \(No such file.*trains it again"):
