@@ -214,7 +214,7 @@ def test_images_and_clips_are_mixed_but_not_in_a_batch(tmp_path: Path) -> None:
     shapes = [{training.caches.examples[index].shape for index in each} for each in batches]
     assert all(len(each) == 1 for each in shapes)
     assert {each.pop() for each in shapes} == {(16, 1, 4, 6), (16, 3, 4, 4)}
-    assert training.caches.count == 4  # the held-out clip is not among them
+    assert len(training.caches) == 4  # the held-out clip is not among them
     (held,) = read_items(Path(order.manifest), held_out=True)
     assert held.stem == "item3"
     latents = Caches([held], WAN).batch([0]).latents

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ from safetensors.torch import load
 
 from latentmake.errors import CacheError, TrainingError
 from latentmake.files.cachefile import corruption_of
-from latentmake.files.safetensors import Head, read_head
+from latentmake.files.safetensors import DTYPES, Head, read_head
 from latentmake.layouts import plain
 from latentmake.plan.manifest import Row, rows_of
 from latentmake.training.loop.data.batch import Batch, pad
@@ -48,9 +48,11 @@ class Sought(NamedTuple):
         name = next((each for each in head.entries if re.fullmatch(self.name + FORM, each)), None)
         if name is None:
             raise ValueError(f"has no tensor `{self.name}`")
-        shape = head.tensors[name].shape
+        dtype, shape, *_ = head.tensors[name]
         if len(shape) != self.dimensions or 0 in shape:
             raise ValueError(f"`{name}` has the shape {list(shape)}")
+        if dtype not in DTYPES or not DTYPES[dtype].exponent:
+            raise ValueError(f"`{name}` is stored as {dtype}")
         return name, shape
 
 
@@ -147,11 +149,14 @@ def inspect(path: str, sought: Iterable[Sought], *, scaled: bool = False) -> Sto
         stored = Stored(path, tuple(each.find(head) for each in sought))
         if not scaled:
             return stored
-        names = ("scaling_factor", "shift_factor", "pixel_width")
-        scaling, shift, width = (float(head.metadata.get(name, 0)) for name in names)
+        names = ("scaling_factor", "shift_factor", "pixel_width", "pixel_height")
+        scaling, shift, width, height = (float(head.metadata.get(name, 0)) for name in names)
+        _, rows, columns = stored.shape
+        if height and width * rows != height * columns:
+            raise ValueError(f"has latents {list(stored.shape)} of {width:g} x {height:g} pixels")
         if not scaling:
             raise ValueError("has no number `scaling_factor` in its header")
-        return stored._replace(scaling=scaling, shift=shift, pixels=width / stored.shape[2] or None)
+        return stored._replace(scaling=scaling, shift=shift, pixels=width / columns or None)
 
 
 def inspect_all(
@@ -230,7 +235,7 @@ class Caches:
         text_width: width of all embeddings.
 
     Raises:
-        CacheError: a file is missing or damaged.
+        CacheError: a file is missing or damaged, or its width or channels differ from the others'.
     """
 
     def __init__(
@@ -270,7 +275,8 @@ class Caches:
             Example(latents[within(path)], texts[within(text)], row.repeats)
             for (row, _, path), (text, *_) in zip(named, several, strict=True)
         ]
-        self.channels, self.text_width = (self.examples[0].shape[0], self.examples[0].text.shape[1])
+        self.channels = _common(latents.values(), 0, "channels")
+        self.text_width = _common(texts.values(), 1, "values a token")
         self.variants: dict[int, list[int]] = {}
         self.dropped: dict[int, int] = {}
         for index, (_, *others) in enumerate(several):
@@ -339,6 +345,16 @@ class Caches:
                 yield batch
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _common(found: Collection[Stored], side: int, what: str) -> int:
+    """Return the size of a side that all have; of a few and many, the few are damaged."""
+    ((usual, count),) = Counter(each.shape[side] for each in found).most_common(1)
+    for each in found:
+        if each.shape[side] != usual:
+            what = f"has {each.shape[side]} {what}, but {count} others have {usual}"
+            raise CacheError(what, where=each.path, hint=HINT)
+    return usual
 
 
 def find_not_finite(caches: Caches, indices: Iterable[int]) -> list[str]:
