@@ -68,16 +68,16 @@ def proven_commit(section: str, folder: Path) -> Finding:
         folder: the program's.
     """
     proven = PROVEN[section]
-    words = ("describe", "--always", "--exclude=*", "--abbrev=12", "--dirty")
+    git = ("git", "-C", str(folder))
     if not (folder / ".git").exists():
         what = "no git repository, so its commit is unknown"
         return Finding("commit", "warning", f"{what}; {proven} is proven")
-    if not (found := said("git", "-C", str(folder), *words)):
+    if not (found := said(*git, "rev-parse", "HEAD")):
         return Finding("commit", "warning", f"git does not tell its commit; {proven} is proven")
-    edits = " with local changes" if found.endswith("-dirty") else ""
+    edits = " with local changes" if said(*git, "diff", "--stat", "HEAD") else ""
     is_proven = found.startswith(proven)
     word = "proven" if is_proven else f"not proven; {proven} is"
-    note = f"commit {found.removesuffix('-dirty')}{edits} ({word})"
+    note = f"commit {found[:12]}{edits} ({word})"
     return Finding("commit", "ok" if is_proven and not edits else "warning", note)
 
 
