@@ -191,8 +191,8 @@ def test_captions_of_the_first_items_are_prompts_where_there_are_none() -> None:
         prompt = order_of(caption or "x").prompts[0]
         if not caption:
             prompt = prompt.model_copy(update={"text": text_file("", 16)})
-        row = {"dataset": "d", "stem": str(number), "text": {"64": prompt.text}, "latents": {}}
-        rows.append({**row, "validation": number == 0})
+        row = {"dataset": "d", "stem": str(number), "source": "s", "latents": {"64": ["x"]}}
+        rows.append({**row, "text": {"64": prompt.text}, "validation": number == 0})
     manifest = RUN / "manifest.jsonl"
     manifest.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     found = captions_of(order_of(captions=4))

@@ -38,7 +38,8 @@ def test_images_that_became_white_are_named(tmp_path: Path) -> None:
     rows = []
     for name, values in (("a", deep), ("b", (deep >> 8).astype(np.uint8))):
         Image.fromarray(values).save(tmp_path / f"{name}.png")
-        rows.append(json.dumps({"source": f"{tmp_path}/{name}.png"}))
+        row = {"dataset": "d", "stem": name, "source": f"{tmp_path}/{name}.png"}
+        rows.append(json.dumps(row))
     (tmp_path / "manifest.jsonl").write_text("\n".join(rows))
     order = make_order(tmp_path).model_copy(update={"manifest": f"{tmp_path}/manifest.jsonl"})
     note = checked(order, current=True)["16-bit images"].note
