@@ -287,9 +287,10 @@ def _number(project: Project, kind: Kind) -> int:
 def _content(project: Project, kind: Kind) -> Content:
     """Return path -> digest of the files that a command leaves, wherever their project lies."""
     place = bytes(project.folder)
+    windows = place.replace(b"/", b"\\")  # as a script for Windows names it
     return {
         str(path.relative_to(project.folder)): hashlib.sha256(
-            path.read_bytes().replace(place, b"")
+            path.read_bytes().replace(place, b"").replace(windows, b"")
         ).hexdigest()
         for path in _files(project, kind)
         if not any(path.match(pattern) for pattern in kind.ignored)
