@@ -26,6 +26,7 @@ import json, sys
 import torch
 from musubi_tuner import convert_lora
 from musubi_tuner.networks import lora_wan
+from musubi_tuner.utils.lora_utils import load_safetensors_with_lora_and_fp8
 from musubi_tuner.wan.modules.model import WanModel
 from safetensors.torch import load_file, save_file
 
@@ -57,6 +58,9 @@ for name in ("musubi", "converted"):
     network.merge_to(None, model, lora, device="cpu")
     found[f"{name} merged"] = predict(model)
     save_file(model.state_dict(), f"{name} merged.safetensors")
+outer = load_safetensors_with_lora_and_fp8(  # as wan_generate_video.py loads a network
+    "dit.safetensors", [load_file("outer/musubi.safetensors")], [1.0], False, torch.device("cpu"))
+save_file(outer, "outer merged.safetensors")
 own = lora_wan.create_arch_network(1.0, 4, 2, None, None, make())
 own.apply_to(None, None, apply_text_encoder=False)
 save_file({name: value.contiguous() for name, value in found.items()}, "found.safetensors")
@@ -74,11 +78,16 @@ def test_musubi_tuner_applies_and_merges_the_lora_that_we_trained(
     write_file(original_dit(dit.state_dict()), folder / "dit.safetensors")
     write_file(given, folder / "inputs.safetensors")
     base = dit(**given).sample
-    add_lora(dit, rank=4, alpha=2, target_modules=TARGETS)
-    with torch.no_grad():
-        for value in lora_tensors(dit).values():
-            value.copy_(0.2 * torch.randn(value.shape))
-    write_lora(dit, folder)
+    outer = tiny_dit()
+    for network, layers, place in (
+        (dit, TARGETS, folder),
+        (outer, [*TARGETS, "proj_out"], folder / "outer"),
+    ):
+        add_lora(network, rank=4, alpha=2, target_modules=layers)
+        with torch.no_grad():
+            for value in lora_tensors(network).values():
+                value.copy_(0.2 * torch.randn(value.shape))
+        write_lora(network, place)
     expected = dit(**given).sample
     (folder / "apply.py").write_text(SCRIPT)
     subprocess.run([tuner.python, "apply.py"], cwd=folder, env=tuner.environment(), check=True)
@@ -88,11 +97,12 @@ def test_musubi_tuner_applies_and_merges_the_lora_that_we_trained(
     for name, value in found.items():  # musubi-tuner's attention computes in bfloat16
         ours = base if name == "base" else expected
         assert (value - ours).abs().max() < 0.02, name
-    dit.fuse_lora()
-    dit.unload_lora()
-    for name in ("musubi", "converted"):
+    for network in (dit, outer):
+        network.fuse_lora()
+        network.unload_lora()
+    for name, network in (("musubi", dit), ("converted", dit), ("outer", outer)):
         merged = load_file(folder / f"{name} merged.safetensors")
-        for key, value in original_dit(dit.state_dict()).items():
+        for key, value in original_dit(network.state_dict()).items():
             assert torch.allclose(merged[key], value, rtol=0, atol=1e-6), key
     keys = json.loads((folder / "keys.json").read_text())
     assert sorted(load_file(folder / lora_names().musubi)) == keys

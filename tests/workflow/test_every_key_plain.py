@@ -167,6 +167,7 @@ CHANGES: dict[Key, Change] = {
     ("runs", "trainer", "rank"): Change(3),
     ("runs", "trainer", "alpha"): Change(1.0),
     ("runs", "trainer", "target_modules"): Change(["to_q"]),
+    ("runs", "trainer", "lora_dropout"): Change(0.5),
     ("runs", "trainer", "parts"): Change(
         ["norms"], before={"adapter": "parts", "parts": ["cross_attention"]}
     ),

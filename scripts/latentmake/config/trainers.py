@@ -113,6 +113,8 @@ class LoopTrainer(Trainer):
     """Scale of the LoRA, which is multiplied by `alpha / rank`; by default the rank."""
     target_modules: list[str] = Field(["to_q", "to_k", "to_v", "to_out.0"], min_length=1)
     """Layers that get a LoRA, by the ends of their names."""
+    lora_dropout: Real = Field(0.0, ge=0, lt=1)
+    """Share of a layer's inputs that its LoRA does not see in a step (peft's `lora_dropout`)."""
     steps: Steps | None = None
     """Optimizer steps; by default 1000, or as many as `epochs` take. Raise it to train a finished
     run longer: the training resumes from its last state."""

@@ -35,6 +35,7 @@ def add_adapter(
     alpha: float | None,
     target_modules: Sequence[str],
     autocast: bool,
+    dropout: float = 0.0,
 ) -> None:
     """Freeze a network and add a float32 LoRA to it, by peft; it changes nothing yet.
 
@@ -47,6 +48,7 @@ def add_adapter(
         target_modules: layers, by their names or the ends of these.
         autocast: whether the network is called under autocast alone, which casts what layers get:
             peft's own cast to float32 then changes no bit, and takes memory and time.
+        dropout: share of a layer's inputs that its LoRA does not see in training.
 
     Raises:
         ValueError: peft puts no LoRA on a layer of this kind.
@@ -56,6 +58,7 @@ def add_adapter(
         LoraConfig(
             r=rank,
             lora_alpha=rank if alpha is None else alpha,
+            lora_dropout=dropout,
             init_lora_weights="gaussian",
             target_modules=list(target_modules),
         )

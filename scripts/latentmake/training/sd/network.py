@@ -172,6 +172,7 @@ def adapt(denoiser: Denoiser, trainer: SdTrainer, frozen: torch.dtype) -> None:
                 alpha=trainer.alpha,
                 target_modules=trainer.target_modules,
                 autocast=frozen != torch.float32,
+                dropout=trainer.lora_dropout,
             )
         except ValueError as error:
             raise TrainingError(

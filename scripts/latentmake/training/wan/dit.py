@@ -31,6 +31,8 @@ IGNORED = ".norm_added_q."
 """Part of the names of image-to-video's tensors that no code uses; diffusers ignores them too."""
 IN_BLOCK = re.compile(r"^blocks\.(\d+)\.")
 """Beginning of the names of a block's tensors."""
+LAST = "proj_out"
+"""The layer behind the blocks, the only one outside of them that can have a LoRA."""
 
 _CLASSES = ("WanTransformer3DModel", "WanModel")  # diffusers' and the original release's
 _NUMBERS = ("BF16", "F16", "F32")
@@ -231,8 +233,9 @@ def check_targets(
 ) -> list[str]:
     """Return the layers that get a LoRA, and refuse names of layers that cannot.
 
-    peft's rule: a layer's name, or its end after a dot. musubi-tuner's LoRA knows the linear layers
-    of the blocks alone.
+    peft's rule: a layer's name, or its end after a dot. Linear layers of the blocks can have one,
+    and `proj_out`. musubi-tuner merges the latter's into the weights to generate clips, but its
+    `networks/lora_wan.py` leaves it out.
 
     Args:
         targets: the trainer's `target_modules`.
@@ -251,7 +254,7 @@ def check_targets(
             what = f"no layer of the DiT is named `{target}`"
             raise TrainingError(what, where=where, hint=_USUAL)
         for layer in fit:
-            if layers[layer] != 2 or not IN_BLOCK.match(layer):
+            if layers[layer] != 2 or not (IN_BLOCK.match(layer) or layer == LAST):
                 what = f"`{target}` fits {layer}, which is no linear layer of a block"
                 raise TrainingError(what, where=where, hint=_USUAL)
         found |= set(fit)
@@ -317,7 +320,7 @@ _OUTSIDE = {
     "head.head": "proj_out",
     "head.modulation": "scale_shift_table",
 }
-_LAYERS = {new: original for original, new in _IN_BLOCK.items()}
+_LAYERS = {new: original for original, new in (_IN_BLOCK | {"head.head": LAST}).items()}
 
 
 def to_diffusers(name: str) -> str:
@@ -334,17 +337,16 @@ def to_diffusers(name: str) -> str:
 
 
 def original_layer(layer: str) -> str:
-    """Return the original name of a layer in a block, of its name in diffusers.
+    """Return the original name of a layer that can have a LoRA, of its name in diffusers.
 
     Args:
         layer: such as `blocks.0.attn1.to_q`.
 
     Raises:
-        KeyError: it is none of a block's layers.
+        KeyError: it is none of these layers.
     """
-    if (match := _NAME.fullmatch(layer)) is None or not match[1]:
-        raise KeyError(layer)
-    return f"{match[1]}{_LAYERS[match[2]]}"
+    block = match[0] if (match := IN_BLOCK.match(layer)) else ""
+    return f"{block}{_LAYERS[layer.removeprefix(block)]}"
 
 
 class LoraNames(NamedTuple):

@@ -17,7 +17,7 @@ from latentmake.files.disk import Need, human
 from latentmake.geometry.buckets import Size
 from latentmake.plan.lock import run_folder
 from latentmake.progress import duration
-from latentmake.training.wan.dit import check_targets, paths_of, read_dit
+from latentmake.training.wan.dit import IN_BLOCK, LAST, check_targets, paths_of, read_dit
 
 _CONTEXT = 500_000_000  # bytes that CUDA itself takes
 _TEXT = 512  # tokens of a text, padded
@@ -125,8 +125,13 @@ def training_memory(
     patches = (x // step for x, step in zip(latent, config["patch_size"], strict=True))
     tokens = batch * math.prod(patches)
     first, second = (any(x.endswith(end) for x in layers) for end in _FEED_FORWARD)
-    loras = Counter(x.split(".")[1] for x in layers if not x.endswith(_TEXT_SIDE))
+    inside = [x for x in layers if IN_BLOCK.match(x) and not x.endswith(_TEXT_SIDE)]
+    loras = Counter(x.split(".")[1] for x in inside)
     wide = (kept + first) * dim + (1 + second) * ffn + rank * max(loras.values(), default=0)
+    if trainer.lora_dropout:  # of each input what is left, and a byte that says whether it is
+        inputs = sum(shapes[f"{x}.weight"][1] for x in inside) // blocks
+        wide += inputs + inputs // size
+    outside += LAST in layers
     block = tokens * wide + batch * text_tokens * text * dim
     held = blocks * tokens * dim + block if trainer.gradient_checkpointing else blocks * block
     # The most is held where the feed-forward part is derived; a LoRA before it alone adds to that.

@@ -58,16 +58,22 @@ def add_lora(
     target_modules: Sequence[str],
     alpha: float | None = None,
     autocast: bool = False,
+    dropout: float = 0.0,
 ) -> None:
     """Freeze a network and add a float32 LoRA to it; see `add_adapter`.
 
     Raises:
-        TrainingError: one of `target_modules` fits no linear layer of a block.
+        TrainingError: one of `target_modules` fits no layer that can have a LoRA.
     """
     shapes = {name: tuple(each.shape) for name, each in transformer.named_parameters()}
     check_targets(target_modules, shapes, "trainer.target_modules")
     add_adapter(
-        transformer, rank=rank, alpha=alpha, target_modules=target_modules, autocast=autocast
+        transformer,
+        rank=rank,
+        alpha=alpha,
+        target_modules=target_modules,
+        autocast=autocast,
+        dropout=dropout,
     )
 
 

@@ -78,6 +78,7 @@ class WanRecipe(Recipe):
                     alpha=settings.alpha,
                     target_modules=settings.target_modules,
                     autocast=dtype != torch.float32,
+                    dropout=settings.lora_dropout,
                 )
                 if settings.gradient_checkpointing:
                     transformer.enable_gradient_checkpointing()

@@ -53,6 +53,7 @@ def test_a_longer_training_goes_on_from_the_last_state_of_the_shorter_one(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], short: dict[str, Any], long: dict[str, Any]
 ) -> None:
     settings: dict[str, Any] = {"learning_rate": 1e-2, "samples": {"num_inference_steps": 1}}
+    settings["lora_dropout"] = 0.3
     first = make_order(tmp_path, prompts=True, **short, **settings)
     make_training(first).run()
     steps = record(first)["steps"]

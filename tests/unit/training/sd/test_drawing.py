@@ -294,6 +294,7 @@ DEFAULTS = {
     "rank": 8,
     "alpha": None,
     "target_modules": ["to_q", "to_k", "to_v", "to_out.0"],
+    "lora_dropout": 0.0,
     "parts": [],
     "reinitialize": [],
     "steps": None,

@@ -71,9 +71,10 @@ def generated(pipe: Any) -> torch.Tensor:
 def test_the_folder_loads_in_a_diffusers_script_and_generates_as_our_network(
     tmp_path: Path,
 ) -> None:
-    write_lora(trained(tiny_dit()), tmp_path / "lora")
+    ours = trained(tiny_dit(), targets=[*TARGETS, "proj_out"])
+    write_lora(ours, tmp_path / "lora")
     base = generated(pipeline(tmp_path, tiny_dit()))
-    expected = generated(pipeline(tmp_path, trained(tiny_dit())))
+    expected = generated(pipeline(tmp_path, ours))
     plain = pipeline(tmp_path, tiny_dit())
     plain.load_lora_weights(tmp_path / "lora")
     found = generated(plain)
@@ -111,15 +112,15 @@ def test_every_file_does_in_diffusers_what_our_network_does(
 
 
 def test_keys_are_those_that_each_program_looks_for(tmp_path: Path) -> None:
-    write_lora(trained(tiny_dit(), alpha=2), tmp_path)
-    layers = ["self_attn.q", "self_attn.o", "cross_attn.k", "cross_attn.v"]
+    write_lora(trained(tiny_dit(), alpha=2, targets=[*TARGETS, "proj_out"]), tmp_path)
+    layers = [f"blocks.1.{x}" for x in ("self_attn.q", "self_attn.o", "cross_attn.k")]
     musubi, comfyui = (load_file(tmp_path / name) for name in (NAMES.musubi, NAMES.comfyui))
     diffusers = load_file(tmp_path / NAMES.diffusers)
-    assert len(musubi) == len(comfyui) == 3 * 16
-    assert len(diffusers) == 2 * 16
-    for layer in layers:
-        flat = f"lora_unet_blocks_1_{layer.replace('.', '_')}"
-        dotted = f"diffusion_model.blocks.1.{layer}"
+    assert len(musubi) == len(comfyui) == 3 * 17
+    assert len(diffusers) == 2 * 17
+    for layer in (*layers, "head.head"):
+        flat = f"lora_unet_{layer.replace('.', '_')}"
+        dotted = f"diffusion_model.{layer}"
         for ending in ("lora_down.weight", "lora_up.weight", "alpha"):
             assert torch.equal(musubi[f"{flat}.{ending}"], comfyui[f"{dotted}.{ending}"])
         assert comfyui[f"{dotted}.alpha"].item() == 2

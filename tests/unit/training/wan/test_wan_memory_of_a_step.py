@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from memory_world import Living
 from wan_trainer_world import make_order, make_training
 
 LATENT = (3, 16, 24)
+OUTER = ["to_q", "to_k", "to_v", "to_out.0", "proj_out"]
 
 
 @pytest.fixture(autouse=True)
@@ -26,9 +28,13 @@ def other_precision() -> Iterator[None]:
     AcceleratorState._reset_state(True)
 
 
+@pytest.mark.parametrize("changes", [{}, {"lora_dropout": 0.5, "target_modules": OUTER}])
 @pytest.mark.parametrize("gradient_checkpointing", [True, False])
 def test_a_step_takes_the_memory_that_was_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gradient_checkpointing: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gradient_checkpointing: bool,
+    changes: dict[str, Any],
 ) -> None:
     monkeypatch.setattr(wan_trainer_world, "SHAPES", {"image": LATENT, "clip": LATENT})
     dit = tiny_dit(heads=2, head=128, num_layers=4, ffn_dim=1024)
@@ -40,6 +46,7 @@ def test_a_step_takes_the_memory_that_was_told(
         steps=2,
         rank=8,
         dataloader_num_workers=0,
+        **changes,
     )
     with Living() as living:
         training = make_training(order)

@@ -65,7 +65,7 @@ def test_names_are_those_of_diffusers_own_conversion(make: Any) -> None:
     assert convert_wan_transformer_to_diffusers(original_dit(state)).keys() == state.keys()
     for name, original in zip(state, original_dit(state), strict=True):
         assert to_diffusers(original) == to_diffusers(name) == name
-        if name.endswith(".weight") and name.startswith("blocks."):
+        if name.endswith(".weight") and name.startswith(("blocks.", "proj_out.")):
             layer = name.removesuffix(".weight")
             assert f"{original_layer(layer)}.weight" == original
 
@@ -211,7 +211,7 @@ def test_a_lora_is_float32_over_a_frozen_network_and_changes_nothing_yet(tmp_pat
     [
         ("to_x", "no layer of the DiT is named `to_x`"),
         ("o_q", "no layer of the DiT is named `o_q`"),
-        ("proj_out", "`proj_out` fits proj_out, which is no linear layer of a block"),
+        ("time_proj", "`time_proj` fits condition_embedder.time_proj, which is no linear layer of"),
         ("norm_q", "`norm_q` fits blocks.0.attn1.norm_q, which is no linear layer"),
     ],
 )
@@ -220,6 +220,23 @@ def test_a_target_that_cannot_have_a_lora_is_refused(target: str, fault: str) ->
         add_lora(tiny_dit(), rank=4, target_modules=["to_q", target])
     assert str(caught.value).startswith(f"trainer.target_modules: {fault}")
     assert "; the usual ones are to_q" in str(caught.value)
+
+
+def test_a_loras_dropout_hides_inputs_in_training_only() -> None:
+    found = []
+    for dropout in (0.0, 0.5):
+        network = tiny_dit()
+        torch.manual_seed(0)
+        add_lora(network, rank=4, target_modules=TARGETS, dropout=dropout)
+        with torch.no_grad():
+            for name, each in network.named_parameters():
+                if "lora_B" in name:
+                    each.fill_(0.1)
+        given = inputs(network)
+        found.append([network.train(mode)(**given).sample for mode in (False, True, True)])
+    (plain, *same), (used, first, second) = found
+    assert all(torch.equal(each, plain) for each in (*same, used))
+    assert not torch.equal(first, plain) and not torch.equal(first, second)
 
 
 def test_without_casts_of_peft_autocast_gives_the_same_bits(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ CHANGES: dict[str, Any] = {
     "gradient_accumulation_steps": 2,
     "max_grad_norm": None,
     "weight_decay": 0.1,
+    "lora_dropout": 0.1,
     "ema_decay": 0.9,
     "mixed_precision": "fp16",
     "gradient_checkpointing": False,
