@@ -18,13 +18,12 @@ from safetensors.torch import load_file
 from latentmake.errors import LatentmakeError, TrainingError, first_line
 from latentmake.files import cachefile
 from latentmake.files.safetensors import read_head
+from latentmake.training.init_lora import Place, misfit, tensor_names
 
 ADAPTER = "default"
 """Name of the LoRA in its network: peft's own."""
 
 _MATRICES = {"lora_A": "lora_down", "lora_B": "lora_up"}  # peft's names, and kohya's
-# diffusers' older names, which versions before 0.1.0 wrote for attention.
-_OLD = {".lora.down.": ".lora_A.", ".lora.up.": ".lora_B."}
 _FAULTS = (LatentmakeError, OSError, ValueError, TypeError, LookupError, AttributeError)
 
 
@@ -141,22 +140,41 @@ def load_lora(
         rank, alpha, layers = (
             content[f"{prefix}.{key}"] for key in ("r", "lora_alpha", "target_modules")
         )
-        state = load_file(file)
         if add is not None and ADAPTER not in (getattr(network, "peft_config", None) or {}):
             with torch.random.fork_rng(devices=[]):  # the next noise is the same as without it
                 add(network, rank=rank, alpha=alpha, target_modules=layers)
-        config, tensors = network.peft_config[ADAPTER], lora_tensors(network)
+        config = network.peft_config[ADAPTER]
         if (rank, alpha) != (config.r, config.lora_alpha):
             raise ValueError("it has another rank or alpha")
-        for old, new in _OLD.items():
-            state = {name.replace(old, new): value for name, value in state.items()}
-        for name in sorted({f"{prefix}.{name}" for name in tensors} ^ state.keys()):
-            raise ValueError(f"only one of file and network has {name}")
-        with torch.no_grad():
-            for name, value in tensors.items():
-                value.copy_(state[f"{prefix}.{name}"])
+        _copy(network, file, [lambda layer: f"{prefix}.{layer}"])
     except (*_FAULTS, RuntimeError, SafetensorError) as error:
         raise unreadable(error, file) from None
+
+
+def begin_lora(network: Any, file: Path, places: Sequence[Place]) -> None:
+    """Give a new LoRA the weights of a file, in the names of one of these `places`.
+
+    Raises:
+        TrainingError: it is missing or damaged, or of another network.
+    """
+    try:
+        _copy(network, file, places)
+    except (*_FAULTS, RuntimeError, SafetensorError) as error:
+        raise misfit(error, file, "trainer") from None
+
+
+def _copy(network: Any, file: Path, places: Sequence[Place]) -> None:
+    """Copy a file's LoRA into the network's; one of another alpha keeps its effect."""
+    config, tensors = network.peft_config[ADAPTER], lora_tensors(network)
+    layers = {name.rsplit(".", 2)[0] for name in tensors}
+    names, alpha = tensor_names(file, layers, config.r, places)
+    state = load_file(file)
+    with torch.no_grad():
+        for name, value in tensors.items():
+            value.copy_(state[names[name]])
+            if ".lora_B." in name:
+                own = names.get(f"{name.rsplit('.', 2)[0]}.alpha")
+                value *= float(state[own] if own else alpha) / config.lora_alpha
 
 
 def unreadable(error: Exception, file: Path) -> TrainingError:

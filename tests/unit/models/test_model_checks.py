@@ -135,6 +135,44 @@ def test_names_that_fit_nothing_are_refused(
     assert str(error.value).startswith(f"runs.tiny.{said}")
 
 
+def test_a_lora_to_begin_from_counts_by_its_content_and_is_checked(project: dict[str, Any]) -> None:
+    trainer = project["runs"]["tiny"]["trainer"]
+    trainer |= {"rank": 2, "target_modules": ["attn1.to_q"]}
+    plain = plan(project)
+    layers = {name.removesuffix(".weight") for name in parameter_names(plain.unet) or []}
+    names = [f"lora_unet_{x.replace('.', '_')}" for x in layers if x.endswith("attn1.to_q")]
+
+    def write(place: str, rank: int = 2, value: float = 0) -> None:
+        ends = ("lora_down", "lora_up")
+        tensors = {f"{x}.{end}.weight": np.full((rank, 4), value) for x in names for end in ends}
+        save_file(tensors, place)
+
+    def begun(place: str) -> tuple[str, str]:
+        trainer["init_lora"] = place
+        order = plan(project)
+        return order.weights, order.settings_digest()
+
+    write("one.safetensors")
+    shutil.copy("one.safetensors", "same.safetensors")
+    write("two.safetensors", value=1)
+    one, same, two = (begun(f"{name}.safetensors") for name in ("one", "same", "two"))
+    assert one == same and two[0] not in (one[0], plain.weights) and one[0] != plain.weights
+    assert one[1] == two[1] == plain.settings_digest()
+    facts = Facts(parse(project), Memo(None))
+    planned = make_plan(facts, ["tiny"]).runs["tiny"]
+    plan_training(facts, planned)
+    assert planned.note == "training of tiny: begins from the LoRA two.safetensors"
+    write("other.safetensors", rank=3)
+    for name, fault in (("other.safetensors", "it has the rank 3"), ("none", "No such file")):
+        with pytest.raises(UserError) as error:
+            begun(name)
+        assert str(error.value).startswith(f"runs.tiny.trainer.init_lora: {name} cannot be begun")
+        assert fault in str(error.value) and "\n" not in str(error.value)
+    trainer["adapter"] = "full"
+    with pytest.raises(UserError, match="`init_lora` needs `adapter: lora`"):
+        begun("one.safetensors")
+
+
 def test_names_are_those_of_the_network(project: dict[str, Any]) -> None:
     from latentmake.training.sd.network import load_unet
 

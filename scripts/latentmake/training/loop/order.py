@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
@@ -50,7 +51,7 @@ class TrainingOrder(RunOrder):
             default changes.
         trains: module that carries out an order.
         picture_suffix: end of the names of decoded samples.
-        weights: digest of the network's files.
+        weights: digest of the network's files, and of a LoRA that it begins from.
         resumed: digest of the checkpoint `resume_from_checkpoint`, "" where there is none yet.
         vae: decoder of the sample pictures.
         prompts: of the sample pictures; may be empty.
@@ -80,6 +81,14 @@ class TrainingOrder(RunOrder):
     @abstractmethod
     def results(self) -> list[str]:
         """Paths of all weights that are trained together, below `output`."""
+
+    @property
+    def init_files(self) -> list[Path]:
+        """Paths of the LoRAs that its networks begin from, as `results`; none of a new LoRA."""
+        place = self.trainer.init_lora
+        if place is not None and Path(place).is_dir():
+            return [Path(place, name) for name in self.results]
+        return [] if place is None else [Path(place)]
 
     @property
     def from_hub(self) -> bool:
@@ -125,25 +134,21 @@ class TrainingOrder(RunOrder):
         fields, former = type(self.trainer).model_fields, self.trainer.former_defaults
         settings = {
             key: value
-            for key, value in self._own_settings().items()
+            for key, value in shaping(self.trainer, "weights").items()
             if value != former.get(key, fields[key].default)
         }
         texts = {name: each.model_dump() for name, each in self.texts.items()}
         return digest.of_value([settings | gone, *([texts] if texts else [])])
 
-    def _own_settings(self) -> dict[str, object]:
-        own = shaping(self.trainer, "weights")
-        own.pop("resume_from_checkpoint", None)  # its content counts, see `Wanted.resumed`
-        return own
-
     def settings(self) -> dict[str, object]:
         """Return all settings that shape the weights, by name."""
         texts = {f"captions of {name}": each for name, each in self.texts.items()}
-        return self._own_settings() | texts
+        return shaping(self.trainer, "weights") | texts
 
     def networks(self) -> Iterable[object]:
-        """Return the places of the networks, and of a noise schedule."""
-        return (place for name, place in self.described().items() if name != "vae" and place)
+        """Return the places of the networks, of a noise schedule, and of a LoRA to begin from."""
+        places = {**self.described(), "vae": self.trainer.init_lora}
+        return filter(None, places.values())
 
     def pictures_digest(self) -> str:
         """Return the digest of all that shapes the sample pictures besides the weights.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from latentmake import digest
 from latentmake.config.root import Config
 from latentmake.config.runs import Run
 from latentmake.config.trainers import LoopTrainer
@@ -16,6 +17,7 @@ from latentmake.plan.reasons import Difference
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.target import prompt_path
 from latentmake.training.backend import Backend
+from latentmake.training.init_lora import Place, misfit, tensor_names
 from latentmake.training.loop.order import Prompt, TextSchedule, TrainingOrder
 from latentmake.training.loop.result import Record, RunFiles, checkpoint_digest, wanted_of
 from latentmake.training.loop.sample_images import picture_reasons
@@ -23,6 +25,8 @@ from latentmake.training.order import run_values
 
 if TYPE_CHECKING:
     from latentmake.training.checks import Finding
+
+_Order = TypeVar("_Order", bound=TrainingOrder)
 
 
 class LoopBackend(Backend):
@@ -54,6 +58,30 @@ class LoopBackend(Backend):
         from latentmake.training.loop.launch import train
 
         train(self.order_type, order, **options)
+
+
+def begun(
+    order: _Order, facts: Facts, layers: Iterable[Collection[str] | None], places: Sequence[Place]
+) -> _Order:
+    """Return an order with the digest of the LoRA that it begins from, if there is one.
+
+    `layers` are those that get a LoRA, of each network; None where they are not known.
+
+    Raises:
+        TrainingError: the LoRA does not fit.
+    """
+    if not (files := order.init_files):
+        return order
+    try:
+        if len(files) != len(order.results):
+            raise ValueError(f"two networks need a folder with {' and '.join(order.results)}")
+        for file, names in zip(files, layers, strict=True):
+            if names is not None:
+                tensor_names(file, names, order.trainer.rank, places)
+        found = [facts.memo.digest_of_file(file) for file in files]
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise misfit(error, files[0], f"runs.{order.run}.trainer") from None
+    return order.model_copy(update={"weights": digest.of_value([order.weights, *found])})
 
 
 def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: bool) -> None:
@@ -109,16 +137,18 @@ def _named_checkpoints(config: Config) -> list[str]:
 
 
 def _note(order: TrainingOrder, plan: RunPlan) -> str:
-    """Return a line for the plan; "" of a training that begins at its first step, or has ended."""
+    """Return a line for the plan; "" of a training that begins anew, or has ended."""
+    begins = order.trainer.init_lora
+    note = f"training of {plan.name}: begins from the LoRA {begins}" if begins else ""
     if not plan.lock or not order.weights:
-        return ""
+        return note
     from latentmake.training.loop.checkpoint import resumable
 
     files, want = RunFiles(order), wanted_of(order, data=plan.lock, weights=order.weights)
     if files.trained(want) is not None:
         return ""
     step = next((each.progress.step for each in resumable(order, want)), None)
-    return "" if step is None else f"training of {plan.name}: goes on from step {step}"
+    return note if step is None else f"training of {plan.name}: goes on from step {step}"
 
 
 def resumed(facts: Facts, trainer: LoopTrainer, folder: Path) -> str:

@@ -29,10 +29,8 @@ from latentmake.training.loop.result import LORA_WEIGHTS
 from latentmake.training.lora import ADAPTER, kohya_bytes, lora_bytes
 from latentmake.training.order import caption_in
 from latentmake.training.sd.order import KOHYA_WEIGHTS, SdOrder
-from latentmake.training.sd.unet import read_schedule
+from latentmake.training.sd.unet import PREFIX, kohya_place, read_schedule
 
-PREFIX = "unet"
-"""The UNet's name in diffusers' pipelines."""
 _V2_WIDTH = 1024  # of the text embeddings that the UNets of Stable Diffusion 2.x take
 _network: Any = UNet2DConditionModel  # diffusers has no types
 
@@ -47,9 +45,7 @@ def write_lora(unet: Any, folder: Path, described: Mapping[str, str]) -> None:
     """
     config = unet.peft_config[ADAPTER]
     known = {"ss_network_dim": str(config.r), "ss_network_alpha": str(float(config.lora_alpha))}
-    kohya = kohya_bytes(
-        unet, lambda layer: f"lora_unet_{layer.replace('.', '_')}", {**described, **known}
-    )
+    kohya = kohya_bytes(unet, kohya_place, {**described, **known})
     atomic.write(folder / LORA_WEIGHTS, lora_bytes(unet, PREFIX))
     atomic.write(folder / KOHYA_WEIGHTS, kohya)
 

@@ -9,10 +9,12 @@ from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.models import checkpoints
 from latentmake.plan.facts import Facts
-from latentmake.training.loop.plan import LoopBackend, order_values
+from latentmake.training.loop.plan import LoopBackend, begun, order_values
 from latentmake.training.sd.order import SdOrder
 from latentmake.training.sd.unet import (
+    PLACES,
     check_names,
+    lora_layers,
     parameter_names,
     read_schedule,
     schedule_of,
@@ -40,7 +42,7 @@ class Sd(LoopBackend):
         except ModelError as error:
             what = f"{error.where}: {error.what}"
             raise ModelError(what, where=f"models.{key}.unet", hint=error.hint) from None
-        return SdOrder(
+        order = SdOrder(
             unet=model.unet,
             weights=weights,
             text_projection=projection,
@@ -48,6 +50,9 @@ class Sd(LoopBackend):
             captions=0 if trainer.samples.prompts else _CAPTIONS,
             **order_values(facts, run, trainer),
         )
+        names = parameter_names(model.unet)
+        layers = None if names is None else lora_layers(trainer.target_modules, names)
+        return begun(order, facts, [layers], PLACES)
 
 
 def _check_network(key: str, unet: Weights, scheduler: str, trainer: SdTrainer, where: str) -> None:

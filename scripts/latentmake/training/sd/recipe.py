@@ -25,12 +25,13 @@ from latentmake.training.loop.data.caches import PLAIN, Stored
 from latentmake.training.loop.grid import png_of
 from latentmake.training.loop.recipe import Recipe
 from latentmake.training.loop.result import LORA_WEIGHTS
-from latentmake.training.lora import load_lora, unreadable
+from latentmake.training.lora import begin_lora, load_lora, unreadable
 from latentmake.training.sd import network
-from latentmake.training.sd.lora_files import PREFIX, describe, write_lora
+from latentmake.training.sd.lora_files import describe, write_lora
 from latentmake.training.sd.objective import Objective, load_noise_schedule
 from latentmake.training.sd.order import KOHYA_WEIGHTS, PROJECTION_FOLDER, UNET_FOLDER, SdOrder
 from latentmake.training.sd.sampling import Sampler, decode, make_sampler
+from latentmake.training.sd.unet import PLACES, PREFIX
 
 
 class SdRecipe(Recipe):
@@ -70,6 +71,8 @@ class SdRecipe(Recipe):
         projection = network.make_projection(unet, order.text_projection, text_width, where)
         denoiser = network.Denoiser(unet, projection)
         network.adapt(denoiser, settings, dtype)
+        for file in order.init_files:
+            begin_lora(unet, file, PLACES)
         set_up(settings)
         return denoiser
 

@@ -18,6 +18,8 @@ from latentmake.models import checkpoints
 from latentmake.models.files import weights_files
 from latentmake.models.recipe import FileDigest, files_digest, projection_digest, weights_digest
 
+PREFIX = "unet"
+"""The UNet's name in diffusers' pipelines."""
 NEW = "new"
 """In place of a projection's path: it begins with random weights."""
 _SCHEDULE = "scheduler_config.json"
@@ -52,6 +54,20 @@ def parameters_of(part: str, names: Iterable[str]) -> set[str]:
     return {name for name in names if pattern.search(name)}
 
 
+def kohya_place(layer: str) -> str:
+    """Return the name of a layer in kohya's LoRA files, of its name in diffusers."""
+    return f"lora_unet_{layer.replace('.', '_')}"
+
+
+PLACES = (lambda layer: f"{PREFIX}.{layer}", kohya_place)
+
+
+def lora_layers(targets: Iterable[str], parameters: Iterable[str]) -> set[str]:
+    """Return the layers with these names, or ends of names after a dot, as peft finds them."""
+    layers = {name.removesuffix(".weight") for name in parameters if name.endswith(".weight")}
+    return {each for each in layers if f".{each}".endswith(tuple(f".{end}" for end in targets))}
+
+
 def check_names(trainer: SdTrainer, parameters: Collection[str], where: str) -> None:
     """Refuse names of layers and parts that a UNet does not have.
 
@@ -66,9 +82,8 @@ def check_names(trainer: SdTrainer, parameters: Collection[str], where: str) -> 
         TrainingError: one of `target_modules`, `parts` or `reinitialize` fits nothing.
     """
     if trainer.adapter == "lora":
-        layers = {"." + name.rpartition(".")[0] for name in parameters}
         for target in trainer.target_modules:
-            if not any(name.endswith("." + target) for name in layers):
+            if not lora_layers([target], parameters):
                 what = f"no layer of the UNet is named `{target}`"
                 hint = "the usual ones are to_q, to_k, to_v, to_out.0"
                 raise TrainingError(what, where=f"{where}.target_modules", hint=hint)

@@ -208,8 +208,10 @@ def trained_networks(model: Any) -> Iterator[ModelFile]:
         yield ModelFile(key, path, dit.tensors, fault or "", known=DIT)
 
 
-def check_networks(model: Any, model_name: str, targets: Iterable[str], where: str) -> None:
-    """Refuse networks that the trainer `wan` cannot train, before anything is encoded.
+def check_networks(
+    model: Any, model_name: str, targets: Iterable[str], where: str
+) -> list[list[str]]:
+    """Return the layers of each network that get a LoRA; refuse networks that cannot be trained.
 
     Args:
         model: a Wan model, whose files are there.
@@ -221,11 +223,14 @@ def check_networks(model: Any, model_name: str, targets: Iterable[str], where: s
         ModelError: a network is missing, damaged, of another kind or of another task.
         TrainingError: one of the targets fits no layer.
     """
+    found = []
     for file in trained_networks(model):
         if file.fault:
             fault = f"{file.place}: {file.fault}" if file.place else file.fault
             raise ModelError(fault, where=f"models.{model_name}.{file.key}", hint=HINT)
-        check_targets(targets, {name: x.shape for name, x in file.tensors.items()}, where)
+        shapes = {name: each.shape for name, each in file.tensors.items()}
+        found.append(check_targets(targets, shapes, where))
+    return found
 
 
 def check_targets(
@@ -347,6 +352,21 @@ def original_layer(layer: str) -> str:
     """
     block = match[0] if (match := IN_BLOCK.match(layer)) else ""
     return f"{block}{_LAYERS[layer.removeprefix(block)]}"
+
+
+def musubi_place(layer: str) -> str:
+    """Return the name of a layer in musubi-tuner's LoRA files, of its name in diffusers."""
+    return f"lora_unet_{original_layer(layer).replace('.', '_')}"
+
+
+def comfyui_place(layer: str) -> str:
+    """Return the name of a layer in ComfyUI's LoRA files, of its name in diffusers."""
+    return f"diffusion_model.{original_layer(layer)}"
+
+
+PREFIX = "transformer"
+"""The network's name in diffusers' pipelines; Wan 2.2's second network has the same."""
+PLACES = (lambda layer: f"{PREFIX}.{layer}", musubi_place, comfyui_place)
 
 
 class LoraNames(NamedTuple):

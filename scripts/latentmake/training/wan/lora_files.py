@@ -21,10 +21,8 @@ from typing import Any
 
 from latentmake.files import atomic
 from latentmake.training.lora import kohya_bytes, load_lora, lora_bytes
-from latentmake.training.wan.dit import lora_names, original_layer
+from latentmake.training.wan.dit import PREFIX, comfyui_place, lora_names, musubi_place
 from latentmake.training.wan.network import add_lora
-
-_PREFIX = "transformer"  # in diffusers' pipelines; Wan 2.2's second network has the same
 
 
 def write_lora(transformer: Any, folder: Path, *, high_noise: bool = False) -> None:
@@ -35,17 +33,10 @@ def write_lora(transformer: Any, folder: Path, *, high_noise: bool = False) -> N
         folder: gets the files of `lora_names`.
         high_noise: whether it is Wan 2.2's network for high noise.
     """
-
-    def musubi(layer: str) -> str:
-        return f"lora_unet_{original_layer(layer).replace('.', '_')}"
-
-    def comfyui(layer: str) -> str:
-        return f"diffusion_model.{original_layer(layer)}"
-
     names = lora_names(high_noise=high_noise)
-    atomic.write(folder / names.diffusers, lora_bytes(transformer, _PREFIX))
-    atomic.write(folder / names.musubi, kohya_bytes(transformer, musubi))
-    atomic.write(folder / names.comfyui, kohya_bytes(transformer, comfyui))
+    atomic.write(folder / names.diffusers, lora_bytes(transformer, PREFIX))
+    atomic.write(folder / names.musubi, kohya_bytes(transformer, musubi_place))
+    atomic.write(folder / names.comfyui, kohya_bytes(transformer, comfyui_place))
 
 
 def read_lora(transformer: Any, folder: Path, *, high_noise: bool = False) -> None:
@@ -62,4 +53,4 @@ def read_lora(transformer: Any, folder: Path, *, high_noise: bool = False) -> No
         TrainingError: it is missing or damaged, or of another network.
     """
     file = folder / lora_names(high_noise=high_noise).diffusers
-    load_lora(transformer, file, _PREFIX, add_lora)
+    load_lora(transformer, file, PREFIX, add_lora)

@@ -12,8 +12,8 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import rows_of
 from latentmake.plan.reasons import Difference
 from latentmake.plan.run_plan import RunPlan
-from latentmake.training.loop.plan import LoopBackend, order_values
-from latentmake.training.wan.dit import check_networks, dit_digest, trained_networks
+from latentmake.training.loop.plan import LoopBackend, begun, order_values
+from latentmake.training.wan.dit import PLACES, check_networks, dit_digest, trained_networks
 from latentmake.training.wan.estimate import estimate_training
 from latentmake.training.wan.order import WanOrder, boundary_of
 
@@ -32,13 +32,13 @@ class Wan(LoopBackend):
         trainer, model = settings.trainer, facts.config.models[settings.model]
         assert isinstance(trainer, WanTrainer)
         where = f"runs.{run}.trainer.target_modules"
-        check_networks(model, settings.model, trainer.target_modules, where)
+        layers = check_networks(model, settings.model, trainer.target_modules, where)
         try:
             weights = dit_digest(model, facts.memo.digest_of_file)
         except ModelError as error:
             what, where = f"{error.where}: {error.what}", f"models.{settings.model}.dit"
             raise ModelError(what, where=where, hint=error.hint) from None
-        return WanOrder(
+        order = WanOrder(
             dit=model.dit,
             dit_high_noise=model.dit_high_noise,
             task=str(model.task),
@@ -49,6 +49,7 @@ class Wan(LoopBackend):
             weights=weights,
             **order_values(facts, run, trainer),
         )
+        return begun(order, facts, layers, PLACES)
 
     def plan(self, facts: Facts, plan: RunPlan, *, train: bool) -> None:
         """Write the order of a run; decide whether it is to be trained, and estimate that."""

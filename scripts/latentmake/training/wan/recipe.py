@@ -21,7 +21,8 @@ from latentmake.training.loop.batch_order import seed_of
 from latentmake.training.loop.command import carry_out
 from latentmake.training.loop.data.caches import WAN, Sought
 from latentmake.training.loop.recipe import Recipe
-from latentmake.training.wan.dit import lora_names
+from latentmake.training.lora import begin_lora
+from latentmake.training.wan.dit import PLACES, lora_names
 from latentmake.training.wan.lora_files import read_lora, write_lora
 from latentmake.training.wan.network import Denoiser, Transformer, add_lora, load_transformer
 from latentmake.training.wan.objective import CLIP, FIRST_FRAME, Objective
@@ -67,6 +68,7 @@ class WanRecipe(Recipe):
         order, settings = self.order, self.order.trainer
         torch.manual_seed(seed_of(settings.seed, "network"))
         networks: list[Transformer | None] = []
+        files = iter(order.init_files)
         for path in (order.dit, order.dit_high_noise):
             transformer = None
             if path is not None:
@@ -80,6 +82,8 @@ class WanRecipe(Recipe):
                     autocast=dtype != torch.float32,
                     dropout=settings.lora_dropout,
                 )
+                if (file := next(files, None)) is not None:
+                    begin_lora(transformer, file, PLACES)
                 if settings.gradient_checkpointing:
                     transformer.enable_gradient_checkpointing()
             networks.append(transformer)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from diffusers import StableDiffusionPipeline, UNet2DConditionModel
 from diffusers.utils import convert_state_dict_to_diffusers
@@ -77,6 +79,21 @@ def test_kohyas_file_does_in_diffusers_what_our_network_does(tmp_path: Path) -> 
         expected = ours.unet.eval()(*given).sample
         assert torch.allclose(other(*given).sample, expected, rtol=0, atol=1e-6)
         assert not torch.allclose(plain(*given).sample, expected, rtol=0, atol=1e-3)
+
+
+def test_a_training_begins_with_what_a_lora_does(tmp_path: Path) -> None:
+    first = make_order(tmp_path, **SETTINGS)
+    make_training(first).run()
+    ends = json.loads(RunFiles(first).record.read_text())["loss_end"]
+    for name in (LORA, KOHYA, ""):  # the last is the run's folder
+        settings = {**SETTINGS, "alpha": 5.0, "init_lora": str(Path(first.output, name))}
+        order = make_order(tmp_path, output="further", **settings)
+        make_training(order).run()
+        record = json.loads(RunFiles(order).record.read_text())
+        assert record["loss_start"] == pytest.approx(ends, rel=1e-5)
+        assert record["loss_end"] != record["loss_start"]
+        RunFiles(order).record.unlink()
+        shutil.rmtree(RunFiles(order).checkpoints)
 
 
 def test_kohyas_file_says_what_programs_show(tmp_path: Path) -> None:

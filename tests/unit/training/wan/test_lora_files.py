@@ -10,8 +10,8 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
 from dit_world import image_dit, inputs, tiny_dit
 from latentmake.errors import TrainingError
-from latentmake.training.lora import lora_tensors
-from latentmake.training.wan.dit import lora_names
+from latentmake.training.lora import begin_lora, lora_tensors
+from latentmake.training.wan.dit import PLACES, lora_names
 from latentmake.training.wan.lora_files import read_lora, write_lora
 from latentmake.training.wan.network import add_lora
 from safetensors.torch import load_file
@@ -159,15 +159,47 @@ def test_a_lora_that_is_read_back_does_what_it_did(tmp_path: Path) -> None:
     assert torch.equal(other(**given).sample, expected)
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_a_training_begins_with_what_a_lora_of_any_names_does(tmp_path: Path, name: str) -> None:
+    ours = trained(tiny_dit(), alpha=3, targets=[*TARGETS, "proj_out"])
+    write_lora(ours, tmp_path)
+    given = inputs(ours)
+    for alpha in (3, 8):
+        new = tiny_dit()
+        add_lora(new, rank=4, alpha=alpha, target_modules=[*TARGETS, "proj_out"])
+        begin_lora(new, tmp_path / name, PLACES)
+        assert torch.allclose(new(**given).sample, ours(**given).sample, rtol=0, atol=1e-5)
+
+
+def test_a_lora_that_a_training_cannot_begin_from_is_refused_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / NAMES.musubi
+    write_lora(trained(tiny_dit()), tmp_path)
+    write_lora(trained(tiny_dit(head=10)), tmp_path / "wide")
+    for path, rank, targets, fault in (
+        (file, 4, [*TARGETS, "proj_out"], "only the network has lora_unet_head_head.lora_A.weight"),
+        (file, 4, ["to_q"], "only the file has lora_unet_blocks_0_cross_attn_k."),
+        (file, 8, TARGETS, "it has the rank 4 in place of 8"),
+        (tmp_path / "wide" / NAMES.comfyui, 4, TARGETS, "size of tensor"),
+        (tmp_path / "none", 4, TARGETS, "No such file"),
+    ):
+        network = tiny_dit()
+        add_lora(network, rank=rank, target_modules=targets)
+        with pytest.raises(TrainingError) as caught:
+            begin_lora(network, path, PLACES)
+        line = str(caught.value)
+        assert "\n" not in line and fault in line
+        assert line.startswith(f"trainer.init_lora: {path} cannot be begun from (")
+
+
 def test_a_lora_of_another_network_is_refused_in_one_line(tmp_path: Path) -> None:
     write_lora(trained(tiny_dit()), tmp_path)
     file = tmp_path / NAMES.diffusers
     whole = file.read_bytes()
     for content, network, fault in (
-        (whole, tiny_dit(num_layers=3), "only one of file and network has transformer.blocks.2."),
+        (whole, tiny_dit(num_layers=3), "only the network has transformer.blocks.2."),
         (whole, tiny_dit(head=10), "size of tensor"),
         (whole, trained(tiny_dit(), alpha=1), "another rank or alpha"),
-        (whole, trained(tiny_dit(), targets=["to_q"]), "only one of file and network"),
+        (whole, trained(tiny_dit(), targets=["to_q"]), "only the file has transformer.blocks.0."),
         (whole[:-1], tiny_dit(), "is cut short"),
         ((tmp_path / NAMES.comfyui).read_bytes(), tiny_dit(), "it lacks lora_adapter_metadata"),
         (b"", tiny_dit(), "is cut short"),

@@ -16,12 +16,14 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from latentmake.config.trainers import WanTrainer
-from latentmake.errors import CacheError, ModelError
+from latentmake.errors import CacheError, ModelError, TrainingError
 from latentmake.training.loop import checkpoint
 from latentmake.training.loop.data.caches import WAN, Caches, read_items
+from latentmake.training.loop.plan import begun
 from latentmake.training.loop.result import History, RunFiles, wanted
 from latentmake.training.loop.sample_images import picture_reasons
 from latentmake.training.loop.state import trained_state
+from latentmake.training.wan.dit import PLACES
 from latentmake.training.wan.objective import CLIP, FIRST_FRAME, Objective
 from latentmake.training.wan.order import WanOrder
 from PIL import Image
@@ -320,6 +322,20 @@ def test_the_shift_is_that_of_the_nearest_size_that_wan_knows() -> None:
     usual = {"rank": 32, "alpha": None, "train_batch_size": 1, "learning_rate": 1e-4}
     assert {key: getattr(trainer, key) for key in usual} == usual
     assert trainer.target_modules == ["to_q", "to_k", "to_v", "to_out.0"]
+
+
+def test_two_networks_begin_from_the_loras_of_a_folder(trained: WanOrder) -> None:
+    settings = {**TWO, **SETTINGS, "steps": 1, "init_lora": trained.output}
+    order = make_order(Path(trained.output).parent, output="further", **settings)
+    make_training(order).run()
+    ended, record = (json.loads(RunFiles(x).record.read_bytes()) for x in (trained, order))
+    assert record["loss_start"] == pytest.approx(ended["loss_end"], rel=1e-5)
+    one = order.model_copy(
+        update={"trainer": order.trainer.model_copy(update={"init_lora": "lora.safetensors"})}
+    )
+    facts: Any = None  # it is refused before
+    with pytest.raises(TrainingError, match="two networks need a folder with pytorch_lora_weights"):
+        begun(one, facts, [["to_q"], ["to_q"]], PLACES)
 
 
 @pytest.mark.usefixtures("preloading")

@@ -1,0 +1,74 @@
+"""Names of a LoRA's tensors in its file, in the words of any program; no torch here.
+
+| file | key of a layer's down matrix | alpha |
+|---|---|---|
+| diffusers | `unet.LAYER.lora_A.weight` | metadata; without them the rank |
+| kohya's and others | `PLACE.lora_down.weight` | `PLACE.alpha`; without it the rank |
+
+PLACE is a program's own name of the layer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from latentmake.errors import TrainingError, first_line
+from latentmake.files.safetensors import read_head
+
+Place = Callable[[str], str]
+"""Returns what is before the names of a layer's matrices in a file, of its name in diffusers."""
+
+_METADATA = "lora_adapter_metadata"  # diffusers' LORA_ADAPTER_METADATA_KEY
+_SAME = {
+    **{".lora_down.": ".lora_A.", ".lora_up.": ".lora_B."},  # kohya's
+    **{".lora.down.": ".lora_A.", ".lora.up.": ".lora_B."},  # diffusers' before peft
+}
+_SCALES = ("alpha_pattern", "rank_pattern", "use_rslora")  # of peft
+
+
+def tensor_names(
+    file: Path, layers: Collection[str], rank: int, places: Sequence[Place]
+) -> tuple[dict[str, str], float]:
+    """Find a LoRA of this rank on these layers in a file, by its header.
+
+    Args:
+        file: of the LoRA.
+        layers: all that it is on, by their names in diffusers.
+        rank: of the LoRA.
+        places: of each program that may have written the file.
+
+    Returns:
+        Name in peft of each matrix, and of each layer's alpha where there is one, -> name in the
+        file; alpha of the other layers.
+
+    Raises:
+        OSError: the file is missing.
+        ValueError: it is damaged, or has another rank or other layers.
+    """
+    head = read_head(file)
+    found = {name: name for name in head.entries}
+    for old, new in _SAME.items():
+        found = {name.replace(old, new): own for name, own in found.items()}
+    place = max(places, key=lambda each: sum(f"{each(x)}.lora_A.weight" in found for x in layers))
+    alphas = {f"{place(layer)}.alpha": f"{layer}.alpha" for layer in layers}
+    ends = ("lora_A.weight", "lora_B.weight")
+    wanted = {f"{place(layer)}.{end}": f"{layer}.{end}" for layer in layers for end in ends}
+    for name in sorted(wanted.keys() ^ (found.keys() - alphas.keys())):
+        raise ValueError(f"only the {'network' if name in wanted else 'file'} has {name}")
+    ranks = {(*head.tensors[found[x]].shape, 0)[0] for x in wanted if x.endswith(ends[0])}
+    if ranks != {rank}:
+        raise ValueError(f"it has the rank {', '.join(map(str, sorted(ranks)))} in place of {rank}")
+    described = json.loads(head.metadata.get(_METADATA, "{}")).items()
+    if odd := [key for key, value in described if value and key.endswith(_SCALES)]:
+        raise ValueError(f"its layers have scales of their own ({odd[0]})")
+    alpha = next((float(value) for key, value in described if key.endswith(".lora_alpha")), rank)
+    return {own: found[name] for name, own in (wanted | alphas).items() if name in found}, alpha
+
+
+def misfit(error: Exception, file: Path, where: str) -> TrainingError:
+    """Return the error of a LoRA that a training cannot begin from."""
+    hint = "its rank must be `rank`, and its layers those of `target_modules`"
+    what = f"{file} cannot be begun from ({first_line(error)})"
+    return TrainingError(what, where=f"{where}.init_lora", hint=hint)
