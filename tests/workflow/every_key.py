@@ -27,11 +27,12 @@ from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.target import PROMPTS
 from latentmake.session import Session
 from latentmake.training.external.backend import Launched
-from latentmake.training.external.result import reasons
+from latentmake.training.external.order import reasons
 from latentmake.training.loop.checkpoint import as_begun
-from latentmake.training.loop.result import RunFiles, wanted_of
+from latentmake.training.loop.order import wanted
 from latentmake.training.loop.sample_images import picture_reasons
 from latentmake.training.order import read_order
+from latentmake.training.record import RunFiles
 from latentmake.training.sd.order import SdOrder
 from project import Project, Result
 
@@ -222,8 +223,8 @@ def _outdated(config: Config, plan: RunPlan) -> tuple[bool, bool | None]:
         run = read_order(plan.trainer_order, trainer.order_type)
         return bool(reasons(run, lock, lambda: trainer.weights_digest(run, digest.of_file))), None
     order = read_order(plan.trainer_order, SdOrder)
-    order = as_begun(order, wanted_of(order, data=lock, weights=order.weights))
-    want = wanted_of(order, data=lock, weights=order.weights)
+    order = as_begun(order, wanted(order, lock))
+    want = wanted(order, lock)
     return RunFiles(order).trained(want) is None, bool(picture_reasons(order, want))
 
 

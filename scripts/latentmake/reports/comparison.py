@@ -20,8 +20,8 @@ from latentmake.files import atomic
 from latentmake.plan.lock import run_folder
 from latentmake.reports.images import Pictures, as_text
 from latentmake.reports.page import FPS, ClipSources, page
-from latentmake.training.loop.result import Record
 from latentmake.training.loop.sample_images import PictureIndex, read_index
+from latentmake.training.record import Record
 from latentmake.training.wan.generation import FOLDER, INDEX, GenerationIndex
 
 PLAYED = frozenset({".mp4", ".webm"})

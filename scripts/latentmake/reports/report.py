@@ -22,7 +22,7 @@ from latentmake.progress import duration
 from latentmake.reports.cards import PICTURES, page_data, read_cards
 from latentmake.reports.page import page, table
 from latentmake.reports.status import StatusRow, status_of
-from latentmake.training.json_file import JsonFile
+from latentmake.training.order import JsonFile
 
 _LATENTS = "latents"
 _IMAGE, _CLIP = 3, 4  # dimensions of an image's latents [C, h, w] and of a clip's [C, F, h, w]

@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -22,10 +22,31 @@ from latentmake.files.safetensors import read_head
 from latentmake.plan.lock import read_lock, run_folder
 from latentmake.plan.orders import run_order
 from latentmake.plan.reasons import Difference, short, text_of, value_differences
-from latentmake.training.json_file import JsonFile
 
 BASIS = "trained_on.json"
 _Order = TypeVar("_Order", bound=BaseModel)
+
+
+class JsonFile(BaseModel):
+    """A JSON file with known keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """Return the content of a file; None where it is missing or damaged."""
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError):
+            return None
+
+    def write(self, path: Path) -> None:
+        """Write the file.
+
+        Raises:
+            StorageError: the disk is full or cannot be written.
+        """
+        atomic.write(path, (self.model_dump_json(indent=2) + "\n").encode())
 
 
 class Wanted(JsonFile):
@@ -110,6 +131,11 @@ class RunOrder(BaseModel, ABC):
     lock: str
     output: str
     planned: int = 0
+
+    @property
+    @abstractmethod
+    def results(self) -> list[str]:
+        """Paths of all weights that are trained together, below `output`."""
 
     @abstractmethod
     def settings_digest(self) -> str:

@@ -23,11 +23,11 @@ from latentmake.training.checks import (
 )
 from latentmake.training.external import checks
 from latentmake.training.external.installation import Installation
-from latentmake.training.external.order import ExternalOrder
+from latentmake.training.external.order import ExternalOrder, reasons
 from latentmake.training.external.publish import Publication
-from latentmake.training.external.result import RunFiles, reasons
 from latentmake.training.external.resume import Resume
 from latentmake.training.order import read_order
+from latentmake.training.record import RunFiles
 
 Order = TypeVar("Order", bound=ExternalOrder)
 

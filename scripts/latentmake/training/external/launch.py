@@ -26,10 +26,10 @@ from latentmake.plan.receipts import Receipt as ReadFiles
 from latentmake.training import child, process
 from latentmake.training.checks import passed
 from latentmake.training.external.arguments import absolute, accelerate_arguments
-from latentmake.training.external.order import ExternalOrder
-from latentmake.training.external.result import Receipt, Record, RunFiles, wanted
+from latentmake.training.external.order import ExternalOrder, wanted
 from latentmake.training.external.resume import Resume, belongs, prepare, tidy
-from latentmake.training.order import BASIS, Wanted, lock_digest, read_order
+from latentmake.training.order import Wanted, lock_digest, read_order
+from latentmake.training.record import LaunchedRecord, RunFiles, finish
 
 _USAGE = re.compile(r"^\S*\.py: error: (.+)$", re.MULTILINE)
 _UNKNOWN = re.compile(r"unrecognized arguments: (.+)")
@@ -55,14 +55,17 @@ def train(
     say = partial(child.say, log)
     passed(trainer.job_findings(order), say)  # first, since networks take a while to read
     weights = _digest_with_receipt(partial(trainer.weights_digest, order))
-    record, data = Record.read(files.record), lock_digest(order.lock)
-    if record and record.wanted == wanted(order, data, weights, record) and not _fault(files.lora):
-        say(f"{order.run}: already trained on exactly this: {files.lora}")
+    record, data = LaunchedRecord.read(files.record), lock_digest(order.lock)
+    if (
+        record
+        and record.wanted == wanted(order, data, weights, record)
+        and not _fault(files.weights)
+    ):
+        say(f"{order.run}: already trained on exactly this: {files.weights}")
     else:
         want = wanted(order, data, weights)
         record = _Training(trainer, order, want, log).run(processes, threads)
-    order.basis(record.wanted).write(files.output / BASIS)
-    Receipt(run=order.run, **dict(record)).write(receipt)
+    finish(order, record, receipt)
 
 
 class _Training:
@@ -80,11 +83,11 @@ class _Training:
         self.files, self.resume = RunFiles(order), Resume()
         self.say = partial(child.say, log)
 
-    def run(self, processes: int, threads: int) -> Record:
+    def run(self, processes: int, threads: int) -> LaunchedRecord:
         """Train, or go on from a state; return the record of the result."""
         trainer, order, files, settings = self.trainer, self.order, self.files, self.order.trainer
         program = trainer.find(order)
-        if belongs(files, self.wanted) and not _fault(files.trained):
+        if belongs(files, self.wanted) and not _fault(files.last):
             self.say(f"{order.run}: all epochs were done before")
             return self._accept("", 0.0)
         trainer.deploy(order, files, self.say)
@@ -116,30 +119,30 @@ class _Training:
             raise self._failure(output, status)
         return self._accept(output, seconds)
 
-    def _accept(self, output: str, seconds: float) -> Record:
+    def _accept(self, output: str, seconds: float) -> LaunchedRecord:
         """Give a new and complete result its name, and write its record."""
         files, run = self.files, self.order.run
-        if fault := _fault(files.trained, self.trainer.beginning):
+        if fault := _fault(files.last, self.trainer.beginning):
             last = next((x for x in reversed(re.split(r"[\r\n]+", output)) if x.strip()), "nothing")
             hint = process.last_error(output, 0)
             hint = last.strip() if hint.startswith("it ended with status") else hint
             raise TrainingError(
                 f"run {run}: the trainer ended without an error, but wrote no "
-                f"{self.trainer.result(self.order)} ({files.trained} {fault}); its last line: "
+                f"{self.trainer.result(self.order)} ({files.last} {fault}); its last line: "
                 f"{hint[:300]}",
                 hint=f"all output: {self.log}",
             )
         atomic.open_to_group(files.work, f"{glob.escape(run)}*.safetensors")
-        atomic.link(files.trained, files.lora)
-        record = Record(
+        atomic.link(files.last, files.weights)
+        record = LaunchedRecord(
             wanted=self.wanted,
-            weights=str(files.lora),
+            weights=str(files.weights),
             seconds=round(seconds, 3),
-            files={files.lora.name: digest.of_file(files.lora)},
+            files={files.weights.name: digest.of_file(files.weights)},
         )
         record.write(files.record)
         tidy(files)
-        self.say(f"{run}: trained: {files.lora}")
+        self.say(f"{run}: trained: {files.weights}")
         return record
 
     def _failure(self, output: str, status: int) -> TrainingError:

@@ -1,8 +1,9 @@
-"""Order of a run of an external trainer, for training, checklist and publication."""
+"""Order of a run of an external trainer, for training, checklist and publication; its digests."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field
@@ -13,7 +14,12 @@ from latentmake.config.machines import Publish
 from latentmake.config.models import Model
 from latentmake.config.root import Config
 from latentmake.config.rows import Setting
-from latentmake.training.order import RunOrder, run_values
+from latentmake.errors import ModelError
+from latentmake.plan.reasons import Difference
+from latentmake.training.order import RunOrder, Wanted, run_values
+from latentmake.training.record import LaunchedRecord, RunFiles
+
+_VERSION = 2  # of trainings with the defaults of their guides
 
 # Keys whose defaults were those of their fields before each architecture had its own.
 _RENEWED = frozenset(
@@ -40,6 +46,11 @@ class ExternalOrder(RunOrder):
     trainer: MusubiTrainer | SdScriptsTrainer
     defaults: dict[str, Setting] = Field({})
     publish: Publish
+
+    @property
+    def results(self) -> list[str]:
+        """Name of the trained weights: a LoRA, or a complete network."""
+        return [f"{self.run}.safetensors"]
 
     def networks(self) -> Iterable[object]:
         """Return the places of the networks."""
@@ -109,3 +120,68 @@ def _words(key: str, value: Setting) -> str:
     if isinstance(value, list):
         return " ".join([key, *value])
     return f"{key} {value if isinstance(value, str) else f'{value:g}'}"
+
+
+def wanted(
+    order: ExternalOrder, data: str, weights: str, record: LaunchedRecord | None = None
+) -> Wanted:
+    """Return the digests that the result of an order must have come from.
+
+    Args:
+        order: the run.
+        data: digest of its caches.
+        weights: digest of the networks that are trained.
+        record: of the result that is there; it stays, if a release trained it with other defaults.
+    """
+    settings = order.settings_digest()
+    want = Wanted(data=data, settings=settings, weights=weights, version=_VERSION)
+    known = {"settings": order.earlier().settings_digest(), "version": 1}
+    former = want.model_copy(update=known)
+    return former if record is not None and record.wanted == former else want
+
+
+def reasons(order: ExternalOrder, lock: str | None, weights: Callable[[], str]) -> list[Difference]:
+    """Return why a run's result is not that of its order.
+
+    Args:
+        order: the run.
+        lock: digest of its caches; None where these are to be made, which is a reason of its own.
+        weights: finds the digest of the networks that are trained; called last.
+    """
+    files = RunFiles(order)
+    record = LaunchedRecord.read(files.record)
+    was = None if record is None else record.wanted
+    known, data = (was.weights, lock or was.data) if was else ("", "")
+    want = wanted(order, data, known, record)
+    if was != want:
+        return order.basis(want).differences(files.output, was)
+    if lock is None:
+        return []
+    if missing := files.missing():
+        return missing
+    try:
+        today = want.model_copy(update={"weights": weights()})
+    except ModelError as error:
+        return [Difference(str(error))]  # the job says so, too
+    return [] if today == was else order.basis(today).differences(files.output, was)
+
+
+def files_digests(
+    key: str, place: str, files: Iterable[Path], file_digest: Callable[[Path], str]
+) -> list[str]:
+    """Return the digests of the files of a network, which a model's key names.
+
+    Raises:
+        ModelError: they are missing or cannot be read.
+    """
+    try:
+        found = [file_digest(file) for file in files]
+    except FileNotFoundError:
+        found = []
+    except OSError as error:
+        raise ModelError(
+            f"cannot be read ({error.strerror})", where=place, hint="check the file's permissions"
+        ) from None
+    if not found:
+        raise ModelError(f"this `{key}` does not exist", where=place, hint="correct its path")
+    return found

@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from latentmake.training.external.result import RunFiles
-from latentmake.training.json_file import JsonFile
-from latentmake.training.order import Wanted
+from latentmake.training.order import JsonFile, Wanted
+from latentmake.training.record import RunFiles
 
 _KEPT = 2  # states: the one to resume from, and one more should it be damaged
 
@@ -81,8 +80,8 @@ def prepare(
         if files.resumed.exists():
             shutil.rmtree(files.resumed)
     else:
-        if files.trained.exists():  # the last LoRA must be a new one
-            _move(files.trained, files.earlier / files.trained.name)
+        if files.last.exists():  # the last LoRA must be a new one
+            _move(files.last, files.earlier / files.last.name)
         _collect(files, progress.epochs, epochs)
         found = [_resume(state, number, progress) for number, state in _collected(files)]
         resume = next(filter(usable, found), resume)

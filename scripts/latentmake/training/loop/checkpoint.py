@@ -22,16 +22,14 @@ from pydantic import Field
 from latentmake import digest
 from latentmake.errors import TrainingError, is_out_of_memory
 from latentmake.files import atomic
-from latentmake.training.json_file import JsonFile
-from latentmake.training.loop.order import TrainingOrder
-from latentmake.training.loop.result import (
+from latentmake.training.loop.order import (
     CHECKPOINT_STATE,
     CHECKPOINT_WEIGHTS,
-    History,
-    RunFiles,
-    wanted_of,
+    TrainingOrder,
+    wanted,
 )
-from latentmake.training.order import Wanted
+from latentmake.training.order import JsonFile, Wanted
+from latentmake.training.record import History, RunFiles
 
 if TYPE_CHECKING:
     import torch
@@ -248,7 +246,7 @@ def as_begun(order: _Order, want: Wanted) -> _Order:
     found = []
     for each in map(order.in_precision, _PRECISIONS):
         resumed = each.model_copy(update={"resumed": want.resumed})
-        found.append((each, wanted_of(resumed, data=want.data, weights=want.weights)))
+        found.append((each, wanted(resumed, want.data)))
     if trained := next((each for each, known in found if RunFiles(each).trained(known)), None):
         return trained
     return next((each for each, known in found if resumable(each, known)), order)

@@ -12,7 +12,7 @@ import yaml
 from latentmake.config.trainers import LoopTrainer
 from latentmake.errors import TrainingError, first_line
 from latentmake.training.checks import Finding, of_faults
-from latentmake.training.loop.result import CHECKPOINT_WEIGHTS
+from latentmake.training.loop.order import CHECKPOINT_WEIGHTS
 
 _REPLICATED = ("NO", "MULTI_GPU", "MULTI_CPU")
 

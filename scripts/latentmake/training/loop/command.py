@@ -10,11 +10,12 @@ import diffusers
 from latentmake.training.command import exit_status
 from latentmake.training.loop.accelerator import decided
 from latentmake.training.loop.launch import read
+from latentmake.training.loop.order import wanted
 from latentmake.training.loop.recipe import Recipe
-from latentmake.training.loop.result import RunFiles, wanted
 from latentmake.training.loop.sample_images import picture_reasons
 from latentmake.training.loop.samples import draw_later
 from latentmake.training.loop.train import Training
+from latentmake.training.record import RunFiles
 
 
 def carry_out(arguments: Sequence[str], recipe: type[Recipe]) -> int:

@@ -16,18 +16,15 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic_core import to_json
-
 from latentmake.errors import TrainingError
-from latentmake.files import atomic
 from latentmake.plan.manifest import rows_of
 from latentmake.training.child import environment, run_child, say
 from latentmake.training.loop.checkpoint import as_begun
 from latentmake.training.loop.checks import check_accelerate
-from latentmake.training.loop.order import Prompt, TrainingOrder
-from latentmake.training.loop.result import RunFiles, wanted
+from latentmake.training.loop.order import Prompt, TrainingOrder, wanted
 from latentmake.training.loop.sample_images import picture_reasons
-from latentmake.training.order import BASIS, caption_in, read_order
+from latentmake.training.order import caption_in, read_order
+from latentmake.training.record import RunFiles, finish
 
 _Order = TypeVar("_Order", bound=TrainingOrder)
 _ACCELERATE = (sys.executable, "-m", "latentmake.training.loop.launch")
@@ -106,11 +103,7 @@ def train(
             "next: edit a caption and run the same command again; Latentmake encodes only that "
             "caption, and trains again"
         )
-    order.basis(want).write(files.output / BASIS)
-    losses = {"loss_start": record.loss_start, "loss_end": record.loss_end}
-    result = {"run": order.run, "weights": str(files.weights), "wanted": want}
-    result |= {"steps": record.steps, **losses, "seconds": record.seconds, "samples": grid}
-    atomic.write(receipt, to_json(result, indent=2) + b"\n")
+    finish(order, record, receipt, samples=grid)
 
 
 def _say(text: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -14,10 +14,15 @@ from latentmake import digest
 from latentmake.config.fields import shaping
 from latentmake.config.trainers import LoopTrainer
 from latentmake.config.weights import Weights
-from latentmake.training.order import RunOrder
+from latentmake.training.order import RunOrder, Wanted, lock_digest
+from latentmake.training.record import Record, RunFiles
+
+CHECKPOINT_WEIGHTS = "weights.safetensors"
+CHECKPOINT_STATE = "state.pt"
 
 _LENGTHS = {"steps", "epochs", "max_steps"}
 _STEPS = 1000  # where neither `steps` nor `epochs` is set
+_GONE = ({"attention": "flash"}, {"attention": "xformers"})
 
 
 class Prompt(BaseModel):
@@ -76,11 +81,6 @@ class TrainingOrder(RunOrder):
     trainer: LoopTrainer
     texts: dict[str, TextSchedule] = Field({})
     kept: list[str] = Field([])
-
-    @property
-    @abstractmethod
-    def results(self) -> list[str]:
-        """Paths of all weights that are trained together, below `output`."""
 
     @property
     def init_files(self) -> list[Path]:
@@ -178,3 +178,50 @@ class TrainingOrder(RunOrder):
         negative = samples.negative_prompt if samples.guidance_scale > 1 else None
         size = [*self.sample_size]
         return [samples.seed, samples.num_inference_steps, samples.guidance_scale, negative, size]
+
+
+def wanted(order: TrainingOrder, data: str | None = None) -> Wanted:
+    """Return the digests that the trained weights of this order must have come from.
+
+    Weights that were trained with a key that is gone stay trained.
+
+    Args:
+        order: of the training.
+        data: digest of its caches; None for that of its lock as it is now.
+
+    Raises:
+        TrainingError: the lock is missing or damaged.
+    """
+    named, resumed = order.trainer.resume_from_checkpoint, order.resumed
+    if named is not None and not resumed:
+        resumed = checkpoint_digest(Path(named))
+    settings, record = order.settings_digest(), Record.read(RunFiles(order).record)
+    trained = settings if record is None else record.wanted.settings
+    if trained != settings and trained in [order.settings_digest(**gone) for gone in _GONE]:
+        settings = trained
+    return Wanted(
+        data=lock_digest(order.lock) if data is None else data,
+        settings=settings,
+        weights=order.weights,
+        resumed=resumed,
+        version=order.version,
+    )
+
+
+def checkpoint_digest(folder: Path, file_digest: Callable[[Path], str] = digest.of_file) -> str:
+    """Return the digest of a checkpoint's content; "" where it is not there."""
+    try:
+        files = (CHECKPOINT_WEIGHTS, CHECKPOINT_STATE)
+        return digest.of_value([file_digest(folder / name) for name in files])
+    except OSError:
+        return ""
+
+
+def sample_steps(order: TrainingOrder, steps: int) -> frozenset[int]:
+    """Return the steps after which a training draws sample pictures: first, last, in between."""
+    every = order.trainer.samples.every
+    if not order.prompts:
+        return frozenset()
+    if every is None:
+        return frozenset(steps * quarter // 4 for quarter in range(5))
+    return frozenset([*range(0, steps, every), steps])

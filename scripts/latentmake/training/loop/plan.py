@@ -18,10 +18,16 @@ from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.target import prompt_path
 from latentmake.training.backend import Backend
 from latentmake.training.init_lora import Place, misfit, tensor_names
-from latentmake.training.loop.order import Prompt, TextSchedule, TrainingOrder
-from latentmake.training.loop.result import Record, RunFiles, checkpoint_digest, wanted_of
+from latentmake.training.loop.order import (
+    Prompt,
+    TextSchedule,
+    TrainingOrder,
+    checkpoint_digest,
+    wanted,
+)
 from latentmake.training.loop.sample_images import picture_reasons
 from latentmake.training.order import run_values
+from latentmake.training.record import Record, RunFiles
 
 if TYPE_CHECKING:
     from latentmake.training.checks import Finding
@@ -90,7 +96,7 @@ def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: boo
     if plan.lock and order.trainer.mixed_precision == "auto":
         from latentmake.training.loop.checkpoint import as_begun
 
-        order = as_begun(order, wanted_of(order, data=plan.lock, weights=order.weights))
+        order = as_begun(order, wanted(order, plan.lock))
     plan.trainer, plan.trainer_order = order, order.path
     if not facts.asks:
         order.write()
@@ -112,21 +118,20 @@ def reasons(order: TrainingOrder, plan: RunPlan) -> list[Difference]:
         return [Difference("it has not been trained yet")]
     found = [] if plan.lock else plan.outdated
     data = plan.lock or record.wanted.data
-    wanted = wanted_of(order, data=data, weights=order.weights)
-    is_other = record.wanted != wanted
+    want = wanted(order, data)
+    is_other = record.wanted != want
     if is_other:
         if order.trainer.mixed_precision == "auto":  # the precision that it chose is no reason
             order = order.in_precision(record.mixed_precision or "auto")
-        today = wanted_of(order, data=data, weights=order.weights)
+        today = wanted(order, data)
         found = [*found, *order.basis(today).differences(files.output, record.wanted)]
     if found:
         return found
     if plan.awaits(order.trainer.prompts):
         return [Difference("prompts of sample pictures are to be encoded")]
-    needed = (*files.results, files.output / "trained.json")
-    if found := [Difference(f"{path} is missing") for path in needed if not path.is_file()]:
-        return found
-    return [Difference("the settings changed")] if is_other else picture_reasons(order, wanted)
+    if missing := files.missing():
+        return missing
+    return [Difference("the settings changed")] if is_other else picture_reasons(order, want)
 
 
 def _named_checkpoints(config: Config) -> list[str]:
@@ -144,7 +149,7 @@ def _note(order: TrainingOrder, plan: RunPlan) -> str:
         return note
     from latentmake.training.loop.checkpoint import resumable
 
-    files, want = RunFiles(order), wanted_of(order, data=plan.lock, weights=order.weights)
+    files, want = RunFiles(order), wanted(order, plan.lock)
     if files.trained(want) is not None:
         return ""
     step = next((each.progress.step for each in resumable(order, want)), None)

@@ -13,10 +13,9 @@ from typing import Annotated
 from pydantic import ConfigDict, Field, JsonValue, StringConstraints
 
 from latentmake.plan.reasons import Difference, short, value_differences
-from latentmake.training.json_file import JsonFile
 from latentmake.training.loop.order import TrainingOrder
-from latentmake.training.loop.result import RunFiles
-from latentmake.training.order import Wanted
+from latentmake.training.order import JsonFile, Wanted
+from latentmake.training.record import RunFiles
 
 CURVES = "curves.png"
 """The curves of a training, in its run's folder."""

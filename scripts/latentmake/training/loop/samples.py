@@ -27,8 +27,8 @@ from latentmake.training.loop.accelerator import DTYPES, make_accelerator
 from latentmake.training.loop.curves import curves_png
 from latentmake.training.loop.data.caches import Caches, read_items
 from latentmake.training.loop.grid import draw_grid, png_of
+from latentmake.training.loop.order import sample_steps, wanted
 from latentmake.training.loop.recipe import Drawn, Recipe
-from latentmake.training.loop.result import COPIED, Record, RunFiles, sample_steps, wanted
 from latentmake.training.loop.sample_images import (
     CURVES,
     INDEX,
@@ -37,6 +37,7 @@ from latentmake.training.loop.sample_images import (
     read_index,
 )
 from latentmake.training.order import Wanted
+from latentmake.training.record import COPIED, Record, RunFiles
 
 # Ours: pictures, those that are being renamed, and the latents that earlier releases wrote.
 _OURS = re.compile(r"\.?step-\d{6,}(_\d{2,}\.(png|mp4)|\.safetensors)")
@@ -82,7 +83,7 @@ class Samples:
                     if name and asked and (self._files.samples / name).is_file():
                         renamed[name] = self.names[step, key] = self._name(step, key)
         self._keep(renamed)
-        shutil.rmtree(self._files.scalars / self._files.samples.name, ignore_errors=True)
+        shutil.rmtree(self._files.logs / self._files.samples.name, ignore_errors=True)
         self._log(self.names)
         self._write_index(complete=False)
 
@@ -152,7 +153,7 @@ class Samples:
         if rows:
             grid = draw_grid(rows, [each.prompt for each in self._order.prompts])
             atomic.write(self._files.grid, png_of(grid))
-        if curves := curves_png(self._files.scalars, title=self._order.run):
+        if curves := curves_png(self._files.logs, title=self._order.run):
             atomic.write(self._files.output / CURVES, curves)
         self._shown = time.monotonic()
 
@@ -167,7 +168,7 @@ class Samples:
         if not names:
             return
         if self._events is None:
-            self._events = SummaryWriter(str(self._files.scalars / self._files.samples.name))
+            self._events = SummaryWriter(str(self._files.logs / self._files.samples.name))
         for (step, key), name in names.items():
             pixels = np.asarray(picture_of(self._files.samples / name))
             tag = f"samples/{self._keys.index(key):02d}"

@@ -28,20 +28,19 @@ from latentmake.training.loop.caption_variants import Variants
 from latentmake.training.loop.data.batch import Batch
 from latentmake.training.loop.data.caches import HINT, Caches, find_not_finite, read_items
 from latentmake.training.loop.objective import Losses, probe_loss
+from latentmake.training.loop.order import sample_steps, wanted
 from latentmake.training.loop.recipe import Drawn, Network, Recipe
-from latentmake.training.loop.result import (
+from latentmake.training.loop.samples import Samples
+from latentmake.training.loop.state import Learner
+from latentmake.training.order import Wanted
+from latentmake.training.record import (
     COPIED,
     History,
     Record,
     RunFiles,
-    sample_steps,
-    wanted,
     write_record,
     write_trained,
 )
-from latentmake.training.loop.samples import Samples
-from latentmake.training.loop.state import Learner
-from latentmake.training.order import Wanted
 
 _POLL = 1.0  # seconds between two checks for the file that asks for a copy
 _NAMED = 4  # files in a message
@@ -127,7 +126,7 @@ class Training:
             say(f"{self.learner.described()}; mixed_precision: {precision}")
         kept = self._resume()
         if not kept and self.main:
-            shutil.rmtree(self.files.scalars, ignore_errors=True)
+            shutil.rmtree(self.files.logs, ignore_errors=True)
             self.loss_start = self._probe()
             if not math.isfinite(self.loss_start):
                 self._refuse_not_finite(range(len(self.caches.examples)))
@@ -184,7 +183,7 @@ class Training:
         )
         writer: Any = None
         if self.main:
-            writer = SummaryWriter(str(self.files.scalars), purge_step=first)
+            writer = SummaryWriter(str(self.files.logs), purge_step=first)
         bar = Progress(
             total=self.steps,
             initial=self.step,

@@ -25,10 +25,9 @@ from latentmake.errors import CacheError, ModelError
 from latentmake.files import atomic
 from latentmake.models.files import network_config
 from latentmake.plan.manifest import Row, rows_of
-from latentmake.training.loop.result import LORA_WEIGHTS
 from latentmake.training.lora import ADAPTER, kohya_bytes, lora_bytes
 from latentmake.training.order import caption_in
-from latentmake.training.sd.order import KOHYA_WEIGHTS, SdOrder
+from latentmake.training.sd.order import KOHYA_WEIGHTS, LORA_WEIGHTS, SdOrder
 from latentmake.training.sd.unet import PREFIX, kohya_place, read_schedule
 
 _V2_WIDTH = 1024  # of the text embeddings that the UNets of Stable Diffusion 2.x take

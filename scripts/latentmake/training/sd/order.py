@@ -9,8 +9,8 @@ from pydantic import JsonValue
 from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
 from latentmake.training.loop.order import TrainingOrder
-from latentmake.training.loop.result import LORA_WEIGHTS
 
+LORA_WEIGHTS = "pytorch_lora_weights.safetensors"  # diffusers' own name
 UNET_FOLDER = "unet"
 UNET_WEIGHTS = "diffusion_pytorch_model.safetensors"  # diffusers' own name
 PROJECTION_FOLDER = "text_projection"

@@ -24,12 +24,17 @@ from latentmake.training.loop.command import carry_out
 from latentmake.training.loop.data.caches import PLAIN, Stored
 from latentmake.training.loop.grid import png_of
 from latentmake.training.loop.recipe import Recipe
-from latentmake.training.loop.result import LORA_WEIGHTS
 from latentmake.training.lora import begin_lora, load_lora, unreadable
 from latentmake.training.sd import network
 from latentmake.training.sd.lora_files import describe, write_lora
 from latentmake.training.sd.objective import Objective, load_noise_schedule
-from latentmake.training.sd.order import KOHYA_WEIGHTS, PROJECTION_FOLDER, UNET_FOLDER, SdOrder
+from latentmake.training.sd.order import (
+    KOHYA_WEIGHTS,
+    LORA_WEIGHTS,
+    PROJECTION_FOLDER,
+    UNET_FOLDER,
+    SdOrder,
+)
 from latentmake.training.sd.sampling import Sampler, decode, make_sampler
 from latentmake.training.sd.unet import PLACES, PREFIX
 

@@ -18,8 +18,7 @@ from latentmake.plan.lock import read_lock, run_folder
 from latentmake.plan.reasons import Difference, value_differences
 from latentmake.plan.run_plan import RunPlan
 from latentmake.training.child import run_module
-from latentmake.training.json_file import JsonFile
-from latentmake.training.order import read_order
+from latentmake.training.order import JsonFile, read_order
 from latentmake.training.wan.generation import (
     GenerationOrder,
     adapter_digest,

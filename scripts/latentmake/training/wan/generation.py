@@ -30,9 +30,8 @@ from latentmake.plan.orders import run_order
 from latentmake.plan.reasons import Difference, short, value_differences
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.target import generation_prompts, prompt_path
-from latentmake.training.json_file import JsonFile
 from latentmake.training.loop.order import Prompt
-from latentmake.training.order import caption_in
+from latentmake.training.order import JsonFile, caption_in
 from latentmake.training.wan.dit import dit_digest, lora_names
 from latentmake.training.wan.order import boundary_of
 

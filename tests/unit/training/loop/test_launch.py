@@ -11,7 +11,8 @@ import torch
 from latentmake import digest
 from latentmake.training.loop import launch
 from latentmake.training.loop.checkpoint import Progress, as_begun
-from latentmake.training.loop.result import History, Record, RunFiles, wanted
+from latentmake.training.loop.order import wanted
+from latentmake.training.record import History, Record, RunFiles
 from latentmake.training.sd.order import SdOrder
 from trainer_world import make_order, train, write_order
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from latentmake.training.loop.result import RunFiles, wanted
+from latentmake.training.loop.order import wanted
 from latentmake.training.loop.sample_images import (
     CURVES,
     INDEX,
@@ -19,6 +19,7 @@ from latentmake.training.loop.sample_images import (
 )
 from latentmake.training.loop.samples import Samples
 from latentmake.training.order import Wanted
+from latentmake.training.record import RunFiles
 from latentmake.training.sd.order import SdOrder
 from latentmake.training.sd.recipe import SdRecipe
 from PIL import Image
@@ -36,8 +37,8 @@ NAMES = [
 def draw(order: SdOrder, steps: tuple[int, ...] = STEPS) -> None:
     """Draw as a training does that has steps of these numbers."""
     layout, want, keys = RunFiles(order), wanted(order), order.picture_keys()
-    if not layout.scalars.exists():
-        with SummaryWriter(str(layout.scalars)) as writer:
+    if not layout.logs.exists():
+        with SummaryWriter(str(layout.logs)) as writer:
             for step in range(1, 30):
                 writer.add_scalar("loss", 1 / step, step)
     samples = Samples(SdRecipe(order), want, steps, [want])
@@ -82,7 +83,7 @@ def test_each_picture_is_a_file_that_the_index_names(order: SdOrder) -> None:
 def test_tensorboard_shows_each_picture_once_however_often_it_is_drawn(order: SdOrder) -> None:
     for _ in range(2):
         draw(order)
-    events = EventAccumulator(str(RunFiles(order).scalars / "samples"), size_guidance={"images": 0})
+    events = EventAccumulator(str(RunFiles(order).logs / "samples"), size_guidance={"images": 0})
     events.Reload()
     assert sorted(events.Tags()["images"]) == ["samples/00", "samples/01"]
     files = pngs(order)

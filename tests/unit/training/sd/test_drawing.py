@@ -11,10 +11,10 @@ import pytest
 from accelerate.state import AcceleratorState
 from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
-from latentmake.training.loop.order import Prompt
-from latentmake.training.loop.result import Record, RunFiles, wanted
+from latentmake.training.loop.order import Prompt, wanted
 from latentmake.training.loop.sample_images import picture_reasons, read_index
 from latentmake.training.loop.samples import Samples, draw_later
+from latentmake.training.record import Record, RunFiles
 from latentmake.training.sd.order import SdOrder
 from latentmake.training.sd.recipe import SdRecipe, main
 from PIL import Image
@@ -106,7 +106,7 @@ def test_a_new_prompt_is_drawn_from_the_weights_that_are_there(tmp_path: Path) -
     }
     with Image.open(layout.grid) as grid:
         assert grid.width > 3 * 128
-    events = EventAccumulator(str(layout.scalars / "samples"), size_guidance={"images": 0})
+    events = EventAccumulator(str(layout.logs / "samples"), size_guidance={"images": 0})
     events.Reload()
     assert [event.step for event in events.Images("samples/00")] == [0, 3, 4]
     assert [event.step for event in events.Images("samples/02")] == [0, 1, 2, 3, 4]

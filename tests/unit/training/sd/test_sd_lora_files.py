@@ -12,8 +12,8 @@ import torch
 from diffusers import StableDiffusionPipeline, UNet2DConditionModel
 from diffusers.utils import convert_state_dict_to_diffusers
 from latentmake.files.safetensors import read_head
-from latentmake.training.loop.result import RunFiles
 from latentmake.training.loop.state import trained_state
+from latentmake.training.record import RunFiles
 from latentmake.training.sd.order import SdOrder
 from latentmake.training.sd.recipe import SdRecipe
 from safetensors.torch import load_file, save_file

@@ -22,9 +22,10 @@ from latentmake.index.memo import Memo
 from latentmake.training.loop import checkpoint
 from latentmake.training.loop.accelerator import make_accelerator
 from latentmake.training.loop.batch_order import generator
+from latentmake.training.loop.order import wanted
 from latentmake.training.loop.plan import resumed
-from latentmake.training.loop.result import RunFiles, wanted
 from latentmake.training.loop.state import Learner, rate_of, trained_state
+from latentmake.training.record import RunFiles
 from latentmake.training.sd import network
 from latentmake.training.sd.objective import Objective, load_noise_schedule
 from latentmake.training.sd.order import SdOrder
@@ -244,7 +245,7 @@ def test_each_optimiser_learns_and_resumes_to_the_bit(
     again = make_training(order)  # goes on from step 28
     again.run()
     assert layout.weights.read_bytes() == expected
-    events = EventAccumulator(str(layout.scalars))
+    events = EventAccumulator(str(layout.logs))
     events.Reload()
     assert events.Scalars("learning_rate")[-1].value > 0
 
@@ -479,7 +480,7 @@ def test_a_training_that_begins_with_a_checkpoint_has_its_own_hyperparameters(
     (state, *_) = further.learner.optimizer.state.values()
     assert state["exp_avg"].abs().sum() > 0
     make_training(order).run()
-    events = EventAccumulator(str(RunFiles(order).scalars))
+    events = EventAccumulator(str(RunFiles(order).logs))
     events.Reload()
     rates = [event.value for event in events.Scalars("learning_rate")]
     if optimizer == "adamw":

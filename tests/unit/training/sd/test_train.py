@@ -25,9 +25,10 @@ from latentmake.errors import (
 from latentmake.training.loop import checkpoint
 from latentmake.training.loop.batch_order import generator
 from latentmake.training.loop.checks import check_settings
-from latentmake.training.loop.result import History, RunFiles, sample_steps, wanted
+from latentmake.training.loop.order import sample_steps, wanted
 from latentmake.training.loop.sample_images import read_index
 from latentmake.training.order import Wanted, read_order
+from latentmake.training.record import History, RunFiles
 from latentmake.training.sd.order import SdOrder
 from PIL import Image
 from safetensors import SafetensorError, safe_open
@@ -179,7 +180,7 @@ def test_sample_pictures_lie_in_one_grid(launched: Launched) -> None:
 
 
 def test_scalars_are_there_for_each_step(launched: Launched) -> None:
-    events = EventAccumulator(str(RunFiles(launched.order).scalars))
+    events = EventAccumulator(str(RunFiles(launched.order).logs))
     events.Reload()
     assert set(events.Tags()["scalars"]) == {
         *("loss", "raw_loss", "learning_rate", "gradient_norm", "qk_grads_av"),
@@ -247,7 +248,7 @@ def test_a_killed_training_ends_with_the_same_bytes(launched: Launched) -> None:
     assert record.pop("seconds") > 0
     assert expected.pop("seconds") > 0
     assert record == expected
-    events = EventAccumulator(str(layout.scalars))
+    events = EventAccumulator(str(layout.logs))
     events.Reload()
     assert [event.step for event in events.Scalars("loss")] == list(range(1, STEPS + 1))
 
@@ -523,7 +524,7 @@ def test_two_processes_resume_to_the_same_bytes(tmp_path: Path) -> None:
         layout.weights.unlink()
         layout.record.unlink()
     assert written[0] == written[1]
-    events = EventAccumulator(str(layout.scalars))
+    events = EventAccumulator(str(layout.logs))
     events.Reload()
     assert [event.step for event in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
     # Each process takes a batch of each step.

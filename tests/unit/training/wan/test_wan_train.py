@@ -19,10 +19,11 @@ from latentmake.config.trainers import WanTrainer
 from latentmake.errors import CacheError, ModelError, TrainingError
 from latentmake.training.loop import checkpoint
 from latentmake.training.loop.data.caches import WAN, Caches, read_items
+from latentmake.training.loop.order import wanted
 from latentmake.training.loop.plan import begun
-from latentmake.training.loop.result import History, RunFiles, wanted
 from latentmake.training.loop.sample_images import picture_reasons
 from latentmake.training.loop.state import trained_state
+from latentmake.training.record import History, RunFiles
 from latentmake.training.wan.dit import PLACES
 from latentmake.training.wan.objective import CLIP, FIRST_FRAME, Objective
 from latentmake.training.wan.order import WanOrder
@@ -88,7 +89,7 @@ def test_each_network_gets_its_files_and_a_training_again_the_same_bytes(
         assert "weights" in name or all(each.any() for each in ups)
     record = json.loads(RunFiles(trained).record.read_bytes())
     assert record["loss_end"] < record["loss_start"]
-    events = EventAccumulator(str(RunFiles(trained).scalars))
+    events = EventAccumulator(str(RunFiles(trained).logs))
     events.Reload()
     assert [event.step for event in events.Scalars("loss")] == list(range(1, STEPS + 1))
     assert "items_per_second" in events.Tags()["scalars"]
@@ -147,7 +148,7 @@ def test_sample_clips_are_files_of_their_own(trained: WanOrder) -> None:
     assert sorted(path.name for path in files.samples.glob("*.mp4")) == names
     width, height = Image.open(files.grid).size
     assert width > 3 * 48 and height > 3 * 32  # first, middle and last frame of each clip
-    events = EventAccumulator(str(files.scalars / "samples")).Reload()
+    events = EventAccumulator(str(files.logs / "samples")).Reload()
     assert [each.step for each in events.Images("samples/00")] == [0, 3, 6]
     assert not picture_reasons(trained, wanted(trained))
 

@@ -23,10 +23,10 @@ from latentmake.training.external.musubi.deploy import deploy
 from latentmake.training.external.musubi.networks import model_files, networks
 from latentmake.training.external.musubi.order import DEPLOYED, MusubiOrder
 from latentmake.training.external.musubi.training_command import local_arguments
-from latentmake.training.external.order import fields_of, with_defaults
+from latentmake.training.external.order import fields_of, files_digests, with_defaults
 from latentmake.training.external.publish import Publication
-from latentmake.training.external.result import RunFiles, files_digests
 from latentmake.training.external.resume import Resume
+from latentmake.training.record import RunFiles
 
 
 class Musubi(Launched[MusubiOrder]):

@@ -13,7 +13,7 @@ from pathlib import Path
 from latentmake.models.kinds import weight_file
 from latentmake.training.external.arguments import absolute, command_line, located
 from latentmake.training.external.musubi.order import MusubiOrder
-from latentmake.training.external.result import RunFiles
+from latentmake.training.record import RunFiles
 
 _NETWORKS = ("dit", "dit_high_noise")  # read by the training script from one file each
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from latentmake.config.external_trainers import flags_of
 from latentmake.models.files import T5_LENGTH
 from latentmake.training.external.arguments import absolute, command_line, located
-from latentmake.training.external.result import RunFiles
 from latentmake.training.external.resume import Resume
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
+from latentmake.training.record import RunFiles
 
 _EPOCHS = 10  # where neither epochs nor steps are asked for
 

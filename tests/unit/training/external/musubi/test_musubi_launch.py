@@ -14,9 +14,10 @@ from latentmake.errors import TrainingError
 from latentmake.files.safetensors import read_head
 from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.order import MusubiOrder
-from latentmake.training.external.result import Record, RunFiles, wanted
+from latentmake.training.external.order import wanted
 from latentmake.training.external.resume import prepare
 from latentmake.training.order import Wanted, lock_digest
+from latentmake.training.record import LaunchedRecord, RunFiles
 from musubi_world import RUN, WAN_DIT, called, install, make_run, put_weights, stand_in, write_order
 
 LORA = Path(f"runs/{RUN}/{RUN}.safetensors")
@@ -58,7 +59,7 @@ def wanted_of(order: MusubiOrder) -> Wanted:
 
 
 def is_trained(order: MusubiOrder) -> bool:
-    record = Record.read(RunFiles(order).record)
+    record = LaunchedRecord.read(RunFiles(order).record)
     return record is not None and record.wanted == wanted_of(order) and LORA.is_file()
 
 

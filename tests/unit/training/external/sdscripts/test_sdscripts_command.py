@@ -18,7 +18,6 @@ from latentmake.config.models import Model
 from latentmake.errors import CacheError, SourceError, TrainingError
 from latentmake.layouts.sdscripts import SdScripts as Names
 from latentmake.training.external.arguments import accelerate_arguments
-from latentmake.training.external.result import RunFiles
 from latentmake.training.external.resume import Resume, prepare
 from latentmake.training.external.sdscripts.backend import SdScripts
 from latentmake.training.external.sdscripts.checkpoint import model_files
@@ -37,6 +36,7 @@ from latentmake.training.external.sdscripts.deploy import (
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
 from latentmake.training.external.sdscripts.publish import SdScriptsPublication
 from latentmake.training.order import Wanted
+from latentmake.training.record import RunFiles
 from pydantic import ValidationError
 from sdscripts_world import SWITCHES, VALUES
 

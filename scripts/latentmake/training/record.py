@@ -1,4 +1,4 @@
-"""Files and records of a training by one of our trainers.
+"""Files and records of a training, by one of our trainers or by a launched program.
 
 No torch here: launcher and planner compare the record to see whether there is anything to train.
 """
@@ -8,58 +8,72 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import to_json
 
 from latentmake import digest
 from latentmake.errors import storage_error
 from latentmake.files import atomic
-from latentmake.training.json_file import JsonFile
-from latentmake.training.loop.order import TrainingOrder
-from latentmake.training.order import Wanted, lock_digest
+from latentmake.plan.reasons import Difference
+from latentmake.training.order import BASIS, JsonFile, RunOrder, Wanted
 
-LORA_WEIGHTS = "pytorch_lora_weights.safetensors"  # diffusers' own name
-CHECKPOINT_WEIGHTS = "weights.safetensors"
-CHECKPOINT_STATE = "state.pt"
 COPIED = "wanted.json"
 """In a copy of the trained weights: the digests that they came from."""
 
 _POINTS = 20
-_GONE = ({"attention": "flash"}, {"attention": "xformers"})
 
 
 class RunFiles:
     """The files below a run's output folder.
 
     Attributes:
-        results: files of the trained weights.
+        results: files of the trained weights, under these names only once they are complete.
         weights: the first of them.
-        record: a `Record`, written after them.
+        record: a `Record` or `LaunchedRecord`, written after them.
+        receipt: of the build, written last.
+        logs: TensorBoard's files.
         samples: the sample pictures and their index.
         grid: all of them as one.
         checkpoints: a folder each.
         saved: copies of the trained weights along the way, a folder a step.
         save: a file by which a user asks for such a copy at once.
-        scalars: TensorBoard's files.
+        work: a launched trainer's own output folder: weights and states of epochs, last weights.
+        last: its last weights.
+        progress: what the states in `work` belong to.
+        earlier: results of an earlier training, until there are new ones.
+        resumed: the states that a training was resumed from.
     """
 
-    def __init__(self, order: TrainingOrder) -> None:
-        self.output = Path(order.output)
+    def __init__(self, order: RunOrder) -> None:
+        self.run, self.output = order.run, Path(order.output)
         self.results = [self.output / name for name in order.results]
         self.weights = self.results[0]
         self.record = self.output / "training.json"
+        self.receipt = self.output / "trained.json"
+        self.logs = self.output / "logs"
         self.samples = self.output / "samples"
         self.grid = self.output / "samples.png"
         self.checkpoints = self.output / "checkpoints"
         self.saved = self.output / "saved"
         self.save = self.output / "save"
-        self.scalars = self.output / "logs"
+        self.work = self.output / "output"
+        self.last = self.work / self.weights.name
+        self.progress = self.work / "wanted.json"
+        self.earlier = self.work / "previous"
+        self.resumed = self.work / "resumed"
 
     def trained(self, want: Wanted) -> Record | None:
         """Return the record of the trained weights, if they are there and came from `want`."""
         record = Record.read(self.record)
         fits = record is not None and record.wanted == want
         return record if fits and all(path.is_file() for path in self.results) else None
+
+    def missing(self) -> list[Difference]:
+        """Return a reason to train for each file that is missing after a training."""
+        needed = (*self.results, self.receipt)
+        return [Difference(f"{path} is missing") for path in needed if not path.is_file()]
 
 
 class History(BaseModel):
@@ -109,6 +123,23 @@ class Record(JsonFile):
     files: dict[str, str] = Field({})
 
 
+class LaunchedRecord(JsonFile):
+    """Origin of weights that a launched trainer wrote, with their path; see `Record`."""
+
+    wanted: Wanted
+    weights: str
+    seconds: float
+    files: dict[str, str] = Field({})
+
+
+def finish(order: RunOrder, record: Record | LaunchedRecord, receipt: Path, **more: object) -> None:
+    """Write what trained weights came from, and the receipt: their record and `more`."""
+    files = RunFiles(order)
+    order.basis(record.wanted).write(files.output / BASIS)
+    content: dict[str, Any] = {"run": order.run, "weights": str(files.weights)}
+    atomic.write(receipt, to_json(content | record.model_dump() | more, indent=2) + b"\n")
+
+
 def write_trained(write: Callable[[Path], object], names: Iterable[str], files: RunFiles) -> None:
     """Write the trained weights; an older result stays until the new one is complete.
 
@@ -152,52 +183,3 @@ def write_record(record: Record, files: RunFiles, names: Iterable[str]) -> None:
                 name = path.relative_to(files.output).as_posix()
                 found[name] = digest.of_file(path, quiet=True)
     record.model_copy(update={"files": found}).write(files.record)
-
-
-def wanted(order: TrainingOrder) -> Wanted:
-    """Return the digests that the trained weights of this order must have come from.
-
-    Raises:
-        TrainingError: the lock is missing or damaged.
-    """
-    checkpoint = order.trainer.resume_from_checkpoint
-    if checkpoint is not None and not order.resumed:
-        order = order.model_copy(update={"resumed": checkpoint_digest(Path(checkpoint))})
-    return wanted_of(order, data=lock_digest(order.lock), weights=order.weights)
-
-
-def checkpoint_digest(folder: Path, file_digest: Callable[[Path], str] = digest.of_file) -> str:
-    """Return the digest of a checkpoint's content; "" where it is not there."""
-    try:
-        files = (CHECKPOINT_WEIGHTS, CHECKPOINT_STATE)
-        return digest.of_value([file_digest(folder / name) for name in files])
-    except OSError:
-        return ""
-
-
-def wanted_of(order: TrainingOrder, *, data: str, weights: str) -> Wanted:
-    """Return the same where the digests of data and network are known.
-
-    Weights that were trained with a key that is gone stay trained.
-    """
-    settings, record = order.settings_digest(), Record.read(RunFiles(order).record)
-    trained = settings if record is None else record.wanted.settings
-    if trained != settings and trained in [order.settings_digest(**gone) for gone in _GONE]:
-        settings = trained
-    return Wanted(
-        data=data,
-        settings=settings,
-        weights=weights,
-        resumed=order.resumed,
-        version=order.version,
-    )
-
-
-def sample_steps(order: TrainingOrder, steps: int) -> frozenset[int]:
-    """Return the steps after which a training draws sample pictures: first, last, in between."""
-    every = order.trainer.samples.every
-    if not order.prompts:
-        return frozenset()
-    if every is None:
-        return frozenset(steps * quarter // 4 for quarter in range(5))
-    return frozenset([*range(0, steps, every), steps])
