@@ -1,24 +1,24 @@
-"""A module of this package as a child process, with the environment of a job."""
+"""A child process of a job: `latentmake.training.run`, with the environment of the job."""
 
 from __future__ import annotations
 
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-
-from pydantic import BaseModel
 
 import latentmake
 from latentmake.caches import gpu
 from latentmake.errors import TrainingError
-from latentmake.files import atomic
 from latentmake.training import process
 
+RUN = ("-m", "latentmake.training.run")
+"""Arguments of Python before the path of an order and what to do with it."""
 
-def environment(threads: int) -> dict[str, str]:
+
+def _environment(threads: int) -> dict[str, str]:
     """Return the environment of a child that computes with a number of threads."""
     package = str(Path(latentmake.__file__).resolve().parent.parent)
     path = os.environ.get("PYTHONPATH")
@@ -38,7 +38,7 @@ def run_child(
     *,
     run: str,
     folder: Path,
-    environment: Mapping[str, str],
+    threads: int,
     log: Path,
     online: bool,
     gpus: int = 1,
@@ -46,10 +46,10 @@ def run_child(
     """Run a command whose mistakes are told by `process.say_error`.
 
     Args:
-        command: a module of ours, perhaps behind a launcher.
+        command: Python with `RUN`, perhaps behind a launcher.
         run: name of the run, for messages.
         folder: of the run, for a file of a moment.
-        environment: of the command.
+        threads: number of threads that it computes with.
         log: its output is appended here.
         online: whether it may ask the hub.
         gpus: how many it uses, where there are any; see `gpu.hold`.
@@ -58,7 +58,7 @@ def run_child(
         TrainingError: it failed; one line.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    told = {**environment, **({} if online else {"HF_HUB_OFFLINE": "1"})}
+    told = {**_environment(threads), **({} if online else {"HF_HUB_OFFLINE": "1"})}
     # One file for all processes of a training: of the same error that each of them has, one line.
     with (
         gpu.hold(gpus, f"run {run}", partial(say, log)),
@@ -80,26 +80,3 @@ def say(log: Path, text: str) -> None:
     sys.stderr.flush()
     with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(f"{text}\n")
-
-
-def run_module(
-    module: str,
-    order: BaseModel,
-    *,
-    run: str,
-    folder: Path,
-    log: Path,
-    threads: int,
-    online: bool,
-) -> None:
-    """Write an order into a folder, and run the module that carries it out; see `run_child`."""
-    path = folder / "order.json"
-    atomic.write(path, order.model_dump_json(indent=2).encode())
-    run_child(
-        [sys.executable, "-m", module, str(path)],
-        run=run,
-        folder=folder,
-        environment=environment(threads),
-        log=log,
-        online=online,
-    )

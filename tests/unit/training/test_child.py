@@ -16,11 +16,12 @@ from latentmake.training import child
 JOB = """
 import sys
 from pathlib import Path
-from latentmake.training.child import environment, run_child
-trains = "import os, time; print(os.getpid(), os.environ['CUDA_VISIBLE_DEVICES'], flush=True)"
+from latentmake.training.child import run_child
+seen = "*map(os.environ.get, ('OMP_NUM_THREADS', 'CUDA_VISIBLE_DEVICES'))"
+trains = f"import os, time; print(os.getpid(), {seen}, flush=True)"
 launcher = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
 command = [sys.executable, "-c", launcher, trains + "; time.sleep(600)"]
-run_child(command, run=sys.argv[1], folder=Path(sys.argv[1]), environment=environment(1),
+run_child(command, run=sys.argv[1], folder=Path(sys.argv[1]), threads=1,
           log=Path("log"), online=False, gpus=2)
 """
 
@@ -55,8 +56,8 @@ def test_a_second_project_waits_until_all_is_gone_that_used_the_first_ones_gpus(
         return job.stderr.readline().strip()
 
     first = start("cats")
-    process, shown = says(first).split()
-    assert shown == "0,1"
+    process, threads, shown = says(first).split()
+    assert (threads, shown) == ("1", "0,1")
     second = start("dogs")
     try:
         who = f"process {first.pid} on {socket.gethostname()} (run cats in {tmp_path}/cats)"

@@ -10,10 +10,7 @@ _MODULES = (
     "snakemake",
     "accelerate.commands.launch",
     "latentmake.training.loop.launch",
-    "latentmake.training.sd.recipe",
-    "latentmake.training.wan.recipe",
-    "latentmake.training.wan.generate",
-    "latentmake.training.wan.evaluate",
+    "latentmake.training.run",
 )
 
 

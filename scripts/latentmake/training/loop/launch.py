@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from latentmake.errors import TrainingError
 from latentmake.plan.manifest import rows_of
-from latentmake.training.child import environment, run_child, say
+from latentmake.training.child import RUN, run_child, say
 from latentmake.training.loop.checkpoint import as_begun
 from latentmake.training.loop.checks import check_accelerate
 from latentmake.training.loop.order import Prompt, TrainingOrder, wanted
@@ -78,10 +78,10 @@ def train(
         processes = 1 if is_trained else processes  # files are written, or pictures drawn
         launcher = [sys.executable] if is_trained else _launcher(order, processes)
         run_child(
-            [*launcher, "-m", order.trains, str(order_path)],
+            [*launcher, *RUN, str(order_path), "train"],
             run=order.run,
             folder=files.output,
-            environment=environment(max(1, threads // processes)),
+            threads=max(1, threads // processes),
             log=log,
             online=order.from_hub,
             gpus=processes,

@@ -54,7 +54,6 @@ class TrainingOrder(RunOrder):
     Attributes:
         version: of the trainer; raised when, given the same, it would train other weights, or a
             default changes.
-        trains: module that carries out an order.
         picture_suffix: end of the names of decoded samples.
         weights: digest of the network's files, and of a LoRA that it begins from.
         resumed: digest of the checkpoint `resume_from_checkpoint`, "" where there is none yet.
@@ -69,7 +68,6 @@ class TrainingOrder(RunOrder):
     """
 
     version: ClassVar[int] = 1
-    trains: ClassVar[str]
     picture_suffix: ClassVar[str] = ".png"
     weights: str
     resumed: str = ""

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from latentmake import digest
 from latentmake.config.root import Config
@@ -31,6 +31,7 @@ from latentmake.training.record import Record, RunFiles
 
 if TYPE_CHECKING:
     from latentmake.training.checks import Finding
+    from latentmake.training.loop.recipe import Recipe
 
 _Order = TypeVar("_Order", bound=TrainingOrder)
 
@@ -40,13 +41,19 @@ class LoopBackend(Backend):
 
     Attributes:
         order_type: class of its orders.
+        memory_hint: repair where a device has too little memory.
     """
 
     order_type: type[TrainingOrder]
+    memory_hint: ClassVar[str]
 
     @abstractmethod
     def order(self, facts: Facts, run: str) -> TrainingOrder:
         """Return the order of a run; raises UserError where settings and networks do not fit."""
+
+    @abstractmethod
+    def recipe(self, order: Any) -> Recipe:
+        """Return the recipe of an order."""
 
     def plan(self, facts: Facts, plan: RunPlan, *, train: bool) -> None:
         """Write the order of a run, and decide whether it is to be trained."""
@@ -64,6 +71,10 @@ class LoopBackend(Backend):
         from latentmake.training.loop.launch import train
 
         train(self.order_type, order, **options)
+
+    def follow_here(self, order: Path, word: str) -> None:
+        """Do in this process what follows a training; see `Backend.follow`."""
+        raise NotImplementedError
 
 
 def begun(

@@ -37,10 +37,8 @@ class Recipe:
     """Network, objective, samples and written files of a training; a trainer has its own.
 
     Attributes:
-        order_type: class of its orders.
         results: names of all files and folders that a training of this kind may leave in its
             output folder, of which one without the others belongs to an older training.
-        memory_hint: repair where a device has too little memory.
         probes: examples of the loss at the start and at the end.
         rate: scalar of the items trained on in a second.
         several: whether a step may leave some trained weights without gradients.
@@ -61,9 +59,7 @@ class Recipe:
             missing or damaged, or of another network.
     """
 
-    order_type: ClassVar[type[TrainingOrder]]
     results: ClassVar[tuple[str, ...]]
-    memory_hint: ClassVar[str]
     probes: ClassVar[int] = 64
     rate: ClassVar[str] = "images_per_second"
     several: bool = False

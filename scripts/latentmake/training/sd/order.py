@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import JsonValue
 
@@ -28,7 +28,6 @@ class SdOrder(TrainingOrder):
         scheduler: folder of the noise schedule; "" for that of the network's hub repository.
     """
 
-    trains: ClassVar[str] = "latentmake.training.sd.recipe"
     kind: Literal["sd"] = "sd"
     unet: Weights
     text_projection: str | None = None

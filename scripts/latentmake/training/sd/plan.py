@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
@@ -21,6 +22,9 @@ from latentmake.training.sd.unet import (
     training_digest,
 )
 
+if TYPE_CHECKING:
+    from latentmake.training.sd.recipe import SdRecipe
+
 _CAPTIONS = 4  # drawn where a run names no prompts
 
 
@@ -28,6 +32,10 @@ class Sd(LoopBackend):
     """The trainer `sd`."""
 
     order_type = SdOrder
+    memory_hint = (
+        "lower `train_batch_size` (and raise `gradient_accumulation_steps`), set "
+        "`gradient_checkpointing: true` or `mixed_precision: bf16`"
+    )
 
     def order(self, facts: Facts, run: str) -> SdOrder:
         """Return the order of a run, whose settings fit the network as far as that is known."""
@@ -53,6 +61,12 @@ class Sd(LoopBackend):
         names = parameter_names(model.unet)
         layers = None if names is None else lora_layers(trainer.target_modules, names)
         return begun(order, facts, [layers], PLACES)
+
+    def recipe(self, order: SdOrder) -> SdRecipe:
+        """Return the recipe of an order."""
+        from latentmake.training.sd.recipe import SdRecipe
+
+        return SdRecipe(order)
 
 
 def _check_network(key: str, unet: Weights, scheduler: str, trainer: SdTrainer, where: str) -> None:

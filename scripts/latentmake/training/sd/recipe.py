@@ -1,12 +1,8 @@
-"""Recipe of the trainer `sd`: a UNet, its noise schedule, pictures.
-
-`accelerate launch -m latentmake.training.sd.recipe ORDER` trains by it.
-"""
+"""Recipe of the trainer `sd`: a UNet, its noise schedule, pictures."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -20,7 +16,6 @@ from latentmake.caches.encoders.vae import load_vae, tile
 from latentmake.files import atomic
 from latentmake.training.loop.accelerator import set_up
 from latentmake.training.loop.batch_order import seed_of
-from latentmake.training.loop.command import carry_out
 from latentmake.training.loop.data.caches import PLAIN, Stored
 from latentmake.training.loop.grid import png_of
 from latentmake.training.loop.recipe import Recipe
@@ -42,13 +37,8 @@ from latentmake.training.sd.unet import PLACES, PREFIX
 class SdRecipe(Recipe):
     """Recipe of the trainer `sd`."""
 
-    order_type = SdOrder
     tensors = PLAIN
     results = (LORA_WEIGHTS, KOHYA_WEIGHTS, UNET_FOLDER, PROJECTION_FOLDER)
-    memory_hint = (
-        "lower `train_batch_size` (and raise `gradient_accumulation_steps`), set "
-        "`gradient_checkpointing: true` or `mixed_precision: bf16`"
-    )
     order: SdOrder
 
     def __init__(self, order: SdOrder) -> None:
@@ -122,12 +112,3 @@ class SdRecipe(Recipe):
                 denoiser.text_projection.load_state_dict(load_projection(str(file)).state_dict())
         except (OSError, SafetensorError, RuntimeError) as error:
             raise unreadable(error, file) from None
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Carry out `python -m latentmake.training.sd.recipe ORDER`; return the exit status."""
-    return carry_out(arguments, SdRecipe)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,15 +1,13 @@
 """Evaluation of Wan's network with and without its LoRA on items that did not train.
 
-`python -m latentmake.training.wan.evaluate ORDER` computes the losses and draws the clips that are
-missing, first with the network as the training began, then with the trained LoRA. Noise and
-timesteps of the losses are fixed by the keys of the items.
+Losses and clips that are missing are made first with the network as the training began, then with
+the trained LoRA. Noise and timesteps of the losses are fixed by the keys of the items.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +15,6 @@ from typing import Literal, NamedTuple, Self
 
 import numpy as np
 import torch
-from diffusers.utils import logging
 from numpy.typing import NDArray
 
 from latentmake import digest
@@ -26,7 +23,6 @@ from latentmake.errors import CacheError, TrainingError
 from latentmake.files import cachefile
 from latentmake.plan.manifest import Row
 from latentmake.progress import Progress
-from latentmake.training.command import exit_status
 from latentmake.training.loop.accelerator import DTYPES, decided
 from latentmake.training.loop.batch_order import generator
 from latentmake.training.loop.checkpoint import as_begun
@@ -386,13 +382,3 @@ def evaluate(order: EvaluationOrder) -> Metrics | None:
     if not result_reasons(order, want, settings):
         return None
     return _Evaluation(order, training, adapter).run()
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Carry out `python -m latentmake.training.wan.evaluate ORDER`; return the exit status."""
-    logging.set_verbosity_error()
-    return exit_status(lambda: evaluate(read_order(Path(arguments[0]), EvaluationOrder)))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

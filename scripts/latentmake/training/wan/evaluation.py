@@ -6,6 +6,7 @@ shapes it: a part whose key is unchanged is not computed again.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,7 +18,7 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.lock import read_lock, run_folder
 from latentmake.plan.reasons import Difference, value_differences
 from latentmake.plan.run_plan import RunPlan
-from latentmake.training.child import run_module
+from latentmake.training.child import RUN, run_child
 from latentmake.training.order import JsonFile, read_order
 from latentmake.training.wan.generation import (
     GenerationOrder,
@@ -224,20 +225,16 @@ def training_digest(training: WanOrder) -> str:
 
 def launch(path: Path, word: str, *, log: Path, threads: int) -> Path:
     """Carry out an order to `generate` or `evaluate` in a process of its own; return its folder."""
-    order: GenerationOrder
-    if word == "evaluate":
-        order = read_order(path, EvaluationOrder)
-    else:
-        order = captions_of(read_order(path, GenerationOrder))
-        if not clip_reasons(order, adapter_digest(order)):
-            return Path(order.output)
-    run_module(
-        f"latentmake.training.wan.{word}",
-        order,
+    order = read_order(path, EvaluationOrder if word == "evaluate" else GenerationOrder)
+    folder = Path(order.output)
+    if word == "generate" and not clip_reasons(captions_of(order), adapter_digest(order)):
+        return folder
+    run_child(
+        [sys.executable, *RUN, str(path), word],
         run=order.run,
-        folder=Path(order.output),
-        log=log,
+        folder=folder,
         threads=threads,
+        log=log,
         online=bool(order.model.vae.hub),
     )
-    return Path(order.output)
+    return folder

@@ -1,12 +1,10 @@
 """Clips of Wan's network with and without its LoRA.
 
-`python -m latentmake.training.wan.generate ORDER` draws the clips that are missing, and decodes
-each as it is drawn: a killed process loses the clip in hand.
+Each is decoded as it is drawn: a killed process loses the clip in hand.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +14,6 @@ import numpy as np
 import torch
 from accelerate import cpu_offload_with_hook
 from accelerate.hooks import UserCpuOffloadHook
-from diffusers.utils import logging
 from numpy.typing import NDArray
 
 from latentmake.caches.encoders.clip_vision import load_clip_vision
@@ -30,9 +27,7 @@ from latentmake.files.media import opened
 from latentmake.files.mp4 import write_mp4
 from latentmake.geometry.buckets import Size
 from latentmake.progress import Progress, say
-from latentmake.training.command import exit_status
 from latentmake.training.loop.data.caches import WAN, read_text
-from latentmake.training.order import read_order
 from latentmake.training.wan.generation import (
     INDEX,
     Clip,
@@ -236,13 +231,3 @@ class Painter:
             raise TrainingError(what, where=where, hint=self._hint)
         write_mp4(path, frames, self._order.settings.fps)
         return frames
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Carry out `python -m latentmake.training.wan.generate ORDER`; return the exit status."""
-    logging.set_verbosity_error()
-    return exit_status(lambda: generate(read_order(Path(arguments[0]), GenerationOrder)))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

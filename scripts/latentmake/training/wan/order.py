@@ -29,7 +29,6 @@ class WanOrder(TrainingOrder):
             is one network for all.
     """
 
-    trains: ClassVar[str] = "latentmake.training.wan.recipe"
     picture_suffix: ClassVar[str] = ".mp4"
     kind: Literal["wan"] = "wan"
     dit: str | None

@@ -13,18 +13,24 @@ from latentmake.plan.manifest import rows_of
 from latentmake.plan.reasons import Difference
 from latentmake.plan.run_plan import RunPlan
 from latentmake.training.loop.plan import LoopBackend, begun, order_values
+from latentmake.training.order import read_order
 from latentmake.training.wan.dit import PLACES, check_networks, dit_digest, trained_networks
 from latentmake.training.wan.estimate import estimate_training
 from latentmake.training.wan.order import WanOrder, boundary_of
 
 if TYPE_CHECKING:
     from latentmake.training.checks import Finding
+    from latentmake.training.wan.recipe import WanRecipe
 
 
 class Wan(LoopBackend):
     """The trainer `wan`."""
 
     order_type = WanOrder
+    memory_hint = (
+        "lower the run's `resolutions` or the dataset's `target_frames`, or set "
+        "`gradient_checkpointing: true` and `optimizer: adamw8bit`"
+    )
 
     def order(self, facts: Facts, run: str) -> WanOrder:
         """Return the order of a run."""
@@ -50,6 +56,12 @@ class Wan(LoopBackend):
             **order_values(facts, run, trainer),
         )
         return begun(order, facts, layers, PLACES)
+
+    def recipe(self, order: WanOrder) -> WanRecipe:
+        """Return the recipe of an order."""
+        from latentmake.training.wan.recipe import WanRecipe
+
+        return WanRecipe(order)
 
     def plan(self, facts: Facts, plan: RunPlan, *, train: bool) -> None:
         """Write the order of a run; decide whether it is to be trained, and estimate that."""
@@ -83,3 +95,16 @@ class Wan(LoopBackend):
         from latentmake.training.wan.evaluation import launch
 
         return launch(order, word, log=log, threads=threads)
+
+    def follow_here(self, order: Path, word: str) -> None:
+        """Draw clips or evaluate in this process."""
+        if word == "generate":
+            from latentmake.training.wan.generate import generate
+            from latentmake.training.wan.generation import GenerationOrder, captions_of
+
+            generate(captions_of(read_order(order, GenerationOrder)))
+        else:
+            from latentmake.training.wan.evaluate import evaluate
+            from latentmake.training.wan.evaluation import EvaluationOrder
+
+            evaluate(read_order(order, EvaluationOrder))

@@ -1,13 +1,9 @@
-"""Recipe of the trainer `wan`: LoRAs of Wan's networks, flow matching, clips.
-
-`accelerate launch -m latentmake.training.wan.recipe ORDER` trains by it.
-"""
+"""Recipe of the trainer `wan`: LoRAs of Wan's networks, flow matching, clips."""
 
 from __future__ import annotations
 
-import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -18,7 +14,6 @@ from latentmake.files import atomic
 from latentmake.files.mp4 import write_mp4
 from latentmake.training.loop.accelerator import set_up
 from latentmake.training.loop.batch_order import seed_of
-from latentmake.training.loop.command import carry_out
 from latentmake.training.loop.data.caches import WAN, Sought
 from latentmake.training.loop.recipe import Recipe
 from latentmake.training.lora import begin_lora
@@ -33,14 +28,9 @@ from latentmake.training.wan.sampling import ClipSampler, decode_clip
 class WanRecipe(Recipe):
     """Recipe of the trainer `wan`."""
 
-    order_type = WanOrder
     results = (*lora_names(), *lora_names(high_noise=True))
     probes = 16  # each may take seconds
     rate = "items_per_second"
-    memory_hint = (
-        "lower the run's `resolutions` or the dataset's `target_frames`, or set "
-        "`gradient_checkpointing: true` and `optimizer: adamw8bit`"
-    )
     order: WanOrder
 
     def __init__(self, order: WanOrder) -> None:
@@ -142,12 +132,3 @@ def _check(transformer: Transformer, channels: int, text_width: int, path: str) 
                 where=path,
                 hint="`dit`, `vae` and `text` of the model must come from the same base model",
             )
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Carry out `python -m latentmake.training.wan.recipe ORDER`; return the exit status."""
-    return carry_out(arguments, WanRecipe)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -17,14 +17,14 @@ from latentmake.training.sd.order import SdOrder
 from trainer_world import make_order, train, write_order
 
 
-@pytest.mark.parametrize(("processes", "each"), [(4, "2"), (1, "8")])
+@pytest.mark.parametrize(("processes", "each"), [(4, 2), (1, 8)])
 def test_each_process_gets_its_share_of_the_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int, each: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int, each: int
 ) -> None:
-    seen: list[str] = []
+    seen: list[int] = []
 
-    def launched(_: list[str], *, environment: dict[str, str], **__: Any) -> None:
-        seen.append(environment["OMP_NUM_THREADS"])
+    def launched(_: list[str], *, threads: int, **__: Any) -> None:
+        seen.append(threads)
         raise KeyboardInterrupt  # there are no four GPUs to go on with
 
     monkeypatch.setattr(launch, "run_child", launched)

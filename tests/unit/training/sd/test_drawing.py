@@ -15,8 +15,9 @@ from latentmake.training.loop.order import Prompt, wanted
 from latentmake.training.loop.sample_images import picture_reasons, read_index
 from latentmake.training.loop.samples import Samples, draw_later
 from latentmake.training.record import Record, RunFiles
+from latentmake.training.run import main
 from latentmake.training.sd.order import SdOrder
-from latentmake.training.sd.recipe import SdRecipe, main
+from latentmake.training.sd.recipe import SdRecipe
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trainer_world import make_order, make_training, make_unet, train, write_order
@@ -176,7 +177,7 @@ def test_a_killed_drawing_goes_on(
     monkeypatch.undo()
     assert picture_reasons(more, wanted(more))
     capfd.readouterr()
-    assert main([path]) == 0
+    assert main([path, "train"]) == 0
     said = capfd.readouterr().err
     assert "of step 0 drawn" not in said
     assert "of step 3 drawn" in said and "of step 4 drawn" in said

@@ -45,7 +45,7 @@ from trainer_world import (
 )
 
 STEPS = 40
-TRAIN = "latentmake.training.sd.recipe"
+TRAIN = "latentmake.training.run"
 SCRIPTS = Path(__file__).parents[4] / "scripts"
 SETTINGS: dict[str, Any] = {
     "steps": STEPS,
@@ -201,14 +201,14 @@ def test_training_twice_on_the_same_trains_once(launched: Launched) -> None:
 # Ends as by `kill -9` where its second checkpoint is begun: five steps past its first.
 KILLED = """
 import os, signal, sys
-from latentmake.training.sd.recipe import main
+from latentmake.training.run import main
 
 def kill(event, arguments):
     if event == "os.mkdir" and ".step-000012" in os.fspath(arguments[0]):
         os.kill(os.getpid(), signal.SIGKILL)
 
 sys.addaudithook(kill)
-main(sys.argv[1:])
+main([sys.argv[1], "train"])
 """
 
 
@@ -234,7 +234,7 @@ def test_a_killed_training_ends_with_the_same_bytes(launched: Launched) -> None:
     assert not layout.weights.exists()
     assert not layout.record.exists()
 
-    second = _run("-m", "latentmake.training.sd.recipe", str(path))
+    second = _run("-m", TRAIN, str(path), "train")
     assert second.returncode == 0, second.stderr.decode()
     assert b"resumed from step 6" in second.stderr
     first = RunFiles(launched.order)
@@ -518,7 +518,7 @@ def test_two_processes_resume_to_the_same_bytes(tmp_path: Path) -> None:
     written = []
     for _ in range(2):
         two = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-        trained = _run("-m", *two, "-m", TRAIN, str(path), ACCELERATE_USE_CPU="true")
+        trained = _run("-m", *two, "-m", TRAIN, str(path), "train", ACCELERATE_USE_CPU="true")
         assert trained.returncode == 0, trained.stderr.decode()
         written.append(layout.weights.read_bytes())
         layout.weights.unlink()

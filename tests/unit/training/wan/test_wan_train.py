@@ -98,14 +98,14 @@ def test_each_network_gets_its_files_and_a_training_again_the_same_bytes(
 # Ends as by `kill -9` where its second checkpoint is begun: two steps past its first.
 KILLED = """# preloaded
 import os, signal, sys
-from latentmake.training.wan.recipe import main
+from latentmake.training.run import main
 
 def kill(event, arguments):
     if event == "os.mkdir" and ".step-000004" in os.fspath(arguments[0]):
         os.kill(os.getpid(), signal.SIGKILL)
 
 sys.addaudithook(kill)
-main(sys.argv[1:])
+main([sys.argv[1], "train"])
 """
 
 
@@ -129,7 +129,7 @@ def test_a_killed_training_ends_with_the_same_bytes(trained: WanOrder, tmp_path:
     (kept,) = checkpoint.find(files.checkpoints, wanted(order))
     assert kept.progress.step == 2
     assert not files.weights.exists()
-    second = run("-m", "latentmake.training.wan.recipe", str(path))
+    second = run("-m", "latentmake.training.run", str(path), "train")
     assert second.returncode == 0, second.stderr.decode()
     assert b"resumed from step 2" in second.stderr
     for name in ("", "high_noise_"):

@@ -1,0 +1,65 @@
+"""A process of a training, of clips or of an evaluation: an order file in, an exit status out.
+
+`python -m latentmake.training.run ORDER train` trains, perhaps behind `accelerate launch`;
+`generate` and `evaluate` in the place of `train` draw clips, and evaluate held-out items.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import diffusers
+import torch
+
+from latentmake.errors import TrainingError, UserError
+from latentmake.training.loop.accelerator import decided
+from latentmake.training.loop.launch import read
+from latentmake.training.loop.order import wanted
+from latentmake.training.loop.plan import LoopBackend
+from latentmake.training.loop.sample_images import picture_reasons
+from latentmake.training.loop.samples import draw_later
+from latentmake.training.loop.train import Training
+from latentmake.training.process import say_error
+from latentmake.training.record import RunFiles
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Carry out an order; tell a user's mistake in a line, and return the exit status."""
+    from latentmake import backends  # whose modules are above this folder's
+
+    path, word = Path(arguments[0]), arguments[1]
+    diffusers.utils.logging.set_verbosity_error()
+    hint = "end other programs"
+    try:
+        backend = backends.of_order(path)
+        assert isinstance(backend, LoopBackend)
+        if word == "train":
+            hint = backend.memory_hint
+            _train(backend, path)
+        else:
+            backend.follow_here(path, word)
+    except UserError as error:
+        say_error(error)
+        return 1
+    except torch.OutOfMemoryError:
+        say_error(TrainingError("the device is out of memory", hint=hint))
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _train(backend: LoopBackend, path: Path) -> None:
+    """Train by an order; of a finished training, draw the samples that are missing."""
+    made = backend.recipe(decided(read(path, backend.order_type)))
+    files, want = RunFiles(made.order), wanted(made.order)
+    if not files.trained(want):
+        Training(made).run()
+    elif picture_reasons(made.order, want):
+        draw_later(made)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
