@@ -42,7 +42,7 @@ sys.path[:0] = [str(ROOT / "scripts")]
 from latentmake.caches.encoders.device import pick_device  # noqa: E402
 from latentmake.caches.encoders.wan_vae import WanVae  # noqa: E402
 from latentmake.config.trainers import WanTrainer  # noqa: E402
-from latentmake.training.loop.data.batch import Batch  # noqa: E402
+from latentmake.training.loop.batch import Batch  # noqa: E402
 from latentmake.training.wan.dit import check_targets  # noqa: E402
 from latentmake.training.wan.estimate import training_memory  # noqa: E402
 from latentmake.training.wan.network import add_lora  # noqa: E402

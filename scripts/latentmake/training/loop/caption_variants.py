@@ -10,7 +10,7 @@ import torch
 
 from latentmake.data.captions import warming
 from latentmake.training.loop.batch_order import BatchOrder, generator
-from latentmake.training.loop.data.caches import Caches
+from latentmake.training.loop.caches import Caches
 from latentmake.training.loop.order import TextSchedule
 
 

@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+from latentmake import progress
 from latentmake.errors import TrainingError
 from latentmake.plan.manifest import rows_of
 from latentmake.training.child import RUN, run_child, say
@@ -97,18 +98,13 @@ def train(
         )
     grid = str(files.grid) if files.grid.is_file() else None
     pictures = f", sample pictures in {grid}" if grid else ""
-    _say(f"{order.run}: weights in {files.weights}{pictures}")
+    progress.say(f"{order.run}: weights in {files.weights}{pictures}")
     if is_first:
-        _say(
+        progress.say(
             "next: edit a caption and run the same command again; Latentmake encodes only that "
             "caption, and trains again"
         )
     finish(order, record, receipt, samples=grid)
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
 
 
 def _launcher(order: TrainingOrder, processes: int) -> list[str]:

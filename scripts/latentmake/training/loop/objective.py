@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from latentmake.training.loop.batch import Batch, copied
 from latentmake.training.loop.batch_order import generator
-from latentmake.training.loop.data.batch import Batch, copied
-from latentmake.training.loop.data.caches import Caches
+from latentmake.training.loop.caches import Caches
 
 
 class Losses(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import torch
 
-from latentmake.training.loop.data.caches import CacheTensors, Stored
+from latentmake.training.loop.caches import CacheTensors, Stored
 from latentmake.training.loop.objective import Objective
 from latentmake.training.loop.order import TrainingOrder
 

@@ -24,8 +24,8 @@ from latentmake.files import atomic
 from latentmake.files.mp4 import spread_frames
 from latentmake.progress import say
 from latentmake.training.loop.accelerator import DTYPES, make_accelerator
+from latentmake.training.loop.caches import Caches, read_items
 from latentmake.training.loop.curves import curves_png
-from latentmake.training.loop.data.caches import Caches, read_items
 from latentmake.training.loop.grid import draw_grid, png_of
 from latentmake.training.loop.order import sample_steps, wanted
 from latentmake.training.loop.recipe import Drawn, Recipe

@@ -18,7 +18,7 @@ from diffusers.training_utils import compute_snr
 
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
-from latentmake.training.loop.data.batch import Batch, copied
+from latentmake.training.loop.batch import Batch, copied
 from latentmake.training.loop.objective import Objective as LoopObjective
 from latentmake.training.sd.unet import damaged_schedule, read_schedule
 

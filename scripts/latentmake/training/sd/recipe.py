@@ -16,7 +16,7 @@ from latentmake.caches.encoders.vae import load_vae, tile
 from latentmake.files import atomic
 from latentmake.training.loop.accelerator import set_up
 from latentmake.training.loop.batch_order import seed_of
-from latentmake.training.loop.data.caches import PLAIN, Stored
+from latentmake.training.loop.caches import PLAIN, Stored
 from latentmake.training.loop.grid import png_of
 from latentmake.training.loop.recipe import Recipe
 from latentmake.training.lora import begin_lora, load_lora, unreadable

@@ -17,9 +17,9 @@ from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
 from PIL import Image
 
 from latentmake.models import files
+from latentmake.training.loop.batch import pad
 from latentmake.training.loop.batch_order import generator
-from latentmake.training.loop.data.batch import pad
-from latentmake.training.loop.data.caches import PLAIN, Stored, read_text
+from latentmake.training.loop.caches import PLAIN, Stored, read_text
 from latentmake.training.loop.recipe import Drawn, Network
 from latentmake.training.loop.recipe import Sampler as LoopSampler
 from latentmake.training.sd.objective import NoiseSchedule

@@ -25,8 +25,8 @@ from latentmake.plan.manifest import Row
 from latentmake.progress import Progress
 from latentmake.training.loop.accelerator import DTYPES, decided
 from latentmake.training.loop.batch_order import generator
+from latentmake.training.loop.caches import HINT, Caches, find_not_finite, read_items
 from latentmake.training.loop.checkpoint import as_begun
-from latentmake.training.loop.data.caches import HINT, Caches, find_not_finite, read_items
 from latentmake.training.loop.order import wanted
 from latentmake.training.order import JsonFile, caption_in, lock_content, read_order
 from latentmake.training.wan.evaluation import (

@@ -27,7 +27,7 @@ from latentmake.files.media import opened
 from latentmake.files.mp4 import write_mp4
 from latentmake.geometry.buckets import Size
 from latentmake.progress import Progress, say
-from latentmake.training.loop.data.caches import WAN, read_text
+from latentmake.training.loop.caches import WAN, read_text
 from latentmake.training.wan.generation import (
     INDEX,
     Clip,

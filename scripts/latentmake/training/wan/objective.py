@@ -14,7 +14,7 @@ import torch
 
 from latentmake.errors import TrainingError
 from latentmake.training.loop import objective as loop
-from latentmake.training.loop.data.batch import Batch, copied
+from latentmake.training.loop.batch import Batch, copied
 from latentmake.training.wan.sampling import TEXT_TOKENS
 
 FIRST_FRAME = "latents_image"

@@ -14,7 +14,7 @@ from latentmake.files import atomic
 from latentmake.files.mp4 import write_mp4
 from latentmake.training.loop.accelerator import set_up
 from latentmake.training.loop.batch_order import seed_of
-from latentmake.training.loop.data.caches import WAN, Sought
+from latentmake.training.loop.caches import WAN, Sought
 from latentmake.training.loop.recipe import Recipe
 from latentmake.training.lora import begin_lora
 from latentmake.training.wan.dit import PLACES, lora_names

@@ -19,7 +19,7 @@ from latentmake.caches.encoders.device import within_memory
 from latentmake.caches.encoders.wan_vae import CHANNELS, WanVae
 from latentmake.progress import say
 from latentmake.training.loop.batch_order import seed_of
-from latentmake.training.loop.data.caches import WAN, read_text
+from latentmake.training.loop.caches import WAN, read_text
 from latentmake.training.loop.recipe import Drawn, Sampler
 from latentmake.training.wan.generation import ClipSettings
 from latentmake.training.wan.network import Denoiser

@@ -10,9 +10,9 @@ import pytest
 import torch
 from latentmake.errors import CacheError, TrainingError
 from latentmake.files import cachefile
+from latentmake.training.loop.batch import Batch, pad
 from latentmake.training.loop.batch_order import BatchOrder
-from latentmake.training.loop.data.batch import Batch, pad
-from latentmake.training.loop.data.caches import (
+from latentmake.training.loop.caches import (
     PLAIN,
     Caches,
     check_bytes,
@@ -245,7 +245,7 @@ def test_a_file_is_hashed_once(manifest: Path, monkeypatch: pytest.MonkeyPatch) 
         hashed.append(path)
         check_bytes(path)
 
-    monkeypatch.setattr("latentmake.training.loop.data.caches.check_bytes", check)
+    monkeypatch.setattr("latentmake.training.loop.caches.check_bytes", check)
     caches = Caches(read_items(manifest))
     for batch in ORDER * 2:
         caches.batch([index % len(caches.examples) for index in batch[:1]])

@@ -9,9 +9,9 @@ import pytest
 import torch
 from diffusers import UNet2DConditionModel
 from latentmake.errors import ModelError
+from latentmake.training.loop.batch import Batch
 from latentmake.training.loop.batch_order import generator
-from latentmake.training.loop.data.batch import Batch
-from latentmake.training.loop.data.caches import Caches, read_items
+from latentmake.training.loop.caches import Caches, read_items
 from latentmake.training.loop.objective import probe_loss
 from latentmake.training.sd.network import Denoiser
 from latentmake.training.sd.objective import Objective, load_noise_schedule

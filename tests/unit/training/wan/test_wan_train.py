@@ -18,7 +18,7 @@ from accelerate.state import AcceleratorState
 from latentmake.config.trainers import WanTrainer
 from latentmake.errors import CacheError, ModelError, TrainingError
 from latentmake.training.loop import checkpoint
-from latentmake.training.loop.data.caches import WAN, Caches, read_items
+from latentmake.training.loop.caches import WAN, Caches, read_items
 from latentmake.training.loop.order import wanted
 from latentmake.training.loop.plan import begun
 from latentmake.training.loop.sample_images import picture_reasons

@@ -21,8 +21,7 @@ from latentmake.training.external.installation import Installation
 from latentmake.training.external.order import fields_of, files_digests, with_defaults
 from latentmake.training.external.publish import Publication
 from latentmake.training.external.resume import Resume
-from latentmake.training.external.sdscripts.checkpoint import model_files
-from latentmake.training.external.sdscripts.command import epochs_of, local_arguments
+from latentmake.training.external.sdscripts.command import epochs_of, local_arguments, model_files
 from latentmake.training.external.sdscripts.deploy import deploy, deployed
 from latentmake.training.external.sdscripts.installation import find
 from latentmake.training.external.sdscripts.order import SdScriptsOrder

@@ -20,11 +20,11 @@ from latentmake.layouts.sdscripts import SdScripts as Names
 from latentmake.training.external.arguments import accelerate_arguments
 from latentmake.training.external.resume import Resume, prepare
 from latentmake.training.external.sdscripts.backend import SdScripts
-from latentmake.training.external.sdscripts.checkpoint import model_files
 from latentmake.training.external.sdscripts.command import (
     caching_arguments,
     encoder_places,
     local_arguments,
+    model_files,
     training_arguments,
 )
 from latentmake.training.external.sdscripts.deploy import (

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset as TorchDataset
 from latentmake.errors import DatasetError
 from latentmake.files.safetensors import read_head
 from latentmake.plan.manifest import rows_of
-from latentmake.training.loop.data.caches import FORM, WAN, Caches, CacheTensors, Sought, naming
+from latentmake.training.loop.caches import FORM, WAN, Caches, CacheTensors, Sought, naming
 from latentmake.training.order import caption_in
 
 _SPLITS = {"train": [False], "validation": [True], "all": [False, True]}

@@ -26,7 +26,7 @@ from latentmake.files.cachefile import corruption_of
 from latentmake.files.safetensors import DTYPES, Head, read_head
 from latentmake.layouts import plain
 from latentmake.plan.manifest import Row, rows_of
-from latentmake.training.loop.data.batch import Batch, pad
+from latentmake.training.loop.batch import Batch, pad
 
 HINT = "delete it and run the build's command again, which encodes it anew"
 FORM = r"(_\d+x\d+x\d+)?(_b?float\w+)?"

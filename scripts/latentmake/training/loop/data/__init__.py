@@ -1,1 +1,0 @@
-"""Data of a training: from cache files to batches."""
