@@ -20,7 +20,7 @@ _TEXT = """# Architectures
 
 Facts about the architectures that musubi-tuner and sd-scripts train: weights, tasks, sizes and
 training defaults. Set the first column as `architecture` of a [model](models.md#architecture).
-Stable Diffusion 1.x and 2.x for the trainer `sd` need no architecture.
+For the trainer `sd`, SDXL needs `architecture: sdxl`; Stable Diffusion 1.x and 2.x need none.
 
 ## Architectures of musubi-tuner
 

@@ -264,7 +264,7 @@ UNetPart = Annotated[str, StringConstraints(pattern=UNET_PART)]
 
 
 class SdTrainer(LoopTrainer):
-    """UNets of Stable Diffusion 1.x and 2.x, trained by Latentmake from caches."""
+    """UNets of Stable Diffusion 1.x, 2.x and XL, trained by Latentmake from caches."""
 
     layout: ClassVar[str] = "plain"
     network: ClassVar[str] = "unet"

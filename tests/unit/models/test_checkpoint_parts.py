@@ -292,13 +292,23 @@ def test_a_file_without_a_part_or_of_another_model_is_refused(place: Path) -> No
     assert "copy the checkpoint again" in refusal({"checkpoint": "models/cut.safetensors"} | TOKENS)
 
 
-def test_no_sdxl_is_trained_by_sd_and_no_prediction_is_guessed(place: Path) -> None:
+def test_sdxl_goes_with_both_encoders_and_no_prediction_is_guessed(place: Path) -> None:
     for kind in ("sd2", "sdxl"):
         pipe = Path(kind)
         checkpoint_world.write(pipe, Path(f"models/{kind}.safetensors"), Path("clip"), kind)
-    line = refusal({"checkpoint": "models/sdxl.safetensors", "architecture": "sdxl"} | TOKENS)
-    assert "is a checkpoint of SDXL, which the trainer sd does not train" in line
-    assert "set `architecture: sdxl`" in refusal({"checkpoint": "models/sdxl.safetensors"} | TOKENS)
+    file = {"checkpoint": "models/sdxl.safetensors"} | TOKENS
+    assert "set `architecture: sdxl`" in refusal(file)
+    facts = facts_of(file | {"architecture": "sdxl"})
+    plan_training(facts, make_plan(facts, ["tiny"]).runs["tiny"])
+    parts = {"vae": "sdxl/vae", "text": ["sdxl/text_encoder"], "unet": "sdxl/unet"}
+    assert refusal(parts) == (
+        "models.micro.unet: this UNet is one of SDXL, and the caches of this model are not; set "
+        "the model's `architecture: sdxl`, and name both text encoders as its `text`"
+    )
+    both = {"text": ["sdxl/text_encoder", "sdxl/text_encoder_2"], "unet": "pipe/unet"}
+    other = "this UNet is none of SDXL, and the model has 2 text encoders; name the UNet of SDXL, "
+    for more in ({}, {"architecture": "sdxl"}):
+        assert other in refusal(parts | both | more)
     second = {"checkpoint": "models/sd2.safetensors"} | TOKENS
     line = refusal(second)
     assert line.startswith("runs.tiny.trainer.prediction_type: this key is missing: models/sd2.saf")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections import Counter, deque
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,8 +23,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from latentmake.errors import CacheError, TrainingError
-from latentmake.files.cachefile import corruption_of
+from latentmake.files.cachefile import ORIGINAL_HEIGHT, ORIGINAL_WIDTH, corruption_of
 from latentmake.files.safetensors import DTYPES, Head, read_head
+from latentmake.geometry.buckets import Size, cover
 from latentmake.layouts import plain
 from latentmake.plan.manifest import Row, rows_of
 from latentmake.training.loop.batch import Batch, pad
@@ -64,15 +66,20 @@ class CacheTensors(NamedTuple):
         text: [tokens, width].
         more: further tensors in the file of the latents.
         scaled: whether the header of the latents has their scale.
+        texts: further tensors in the file of the text: hidden states, and a vector [width].
     """
 
     latents: Sought
     text: Sought
     more: tuple[Sought, ...] = ()
     scaled: bool = False
+    texts: tuple[Sought, ...] = ()
 
 
 PLAIN = CacheTensors(Sought("latents", 3), Sought(plain.hidden_state(0), 2), scaled=True)
+SDXL = PLAIN._replace(
+    texts=(Sought(plain.hidden_state(1), 2), Sought(f"{plain.encoder_name(1)}.pooled", 1))
+)
 WAN = CacheTensors(Sought("latents", 4), Sought("varlen_t5", 2))
 """Of musubi-tuner's caches, whose latents are scaled already."""
 
@@ -85,6 +92,8 @@ class Stored(NamedTuple):
         scaling: the network sees (x - shift) * scaling; 1 for text.
         shift: see there; 0 for text.
         pixels: image pixels per column of the latents; None where the file does not say.
+        time_ids: height and width of the image, top and left of the crop, height and width of the
+            crop in pixels: SDXL's conditions (section 2.2 of https://arxiv.org/abs/2307.01952).
     """
 
     path: str
@@ -92,11 +101,15 @@ class Stored(NamedTuple):
     scaling: float = 1.0
     shift: float = 0.0
     pixels: float | None = None
+    time_ids: tuple[float, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Channels, (frames,) height, width; or tokens, width."""
-        return self.found[0][1]
+        """Channels, (frames,) height, width; or tokens, width of all hidden states together."""
+        first, *others = (shape for _, shape in self.found)
+        if len(first) > 2:
+            return first
+        return first[0], first[1] + sum(shape[1] for shape in others if len(shape) == 2)
 
     def read(self) -> list[torch.Tensor]:
         """Return the tensors as they are stored, also in a file written anew, of the same shapes.
@@ -150,13 +163,23 @@ def inspect(path: str, sought: Iterable[Sought], *, scaled: bool = False) -> Sto
         if not scaled:
             return stored
         names = ("scaling_factor", "shift_factor", "pixel_width", "pixel_height")
-        scaling, shift, width, height = (float(head.metadata.get(name, 0)) for name in names)
+        names += (ORIGINAL_WIDTH, ORIGINAL_HEIGHT)
+        numbers = (float(head.metadata.get(name, 0)) for name in names)
+        scaling, shift, width, height, *original = numbers
         _, rows, columns = stored.shape
         if height and width * rows != height * columns:
             raise ValueError(f"has latents {list(stored.shape)} of {width:g} x {height:g} pixels")
         if not scaling:
             raise ValueError("has no number `scaling_factor` in its header")
-        return stored._replace(scaling=scaling, shift=shift, pixels=width / columns or None)
+        target = Size(int(width), int(height))
+        image = Size(*map(int, original)) if all(original) else target
+        _, left, top, _ = cover(image, target, sys.maxsize)
+        return stored._replace(
+            scaling=scaling,
+            shift=shift,
+            pixels=width / columns or None,
+            time_ids=(image.height, image.width, top, left, height, width),
+        )
 
 
 def inspect_all(
@@ -187,17 +210,29 @@ def check_bytes(path: str) -> None:
         raise CacheError(f"this cache file is damaged: {damage}", where=path, hint=HINT)
 
 
-def read_text(path: str, sought: Sought) -> torch.Tensor:
-    """Return the embedding [tokens, width] in a cache file of text, float32.
+def joined(tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a caption's tensors by name.
+
+    Returns:
+        `text` [tokens, width], the hidden states of all encoders side by side; and `text_embeds`
+        [width], where a vector is read.
+    """
+    states = [each for each in tensors if each.ndim == 2]
+    found = {"text": torch.cat(states, dim=1) if states[1:] else states[0]}
+    return found | ({} if len(states) == len(tensors) else {"text_embeds": tensors[-1]})
+
+
+def read_text(path: str, tensors: CacheTensors) -> dict[str, torch.Tensor]:
+    """Return the embedding in a cache file of text, float32; see `joined`.
 
     Raises:
         CacheError: it is missing or damaged, or holds NaN or infinite values.
     """
     check_bytes(path)
-    text = inspect(path, [sought]).read()[0].float()
-    if not torch.isfinite(text).all():
+    found = [each.float() for each in inspect(path, [tensors.text, *tensors.texts]).read()]
+    if not all(torch.isfinite(each).all() for each in found):
         raise CacheError("holds NaN or infinite values", where=path, hint=HINT)
-    return text
+    return joined(found)
 
 
 def read_items(manifest: Path, *, held_out: bool = False) -> list[Row]:
@@ -247,6 +282,7 @@ class Caches:
         resolution: str | None = None,
     ) -> None:
         self._names = [each.name for each in (tensors.latents, *tensors.more)]
+        self._sized = bool(tensors.texts)
         self._checked: set[str] = set()
         named = [
             (row, size, path)
@@ -267,7 +303,8 @@ class Caches:
             scaled=tensors.scaled,
         )
         texts = inspect_all(
-            map(within, filter(None, (*chain.from_iterable(several), *empty))), [tensors.text]
+            map(within, filter(None, (*chain.from_iterable(several), *empty))),
+            (tensors.text, *tensors.texts),
         )
         self.rows = [row for row, *_ in named]
         self.resolutions = [size for _, size, _ in named]
@@ -298,6 +335,8 @@ class Caches:
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         """Read the tensors of an example by name: `latents` as the network sees them, `text`.
 
+        For SDXL also `text_embeds`, and `time_ids` [6], see `Stored`.
+
         Raises:
             CacheError: a file has become damaged.
         """
@@ -309,7 +348,8 @@ class Caches:
         found = dict(zip(self._names, example.latents.read(), strict=True))
         scaled = found["latents"].float().sub_(example.latents.shift)
         found["latents"] = scaled.mul_(example.latents.scaling)
-        return found | {"text": example.text.read()[0]}
+        sizes = {"time_ids": torch.tensor(example.latents.time_ids)} if self._sized else {}
+        return found | joined(example.text.read()) | sizes
 
     def batch(self, indices: Sequence[int], *, pin: bool = False) -> Batch:
         """Read the examples of these indices, all of one shape, into pinned memory if asked.
@@ -321,7 +361,7 @@ class Caches:
         texts = [each.pop("text") for each in items]
         if len({each.dtype for each in texts}) > 1:
             texts = [each.float() for each in texts]
-        more = {name: torch.stack([each[name] for each in items]) for name in self._names}
+        more = {name: torch.stack([each[name] for each in items]) for name in items[0]}
         latents, (text, mask) = more.pop("latents"), pad(texts)
         batch = Batch(latents, text, mask, indices, more)
         return batch.pinned() if pin else batch

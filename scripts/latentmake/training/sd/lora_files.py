@@ -7,31 +7,46 @@ Both hold the same float32 numbers; the LoRA adds alpha / rank * up @ down to a 
 | diffusers | `unet.mid_block.attentions.0.proj_in.lora_A.weight` | metadata | peft |
 | kohya | `lora_unet_mid_block_attentions_0_proj_in.lora_down.weight` | `.alpha` | sd-scripts |
 
-sd-scripts' `networks/lora.py` makes its names of the path of a layer in diffusers' UNet.
+sd-scripts' `networks/lora.py` makes its names of the path of a layer in diffusers' UNet, and for
+SDXL in the UNet of the original release.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from diffusers import UNet2DConditionModel
+from diffusers.loaders.single_file_utils import DIFFUSERS_TO_LDM_MAPPING
 
 from latentmake.config.weights import Weights
 from latentmake.errors import CacheError, ModelError
 from latentmake.files import atomic
 from latentmake.models.files import network_config
 from latentmake.plan.manifest import Row, rows_of
+from latentmake.training.init_lora import Place
 from latentmake.training.lora import ADAPTER, kohya_bytes, lora_bytes
 from latentmake.training.order import caption_in
 from latentmake.training.sd.order import KOHYA_WEIGHTS, LORA_WEIGHTS, SdOrder
-from latentmake.training.sd.unet import PREFIX, kohya_place, read_schedule
+from latentmake.training.sd.unet import PLACES, PREFIX, is_xl, kohya_place, read_schedule
 
 _V2_WIDTH = 1024  # of the text embeddings that the UNets of Stable Diffusion 2.x take
+# diffusers' names of SDXL's layers -> those of its release; in a block, and its number.
+_XL_LAYERS = {
+    r"mid_block\.attentions\.0": "middle_block.1",
+    r"mid_block\.resnets\.0": "middle_block.0",
+    r"mid_block\.resnets\.1": "middle_block.2",
+    r"conv1$": "in_layers.2",
+    r"conv2$": "out_layers.3",
+    r"time_emb_proj$": "emb_layers.1",
+    r"conv_shortcut$": "skip_connection",
+}
 _network: Any = UNet2DConditionModel  # diffusers has no types
+_NAMES: Any = DIFFUSERS_TO_LDM_MAPPING["unet"]
 
 
 def write_lora(unet: Any, folder: Path, described: Mapping[str, str]) -> None:
@@ -44,9 +59,41 @@ def write_lora(unet: Any, folder: Path, described: Mapping[str, str]) -> None:
     """
     config = unet.peft_config[ADAPTER]
     known = {"ss_network_dim": str(config.r), "ss_network_alpha": str(float(config.lora_alpha))}
-    kohya = kohya_bytes(unet, kohya_place, {**described, **known})
+    kohya = kohya_bytes(unet, places_of(unet)[1], {**described, **known})
     atomic.write(folder / LORA_WEIGHTS, lora_bytes(unet, PREFIX))
     atomic.write(folder / KOHYA_WEIGHTS, kohya)
+
+
+def places_of(unet: Any) -> tuple[Place, Place]:
+    """Return what is before the names of a layer's matrices in diffusers' and kohya's files."""
+    if not is_xl(unet.config):
+        return PLACES
+    layers = unet.config.layers_per_block
+    return PLACES[0], lambda layer: kohya_place(xl_layer(layer, layers))
+
+
+def xl_layer(layer: str, layers: int) -> str:
+    """Return the name in SDXL's release of a layer of a diffusers UNet with `layers` a block.
+
+    Source: `make_unet_conversion_map` of sd-scripts' library/sdxl_model_util.py.
+    """
+    outside = {**_NAMES["layers"], **_NAMES["addition_embed_type"]}
+    if name := outside.get(f"{layer}.weight"):
+        return name.removesuffix(".weight")
+    places = {"resnets": (0, 0), "attentions": (0, 1)}
+    places |= {"downsamplers": (layers, 0), "upsamplers": (layers, 2)}
+
+    def block(match: re.Match[str]) -> str:
+        half, number, part, index = match.groups()
+        (offset, inner), first = places[part], int(half == "down")
+        at = first + int(number) * (layers + 1) + int(index) + offset
+        return f"{'input' if first else 'output'}_blocks.{at}.{inner}"
+
+    layer = re.sub(r"downsamplers\.0\.conv$", "downsamplers.0.op", layer)
+    layer = re.sub(r"^(down|up)_blocks\.(\d+)\.(\w+)\.(\d+)", block, layer)
+    for pattern, name in _XL_LAYERS.items():
+        layer = re.sub(pattern, name, layer)
+    return layer
 
 
 def describe(order: SdOrder) -> dict[str, str]:
@@ -110,9 +157,12 @@ def _base_model(order: SdOrder) -> dict[str, str]:
     prediction = asked or schedule.get("prediction_type", "epsilon")
     second = config.get("cross_attention_dim") == _V2_WIDTH
     v = prediction == "v_prediction"
+    version = f"sd_v{2 if second else 1}{'_v' if v else ''}"
     kind = ("v2-768-v" if v else "v2-512") if second else "v1"
+    if is_xl(config):
+        version, kind = "sdxl_base_v1-0", "xl-v1-base"
     return {
-        "ss_base_model_version": f"sd_v{2 if second else 1}{'_v' if v else ''}",
+        "ss_base_model_version": version,
         "ss_v2": str(second),
         "modelspec.architecture": f"stable-diffusion-{kind}/lora",
         "modelspec.prediction_type": "v" if v else prediction,

@@ -18,18 +18,17 @@ from latentmake.models import checkpoints
 from latentmake.models.checks import check_kind
 from latentmake.models.files import network_config
 from latentmake.training.lora import add_adapter
-from latentmake.training.sd.unet import NEW, check_names, parameters_of
+from latentmake.training.sd.unet import NEW, XL, check_conditions, check_names, parameters_of
 
 UNet: TypeAlias = Any  # a UNet2DConditionModel: diffusers and peft have no types
-_ONLY = "the sd trainer trains the UNets of Stable Diffusion 1.x and 2.x"
 _TOGETHER = "`unet`, `vae` and `text` of the model must come from the same base model"
 
 
-def load_unet(weights: Weights) -> UNet:
+def load_unet(weights: Weights, architecture: str | None = None) -> UNet:
     """Load a UNet in float32 on the CPU: a diffusers folder, a single file, or from the hub.
 
     Raises:
-        ModelError: it is missing, incomplete, or no UNet of Stable Diffusion 1.x or 2.x.
+        ModelError: it is missing, incomplete, or no UNet of the model's architecture.
     """
     where = weights.path or f"{weights.hub}@{weights.revision}"
     if not checkpoints.part_of(weights):
@@ -57,8 +56,7 @@ def load_unet(weights: Weights) -> UNet:
         inferred=undescribed,
         original=False,
     )
-    if unet.config.addition_embed_type is not None or unet.config.class_embed_type is not None:
-        raise ModelError("this UNet needs more conditions than text", where=where, hint=_ONLY)
+    check_conditions(unet.config, architecture, 2 if architecture == XL else 1, where)
     return unet.float().eval()
 
 

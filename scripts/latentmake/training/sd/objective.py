@@ -58,6 +58,25 @@ def load_noise_schedule(
     return schedule
 
 
+def predict(
+    network: Any, batch: Batch, noisy: torch.Tensor, timesteps: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return the UNet's prediction; see the loop's `Objective`.
+
+    SDXL's further conditions are those of `more`, under diffusers' names.
+    """
+    device = noisy.device
+    predicted: torch.Tensor = network(
+        noisy.to(dtype),
+        copied(timesteps, device),
+        copied(batch.text, device, dtype),
+        encoder_attention_mask=None if batch.mask is None else copied(batch.mask, device),
+        added_cond_kwargs={name: copied(each, device) for name, each in batch.more.items()},
+        return_dict=False,
+    )[0]
+    return predicted
+
+
 class Objective(LoopObjective):
     """Noise, timesteps and losses of a training.
 
@@ -69,6 +88,8 @@ class Objective(LoopObjective):
         noise_offset: share of noise that is constant over a channel
             (https://www.crosslabs.org/blog/diffusion-with-offset-noise).
     """
+
+    predict = staticmethod(predict)
 
     def __init__(
         self,
@@ -139,22 +160,3 @@ class Objective(LoopObjective):
         if self.schedule.config.prediction_type == "v_prediction":
             return least / (snr + 1)
         return torch.where(snr > 0, least / snr, 1.0)  # its limit where all is noise
-
-    def predict(
-        self,
-        network: Any,
-        batch: Batch,
-        noisy: torch.Tensor,
-        timesteps: torch.Tensor,
-        dtype: torch.dtype,
-    ) -> torch.Tensor:
-        """Return the UNet's prediction."""
-        device = noisy.device
-        predicted: torch.Tensor = network(
-            noisy.to(dtype),
-            copied(timesteps, device),
-            copied(batch.text, device, dtype),
-            encoder_attention_mask=None if batch.mask is None else copied(batch.mask, device),
-            return_dict=False,
-        )[0]
-        return predicted

@@ -23,6 +23,7 @@ class SdOrder(TrainingOrder):
 
     Attributes:
         unet: the network that is trained.
+        architecture: of the model, as it is configured.
         text_projection: None, `new`, or the path of a projection from the captions' width to the
             network's.
         scheduler: folder of the noise schedule; "" for that of the network's hub repository.
@@ -30,6 +31,7 @@ class SdOrder(TrainingOrder):
 
     kind: Literal["sd"] = "sd"
     unet: Weights
+    architecture: str | None = None
     text_projection: str | None = None
     scheduler: str
     trainer: SdTrainer

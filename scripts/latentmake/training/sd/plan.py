@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,11 +10,14 @@ from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.models import checkpoints
+from latentmake.models.files import network_config
 from latentmake.plan.facts import Facts
 from latentmake.training.loop.plan import LoopBackend, begun, order_values
 from latentmake.training.sd.order import SdOrder
 from latentmake.training.sd.unet import (
     PLACES,
+    XL,
+    check_conditions,
     check_names,
     lora_layers,
     parameter_names,
@@ -43,7 +47,12 @@ class Sd(LoopBackend):
         model = facts.config.models[key]
         assert isinstance(trainer, SdTrainer) and model.unet is not None
         scheduler, projection = schedule_of(model.unet, model.scheduler), model.text_projection
-        _check_network(key, model.unet, scheduler, trainer, f"runs.{run}.trainer")
+        config = None
+        with suppress(ModelError):  # its digest says so
+            config = network_config(model.unet)
+        if config is not None:
+            check_conditions(config, model.architecture, len(model.text), f"models.{key}.unet")
+        _check_network(model.unet, scheduler, trainer, f"runs.{run}.trainer")
         try:
             read = facts.memo.digest_of_file
             weights = training_digest(model.unet, scheduler, read, text_projection=projection)
@@ -52,13 +61,15 @@ class Sd(LoopBackend):
             raise ModelError(what, where=f"models.{key}.unet", hint=error.hint) from None
         order = SdOrder(
             unet=model.unet,
+            architecture=model.architecture,
             weights=weights,
             text_projection=projection,
             scheduler=scheduler,
             captions=0 if trainer.samples.prompts else _CAPTIONS,
             **order_values(facts, run, trainer),
         )
-        names = parameter_names(model.unet)
+        # Names of SDXL's release are asked of diffusers, when the training starts.
+        names = None if model.architecture == XL else parameter_names(model.unet)
         layers = None if names is None else lora_layers(trainer.target_modules, names)
         return begun(order, facts, [layers], PLACES)
 
@@ -69,14 +80,10 @@ class Sd(LoopBackend):
         return SdRecipe(order)
 
 
-def _check_network(key: str, unet: Weights, scheduler: str, trainer: SdTrainer, where: str) -> None:
+def _check_network(unet: Weights, scheduler: str, trainer: SdTrainer, where: str) -> None:
     """Refuse settings that do not fit the UNet or its noise schedule, as far as these are known."""
     if checkpoints.part_of(unet) == "unet":
         path = Path(unet.path or "")
-        if "addition_embed_type" in checkpoints.config_of(unet):
-            what = f"{path} is a checkpoint of SDXL, which the trainer sd does not train"
-            hint = "use kind: sdscripts, or name a checkpoint of Stable Diffusion 1.x or 2.x"
-            raise ModelError(what, where=f"models.{key}.checkpoint", hint=hint)
         is_sd2 = checkpoints.kind_of(checkpoints.tensors_in(path)) == "sd2"
         if is_sd2 and scheduler == str(checkpoints.SCHEDULE) and trainer.prediction_type is None:
             what = f"this key is missing: {path} does not say what Stable Diffusion 2.x predicts"

@@ -16,12 +16,12 @@ from latentmake.caches.encoders.vae import load_vae, tile
 from latentmake.files import atomic
 from latentmake.training.loop.accelerator import set_up
 from latentmake.training.loop.batch_order import seed_of
-from latentmake.training.loop.caches import PLAIN, Stored
+from latentmake.training.loop.caches import PLAIN, SDXL, Stored
 from latentmake.training.loop.grid import png_of
 from latentmake.training.loop.recipe import Recipe
 from latentmake.training.lora import begin_lora, load_lora, unreadable
 from latentmake.training.sd import network
-from latentmake.training.sd.lora_files import describe, write_lora
+from latentmake.training.sd.lora_files import describe, places_of, write_lora
 from latentmake.training.sd.objective import Objective, load_noise_schedule
 from latentmake.training.sd.order import (
     KOHYA_WEIGHTS,
@@ -31,13 +31,12 @@ from latentmake.training.sd.order import (
     SdOrder,
 )
 from latentmake.training.sd.sampling import Sampler, decode, make_sampler
-from latentmake.training.sd.unet import PLACES, PREFIX
+from latentmake.training.sd.unet import PREFIX, XL
 
 
 class SdRecipe(Recipe):
     """Recipe of the trainer `sd`."""
 
-    tensors = PLAIN
     results = (LORA_WEIGHTS, KOHYA_WEIGHTS, UNET_FOLDER, PROJECTION_FOLDER)
     order: SdOrder
 
@@ -46,6 +45,7 @@ class SdRecipe(Recipe):
         settings = order.trainer
         lora = settings.adapter == "lora"
         self.alpha = float(settings.alpha or settings.rank) if lora else None
+        self.tensors = SDXL if order.architecture == XL else PLAIN
         self.described = cache(lambda: describe(order))
 
     def make_objective(self) -> Objective:
@@ -60,20 +60,20 @@ class SdRecipe(Recipe):
         """Return the UNet with what is trained of it."""
         order, settings = self.order, self.order.trainer
         where = order.unet.path or order.unet.hub or ""
-        unet = network.load_unet(order.unet)
+        unet = network.load_unet(order.unet, order.architecture)
         network.check_latents(unet, channels, where)
         torch.manual_seed(seed_of(settings.seed, "network"))
         projection = network.make_projection(unet, order.text_projection, text_width, where)
         denoiser = network.Denoiser(unet, projection)
         network.adapt(denoiser, settings, dtype)
         for file in order.init_files:
-            begin_lora(unet, file, PLACES)
+            begin_lora(unet, file, places_of(unet))
         set_up(settings)
         return denoiser
 
     def make_sampler(self, objective: Objective, latents: Stored) -> Sampler:
         """Return the sampler of pictures."""
-        return make_sampler(self.order, objective.schedule, latents)
+        return make_sampler(self.order, objective.schedule, latents, self.tensors)
 
     def make_decoder(self, device: torch.device) -> Callable[[torch.Tensor], bytes | None]:
         """Load the VAE; return what makes a PNG of a picture's latents."""

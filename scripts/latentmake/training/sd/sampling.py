@@ -17,12 +17,12 @@ from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
 from PIL import Image
 
 from latentmake.models import files
-from latentmake.training.loop.batch import pad
+from latentmake.training.loop.batch import Batch, pad
 from latentmake.training.loop.batch_order import generator
-from latentmake.training.loop.caches import PLAIN, Stored, read_text
+from latentmake.training.loop.caches import CacheTensors, Stored, read_text
 from latentmake.training.loop.recipe import Drawn, Network
 from latentmake.training.loop.recipe import Sampler as LoopSampler
-from latentmake.training.sd.objective import NoiseSchedule
+from latentmake.training.sd.objective import NoiseSchedule, predict
 from latentmake.training.sd.order import SdOrder
 
 _Ddim: Any = DDIMScheduler  # diffusers has no types
@@ -36,22 +36,23 @@ class Sampler(LoopSampler):
 
     Attributes:
         schedule: the noise schedule of the training.
-        negative: embedding that guidance leads away from; None for no guidance.
+        negative: tensors of the caption that guidance leads away from; None for no guidance.
         shape: channels, height and width of a picture's latents.
         steps: denoising steps, at most those of the schedule.
         guidance: scale of the guidance; 1 is none.
-        pictures: key -> embedding [tokens, width] of the prompt, and the seed of the noise.
+        pictures: key -> `text` [tokens, width] of the prompt with SDXL's further conditions, and
+            the seed of the noise.
         batch: most pictures drawn at once.
         scaling: the network sees (x - shift) * scaling of a picture's latents x.
         shift: see there.
     """
 
     schedule: NoiseSchedule
-    negative: torch.Tensor | None
+    negative: Mapping[str, torch.Tensor] | None
     shape: tuple[int, int, int]
     steps: int
     guidance: float
-    pictures: Mapping[str, tuple[torch.Tensor, tuple[int | str, ...]]]
+    pictures: Mapping[str, tuple[Mapping[str, torch.Tensor], tuple[int | str, ...]]]
     batch: int = 1
     scaling: float = 1.0
     shift: float = 0.0
@@ -87,22 +88,22 @@ class Sampler(LoopSampler):
         schedule.set_timesteps(min(self.steps, int(config.num_train_timesteps)))
         negative = self.negative if self.guidance > 1 else None
         negatives = [] if negative is None else [negative] * len(keys)
-        texts, mask = pad([*(self.pictures[key][0] for key in keys), *negatives])
-        texts = texts.to(device, dtype)
+        texts = [*(self.pictures[key][0] for key in keys), *negatives]
+        more = {
+            name: torch.stack([each[name] for each in texts]).to(device)
+            for name in texts[0]
+            if name != "text"
+        }
+        text, mask = pad([each["text"] for each in texts])
         mask = None if mask is None else mask.to(device)
         seeds = [self.pictures[key][1] for key in keys]
         noise = [torch.randn(self.shape, generator=generator(*seed)) for seed in seeds]
         latents = torch.stack(noise).to(device)  # of standard deviation 1 for both schedules
+        batch = Batch(latents, text.to(device, dtype), mask, more=more)
         for timestep in schedule.timesteps:
             inputs = torch.cat([latents, latents]) if negatives else latents
-            (predicted,) = network(
-                inputs.to(dtype),
-                timestep.to(device).expand(len(inputs)),
-                texts,
-                encoder_attention_mask=mask,
-                return_dict=False,
-            )
-            predicted = predicted.float()
+            timesteps = timestep.to(device).expand(len(inputs))
+            predicted = predict(network, batch, inputs, timesteps, dtype).float()
             if negatives:
                 with_text, without = predicted.chunk(2)
                 predicted = without + self.guidance * (with_text - without)
@@ -110,19 +111,27 @@ class Sampler(LoopSampler):
         return latents.float().cpu()
 
 
-def make_sampler(order: SdOrder, schedule: NoiseSchedule, latents: Stored) -> Sampler:
+def make_sampler(
+    order: SdOrder, schedule: NoiseSchedule, latents: Stored, tensors: CacheTensors
+) -> Sampler:
     """Return the sampler of a training; `latents` of a cache file have its scale and size."""
     samples = order.trainer.samples
     pixels = latents.pixels or files.vae_factor(order.vae) or _PIXELS
+    width, height = order.sample_size
+    sizes = {"time_ids": torch.tensor([height, width, 0.0, 0.0, height, width])}  # not cut
+
+    def read(path: str) -> dict[str, torch.Tensor]:
+        return read_text(path, tensors) | (sizes if tensors.texts else {})
+
     width, height = (max(1, round(side / pixels)) for side in order.sample_size)
     return Sampler(
         schedule,
-        None if order.negative is None else read_text(order.negative, PLAIN.text),
+        None if order.negative is None else read(order.negative),
         shape=(latents.shape[0], height, width),
         steps=samples.num_inference_steps,
         guidance=samples.guidance_scale,
         pictures={
-            key: (read_text(prompt.text, PLAIN.text), (samples.seed, "sample", *occurrence))
+            key: (read(prompt.text), (samples.seed, "sample", *occurrence))
             for key, prompt, occurrence in zip(
                 order.picture_keys(), order.prompts, order.occurrences(), strict=True
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from latentmake.models.recipe import FileDigest, files_digest, projection_digest
 
 PREFIX = "unet"
 """The UNet's name in diffusers' pipelines."""
+XL = "sdxl"
+"""The architecture of models of Stable Diffusion XL."""
 NEW = "new"
 """In place of a projection's path: it begins with random weights."""
 _SCHEDULE = "scheduler_config.json"
@@ -46,6 +48,41 @@ def parameter_names(unet: Weights) -> list[str] | None:
         files = [file for file in files if file.suffix != ".json"]
         names = [name for file in files for name in read_head(file).entries]
     return names if any(name.startswith("down_blocks.") for name in names) else None
+
+
+def is_xl(config: Mapping[str, Any]) -> bool:
+    """Whether a UNet's configuration is SDXL's: a vector and sizes are conditions, too."""
+    return config.get("addition_embed_type") == "text_time"
+
+
+def check_conditions(
+    config: Mapping[str, Any], architecture: str | None, encoders: int, where: str
+) -> None:
+    """Refuse a UNet that takes other conditions than the caches of its model hold.
+
+    Args:
+        config: of the UNet.
+        architecture: of the model.
+        encoders: number of its text encoders.
+        where: key or path of the UNet.
+
+    Raises:
+        ModelError: it does.
+    """
+    if is_xl(config) and architecture != XL:
+        what = "this UNet is one of SDXL, and the caches of this model are not"
+        hint = f"set the model's `architecture: {XL}`, and name both text encoders as its `text`"
+    elif is_xl(config):
+        return
+    elif architecture == XL or encoders > 1:
+        what = f"this UNet is none of SDXL, and the model has {encoders} text encoders"
+        hint = "name the UNet of SDXL, or leave out `architecture` and all text encoders but one"
+    elif config.get("addition_embed_type") or config.get("class_embed_type"):
+        what = "this UNet needs more conditions than text"
+        hint = "the sd trainer trains the UNets of Stable Diffusion 1.x, 2.x and XL"
+    else:
+        return
+    raise ModelError(what, where=where, hint=hint)
 
 
 def parameters_of(part: str, names: Iterable[str]) -> set[str]:

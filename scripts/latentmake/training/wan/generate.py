@@ -94,7 +94,10 @@ def _draw(order: GenerationOrder, missing: Sequence[Clip]) -> Iterator[Clip]:
             for each in network.children():
                 if getattr(each, "peft_config", None):
                     (each.enable_adapters if clip.adapter else each.disable_adapters)()
-            text, where = read_text(texts[clip.prompt], WAN.text), f"run {order.run}: {clip.file}"
+            text, where = (
+                read_text(texts[clip.prompt], WAN)["text"],
+                f"run {order.run}: {clip.file}",
+            )
             noise = noise_of(clip.seed, settings.frames, settings.height, settings.width)
             latents = painter.draw(text, noise, condition, where, progress.update)
             path = Path(order.output, clip.file)
@@ -164,7 +167,7 @@ class Painter:
     @cached_property
     def _negative(self) -> torch.Tensor | None:
         path = self._order.negative
-        return None if path is None else read_text(path, WAN.text)
+        return None if path is None else read_text(path, WAN)["text"]
 
     def use(self, network: Denoiser) -> None:
         """Draw with this network, on the device from its first use until a clip is decoded."""

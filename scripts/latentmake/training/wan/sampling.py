@@ -149,9 +149,9 @@ class ClipSampler(Sampler):
             guidance_scale=samples.guidance_scale,
             flow_shift=order.flow_shift,
         )
-        self._negative = None if order.negative is None else read_text(order.negative, WAN.text)
+        self._negative = None if order.negative is None else read_text(order.negative, WAN)["text"]
         self._clips = [
-            (key, read_text(prompt.text, WAN.text), seed_of(samples.seed, "sample", *each))
+            (key, read_text(prompt.text, WAN)["text"], seed_of(samples.seed, "sample", *each))
             for key, prompt, each in zip(
                 order.picture_keys(), order.prompts, order.occurrences(), strict=True
             )

@@ -234,7 +234,7 @@ def test_a_byte_that_changed_since_it_was_written_is_found_as_it_is_first_read(
         assert str(caught.value).startswith(f"{path}: ") and caught.value.hint
         if path == paths[1]:
             with pytest.raises(CacheError, match="checksum differs"):
-                read_text(str(path), PLAIN.text)
+                read_text(str(path), PLAIN)
         path.write_bytes(whole)
 
 
@@ -273,7 +273,7 @@ def test_files_of_values_that_are_no_numbers_are_found(manifest: Path) -> None:
     assert find_not_finite(caches, range(6)) == [str(bad), str(worse)]
     assert not caches.batch([0]).latents.isfinite().any()
     with pytest.raises(CacheError, match="NaN or infinite values"):
-        read_text(str(worse), PLAIN.text)
+        read_text(str(worse), PLAIN)
 
 
 def test_latents_without_their_scale_are_an_error(manifest: Path) -> None:

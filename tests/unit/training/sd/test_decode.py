@@ -29,8 +29,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def _pictures(*texts: torch.Tensor) -> dict[str, tuple[torch.Tensor, tuple[int, ...]]]:
-    return {str(number): (text, (3, number)) for number, text in enumerate(texts)}
+def _pictures(
+    *texts: torch.Tensor,
+) -> dict[str, tuple[dict[str, torch.Tensor], tuple[int, ...]]]:
+    return {str(number): ({"text": text}, (3, number)) for number, text in enumerate(texts)}
 
 
 def _texts(*tokens: int) -> list[torch.Tensor]:
@@ -45,7 +47,12 @@ def test_sampling_is_that_of_the_pipeline_with_ddim(folder: Path) -> None:
     schedule = load_noise_schedule(folder / "scheduler", None)
     text, negative = _texts(7, 7)
     sampler = Sampler(
-        schedule, negative, shape=(4, 8, 8), steps=6, guidance=4.0, pictures=_pictures(text)
+        schedule,
+        {"text": negative},
+        shape=(4, 8, 8),
+        steps=6,
+        guidance=4.0,
+        pictures=_pictures(text),
     )
     (drawn,) = sampler.draw(unet, "012", device=CPU, dtype=torch.float32).values()
     pipeline: Any = StableDiffusionPipeline(
@@ -80,7 +87,7 @@ def test_guidance_takes_embeddings_of_two_lengths(folder: Path) -> None:
     def draw(negative: torch.Tensor | None, guidance: float) -> torch.Tensor:
         sampler = Sampler(
             schedule,
-            negative,
+            None if negative is None else {"text": negative},
             shape=(4, 4, 8),
             steps=3,
             guidance=guidance,
@@ -103,7 +110,7 @@ def test_pictures_drawn_together_are_those_drawn_alone(folder: Path) -> None:
     one, two = (
         Sampler(
             schedule,
-            texts[1],
+            {"text": texts[1]},
             shape=(4, 8, 8),
             steps=3,
             guidance=2.0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,12 @@ from latentmake.training.loop.state import trained_state
 from latentmake.training.sd import network
 from safetensors.torch import load_file, save_file
 from trainer_world import TEXT_WIDTH, make_unet, make_vae
+
+XL = {
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 8,
+    "projection_class_embeddings_input_dim": 64,
+}
 
 
 @pytest.fixture(scope="module")
@@ -85,15 +92,21 @@ def test_another_kind_of_network_is_refused(tmp_path: Path) -> None:
         network.load_unet(Weights(path=str(tmp_path / "vae")))
 
 
-def test_a_unet_with_added_conditions_is_refused(tmp_path: Path) -> None:
-    make_unet(
-        tmp_path / "xl",
-        addition_embed_type="text_time",
-        addition_time_embed_dim=8,
-        projection_class_embeddings_input_dim=64,
-    )
-    with pytest.raises(ModelError, match=r"Stable Diffusion 1\.x and 2\.x"):
-        network.load_unet(Weights(path=str(tmp_path / "xl")))
+@pytest.mark.parametrize(
+    ("changes", "architecture", "what"),
+    [
+        ({"class_embed_type": "timestep"}, None, "needs more conditions than text"),
+        (XL, None, "is one of SDXL, and the caches of this model are not"),
+        ({}, "sdxl", "is none of SDXL, and the model has 2 text encoders"),
+    ],
+)
+def test_a_unet_of_other_conditions_is_refused(
+    tmp_path: Path, changes: dict[str, Any], architecture: str | None, what: str
+) -> None:
+    make_unet(tmp_path / "unet", **changes)
+    with pytest.raises(ModelError, match=what) as error:
+        network.load_unet(Weights(path=str(tmp_path / "unet")), architecture)
+    assert _only_line(error).startswith(f"{tmp_path}/unet: ")
 
 
 def test_a_new_lora_changes_nothing_and_trains_float32_over_narrower_weights(unet: Path) -> None:
