@@ -163,8 +163,8 @@ def inspect(path: str, sought: Iterable[Sought], *, scaled: bool = False) -> Sto
         if not scaled:
             return stored
         names = ("scaling_factor", "shift_factor", "pixel_width", "pixel_height")
-        names += (ORIGINAL_WIDTH, ORIGINAL_HEIGHT)
-        numbers = (float(head.metadata.get(name, 0)) for name in names)
+        sides = (ORIGINAL_WIDTH, ORIGINAL_HEIGHT)
+        numbers = (float(head.metadata.get(name, 0)) for name in (*names, *sides))
         scaling, shift, width, height, *original = numbers
         _, rows, columns = stored.shape
         if height and width * rows != height * columns:

@@ -46,7 +46,7 @@ _XL_LAYERS = {
     r"conv_shortcut$": "skip_connection",
 }
 _network: Any = UNet2DConditionModel  # diffusers has no types
-_NAMES: Any = DIFFUSERS_TO_LDM_MAPPING["unet"]
+_NAMES: dict[str, dict[str, str]] = DIFFUSERS_TO_LDM_MAPPING["unet"]
 
 
 def write_lora(unet: Any, folder: Path, described: Mapping[str, str]) -> None:

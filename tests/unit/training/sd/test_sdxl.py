@@ -22,8 +22,8 @@ from latentmake.config.models import Model
 from latentmake.files.safetensors import read_head
 from latentmake.layouts.plain import latents_metadata
 from latentmake.training.loop.batch_order import generator
-from latentmake.training.loop.data.caches import SDXL as TENSORS
-from latentmake.training.loop.data.caches import Caches, read_items
+from latentmake.training.loop.caches import SDXL as TENSORS
+from latentmake.training.loop.caches import Caches, read_items
 from latentmake.training.lora import lora_tensors
 from latentmake.training.sd.lora_files import xl_layer
 from latentmake.training.sd.order import KOHYA_WEIGHTS, SdOrder
