@@ -153,7 +153,8 @@ def _unlock(machine: str) -> None:
         return
     for each in locks:
         each.unlink()
-    for left in (each for folder in ("runs", "reports") for each in Path(folder).rglob(".*")):
+    folders = (Path("runs"), Path("reports"), FOLDER)
+    for left in (each for folder in folders for each in folder.rglob(".*")):
         if left.name.endswith(atomic.TEMPORARY_SUFFIX) and left.is_file():
             left.unlink(missing_ok=True)
     sys.stderr.write("note: a build was killed here; its lock of this folder is removed\n")
