@@ -153,7 +153,7 @@ def _scripted(folder: Path) -> Project:
 
 
 TRAIN = ("train_tiny", "--cores", "1")
-_OF_TRAININGS = ("order.json", "train*.json", "progress.json", "curves.png", "events.*", ".*")
+_OF_TRAININGS = ("train*.json", "progress.json", "curves.png", "events.*", ".*")
 KINDS = {
     "build": Kind(("caches_tiny",), ("cache",), _fresh),
     # A process that was forked keeps its threads, on which the last bit of a sum depends.
