@@ -52,7 +52,8 @@ class Sd(LoopBackend):
             config = network_config(model.unet)
         if config is not None:
             check_conditions(config, model.architecture, len(model.text), f"models.{key}.unet")
-        _check_network(model.unet, scheduler, trainer, f"runs.{run}.trainer")
+        names = parameter_names(model.unet)
+        _check_network(model.unet, names, scheduler, trainer, f"runs.{run}.trainer")
         try:
             read = facts.memo.digest_of_file
             weights = training_digest(model.unet, scheduler, read, text_projection=projection)
@@ -68,9 +69,9 @@ class Sd(LoopBackend):
             captions=0 if trainer.samples.prompts else _CAPTIONS,
             **order_values(facts, run, trainer),
         )
-        # Names of SDXL's release are asked of diffusers, when the training starts.
-        names = None if model.architecture == XL else parameter_names(model.unet)
-        layers = None if names is None else lora_layers(trainer.target_modules, names)
+        layers = None
+        if names is not None and model.architecture != XL:  # whose places only diffusers knows
+            layers = lora_layers(trainer.target_modules, names)
         return begun(order, facts, [layers], PLACES)
 
     def recipe(self, order: SdOrder) -> SdRecipe:
@@ -80,8 +81,13 @@ class Sd(LoopBackend):
         return SdRecipe(order)
 
 
-def _check_network(unet: Weights, scheduler: str, trainer: SdTrainer, where: str) -> None:
-    """Refuse settings that do not fit the UNet or its noise schedule, as far as these are known."""
+def _check_network(
+    unet: Weights, names: list[str] | None, scheduler: str, trainer: SdTrainer, where: str
+) -> None:
+    """Refuse settings that do not fit the UNet or its noise schedule, as far as these are known.
+
+    `names` are those of the UNet's parameters.
+    """
     if checkpoints.part_of(unet) == "unet":
         path = Path(unet.path or "")
         is_sd2 = checkpoints.kind_of(checkpoints.tensors_in(path)) == "sd2"
@@ -89,7 +95,7 @@ def _check_network(unet: Weights, scheduler: str, trainer: SdTrainer, where: str
             what = f"this key is missing: {path} does not say what Stable Diffusion 2.x predicts"
             hint = "use v_prediction for 2.1 of 768 pixels, epsilon for the base models of 512"
             raise TrainingError(what, where=f"{where}.prediction_type", hint=f"{hint} pixels")
-    if (names := parameter_names(unet)) is not None:
+    if names is not None:
         check_names(trainer, names, where)
     if scheduler and (Path(scheduler) / "scheduler_config.json").is_file():
         read_schedule(scheduler, trainer.prediction_type)

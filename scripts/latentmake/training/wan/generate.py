@@ -94,10 +94,8 @@ def _draw(order: GenerationOrder, missing: Sequence[Clip]) -> Iterator[Clip]:
             for each in network.children():
                 if getattr(each, "peft_config", None):
                     (each.enable_adapters if clip.adapter else each.disable_adapters)()
-            text, where = (
-                read_text(texts[clip.prompt], WAN)["text"],
-                f"run {order.run}: {clip.file}",
-            )
+            text = read_text(texts[clip.prompt], WAN)["text"]
+            where = f"run {order.run}: {clip.file}"
             noise = noise_of(clip.seed, settings.frames, settings.height, settings.width)
             latents = painter.draw(text, noise, condition, where, progress.update)
             path = Path(order.output, clip.file)
