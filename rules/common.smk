@@ -10,7 +10,7 @@ import re
 from functools import partial
 
 from latentmake.caches.gpu import visible
-from latentmake.plan import estimates
+from latentmake.plan import receipts
 from latentmake.request import VARIABLE
 from latentmake.session import Session
 from snakemake.logging import logger
@@ -87,7 +87,7 @@ def resources_of(kind, job=None):
         gpus = min(1, len(GPUS)) if kind == "encode" else len(GPUS)
         if job and job.reuses:
             gpus = 0  # it links files; where one of them is not what it seemed, it waits for a GPU
-    asked = estimates.resources_of(
+    asked = receipts.resources_of(
         SESSION.config.cluster, kind, job.orders if job else (), SESSION.memo
     )
     return {**asked, "gpu": gpus}

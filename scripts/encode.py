@@ -13,7 +13,7 @@ with logged(snakemake.log[0]) as say:
     from latentmake.backends import encoder_of
     from latentmake.caches.encode import carry_out
     from latentmake.caches.gpu import lease, visible
-    from latentmake.files.disk import usable_cores
+    from latentmake.files.workspace import usable_cores
     from latentmake.plan.orders import Order
 
     carry_out(

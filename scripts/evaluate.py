@@ -8,7 +8,7 @@ from pathlib import Path
 
 from latentmake import backends
 from latentmake.entry import logged
-from latentmake.reports.evaluation import write_page
+from latentmake.reports.following import write_page
 
 with logged(snakemake.log[0]) as say:
     order = Path(snakemake.input.order)

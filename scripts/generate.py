@@ -8,7 +8,7 @@ from pathlib import Path
 
 from latentmake import backends
 from latentmake.entry import logged
-from latentmake.reports.generated import write_generated
+from latentmake.reports.following import write_generated
 
 with logged(snakemake.log[0]) as say:
     order = Path(snakemake.input.order)

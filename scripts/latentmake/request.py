@@ -1,7 +1,9 @@
-"""The request of a command line: which runs it needs, and what of each; and the plan file.
+"""The request of a command line: which runs it needs, what of each, and what is made beside them.
 
 On a cluster each job reads the Snakefile again, while other jobs finish and other builds plan. The
 planning process writes the plan file; the others find its path in an environment variable.
+
+Clips that a trained network draws, evaluations, exports, datasets cut into clips, publications.
 """
 
 from __future__ import annotations
@@ -9,16 +11,19 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from latentmake import backends
 from latentmake.config.root import Config
 from latentmake.errors import ConfigError, LatentmakeError, nearest
 from latentmake.files import atomic
-from latentmake.plan.orders import FOLDER, RUNS, Order, job_of
-from latentmake.plan.run_plan import Plan
+from latentmake.files.workspace import Need
+from latentmake.plan.facts import Facts
+from latentmake.plan.orders import FOLDER, RUNS, Order, job_of, write_order
+from latentmake.plan.run_plan import Plan, RunPlan
 
 VARIABLE = "LATENTMAKE_PLAN"
 """Environment variable with the path of the plan file."""
@@ -183,3 +188,80 @@ def _read(name: str) -> Order:
         return Order.read(path)
     except (OSError, ValueError, TypeError) as error:
         raise LatentmakeError(f"{path} is not an order: {error}") from None
+
+
+_FOLLOWING = ("generate", "evaluate")  # words of what follows a training
+
+
+def followed(facts: Facts, request: Request) -> Iterator[str]:
+    """Yield the runs of which something is asked that follows their training.
+
+    Raises:
+        ConfigError: it cannot be done.
+    """
+    for name in request.runs:
+        if words := [word for word in _FOLLOWING if word in request.words[name]]:
+            from latentmake.reports.following import refuse_following
+
+            for word in words:
+                refuse_following(facts.config, name, word)
+            yield name
+
+
+def plan_extras(
+    facts: Facts, plan: Plan, request: Request, orders: dict[str, dict[str, str]], *, force: bool
+) -> Iterator[Need]:
+    """Write the orders of what is asked of runs; yield the room that it needs.
+
+    A publication without caches needs no planned run.
+
+    Args:
+        facts: of the runs.
+        plan: theirs.
+        request: of the command line.
+        orders: run -> kind of an order -> its path; gets the new ones.
+        force: whether also what is there already has an order.
+    """
+    for name in (name for name, words in request.words.items() if "publish" in words):
+        backend = backends.of_run(facts.config, name)
+        if backend is None or not backend.publishes:
+            continue
+        backend.check_publication(facts, name)
+        if not facts.config.publish.caches:
+            from latentmake.training.external.publish import write_items
+
+            published = backend.order_publication(facts, name, write_items(facts, name))
+            orders.setdefault(name, {})["publish"] = str(published)
+    for name, run in plan.runs.items():
+        words = request.words[name]
+        if "export" in words:
+            orders[name]["export"] = _export(facts, run)
+        if "clips" in words:
+            orders[name]["clips"], need = _clips(facts, run)
+            yield need
+        for word in _FOLLOWING:
+            if word in words and (order := _following(facts, run, word, force=force)):
+                orders[name][word] = order
+
+
+def _export(facts: Facts, run: RunPlan) -> str:
+    from latentmake.exchange.ai_training.plan import plan_export
+
+    return write_order(run.name, "export", plan_export(facts, run, facts.config.runs[run.name]))
+
+
+def _clips(facts: Facts, run: RunPlan) -> tuple[str, Need]:
+    from latentmake.exchange.clip_files.order import plan_clips
+
+    clips = plan_clips(facts, run, facts.config.runs[run.name])
+    return write_order(run.name, "clips", clips), clips.need
+
+
+def _following(facts: Facts, run: RunPlan, word: str, *, force: bool) -> str:
+    """Return the order of what follows a training; "" where there is nothing to do."""
+    from latentmake.reports.following import plan_following
+
+    backend = backends.of_run(facts.config, run.name)
+    assert backend is not None  # it has a trainer that does this: see `followed`
+    order, reasons = plan_following(facts, run, backend, word)
+    return str(order) if reasons or force else ""

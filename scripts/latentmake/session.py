@@ -100,9 +100,9 @@ class Session:
         request, facts = self._request, self._facts
         following: list[str] = []
         if request.extras:
-            from latentmake import extras
+            from latentmake.request import followed, plan_extras
 
-            following = [*extras.followed(facts, request)]
+            following = [*followed(facts, request)]
         with many_objects():
             self.plan = make_plan(
                 facts,
@@ -126,7 +126,7 @@ class Session:
             self._singles[path] = single(facts, path)
         orders = {name: plan.order_paths for name, plan in self.plan.runs.items()}
         if request.extras:
-            self.plan.needs += extras.plan_extras(facts, self.plan, request, orders, force=force)
+            self.plan.needs += plan_extras(facts, self.plan, request, orders, force=force)
         return orders
 
     # -- the build ----------------------------------------------------------------------------

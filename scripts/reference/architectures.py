@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from latentmake.config.architectures import ARCHITECTURES, WAN
-from latentmake.config.rows import Architecture, Encoder, File, Scripts, Setting, Strategies
+from latentmake.config.architectures import (
+    ARCHITECTURES,
+    WAN,
+    Architecture,
+    Encoder,
+    File,
+    Scripts,
+    Setting,
+    Strategies,
+)
 
 from reference.tables import table
 from reference.types import short

@@ -24,7 +24,7 @@ from latentmake.config.machines import (
     TrainingJob,
 )
 from latentmake.config.models import Model
-from latentmake.config.runs import Run, Validation
+from latentmake.config.root import Run, Validation
 from latentmake.config.trainers import (
     Generation,
     Samples,

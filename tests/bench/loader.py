@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from latentmake.files import cachefile
 from latentmake.plan.manifest import Row
-from latentmake.training.loop.batch_order import BatchOrder
+from latentmake.training.loop.accelerator import BatchOrder
 from latentmake.training.loop.caches import PLAIN, Caches
 
 HIDDEN_STATE = PLAIN.text.name

@@ -48,7 +48,8 @@ CONFIG = {
 TARGETS = 4
 NOTHING = """
 import torch
-from latentmake.caches.encoders import Loaded, load
+from latentmake.caches.inputs import Loaded
+from latentmake.caches.encoders import load
 
 def nothing(samples):
     return [({"latents": torch.ones(4, 8, 8)}, {}) for _ in samples]
@@ -105,8 +106,7 @@ def build(folder: Path) -> None:
     # With torch in a process of its own: what a process has used counts in those that it starts.
     import torch
     from latentmake.caches.encode import carry_out
-    from latentmake.caches.encoders import Loaded
-    from latentmake.caches.inputs import Sample
+    from latentmake.caches.inputs import Loaded, Sample
 
     def nothing(samples: list[Sample]) -> list[tuple[dict[str, torch.Tensor], dict[str, str]]]:
         return [({"latents": torch.ones(4, 8, 8)}, {}) for _ in samples]

@@ -45,8 +45,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts")]
 
 from latentmake.caches.encode import carry_out  # noqa: E402
-from latentmake.caches.encoders import Loaded  # noqa: E402
-from latentmake.caches.inputs import Sample  # noqa: E402
+from latentmake.caches.inputs import Loaded, Sample  # noqa: E402
 from latentmake.config.root import parse  # noqa: E402
 from latentmake.index.memo import MEMO, Memo  # noqa: E402
 from latentmake.plan.facts import Facts  # noqa: E402

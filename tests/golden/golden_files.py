@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 from item_world import work_of
-from latentmake.caches.encoders import Loaded
-from latentmake.caches.inputs import Sample
+from latentmake.caches.inputs import Loaded, Sample
 from latentmake.caches.pixels import plain as pixels
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.geometry.buckets import Size
-from latentmake.layouts import plain
+from latentmake.layouts import layout
 from latentmake.layouts.layout import layout_of
 from latentmake.models import recipe
 from latentmake.plan.orders import Order
@@ -64,7 +63,7 @@ def encode(samples: list[Sample]) -> list[tuple[dict[str, Any], dict[str, str]]]
         else:
             corner = sample.content[:2, :3].transpose(2, 0, 1).astype(np.float32)
             size = {"original_width": str(sample.original[0]), "pixel_height": "24"}
-            found.append(({plain.LATENTS: torch.from_numpy(corner)}, size))
+            found.append(({layout.LATENTS: torch.from_numpy(corner)}, size))
     return found
 
 

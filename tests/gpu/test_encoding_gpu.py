@@ -16,7 +16,7 @@ import pytest
 import torch
 from diffusers import AutoencoderKL
 from item_world import inputs_of
-from latentmake.caches.encoders import Loaded, load
+from latentmake.caches.encoders import load
 from latentmake.caches.encoders.device import (
     download,
     free_memory,
@@ -24,7 +24,7 @@ from latentmake.caches.encoders.device import (
     stacked,
     upload,
 )
-from latentmake.caches.inputs import Sample
+from latentmake.caches.inputs import Loaded, Sample
 from latentmake.config.models import Model
 from latentmake.errors import DeviceError
 from latentmake.plan.orders import Order

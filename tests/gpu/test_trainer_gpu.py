@@ -15,7 +15,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "worlds"))
 
 from latentmake.training.loop.caches import Caches, read_items
-from latentmake.training.record import Record, RunFiles
+from latentmake.training.order import Record, RunFiles
 from latentmake.training.sd.recipe import SdRecipe
 from PIL import Image
 from safetensors.torch import load_file

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import wan_world
-from latentmake.caches.encoders.umt5 import load_umt5
+from latentmake.caches.encoders.text import load_umt5
 from latentmake.caches.encoders.wan_vae import load_wan_vae
 from latentmake.config.weights import TextWeights, Weights
 

@@ -13,7 +13,7 @@ import pytest
 import s3fs
 import wan
 from item_world import work_of
-from latentmake.caches.encoders import Loaded
+from latentmake.caches.inputs import Loaded
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import parse
 from latentmake.data import folders, remote

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 from conftest import sources
 from latentmake.config.root import parse
-from latentmake.training.external.musubi.training_command import local_arguments
+from latentmake.training.external.musubi.command import local_arguments
 from latentmake.training.external.sdscripts import command as sdscripts
 from latentmake.training.external.sdscripts.backend import SdScripts
 from rows_world import ROWS, make_row_run

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 from conftest import PYTHON, sources
-from latentmake.config.architectures import ARCHITECTURES, WAN
+from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
-from latentmake.config.rows import Architecture
 from latentmake.index.memo import Memo
 from latentmake.training.external.musubi.installation import program_digest
 

@@ -19,7 +19,7 @@ from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.publish import MusubiPublication
-from latentmake.training.external.publication import write_items
+from latentmake.training.external.publish import write_items
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
 from latentmake.training.external.sdscripts.publish import SdScriptsPublication
 from latentmake.training.order import read_order

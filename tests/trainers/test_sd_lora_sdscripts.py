@@ -15,7 +15,7 @@ from latentmake.config.weights import Weights
 from latentmake.training.external.installation import Installation
 from latentmake.training.lora import lora_tensors
 from latentmake.training.sd import network
-from latentmake.training.sd.lora_files import write_lora
+from latentmake.training.sd.network import write_lora
 from safetensors.torch import load_file, save_file
 from trainer_world import TEXT_WIDTH, make_unet
 

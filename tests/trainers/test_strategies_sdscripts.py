@@ -22,7 +22,7 @@ from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import ManifestOrder, write_manifest
 from latentmake.plan.planner import make_plan
-from latentmake.training.checks import Finding
+from latentmake.training.backend import Finding
 from latentmake.training.external.sdscripts.backend import SdScripts
 from latentmake.training.external.sdscripts.command import local_arguments
 from latentmake.training.external.sdscripts.deploy import deploy

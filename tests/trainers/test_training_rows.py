@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from conftest import sources
 from latentmake.index.memo import Memo
-from latentmake.training.checks import checklist
+from latentmake.training.backend import checklist
 from latentmake.training.external.musubi.backend import Musubi
-from latentmake.training.external.musubi.dataset_toml import training_toml
+from latentmake.training.external.musubi.command import local_arguments
+from latentmake.training.external.musubi.deploy import training_toml
 from latentmake.training.external.musubi.order import MusubiOrder
-from latentmake.training.external.musubi.training_command import local_arguments
 from refused_settings import REFUSED, TAKEN
 from rows_world import ROWS, RUN, VERSIONS, make_row_run
 

@@ -20,8 +20,7 @@ from latentmake.config.root import parse
 from latentmake.files import atomic
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.backend import Musubi
-from latentmake.training.external.musubi.dataset_toml import training_toml
-from latentmake.training.external.musubi.deploy import deploy
+from latentmake.training.external.musubi.deploy import deploy, training_toml
 from latentmake.training.external.musubi.order import MusubiOrder
 from real_models import CAPTION, STEMS, WORLDS
 from real_project import RealProject

@@ -32,13 +32,13 @@ LAYERS = (
     ("training.sd", "training.wan", "training.external", "exchange"),
     ("training.external.musubi", "training.external.sdscripts"),
     ("reports",),
-    ("backends", "extras", "request", "session", "entry", "training.run"),
+    ("backends", "request", "session", "entry", "training.run"),
     ("words",),
     ("cli",),
     ("__main__",),
 )
 LEVEL = {folder: level for level, layer in enumerate(LAYERS) for folder in layer}
-TOP = ("backends", "extras", "request", "session", "entry", "training.run")
+TOP = ("backends", "request", "session", "entry", "training.run")
 
 # Folders and modules of the root that break a law of `broken` below. The list only shrinks.
 STILL_TO_DO = {
@@ -55,7 +55,7 @@ FAN_OUT = 12
 MODULE = range(60, 601)
 MEDIAN, P90, LONGEST = 10, 35, 100
 RECORDS = 45  # of the folders of the core
-LINES = {("plan",): 3200, ("index",): 350, ("session", "request", "extras", "cli"): 600}
+LINES = {("plan",): 3200, ("index",): 350, ("session", "request", "cli"): 600}
 
 HEAVY = {"torch", "numpy", "PIL", "av"}
 HEAVY_FOLDERS = {"caches", "training"}
@@ -184,5 +184,5 @@ def test_an_import_names_its_module_in_full() -> None:
 
 def test_the_root_holds_few_modules() -> None:
     root = {path.stem for path in package.folder.glob("*.py")} - {"__init__"}
-    named = {"backends", "digest", "entry", "errors", "extras", "progress"}
+    named = {"backends", "digest", "entry", "errors", "progress"}
     assert root == named | {"__main__", "cli", "request", "session"}

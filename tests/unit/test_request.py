@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from latentmake.config.machines import Publish
-from latentmake.config.root import Config
-from latentmake.config.runs import Run
+from latentmake.config.root import Config, Run
 from latentmake.errors import ConfigError, LatentmakeError
 from latentmake.plan.orders import Order, job_of
 from latentmake.request import VARIABLE, PlanFile, Request

@@ -11,7 +11,7 @@ import torch
 from demo.motion import draw_motion
 from demo.tiny_wan import PaddedAttention, write_tiny_wan
 from diffusers import WanPipeline, WanTransformer3DModel
-from latentmake.caches.encoders.umt5 import load_umt5
+from latentmake.caches.encoders.text import load_umt5
 from latentmake.caches.encoders.wan_vae import load_wan_vae
 from latentmake.config.weights import TextWeights, Weights
 from PIL import Image

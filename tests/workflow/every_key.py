@@ -31,9 +31,8 @@ from latentmake.training.external.order import reasons
 from latentmake.training.loop.checkpoint import as_begun
 from latentmake.training.loop.order import wanted
 from latentmake.training.loop.sample_images import picture_reasons
-from latentmake.training.order import read_order
-from latentmake.training.record import RunFiles
-from latentmake.training.sd.order import SdOrder
+from latentmake.training.order import RunFiles, read_order
+from latentmake.training.sd.unet import SdOrder
 from project import Project, Result
 
 Made = frozenset[str]

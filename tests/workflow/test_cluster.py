@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import world
 from latentmake.index.memo import Memo
-from latentmake.plan.estimates import Past, learn_job, past_jobs
+from latentmake.plan.receipts import Past, learn_job, past_jobs
 from project import Project
 
 TOOLS = ("sbatch", "squeue", "sacct", "sinfo", "scancel", "srun", "scontrol", "sacctmgr")

@@ -18,7 +18,7 @@ from diffusers import WanTransformer3DModel
 from latentmake import CachedClipDataset, ClipDataset, collate_fn
 from latentmake.errors import UserError
 from latentmake.index.memo import MEMO, Memo
-from latentmake.plan.estimates import Past, learn_job
+from latentmake.plan.receipts import Past, learn_job
 from project import Project
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader

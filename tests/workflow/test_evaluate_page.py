@@ -8,7 +8,7 @@ import pytest
 from browser import Browser, until
 from evaluation_world import FPS, make_metrics
 from latentmake.reports import page as pages
-from latentmake.reports.evaluation import write_page
+from latentmake.reports.following import write_page
 from selenium.webdriver.common.keys import Keys
 
 NASTY = "</script><img src=x onerror='window.hurt=1'><script>window.hurt=1</script> & <b>"

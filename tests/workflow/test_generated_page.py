@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from browser import Browser, until
 from latentmake.errors import StorageError
-from latentmake.files.mp4 import write_mp4
-from latentmake.reports.generated import PAGE, SHEET, page_reasons, write_pages
+from latentmake.files.video import write_mp4
+from latentmake.reports.following import PAGE, SHEET, page_reasons, write_pages
 from latentmake.training.wan.generation import INDEX, Clip, GenerationIndex, clip_name
 from PIL import Image
 

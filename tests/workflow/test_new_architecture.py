@@ -7,8 +7,7 @@ from pathlib import Path
 
 import fast_tuner
 import yaml
-from latentmake.config.architectures import MUSUBI
-from latentmake.config.rows import File, Script
+from latentmake.config.architectures import MUSUBI, File, Script
 from project import ROOT, Project
 from safetensors import safe_open
 

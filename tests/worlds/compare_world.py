@@ -14,7 +14,7 @@ from latentmake.reports.comparison import Pictured, index_of
 from latentmake.training.loop.order import Prompt
 from latentmake.training.loop.sample_images import INDEX, PictureIndex, picture_name
 from latentmake.training.order import Wanted
-from latentmake.training.sd.order import SdOrder
+from latentmake.training.sd.unet import SdOrder
 from PIL import Image
 
 Colour = tuple[int, int, int]

@@ -10,12 +10,11 @@ from dit_world import tiny_dit
 from latentmake import digest
 from latentmake.config.models import Model
 from latentmake.files import atomic, cachefile
-from latentmake.layouts import musubi
+from latentmake.layouts import layout
 from latentmake.training.loop.order import Prompt
 from latentmake.training.lora import lora_tensors
 from latentmake.training.wan.generation import GenerationOrder
-from latentmake.training.wan.lora_files import write_lora
-from latentmake.training.wan.network import add_lora
+from latentmake.training.wan.network import add_lora, write_lora
 from wan_world import tiny_wan_vae
 
 RUN = Path("runs/waves")
@@ -37,7 +36,7 @@ def text_file(text: str, width: int) -> str:
     seed = sum(text.encode())
     value = torch.randn(5, width, generator=torch.Generator().manual_seed(seed)).bfloat16()
     atomic.write(
-        path, cachefile.serialize({"varlen_t5_bfloat16": value}, musubi.text_metadata(text))
+        path, cachefile.serialize({"varlen_t5_bfloat16": value}, layout.text_metadata(text))
     )
     return str(path)
 

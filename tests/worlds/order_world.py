@@ -11,14 +11,13 @@ import torch
 from item_world import plain_path, work_of
 from latentmake import digest
 from latentmake.caches import encode
-from latentmake.caches.encoders import Loaded
-from latentmake.caches.inputs import Sample
+from latentmake.caches.inputs import Loaded, Sample
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.files import cachefile
 from latentmake.files.media import probe_image
 from latentmake.geometry.buckets import Size
-from latentmake.layouts import plain
+from latentmake.layouts import layout
 from latentmake.layouts.layout import layout_of, parsed
 from latentmake.models import recipe
 from latentmake.plan.orders import Order
@@ -107,7 +106,10 @@ class Encoder:
     def __call__(self, samples: list[Sample]) -> Encoded:
         self.batches.append([(sample.item.stem, sample.shape) for sample in samples])
         return [
-            ({plain.LATENTS: self._change(sample, whole_numbers(sample.content))}, {"made": "here"})
+            (
+                {layout.LATENTS: self._change(sample, whole_numbers(sample.content))},
+                {"made": "here"},
+            )
             for sample in samples
         ]
 

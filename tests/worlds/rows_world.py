@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 from latentmake import digest
-from latentmake.config.architectures import ARCHITECTURES, WAN
+from latentmake.config.architectures import ARCHITECTURES, WAN, Scripts
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import MusubiTrainer
 from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.config.models import Model
-from latentmake.config.rows import Scripts
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.order import with_defaults
 from PIL import Image

@@ -12,9 +12,9 @@ from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
 from latentmake.training.loop.order import Prompt
 from latentmake.training.loop.train import Training
-from latentmake.training.sd.order import SdOrder
 from latentmake.training.sd.plan import Sd
 from latentmake.training.sd.recipe import SdRecipe
+from latentmake.training.sd.unet import SdOrder
 from safetensors.torch import save_file
 
 train = Sd().train

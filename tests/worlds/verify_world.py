@@ -16,7 +16,7 @@ from latentmake.config.root import parse
 from latentmake.files import atomic, cachefile
 from latentmake.files.cachefile import target_key
 from latentmake.index.memo import Memo
-from latentmake.layouts import plain
+from latentmake.layouts import layout
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.reports.verification import DAMAGED, UNEXPECTED, Expected, _expected
@@ -58,9 +58,11 @@ def tensors_of(key: str, part: str) -> dict[str, torch.Tensor]:
     """Return tensors that no other key has, as small as those of pictures of 16 pixels."""
     dice = np.random.default_rng(int(key[:12], 16))
     if part == "text":
-        return {plain.hidden_state(0): torch.from_numpy(dice.standard_normal((77, 16), np.float32))}
+        return {
+            layout.hidden_state(0): torch.from_numpy(dice.standard_normal((77, 16), np.float32))
+        }
     side = int(part) // 8
-    return {plain.LATENTS: torch.from_numpy(dice.standard_normal((4, side, side), np.float32))}
+    return {layout.LATENTS: torch.from_numpy(dice.standard_normal((4, side, side), np.float32))}
 
 
 def write_cache(facts: Facts, each: Expected, **change: Any) -> None:
@@ -68,7 +70,7 @@ def write_cache(facts: Facts, each: Expected, **change: Any) -> None:
     kind = "text" if each.part == "text" else "latents"
     recipe = facts.recipe(DATASET, MODEL, kind)
     stamp = {"key": each.key, "source": each.content, "recipe": recipe} | change.get("stamp", {})
-    said = {} if kind == "text" else plain.latents_metadata(1.0, 0.0, (16, 16), (16, 16))
+    said = {} if kind == "text" else layout.plain_latents_metadata(1.0, 0.0, (16, 16), (16, 16))
     tensors = change.get("tensors") or tensors_of(each.key, each.part)
     atomic.write(each.path, cachefile.serialize(tensors, said | cachefile.stamp(**stamp)))
 

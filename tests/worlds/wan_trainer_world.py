@@ -11,10 +11,10 @@ from accelerate.state import AcceleratorState
 from dit_world import image_dit, tiny_dit
 from latentmake.config.trainers import WanTrainer
 from latentmake.config.weights import Weights
-from latentmake.layouts.musubi import latents_key
+from latentmake.layouts.layout import latents_key
 from latentmake.training.loop.order import Prompt
 from latentmake.training.loop.train import Training
-from latentmake.training.wan.order import WanOrder
+from latentmake.training.wan.dit import WanOrder
 from latentmake.training.wan.plan import Wan
 from latentmake.training.wan.recipe import WanRecipe
 from safetensors.torch import save_file

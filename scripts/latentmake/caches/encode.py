@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 
-from latentmake.caches.encoders import Loaded
+from latentmake.caches.inputs import Loaded
 from latentmake.caches.job import ExternalEncoder, Job, Say
 from latentmake.caches.pipeline import Pipeline
 from latentmake.errors import DeviceError, SourceError

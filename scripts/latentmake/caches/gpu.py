@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from latentmake.errors import StorageError
 
 if TYPE_CHECKING:
-    from latentmake.files.locks import Lock
+    from latentmake.files.atomic import Lock
 
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _ALLOCATION = "SLURM_JOB_ID"
@@ -82,7 +82,7 @@ def hold(count: int, about: str, say: Callable[[str], None]) -> Iterator[str | N
     Raises:
         StorageError: the folder of the locks belongs to somebody else.
     """
-    from latentmake.files.locks import Lock
+    from latentmake.files.atomic import Lock
 
     found = visible()
     listed = dict(_LISTED.findall(_output(["nvidia-smi", "-L"]))) if found else {}

@@ -16,8 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
-from latentmake.caches.encoders import Encoder, Loaded
-from latentmake.caches.inputs import Sample
+from latentmake.caches.inputs import Encoder, Loaded, Sample
 from latentmake.caches.job import Job
 from latentmake.config.models import Model
 from latentmake.errors import DeviceError, is_surely_memory

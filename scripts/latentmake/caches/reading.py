@@ -16,7 +16,7 @@ from latentmake.data import remote
 from latentmake.data.item import CAPTION, IMAGE
 from latentmake.errors import SourceError, unreadable
 from latentmake.files import cachefile
-from latentmake.files.paths import is_remote
+from latentmake.files.workspace import is_remote
 from latentmake.index.memo import source_stat
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import joined, placing_of, view_of

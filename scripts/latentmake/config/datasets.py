@@ -28,7 +28,7 @@ from latentmake.config.fields import (
 )
 
 if TYPE_CHECKING:
-    from latentmake.config.rows import Architecture
+    from latentmake.config.architectures import Architecture
 
 
 _VARIED = Applies(

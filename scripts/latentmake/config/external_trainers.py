@@ -34,7 +34,7 @@ from latentmake.config.trainers import (
 )
 
 if TYPE_CHECKING:
-    from latentmake.config.rows import Script
+    from latentmake.config.architectures import Script
 
 _STATES = "`save_every_n_epochs` saves states, and a killed training is resumed by itself"
 _CACHES = "datasets and caches are named by latentmake"

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from latentmake.config.architectures import GENERIC, Architecture, File, Version, options_in
 from latentmake.config.external_trainers import caching_flags, refuse_flags
 from latentmake.config.fields import (
     TEXT,
@@ -21,7 +22,6 @@ from latentmake.config.fields import (
     listed,
     shaped,
 )
-from latentmake.config.rows import GENERIC, Architecture, File, Version, options_in
 from latentmake.config.weights import (
     NO_WEIGHTS,
     Adopt,

@@ -1,16 +1,40 @@
-"""The root of `config.yaml`, and its validation."""
+"""The root of `config.yaml`, its runs, and the checks that span several sections.
+
+Where a trainer would stop with an assertion, or round in silence, the configuration is refused.
+Sources: sd-scripts' `adjust_min_max_bucket_reso_by_steps` (library/train_util.py) and the calls of
+`verify_bucket_reso_steps` in its training scripts; musubi-tuner's `BucketSelector`
+(dataset/bucket.py), and `handle_model_specific_args` and `main` of its *_train_network.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Self
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from latentmake.config.checks import faults_of_run
 from latentmake.config.datasets import Dataset
-from latentmake.config.fields import CLIPS, Closed, Name, shaped
+from latentmake.config.external_trainers import (
+    OF_CAPTIONS,
+    MusubiTrainer,
+    SdScriptsTrainer,
+    flags_of,
+)
+from latentmake.config.fields import (
+    CLIPS,
+    MANIFEST,
+    Closed,
+    Name,
+    Number,
+    Resolution,
+    ResolutionField,
+    Shapes,
+    listed,
+    shaped,
+)
 from latentmake.config.machines import (
+    PROGRAMS,
     Batch,
     Cluster,
     Export,
@@ -20,9 +44,364 @@ from latentmake.config.machines import (
     Store,
 )
 from latentmake.config.models import Model
-from latentmake.config.runs import Run
-from latentmake.config.trainers import Generation, Prompt
+from latentmake.config.trainers import Generation, Prompt, SdTrainer, WanTrainer
 from latentmake.errors import ConfigError, refuse_unknown
+
+
+class Validation(Closed, shapes=Shapes("manifest", "weights")):
+    """Items held out of the training."""
+
+    items: Number = Field(ge=1)
+    """Number of sources (images or videos) to hold out, at most half of those of the run."""
+    clips: Number = shaped(8, CLIPS, ge=0)
+    """Number of held-out items for which `evaluate_{run}` draws clips: videos first, then images,
+    in the order of datasets and names. With `0` it only computes losses."""
+
+
+class Run(Closed):
+    """Datasets, a model, resolutions and a trainer."""
+
+    datasets: Annotated[
+        list[str],
+        BeforeValidator(listed, json_schema_input_type=str | list[str]),
+        Field(min_length=1, json_schema_extra=MANIFEST),
+    ]
+    """Names of `datasets` to train on."""
+    model: str = Field(json_schema_extra=Shapes("latents", "text", "weights"))
+    """Name of the model in `models`. After a change, only latents and embeddings that the other
+    model lacks are made."""
+    resolutions: Annotated[
+        list[ResolutionField],
+        BeforeValidator(listed, json_schema_input_type=ResolutionField | list[ResolutionField]),
+        Field(min_length=1, json_schema_extra=Shapes("latents", "manifest")),
+    ]
+    """Sizes at which every item is encoded: `512` for a square, `[512, 768]` or `512x768` for
+    width and height, at most 8192 a side. With `fit: bucket` a size stands for its area. Sides are
+    multiples of the VAE's factor (8 for Stable Diffusion, 16 for Wan; see
+    [architectures](architectures.md)). Latents lie in `cache/{dataset}/{model}/512/` or
+    `.../512x768/`."""
+    trainer: (
+        Annotated[
+            SdTrainer | MusubiTrainer | SdScriptsTrainer | WanTrainer, Field(discriminator="kind")
+        ]
+        | None
+    ) = None
+    """Trainer and its settings. `kind` is [`sd`](trainer-sd.md), [`wan`](trainer-wan.md),
+    [`musubi`](trainer-musubi.md) or [`sdscripts`](trainer-sdscripts.md). Without a trainer, the
+    run consists of its caches, `manifest.jsonl` and `dataset.lock`, for a trainer of your own."""
+    generate: Generation | None = None
+    """[Clips](generate.md) that `generate_{run}` draws, with the trainer `wan`."""
+    validation: Validation | None = None
+    """[Items held out](validation.md) of the training, with the trainer `wan`."""
+
+
+Fault: TypeAlias = tuple[str, str, str]
+"""Place, what is wrong, hint."""
+_LEAVE = "leave it out"
+
+
+def faults_of_run(
+    name: str,
+    run: Run,
+    model: Model,
+    datasets: Mapping[str, Dataset],
+    program: ExternalProgram | None,
+) -> Iterator[Fault]:
+    """Yield mistakes of a run with its datasets, its model, and the program for its layout.
+
+    Raises:
+        ConfigError: a resolution is none that the model takes.
+    """
+    yield from _faults_of_trainer(f"runs.{name}", run, model)
+    if model.layout == "sdscripts":
+        yield from _faults_of_sdscripts(f"runs.{name}", run, model, datasets)
+    launched = isinstance(run.trainer, MusubiTrainer | SdScriptsTrainer)
+    title = PROGRAMS.get(model.layout)
+    if title and program is None and (launched or model.encoder != "latentmake"):
+        key = title.replace("-", "_")
+        hint = f"the run {name} needs {title}: set {key}.path to its folder"
+        yield key, "this key is missing", hint
+    if model.layout == "musubi":
+        yield from _faults_of_musubi(f"runs.{name}", run, model, datasets)
+    for dataset, settings in datasets.items():
+        yield from _not_for(settings, f"datasets.{dataset}", model)
+    if run.generate is not None:
+        yield from _faults_of_generation(f"runs.{name}.generate", run, run.generate, model)
+
+
+def _not_for(section: Closed, where: str, model: Model) -> Iterator[Fault]:
+    """Yield the key of a section that has no effect with a model."""
+    if found := section.refused(model):
+        yield f"{where}.{found[0]}", f"{_titled(model)} {found[1]}", _LEAVE
+
+
+def _titled(model: Model) -> str:
+    title = model.title or "a model without `task` or `architecture`"
+    return f"{title} ({model.task})" if model.task else title
+
+
+_KINDS = {"plain": "sd", "musubi": "wan", "sdscripts": "sdscripts"}  # of trainers, by layout
+
+
+def _faults_of_trainer(where: str, run: Run, model: Model) -> Iterator[Fault]:
+    trainer = run.trainer
+    if trainer is not None and trainer.layout != model.layout:
+        what = f"this trainer reads caches of the layout {trainer.layout}, and {run.model} has "
+        kind = "musubi" if model.spec.scripts and not model.spec.encodes else _KINDS[model.layout]
+        hint = f"use kind: {kind}, or set `layout` or `task` of models.{run.model}"
+        yield f"{where}.trainer.kind", what + model.layout, hint
+    if trainer is not None:
+        keys = (trainer.network, *trainer.alternatives)
+        if all(getattr(model, key) is None for key in keys):
+            hint = f"add `{keys[0]}` to models.{run.model}, or leave out the run's `trainer`"
+            yield f"{where}.model", f"the model {run.model} has no `{keys[0]}` to train", hint
+    if run.validation is not None and not (trainer and trainer.evaluates):
+        what = "the run has no trainer that could leave items out"
+        if trainer is not None:
+            what = f"the trainer {trainer.kind} evaluates no items that are held out; only wan does"
+        hint = "leave it out, or hold images or videos out by a dataset of their own"
+        yield f"{where}.validation", what, hint
+
+
+def _faults_for_program(
+    run: str, dataset: str, settings: Dataset, program: str, *, chooses: bool = False
+) -> Iterator[Fault]:
+    """Yield what a trainer's program cannot do with a dataset."""
+    if settings.remote:
+        what = f"the dataset {dataset} lies at a URL; {program} reads folders on disk only"
+        yield f"{run}.datasets", what, "copy it to a folder, or mount the bucket"
+    keys = ("caption_dropout_every_n_epochs", "token_warmup_step")
+    if not chooses and settings.captions and (key := settings.captions.first_set(*keys)):
+        what = f"{program} cannot choose among the texts of an item by step or epoch"
+        yield f"datasets.{dataset}.captions.{key}", what, _LEAVE
+
+
+# -- musubi-tuner ----------------------------------------------------------------------------------
+
+
+def _faults_of_musubi(
+    run_key: str, run: Run, model: Model, datasets: Mapping[str, Dataset]
+) -> Iterator[Fault]:
+    trainer, step, sizes = run.trainer, model.spec.side, f"{run_key}.resolutions"
+    if isinstance(trainer, MusubiTrainer):
+        yield from training_faults(f"{run_key}.trainer", trainer, model)
+    if isinstance(trainer, WanTrainer):
+        yield from _faults_of_wan(f"{run_key}.trainer", trainer, model)
+    chooses = isinstance(trainer, WanTrainer)
+    ours = chooses and not model.scripted
+    reason = ", as Wan needs" if ours else ": musubi-tuner would round them"
+    check_sides(run.resolutions, step, sizes, f"{step}{reason}")
+    buckets = "Wan's" if ours else "musubi-tuner's"
+    least = 2 * step  # pixels: below, the smallest bucket would have no width
+    small = [size for size in run.resolutions if size.width * size.height < least**2]
+    for dataset, settings in datasets.items():
+        where, program = f"datasets.{dataset}", "this trainer" if chooses else "musubi-tuner"
+        yield from _faults_for_program(run_key, dataset, settings, program, chooses=chooses)
+        if settings.fit == "bucket" and small:
+            what = f"{small[0].name} is too small for {buckets} buckets"
+            yield sizes, what, f"use {least} or more"
+        keys = [key for key in settings.own_clips if key != "path"]  # a list is given to them
+        if model.scripted and keys:
+            what = "musubi-tuner's own scripts read videos cut to buckets, as stored"
+            other = f", or leave out `encoder` of models.{run.model}" * model.spec.encodes
+            yield f"{where}.{keys[0]}", what, _LEAVE + other
+        if settings.bucket_reso_steps not in (None, step):
+            yield f"{where}.bucket_reso_steps", f"{buckets} buckets go in steps of {step}", _LEAVE
+        yield from _faults_of_row(dataset, settings, model)
+
+
+def control_counts(model: Model, settings: Dataset) -> tuple[int, int | None]:
+    """Return the fewest and most control images of an item; None for any number.
+
+    Where a model is trained on one frame they are as many as `fp_1f_clean_indices`, by default one.
+    Source: musubi-tuner, `ImageDataset.__init__` (dataset/image_video_dataset.py).
+    """
+    if model.version.one_frame:
+        count = len(settings.fp_1f_clean_indices or [0])
+        return count, count
+    return model.version.controls
+
+
+def _faults_of_row(dataset: str, settings: Dataset, model: Model) -> Iterator[Fault]:
+    """Yield what the architecture of a model cannot do with a dataset."""
+    version, scripts, title = model.version, model.spec.scripts, _titled(model)
+    assert scripts is not None
+    where = f"datasets.{dataset}"
+    listed = settings.is_list and not model.spec.encodes  # controls are columns of the list
+    needs = {
+        "target_frames": (not version.images, "set the lengths of its clips"),
+        "control_directory": (
+            control_counts(model, settings)[0] and not listed,
+            "name the folder of its control images",
+        ),
+        "multiple_target": (scripts.layers, "set it to true"),
+        "fp_1f_target_index": (version.one_frame, "set it, usually to 9"),
+    }
+    for key, (is_needed, hint) in needs.items():
+        if is_needed and not settings.first_set(key):
+            yield f"{where}.{key}", f"{title} needs this key", hint
+    if scripts.sections and settings.frame_extraction != "full":
+        window = settings.fp_latent_window_size
+        least = scripts.frames * window + 1  # of shorter clips the script of latents would die
+        for frames in (frames for frames in settings.target_frames or () if frames < least):
+            what = f"{frames} frames are too few for a section of {title}, which has {window} "
+            yield f"{where}.target_frames", f"{what}latents", f"use {least} or more"
+
+
+def training_faults(where: str, trainer: MusubiTrainer, model: Model) -> Iterator[Fault]:
+    """Yield settings that the architecture's training script would refuse, or ignore."""
+    scripts = model.spec.scripts
+    assert scripts is not None
+    title = scripts.title
+    yield from _not_for(trainer, where, model)
+    if trainer.mixed_precision not in scripts.precisions:
+        what = f"{title} is not trained in {trainer.mixed_precision}"
+        yield f"{where}.mixed_precision", what, f"use {' or '.join(scripts.precisions)}"
+    if scripts.batch is not None and trainer.batch_size > scripts.batch:
+        what = f"{title} is trained on at most {scripts.batch} item at a time"
+        yield f"{where}.batch_size", what, f"use {scripts.batch}, and `gradient_accumulation_steps`"
+    name = "sdpa" if trainer.attention == "auto" else trainer.attention  # every machine has it
+    if name not in scripts.attentions:
+        hint = f"use one of auto, {', '.join(scripts.attentions)}"
+        yield f"{where}.attention", f"{title} is not trained with {name}", hint
+    most = scripts.attentions.get(name)
+    if most is not None and trainer.batch_size > most and "--split_attn" not in trainer.arguments:
+        beyond = f"batches of more than {most}" if most else "any batch"
+        what = f"{title} needs --split_attn for {beyond} with {name}"
+        yield f"{where}.arguments", what, "add --split_attn"
+    asked = tuple(key for key in ("fp8_base", "fp8_scaled") if getattr(trainer, key))
+    if asked and asked not in scripts.fp8:
+        more = [key for keys in scripts.fp8 if {*asked} < {*keys} for key in {*keys} - {*asked}]
+        what = f"the training script of {title} does not take it" + " alone" * bool(more)
+        yield f"{where}.{asked[-1]}", what, f"set `{more[0]}: true` too" if more else _LEAVE
+    given = " ".join([*trainer.arguments, ""]).replace("=", " ")
+    for pattern, hint in scripts.refuses.items():
+        if re.search(pattern, given):
+            yield f"{where}.arguments", f"{title} refuses one of them", hint
+
+
+# -- Wan, by our own trainer -----------------------------------------------------------------------
+
+
+def _faults_of_wan(where: str, trainer: WanTrainer, model: Model) -> Iterator[Fault]:
+    """Yield a model that the trainer does not train, and sample clips that it cannot draw."""
+    task, side, samples = str(model.task), model.spec.side, trainer.samples
+    if not model.spec.encodes or task.endswith("-FC") or task.startswith("flf2v"):
+        what = f"the trainer wan does not train {model.task or model.title}"
+        yield f"{where}.kind", what, "use kind: musubi"
+    yield from _not_for(trainer, where, model)
+    for key, none in (("dit", 0), ("dit_high_noise", 1000)):
+        if trainer.timestep_boundary == none and getattr(model, key) is not None:
+            what = f"{none} leaves no timesteps to train `{key}` on"
+            hint = f"leave it out, or the model's `{key}`"
+            yield f"{where}.timestep_boundary", what, hint
+    if samples.prompts and model.image_to_video:
+        what = f"{task} draws from a picture, and sample clips are drawn from prompts only"
+        yield f"{where}.samples", what, "leave them out"
+    size = samples.resolution
+    if size is not None and (size.width % side or size.height % side):
+        what = f"{size.name} is not made of multiples of {side}, as Wan needs"
+        yield f"{where}.samples.resolution", what, "use [832, 480] or the like"
+
+
+def _faults_of_generation(
+    where: str, run: Run, settings: Generation, model: Model
+) -> Iterator[Fault]:
+    """Yield clips that the run's trainer or model cannot make."""
+    if run.trainer is None or not run.trainer.generates:
+        what = "the run has no trainer" if run.trainer is None else "its trainer generates no clips"
+        yield where, what, "leave it out, or set the trainer's `kind: wan`"
+    if settings.resolution is not None:
+        side = model.spec.side
+        check_sides([settings.resolution], side, f"{where}.resolution", f"{side}, as Wan needs")
+    yield from _not_for(settings, where, model)
+
+
+# -- sd-scripts ------------------------------------------------------------------------------------
+
+
+def _faults_of_sdscripts(
+    run_key: str, run: Run, model: Model, datasets: Mapping[str, Dataset]
+) -> Iterator[Fault]:
+    strategies, trainer, side = model.spec.strategies, run.trainer, model.spec.side
+    if strategies is None:
+        yield f"models.{run.model}.layout", f"sd-scripts does not train {model.title}", _LEAVE
+        return
+    reason = f"{side}, as {model.architecture} needs"
+    check_sides(run.resolutions, side, f"{run_key}.resolutions", reason)
+    for dataset, settings in datasets.items():
+        yield from _faults_for_program(run_key, dataset, settings, "sd-scripts")
+        if settings.is_list:
+            what = "sd-scripts reads folders of images, and this is a list"
+            hint = "name the folder, and the list as its `metadata_file`"
+            yield f"datasets.{dataset}.path", what, hint
+        if settings.fit == "bucket":
+            yield from _faults_of_buckets(dataset, settings, run, model)
+    if not isinstance(trainer, SdScriptsTrainer):
+        return
+    known, where = strategies.scripts, f"{run_key}.trainer"
+    if trainer.script not in (None, *known):
+        what = f"{trainer.script} does not train {model.architecture}"
+        yield f"{where}.script", what, f"use {' or '.join(known)}"
+    for flag in flags_of(trainer.arguments):
+        if model.spec.caches_text and flag in OF_CAPTIONS:
+            hint = "leave it out, and see the dataset's `captions`"
+            yield f"{where}.arguments", f"{flag} does not go with cached text", hint
+
+
+def _faults_of_buckets(name: str, dataset: Dataset, run: Run, model: Model) -> Iterator[Fault]:
+    where, divisor = f"datasets.{name}", model.spec.bucket_divisor
+    if run.trainer is not None and model.spec.strategies is not None:
+        divisor = model.spec.strategies.divisor or divisor
+    steps, _, least, most = dataset.bucketing(model.spec)
+    if steps % divisor:
+        what = f"{steps} is not a multiple of {divisor}, as sd-scripts needs for "
+        hint = f"use a multiple of {divisor}"
+        yield f"{where}.bucket_reso_steps", what + str(model.architecture), hint
+    if not least:
+        what = f"{dataset.min_bucket_reso} is smaller than a step of {steps}"
+        yield f"{where}.min_bucket_reso", what, f"use {steps} or more"
+    for size in run.resolutions:
+        shorter, longer = sorted((size.width, size.height))
+        than = f"than the resolution {size.name} has, which sd-scripts refuses"
+        if shorter < least:
+            yield f"{where}.min_bucket_reso", f"{least} is more {than}", f"use {shorter} or less"
+        if longer > most:
+            yield f"{where}.max_bucket_reso", f"{most} is less {than}", f"use {longer} or more"
+    check_steps(run.resolutions, steps, name)
+
+
+# -- Sizes and keys --------------------------------------------------------------------------------
+
+
+def check_sides(sizes: Iterable[Resolution], step: int, where: str, reason: str) -> None:
+    """Refuse resolutions whose sides are not multiples of `step` pixels.
+
+    `reason` ends the message: `... pixels are not a multiple of {reason}`.
+
+    Raises:
+        ConfigError: the first mistake.
+    """
+    for side in (side for size in sizes for side in (size.width, size.height)):
+        if side % step:
+            below = side // step * step
+            near = " or ".join(str(each) for each in (below, below + step) if each > 0)
+            what = f"{side} pixels are not a multiple of {reason}"
+            raise ConfigError(what, where=where, hint=f"use {near}")
+
+
+def check_steps(sizes: Iterable[Resolution], steps: int, dataset: str) -> None:
+    """Refuse bucket steps that are larger than a resolution.
+
+    Raises:
+        ConfigError: the first mistake.
+    """
+    where = f"datasets.{dataset}.bucket_reso_steps"
+    for size in sizes:
+        if size.width * size.height < steps**2:
+            what = f"{steps} is more than the resolution {size.name} has"
+            raise ConfigError(what, where=where, hint="use smaller steps or a larger resolution")
+
 
 _MISTAKES = 50  # that are named at a time
 # Snakemake makes a number of `--config prompt=...` where it can.
@@ -119,7 +498,7 @@ def parse(values: Mapping[str, object]) -> Config:
     except ConfigError:
         raise
     except ValidationError as error:
-        from latentmake.config.mistakes import line_of
+        from latentmake.config.document import line_of
 
         mistakes = error.errors(include_url=False)
         others, mistakes = len(mistakes) - _MISTAKES, mistakes[:_MISTAKES]

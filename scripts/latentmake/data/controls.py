@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from posixpath import splitext
 
-from latentmake.config.checks import control_counts
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
+from latentmake.config.root import control_counts
 from latentmake.data.folders import in_order, owner
 from latentmake.data.item import CONTROL, IMAGE_EXTENSIONS, NO_FILE, File, Item, Scan, missing_file
 from latentmake.data.lists import columns_of

@@ -32,7 +32,7 @@ from latentmake.data.item import (
 )
 from latentmake.errors import DatasetError, SourceError
 from latentmake.files.media import UNREAD_FORMATS, VIDEO_EXTENSIONS, unread_format
-from latentmake.files.paths import is_remote
+from latentmake.files.workspace import is_remote
 from latentmake.geometry.clips import Span
 from latentmake.index.memo import SourceStat, source_stat
 

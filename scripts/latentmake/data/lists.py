@@ -40,7 +40,7 @@ from latentmake.data.item import (
 from latentmake.data.rows import Row, absolute_names, name_of, read_rows
 from latentmake.errors import DatasetError, shortened
 from latentmake.files.media import NPZ, UNREAD_FORMATS, VIDEO_EXTENSIONS, unread_format
-from latentmake.files.paths import is_text
+from latentmake.files.workspace import is_text
 from latentmake.geometry.clips import Span
 from latentmake.index.memo import SourceStat, source_stat
 

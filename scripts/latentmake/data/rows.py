@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from latentmake.data.captions import text_fault
 from latentmake.errors import DatasetError, shortened
-from latentmake.files.paths import is_text
+from latentmake.files.workspace import is_text
 
 NAMES = (
     *("video", "video_path", "image", "image_path", "file_name", "path", "image_path_0"),

@@ -16,7 +16,7 @@ from latentmake.data.captions import clean, decode_text, newlines, variants
 from latentmake.data.item import CAPTION, NO_FILE, TAGS, Fault, File, Item, Scan, missing_file
 from latentmake.data.rows import Row, metadata_of
 from latentmake.errors import SourceError
-from latentmake.files.paths import is_remote
+from latentmake.files.workspace import is_remote
 from latentmake.index.memo import Memo
 from latentmake.progress import Progress
 

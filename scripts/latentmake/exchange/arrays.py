@@ -18,7 +18,7 @@ from latentmake.errors import CacheError, SourceError
 from latentmake.exchange.shapes import latents_shape, text_width
 from latentmake.files import npz
 from latentmake.geometry.buckets import Size, crop_ltrb
-from latentmake.layouts.sdscripts import array_name
+from latentmake.layouts.layout import array_name
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
 

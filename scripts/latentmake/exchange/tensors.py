@@ -10,15 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from latentmake import digest
 from latentmake.caches.inputs import Reading, caption_of
-from latentmake.config.rows import Scripts
+from latentmake.config.architectures import Scripts
 from latentmake.data.item import Item
 from latentmake.errors import CacheError, SourceError
 from latentmake.exchange.adoption import OutdatedError
 from latentmake.files.cachefile import CAPTION, head_of
 from latentmake.files.safetensors import Head, Tensor, largest, parse_head
 from latentmake.geometry.buckets import Size
-from latentmake.layouts.layout import SIZED
-from latentmake.layouts.musubi import frames_and_sides
+from latentmake.layouts.layout import SIZED, frames_and_sides
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
 

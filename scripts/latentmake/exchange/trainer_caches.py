@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from latentmake.caches.inputs import Reading
-from latentmake.config.root import Config
-from latentmake.config.runs import Run
+from latentmake.config.root import Config, Run
 from latentmake.data.item import Item
 from latentmake.errors import CacheError, ConfigError
 from latentmake.exchange import arrays, tensors

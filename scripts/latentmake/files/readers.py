@@ -18,8 +18,8 @@ from contextlib import suppress
 from typing import Any
 
 from latentmake.errors import SourceError
-from latentmake.files.disk import usable_cores
 from latentmake.files.video import probe
+from latentmake.files.workspace import usable_cores
 from latentmake.geometry.clips import Media
 
 READ_TIMEOUT = 120.0

@@ -1,12 +1,21 @@
-"""Folders that a project writes: checks of their names and access, and owners of shared ones."""
+"""Folders that a project writes: their names on each system, access, owners, room on their disks.
+
+What is published is often used by another system than the one that made it. A path is translated
+by the user's maps and by WSL's rule for drives: `X:/` lies under `/mnt/x`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ntpath
 import os
+import posixpath
+import re
+import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from latentmake.errors import ConfigError, StorageError, storage_error
 from latentmake.files import atomic
@@ -104,3 +113,142 @@ def claim(datasets: Iterable[str]) -> None:
             outside = is_mount or os.path.realpath(folder) != str(mine)
             if outside and other_owner(dataset) is None:
                 atomic.write(folder / OWNER, os.fsencode(mine))
+
+
+class Need(NamedTuple):
+    """Room for files that are to be written.
+
+    Attributes:
+        what: name of the files, in messages.
+        folder: place of the files; it may have to be made.
+        size: their bytes.
+    """
+
+    what: str
+    folder: str
+    size: int
+
+
+def human(size: float) -> str:
+    """Return a number of bytes for people: `0.5 GB`."""
+    for unit, factor, least in (("TB", 1e12, 1e12), ("GB", 1e9, 1e8), ("MB", 1e6, 1e5)):
+        if size >= least:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size / 1e3:.1f} kB"
+
+
+def free(folder: str | os.PathLike[str]) -> int:
+    """Return the bytes that the user may still write where a folder lies, or will lie."""
+    return shutil.disk_usage(_existing(folder)).free
+
+
+def shortages(needs: Iterable[Need]) -> Iterator[StorageError]:
+    """Yield an error for each file system that has no room for what is to be written there."""
+    disks: dict[int, list[Need]] = {}
+    for need in needs:
+        if need.size:
+            disks.setdefault(_existing(need.folder).stat().st_dev, []).append(need)
+    for together in disks.values():
+        there, total = free(together[0].folder), sum(need.size for need in together)
+        if total > there:
+            what = ", ".join(f"{human(need.size)} of {need.what}" for need in together)
+            yield StorageError(
+                f"{what} must be written, but only {human(there)} is free",
+                where=together[0].folder,
+                hint="free some space, or replace this folder by a link to a larger disk",
+            )
+
+
+def _existing(folder: str | os.PathLike[str]) -> Path:
+    """Return a folder, or the nearest one above it that exists."""
+    path = Path(folder).absolute()
+    while not path.is_dir():
+        path = path.parent
+    return path
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use; a cluster's job gets only some.
+
+    macOS does not tell; there it is the number of all cores.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+System = Literal["linux", "windows", "wsl"]
+
+_WINDOWS = re.compile(r"[A-Za-z]:([/\\]|$)|[/\\]{2}[^/\\]")
+
+
+def is_windows(path: str) -> bool:
+    r"""Whether a path is an absolute one of Windows: `D:\x`, `D:/x` or `\\server\share`."""
+    return _WINDOWS.match(path) is not None
+
+
+def is_text(path: str) -> bool:
+    """Whether a path is UTF-8; a foreign one may be none."""
+    try:
+        return path.isascii() or bool(path.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path is a URL, such as `s3://bucket/folder`."""
+    return "://" in path
+
+
+def absolute(path: str) -> str:
+    """Return a path as an absolute one; a path of Windows stays as it is."""
+    return path if is_windows(path) else os.path.abspath(path)  # noqa: PTH100 -- links stay
+
+
+def translate(path: str, to: System, maps: Iterable[Mapping[str, str | None]]) -> str | None:
+    """Return an absolute path as another system names it, with forward slashes.
+
+    Of all names that the path begins with, component by component, the longest decides; a map wins
+    over `/mnt/x`, earlier maps over later ones. Upper and lower case differ, but not in names of
+    Windows.
+
+    Args:
+        path: of any system.
+        to: the system.
+        maps: each system -> its name of one folder, if it has one.
+
+    Returns:
+        None where `to` has no name for the path. Linux and WSL know every path that is not one of
+        Windows by its own name.
+    """
+    parts = _parts(path)
+    crosses = (parts[0] == "/") == (to == "windows")
+    if crosses and (drive := re.match(r"([A-Z]):/|//mnt/([a-z])(/|$)", "/".join(parts))):
+        letter = drive[1] or drive[2]
+        mount = f"/mnt/{letter.lower()}"
+        maps = [*maps, {"windows": f"{letter}:", "linux": mount, "wsl": mount}]
+    found = [
+        (len(prefix), [*_parts(target), *parts[len(prefix) :]])
+        for names in maps
+        if (target := names.get(to))
+        for prefix in map(_parts, filter(None, names.values()))
+        if _folded(parts)[: len(prefix)] == _folded(prefix)
+    ]
+    if crosses and not found:
+        return None
+    root, *rest = max(found, key=lambda each: each[0], default=(0, parts))[1]
+    return root + "/".join(rest)
+
+
+def _parts(path: str) -> list[str]:
+    """Split an absolute path: `/a/b` is `/ a b`, `x:/a` is `X:/ a`, `//s/a` is `// s a`."""
+    if not is_windows(path):
+        return ["/", *filter(None, posixpath.normpath(path).split("/"))]
+    path = ntpath.normpath(path).replace("\\", "/")
+    root = "//" if path.startswith("//") else f"{path[0].upper()}:/"
+    return [root, *filter(None, path[2:].split("/"))]
+
+
+def _folded(parts: list[str]) -> list[str]:
+    """Return parts as they are compared: Windows does not tell upper from lower case."""
+    return parts if parts[0] == "/" else [part.casefold() for part in parts]

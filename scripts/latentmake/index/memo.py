@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from latentmake import digest
 from latentmake.files.cachefile import Picture
-from latentmake.files.paths import is_text
+from latentmake.files.workspace import is_text
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media
 

@@ -1,15 +1,27 @@
-"""A layout: names of the cache files that a trainer reads, and their other peculiarities."""
+"""Layouts: names of the cache files that each trainer reads, and their other peculiarities."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
-from importlib import import_module
 from typing import Any, NamedTuple
 
+from latentmake import digest
+from latentmake.config.architectures import ARCHITECTURES, WAN, ArchitectureName
 from latentmake.config.datasets import BUCKET_STEPS, Dataset
-from latentmake.geometry.buckets import Placement, Size, control_size, cover, nearest_bucket, widths
+from latentmake.config.models import Model
+from latentmake.errors import SourceError
+from latentmake.files.cachefile import CAPTION, ORIGINAL_HEIGHT, ORIGINAL_WIDTH
+from latentmake.geometry.buckets import (
+    Placement,
+    Size,
+    control_size,
+    cover,
+    nearest_bucket,
+    shrink,
+    widths,
+)
 from latentmake.geometry.clips import WAN_FPS, AnyClip, Clip, Media, Span, clips, sections
 
 SIZED = re.compile(r"(.+)_(\d{4,})x(\d{4,})", re.DOTALL)
@@ -315,6 +327,223 @@ def _place(clip: AnyClip) -> str:
     return f"_{clip.start:05d}-{clip.frames:03d}{section}"
 
 
+LATENTS = "latents"
+
+
+class Plain(Layout):
+    """Layout of our own trainers, whatever the architecture.
+
+    cache/{dataset}/{model}/{resolution}/{stem}.latents.safetensors   latents [C, h, w], unscaled
+    cache/{dataset}/{model}/text/{stem}.text.safetensors              {encoder}.hidden_state [T, D]
+    cache/{dataset}/{model}/text.1/{stem}.text.safetensors            the same of another variant
+
+    Images in sub-folders keep their relative path.
+    """
+
+    name = "plain"
+    encoding = "plain"
+    text_ending = ".text.safetensors"
+    latents_ending = ".latents.safetensors"
+    longest_ending = latents_ending
+    external = False
+
+    def __init__(self, architecture: str = "") -> None:
+        pass
+
+
+def plain_latents_metadata(
+    scaling: float, shift: float, original: tuple[int, int], pixels: tuple[int, int]
+) -> dict[str, str]:
+    """Return the metadata of a latents file.
+
+    A network expects (latents - shift) * scaling. `original` is the size of the upright image,
+    `pixels` that of the encoded one (width, height).
+    """
+    return {
+        "scaling_factor": repr(scaling),
+        "shift_factor": repr(shift),
+        ORIGINAL_WIDTH: str(original[0]),
+        ORIGINAL_HEIGHT: str(original[1]),
+        "pixel_width": str(pixels[0]),
+        "pixel_height": str(pixels[1]),
+    }
+
+
+def hidden_state(index: int) -> str:
+    """Return the name of the tensor of a text encoder's last hidden state."""
+    return f"{encoder_name(index)}.hidden_state"
+
+
+def encoder_name(index: int) -> str:
+    """Return a text encoder's name as in a diffusers pipeline: text_encoder, text_encoder_2, ..."""
+    return "text_encoder" if index == 0 else f"text_encoder_{index + 1}"
+
+
+_VERSION = "1.0.1"
+
+
+class Musubi(Layout):
+    """Layout of musubi-tuner, for one of its architectures; "" stands for Wan.
+
+    cache/{dataset}/{model}/{resolution}/{base}_{W}x{H}_wan.safetensors                    images
+    cache/{dataset}/{model}/{resolution}/{base}_{start}-{frames}_{W}x{H}_wan.safetensors   clips
+    cache/{dataset}/{model}/{resolution}/{base}_{start}-{frames}-{section}_{W}x{H}_fp.safetensors
+    cache/{dataset}/{model}/{resolution}/{base}_wan_te.safetensors                         text
+    cache/{dataset}/{model}/text.1@{resolution}/{base}_wan_te.safetensors                another text
+
+    `wan` is the suffix of the architecture. Caches of a resolution lie flat in one folder, a
+    `cache_directory` of musubi-tuner, with the text in each. W x H is an image's own size, and a
+    clip's bucket. Names, tensors and metadata are those of musubi-tuner 0.3.4
+    (dataset/image_video_dataset.py and cache_io.py there).
+    """
+
+    encoding = "wan"
+    flat = True
+
+    def __init__(self, architecture: str = "") -> None:
+        # Wan's is as old as the layout, and a model of it has no `architecture`.
+        self.name = f"musubi-{architecture}" if architecture else "musubi"
+        spec = ARCHITECTURES[architecture] if architecture else WAN
+        scripts = spec.scripts
+        assert scripts is not None
+        self.bucket_side = spec.side
+        # Our encoders take one control, and need none for text.
+        self.numbered_controls = not spec.encodes
+        self.controlled_text = not spec.encodes and scripts.text.reads_controls
+        self.rate = scripts.fps
+        self.sections = scripts.sections
+        self.text_ending = f"_{scripts.suffix}_te.safetensors"
+        self.latents_ending = f"_{scripts.suffix}.safetensors"
+        section = "-0000" * self.sections
+        self.longest_ending = f"_00000-000{section}_00000x00000{self.latents_ending}"
+        self.clip_name = re.compile(r"(.+)_\d{5,}-\d{3,}" + r"-\d{4,}" * self.sections)
+
+    def caption(self, text: str) -> str:
+        """Return a caption with newlines as Python's text mode reads them."""
+        return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def latents_key(kind: str, shape: Sequence[int], dtype: str) -> str:
+    """Return the name of a tensor of latents [C, F, h, w]: `latents_1x32x48_bfloat16`.
+
+    `kind` is `latents`, `latents_image` or `latents_control`.
+    """
+    return f"{kind}_{'x'.join(map(str, shape[1:]))}_{dtype}"
+
+
+def musubi_latents_metadata(width: int, height: int, frames: int | None) -> dict[str, str]:
+    """Return the metadata of a latents file: the size in its name, and the frames of a clip."""
+    metadata = {
+        "architecture": "wan",
+        "width": str(width),
+        "height": str(height),
+        "format_version": _VERSION,
+    }
+    return metadata if frames is None else {**metadata, "frame_count": str(frames)}
+
+
+def text_metadata(caption: str) -> dict[str, str]:
+    """Return the metadata of a text file: musubi-tuner's keys, and the caption's digest.
+
+    musubi-tuner keeps our key when it writes another caption into the file; the digest shows it.
+    """
+    return {
+        "architecture": "wan",
+        "caption1": caption,
+        "format_version": _VERSION,
+        CAPTION: digest.of_bytes(caption.encode()),
+    }
+
+
+# -- latents as names of tensors have them --------------------------------------------------------
+
+
+def frames_and_sides(model: Model, size: Size, clip: AnyClip | None) -> tuple[str, str]:
+    """Return the frames and the sides of an item's latents, as names of tensors have them.
+
+    They are a pattern of the number of frames, and `{height}x{width}`. The image, or each frame of
+    the clip, was brought to `size`.
+    """
+    scripts = model.spec.scripts
+    assert scripts is not None
+    frames = str(1 if clip is None else (clip.frames - 1) // scripts.frames + 1)
+    if scripts.sections or scripts.layers:
+        frames = "[0-9]+"  # as many as a section has, or an item layers
+    width, height = latents_size(model, size)
+    return frames, f"{height}x{width}"
+
+
+def latents_size(model: Model, size: Size) -> Size:
+    """Return the width and height of the latents of a picture that was brought to a size."""
+    scripts = model.spec.scripts
+    assert scripts is not None
+    side = max((scripts.rounded.get(each, 1) for each in model.latents_arguments), default=1)
+    width, height = (-(-length // side) * side // scripts.pixels for length in size)
+    return Size(width, height)
+
+
+class SdScripts(Layout):
+    """Layout of sd-scripts, for one of its architectures.
+
+    cache/{dataset}/{model}/{resolution}/{stem}_{W}x{H}_sdxl.npz   latents
+    cache/{dataset}/{model}/text/{stem}_te_outputs.npz             text
+    cache/{dataset}/{model}/text.1/{stem}_te_outputs.npz           the same of another variant
+
+    W x H is an image's own size, as stored. Images in sub-folders keep their relative path.
+    sd-scripts wants caches beside images: a folder of links is made for its training. It encodes
+    the captions of Stable Diffusion 1.x and 2.x while it trains, so that these have no text. Names
+    and arrays are those of its library/strategy_*.py.
+    """
+
+    encoding = "sdscripts"
+    npz = True
+    scales_alpha = False
+    pads_t5 = True
+    first_line = True
+    names_architecture = True
+
+    def __init__(self, architecture: ArchitectureName) -> None:
+        self._architecture = ARCHITECTURES[architecture]
+        self.name = f"sdscripts-{architecture}"
+        strategies = self._architecture.strategies
+        assert strategies is not None
+        self.latents_ending = strategies.latents_ending
+        self.text_ending = strategies.text_ending
+        # An item with several texts is deployed under several names: `.v12` and so on.
+        longest = max(f"_00000x00000{self.latents_ending}", self.text_ending or "", key=len)
+        self.longest_ending = f"{longest}.v000"
+
+    def size(self, image: Size, resolution: Size, settings: Dataset) -> Size:
+        """Return the size that an image is brought to."""
+        return self.place(image, resolution, settings).target
+
+    def place(self, image: Size, resolution: Size, settings: Dataset, path: str = "") -> Placement:
+        """Return how an image, as stored, is brought to its size."""
+        limit = settings.max_image_pixels
+        if settings.fit == "crop":  # `enable_bucket = false`
+            return cover(image, resolution, limit, path)
+        step, no_upscale, least, most = settings.bucketing(self._architecture)
+        if not no_upscale:
+            target = nearest_bucket(image, resolution, range(least, most + 1, step), most)
+            return cover(image, target, limit, path)
+        try:
+            return shrink(image, resolution, step)
+        except ValueError as error:
+            what = f"{error} ({image.width} x {image.height})"
+            hint = "remove it, or leave out the dataset's `bucket_no_upscale`"
+            raise SourceError(what, where=path, hint=hint) from None
+
+
+def array_name(kind: str, architecture: ArchitectureName, height: int, width: int) -> str:
+    """Return the name of an array in a file of latents: `latents_64x96`, or `latents` alone.
+
+    SD 3, Flux and later ones may have several resolutions in one file. Height and width are those
+    of the latents; `kind` is `latents`, `latents_flipped`, `original_size`, `crop_ltrb` or
+    `alpha_mask`.
+    """
+    return f"{kind}_{height}x{width}" if ARCHITECTURES[architecture].sized_arrays else kind
+
+
 @cache
 def layout_of(name: str) -> Layout:
     """Return a layout by its name: `plain`, `musubi` (Wan), `musubi-qwen_image` and so on.
@@ -322,6 +551,7 @@ def layout_of(name: str) -> Layout:
     Raises:
         KeyError: there is no such architecture.
     """
-    module, _, architecture = name.partition("-")
-    made: Layout = import_module(f"latentmake.layouts.{module}").LAYOUT(architecture)
-    return made
+    kind, _, architecture = name.partition("-")
+    layouts: dict[str, Callable[[Any], Layout]]
+    layouts = {"plain": Plain, "musubi": Musubi, "sdscripts": SdScripts}
+    return layouts[kind](architecture)

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from latentmake import digest
-from latentmake.config import hub
-from latentmake.config.weights import Weights
+from latentmake.config.weights import Weights, known_commit, place_of, snapshots
 from latentmake.errors import ModelError
 from latentmake.files.safetensors import Tensor
 from latentmake.models.kinds import tensors_of
@@ -255,8 +254,8 @@ def tokenizer_of(weights: Weights) -> Path:
     beside = Path(weights.path or "").with_name("tokenizer")
     if beside.is_dir():
         return beside
-    known = hub.known_commit(_TOKENIZER)
-    folders = [hub.place_of(_TOKENIZER, known)] if known else hub.snapshots(_TOKENIZER)
+    known = known_commit(_TOKENIZER)
+    folders = [place_of(_TOKENIZER, known)] if known else snapshots(_TOKENIZER)
     fit = (x for x in folders if any((x / name).is_file() for name in _TOKENIZER_FILES))
     return next(fit, beside)
 

@@ -1,26 +1,30 @@
-"""Checks of a run's networks against their keys and the trainer's settings, by headers alone.
+"""Checks of a model's files and networks against the configuration, by headers alone.
 
 The planner refuses what a job would refuse after it has started; trainers check what the planner
 could not see, such as a model on another machine.
+
+Headers tell a file, see `models.kinds`: no tensor is read. Names that are not known pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from latentmake.config.checks import check_sides, check_steps
+from latentmake.config.architectures import MUSUBI, File, Vae
 from latentmake.config.datasets import BUCKET_STEPS
-from latentmake.config.root import Config
-from latentmake.config.runs import Run
+from latentmake.config.models import Model
+from latentmake.config.root import Config, Run, check_sides, check_steps
 from latentmake.config.weights import Weights
 from latentmake.errors import ConfigError, ModelError
+from latentmake.files.safetensors import Tensor
 from latentmake.layouts.layout import layout_of
 from latentmake.models import checkpoints
-from latentmake.models.files import network_config, vae_factor
-from latentmake.models.kinds import kinds_of, one, tensors_of
+from latentmake.models.files import network_config, script_of, scripted_files, vae_factor
+from latentmake.models.kinds import SUFFIXES, kinds_of, one, tensors_of, vae_of, weight_file
 
 Role = Literal["vae", "unet", "text"]
 """Key of a Stable Diffusion model that takes a network."""
@@ -101,3 +105,145 @@ def check_kind(weights: Weights, expected: Role, where: str) -> None:
         named = "" if where == weights.path else f"{weights.path} "
         hint = f"name the folder or file of {_WORDS[expected]}"
         raise ModelError(f"{named}holds {found}, not {_WORDS[expected]}", where=where, hint=hint)
+
+
+DIT = "Wan DiT"
+_CHANNELS = {"i2v": 36, "flf2v": 36, "t2v": 16, "t2i": 16, "FC": 48}  # of a Wan DiT's input
+_WIDTHS = {"14B": 5120, "1.3B": 1536, "A14B": 5120}  # of its blocks
+_ORIGINALS = {
+    "dit": "the original release's file, such as wan2.1_t2v_14B_bf16.safetensors",
+    "dit_high_noise": "the original release's file",
+    "vae": "the original Wan2.1_VAE.pth",
+    "text": "the original models_t5_umt5-xxl-enc-bf16.pth",
+    "clip": "the original models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth",
+}
+# Kind -> pattern of names that only the files of a library have, and the library.
+_CONVERTED = {
+    "Wan DiT": (r"\.attn1\.to_|condition_embedder\.", "diffusers"),
+    "Wan VAE": (r"(encoder|decoder)\.conv_in\.|encoder\.down_blocks\.", "diffusers"),
+    "T5": (r"encoder\.block\.0\.|\.SelfAttention\.", "transformers"),
+    "image encoder": (r"vision_model\.|embeddings\.class_embedding", "transformers"),
+}
+_FOREIGN_VAES = frozenset({Vae(2, 4), Vae(3, 48, 12)})  # SDXL's, and that of Wan 2.2's 5B model
+
+
+class ModelFile(NamedTuple):
+    """One of a model's files.
+
+    Attributes:
+        key: its key in the configuration.
+        place: its path, or its id on the hub.
+        tensors: by name; none where they cannot be read, or are on the hub.
+        fault: why it cannot be used.
+        doubt: why it might be unusable.
+        known: what it is.
+    """
+
+    key: str
+    place: str
+    tensors: Mapping[str, Tensor] = {}
+    fault: str = ""
+    doubt: str = ""
+    known: str = ""
+
+
+def encoder_fault(model: Model, kind: str) -> tuple[str, str] | None:
+    """Return the fault of the first unusable encoder of `latents` or `text`.
+
+    Returns:
+        Its key in the configuration, and the fault of its file; None where all may do. That an
+        encoder is not set is the configuration's to say.
+    """
+    files = (x for x in encoders(model, kind) if x.fault and x.place)
+    return next(((x.key.partition(".")[0], f"{x.place}: {x.fault}") for x in files), None)
+
+
+def encoders(model: Model, kind: str) -> Iterator[ModelFile]:
+    """Yield the files that encode `latents` or `text`, inspected."""
+    for file in script_of(model, kind).files:
+        weights, needs = model.weights(file.key), file.key == "clip" and model.needs_clip
+        if weights is None and (file.required or needs):
+            fault = f"is not set, and {model.title if file.required else model.task} needs it"
+            yield ModelFile(file.key, "", fault=fault)
+        elif weights is not None and weights.path is None:
+            doubt = "is on the hub, and was not inspected"
+            yield ModelFile(file.key, str(weights.hub), doubt=doubt)
+        elif weights is not None:
+            yield _encoder(model, file, Path(weights.path or ""))
+
+
+def _encoder(model: Model, file: File, place: Path) -> ModelFile:
+    """Return the file or folder of an encoder, inspected; ours take any form."""
+    found, wan = ModelFile(file.key, str(place)), model.spec.encodes
+    kind = f"Wan {file.kind}" if wan and file.kind == "VAE" else file.kind
+    form = "either" if wan else file.form
+    if place.is_dir() and form == "file":
+        return found._replace(fault=f"is a folder, and the script reads one file of {one(kind)}")
+    if place.is_file() and form == "folder":
+        return found._replace(fault=f"is a file, and the script reads the folder of {one(kind)}")
+    files = sorted(place.iterdir()) if place.is_dir() else [place]
+    if not wan and place.exists() and not any(x.suffix in SUFFIXES for x in files):
+        return found._replace(known="is there")  # in a format that only the script knows
+    try:
+        tensors = tensors_at(place)
+    except ValueError as error:
+        return found._replace(fault=str(error))
+    found = found._replace(tensors=tensors, known=kind or "is there")
+    if fault := fault_of(file._replace(kind=kind), tensors):
+        return found._replace(fault=fault)
+    if wan and not kinds_of(tensors):
+        return found._replace(doubt=f"is not known as {one(kind)}")
+    return in_original_names(found, kind, demanded=model.scripted) if wan else found
+
+
+def tensors_at(place: Path) -> Mapping[str, Tensor]:
+    """Return the tensors of the file that stands for some weights; raises ValueError."""
+    file = weight_file(place)
+    try:
+        scripted_files(place)
+    except ModelError as error:
+        raise ValueError(f"{error.what} ({error.where})") from None
+    return tensors_of(file)
+
+
+def fault_of(file: File, tensors: Mapping[str, Tensor]) -> str:
+    """Return why tensors are not those that a script takes; "" where they may be."""
+    kinds, vae = kinds_of(tensors), vae_of(tensors)
+    if kinds and file.kind and file.kind not in (*kinds, *kinds.values()):
+        return f"is {one(next(iter(kinds.values())))}, not {one(file.kind)}"
+    if file.vae and vae and vae != file.vae:
+        files = (each for row in MUSUBI.values() for each in row.latents.files)
+        if vae in {*_FOREIGN_VAES, *(each.vae for each in files)}:
+            return f"is a VAE {_words(vae)}, and not one {_words(file.vae)}"
+    return ""
+
+
+def _words(vae: Vae) -> str:
+    what = "videos" if vae.axes == 3 else "pictures"
+    alpha = " with transparency" if vae.colours == 4 else ""
+    return f"for {what}{alpha}, whose latents have {vae.channels} channels"
+
+
+def in_original_names(file: ModelFile, kind: str, *, demanded: bool) -> ModelFile:
+    """Return a file of Wan, with a fault or doubt if musubi-tuner does not know its names."""
+    marks, library = _CONVERTED[kind]
+    if not re.search(marks, "\n".join(file.tensors)):
+        return file
+    names, hint = f"is in {library}' names", _ORIGINALS[file.key]
+    if demanded:
+        return file._replace(fault=f"{names}, which musubi-tuner cannot read: name {hint}")
+    doubt = f"{names}: its caches are made here, and musubi-tuner's caching scripts would need"
+    return file._replace(doubt=f"{doubt} {hint}")
+
+
+def other_task(task: str, tensors: Mapping[str, Tensor]) -> str:
+    """Return why a Wan DiT is another task's; "" where it fits, or has sizes of no Wan model."""
+    family, _, size = task.removesuffix("-FC").partition("-")
+    channels = _CHANNELS["FC" if task.endswith("-FC") else family]
+    shapes = (x.shape for name, x in tensors.items() if name.endswith("patch_embedding.weight"))
+    for width, inputs, *_ in (shape for shape in shapes if len(shape) == 5):
+        if inputs != channels and inputs in _CHANNELS.values():
+            return f"is a Wan DiT of {inputs} input channels; {task} has {channels}"
+        if width != _WIDTHS[size] and width in _WIDTHS.values():
+            return f"is a Wan DiT of width {width}; {task} has {_WIDTHS[size]}"
+    return ""

@@ -12,15 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from latentmake.config import hub
 from latentmake.config.models import Model
 from latentmake.config.root import Config
-from latentmake.config.weights import TextWeights, Weights
+from latentmake.config.weights import TextWeights, Weights, download
 from latentmake.errors import ConfigError, ModelError
 from latentmake.models import checkpoints
 
 if TYPE_CHECKING:
-    from latentmake.config.rows import Script
+    from latentmake.config.architectures import Script
 
 _Place = TypeVar("_Place", bound=Weights)
 _CONFIGS = ("config.json", "scheduler_config.json")  # of a folder that is a part itself
@@ -170,7 +169,7 @@ def refuse_missing(path: Path) -> None:
     if path.exists():
         return
     what, hint = "this model does not exist", "correct its path"
-    if command := hub.download(path):
+    if command := download(path):
         what, hint = "this model is not in the local hub cache", f"run `{command}`"
     elif not path.is_absolute() and len(path.parts) == 2 and not path.parent.exists():
         hint += f", or name a model of the hub as {{hub: {path}, revision: ...}} (40 hex digits)"

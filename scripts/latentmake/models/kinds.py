@@ -15,11 +15,11 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import IO, TYPE_CHECKING
 
-from latentmake.config import hub
+from latentmake.config import weights
 from latentmake.files.safetensors import Tensor, read_head
 
 if TYPE_CHECKING:
-    from latentmake.config.rows import Vae
+    from latentmake.config.architectures import Vae
 
 PICKLES = (".pth", ".pt", ".bin", ".ckpt")
 """Suffixes of torch files."""
@@ -99,7 +99,7 @@ def one(kind: str) -> str:
 
 def vae_of(tensors: Mapping[str, Tensor]) -> Vae | None:
     """Return the sizes of a VAE; None where its names or shapes are not known."""
-    from latentmake.config.rows import Vae
+    from latentmake.config.architectures import Vae
 
     first, last = (
         next((x.shape for name, x in tensors.items() if re.search(_ENTRY.format(half), name)), ())
@@ -126,7 +126,7 @@ def lack(path: Path, marks: Collection[str], what: str) -> str:
 def weight_file(path: Path) -> Path:
     """Return the file that stands for weights: itself, or a folder's first; raises ValueError."""
     if not path.exists():
-        raise ValueError(hub.absence(path))
+        raise ValueError(weights.absence(path))
     if not path.is_dir():
         return path
     for suffix in SUFFIXES:

@@ -30,7 +30,7 @@ from latentmake.models.files import (
 from latentmake.models.kinds import lack
 
 if TYPE_CHECKING:
-    from latentmake.config.rows import Encoder
+    from latentmake.config.architectures import Encoder
 
 FORMAT_VERSIONS = {"plain": 4, "sdscripts": 2, "wan": 1, "text": 1, "program": 1}
 """By kind of bytes: latents by the encoding of their layout, text, and what other programs encode.
@@ -58,7 +58,7 @@ def make(
         ModelError: files are missing, cannot be read, or are of another kind.
     """
     if place and model.spec.scripts is not None:
-        from latentmake.models.model_files import encoder_fault
+        from latentmake.models.checks import encoder_fault
 
         if wrong := encoder_fault(model, kind):
             raise ModelError(wrong[1], where=f"{place}.{wrong[0]}", hint="name the right file")
@@ -156,7 +156,7 @@ def encoder_of(model: Model, kind: str) -> Encoder:
 
 def options_of(model: Model, kind: str) -> dict[str, object]:
     """Return flag -> value of the options of sd-scripts' encoder that the model sets."""
-    from latentmake.config.rows import options_in
+    from latentmake.config.architectures import options_in
 
     return options_in(model.further_arguments(kind), encoder_of(model, kind).options)
 

@@ -64,7 +64,7 @@ def batches(
 
 def _batch_size(facts: Facts, model: str, kind: str, works: Sequence[Work]) -> int:
     """Return the number of items of a batch: as configured, or by the speed of past jobs."""
-    from latentmake.plan.estimates import batch_items
+    from latentmake.plan.receipts import batch_items
 
     batch = facts.config.batch
     if batch.items != "auto":

@@ -16,7 +16,7 @@ from typing import Any
 import latentmake
 from latentmake import digest
 from latentmake.data.item import Item
-from latentmake.files.paths import is_remote
+from latentmake.files.workspace import is_remote
 from latentmake.index.listing import Folder, packed, unpacked
 from latentmake.index.memo import Listing, TargetStat
 from latentmake.layouts.layout import parsed

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from latentmake import digest
-from latentmake.config.runs import Run
+from latentmake.config.root import Run
 from latentmake.data.item import Fault
-from latentmake.files.disk import Need
+from latentmake.files.workspace import Need
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import (
@@ -26,8 +26,7 @@ from latentmake.plan.lock import (
     run_folder,
 )
 from latentmake.plan.orders import EncodingJob, Order, run_order
-from latentmake.plan.reasons import Difference, some, value_differences
-from latentmake.plan.state import PartState
+from latentmake.plan.state import Difference, PartState, some, value_differences
 from latentmake.plan.target import PROMPTS, Part, part_names, parts_of, targets_of
 
 if TYPE_CHECKING:

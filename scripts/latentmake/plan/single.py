@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from latentmake.config.runs import Run
+from latentmake.config.root import Run
 from latentmake.data.item import Item
 from latentmake.errors import ConfigError, SourceError, nearest, refuse_unknown
 from latentmake.index.memo import target_stat

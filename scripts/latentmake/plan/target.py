@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from latentmake import digest
 from latentmake.config.datasets import Dataset
-from latentmake.config.root import Config
-from latentmake.config.runs import Run
+from latentmake.config.root import Config, Run
 from latentmake.data.item import BUCKET, Item
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size

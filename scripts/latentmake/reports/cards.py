@@ -18,10 +18,9 @@ from latentmake.config.models import Model
 from latentmake.data.item import Item
 from latentmake.data.texts import read_caption
 from latentmake.errors import SourceError, UserError
-from latentmake.files.disk import usable_cores
 from latentmake.files.media import NPZ, VIDEO_EXTENSIONS
-from latentmake.files.paths import is_remote
 from latentmake.files.readers import Readers
+from latentmake.files.workspace import is_remote, usable_cores
 from latentmake.geometry.buckets import Placement, Size
 from latentmake.geometry.clips import Span
 from latentmake.layouts.layout import Layout, parsed
@@ -231,7 +230,7 @@ class _Look(NamedTuple):
 
 def _look_at(item: Item, settings: Dataset, readers: Readers) -> _Look:
     """Return a small picture of an item; of a video one frame, of one at a URL none."""
-    from latentmake.reports.images import embedded
+    from latentmake.reports.page import embedded
 
     if is_remote(item.image):
         return _Look(None, None)

@@ -18,10 +18,9 @@ from latentmake.config.trainers import LoopTrainer
 from latentmake.errors import ConfigError, TrainingError, UserError
 from latentmake.files import atomic
 from latentmake.plan.lock import run_folder
-from latentmake.reports.images import Pictures, as_text
-from latentmake.reports.page import FPS, ClipSources, page
+from latentmake.reports.page import FPS, ClipSources, Pictures, as_text, page
 from latentmake.training.loop.sample_images import PictureIndex, read_index
-from latentmake.training.record import Record
+from latentmake.training.order import Record
 from latentmake.training.wan.generation import FOLDER, INDEX, GenerationIndex
 
 PLAYED = frozenset({".mp4", ".webm"})

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from latentmake.errors import SourceError
-from latentmake.files.paths import is_remote
+from latentmake.files.workspace import is_remote
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media
 from latentmake.index.memo import SourceStat

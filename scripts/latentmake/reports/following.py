@@ -1,21 +1,275 @@
-"""What follows a training, as its targets are named: `generate` and `evaluate`."""
+"""Pages of what follows a training, as its targets are named: `generate` and `evaluate`.
+
+Clips lie beside the page, which names them: they play from a disk, without a server.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
+from latentmake import digest
 from latentmake.config.root import Config
-from latentmake.errors import ConfigError
+from latentmake.errors import CacheError, ConfigError, StorageError
+from latentmake.files import atomic
+from latentmake.files.video import spread_frames
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
-from latentmake.plan.reasons import Difference
 from latentmake.plan.run_plan import RunPlan
-from latentmake.reports.evaluation import page_path, page_state
-from latentmake.reports.generated import page_reasons
-from latentmake.reports.page import state_in
+from latentmake.plan.state import Difference
+from latentmake.reports.page import ClipSources, page, state_in, table, template_digest
 from latentmake.training.backend import Backend
-from latentmake.training.wan.evaluation import evaluation_folder
-from latentmake.training.wan.generation import FOLDER
+from latentmake.training.wan.evaluation import KINDS, METRICS, Metrics, evaluation_folder
+from latentmake.training.wan.generation import FOLDER, INDEX, Clip, GenerationIndex
+
+PAGE = "index.html"
+SHEET = "contact_sheet.png"
+
+_NAMES = ("base", "with the adapter")
+_COLUMNS = 6
+_CELL = 208  # pixels: width of a frame on the sheet
+
+
+def _state(index: GenerationIndex) -> str:
+    """Return the digest of all that page and sheet show."""
+    return digest.of_value([index.model_dump(), template_digest("gallery")])
+
+
+def page_reasons(folder: Path) -> list[Difference]:
+    """Return why page and contact sheet of a folder do not show the clips of its index."""
+    index = GenerationIndex.read(folder / INDEX)
+    if index is None or state_in(folder / PAGE) != _state(index):
+        return [Difference(f"{folder / PAGE} does not show these clips")]
+    sheet = folder / SHEET
+    return [] if sheet.is_file() else [Difference(f"{sheet} is missing")]
+
+
+def write_generated(
+    backend: Backend,
+    order: Path,
+    *,
+    log: Path,
+    receipt: Path,
+    threads: int,
+    say: Callable[[str], object],
+) -> None:
+    """Bring the clips of an order up to date by its trainer, and write their page and the receipt.
+
+    Raises:
+        UserError: clips cannot be drawn or decoded, or the disk is full.
+    """
+    folder = receipt.with_name(FOLDER)
+    backend.follow(order, "generate", log=log, threads=threads)
+    clips = write_pages(folder, say)
+    atomic.write(receipt, json.dumps({"clips": clips, "page": str(folder / PAGE)}).encode())
+
+
+def write_pages(folder: Path, say: Callable[[str], object]) -> int:
+    """Write page and contact sheet of the clips in a folder; return the number of clips."""
+    index = GenerationIndex.read(folder / INDEX)
+    if index is None:
+        hint = "run the same command again, which writes it anew"
+        raise StorageError("the index of the clips is gone", where=folder / INDEX, hint=hint)
+    if page_reasons(folder):
+        atomic.write(folder / SHEET, _sheet(folder, index))
+        size = {key: index.settings[key] for key in ("width", "height")}
+        rows = [
+            {
+                "title": prompt,
+                "note": f"seed {seed}",
+                "clips": [{"label": _made(clip), "source": clip.file, **size} for clip in clips],
+            }
+            for (prompt, seed), clips in groupby(index.clips, lambda clip: (clip.prompt, clip.seed))
+        ]
+        settings = [[key, str(value)] for key, value in index.settings.items()]
+        data = {
+            "fps": index.settings["fps"],
+            "summary": "",
+            "rows": rows,
+            "tables": [table("settings", "Settings", "", ["setting", "value"], settings)],
+        }
+        text = page("gallery", f"Clips of {index.run}", data, _state(index))
+        atomic.write(folder / PAGE, text.encode())
+    say(f"{folder / PAGE}: {len(index.clips)} clips")
+    return len(index.clips)
+
+
+def _made(clip: Clip) -> str:
+    return _NAMES[bool(clip.adapter)]
+
+
+def _sheet(folder: Path, index: GenerationIndex) -> bytes:
+    """Return a PNG with a row for each clip: its frames over time."""
+    from PIL import Image
+
+    from latentmake.training.loop.pictures import draw_grid, png_of
+
+    width, height = int(index.settings["width"]), int(index.settings["height"])
+    cell = (_CELL, max(1, round(_CELL * height / width)))
+    rows = [
+        (
+            f"{_made(clip)}, seed {clip.seed}: {clip.prompt}",
+            [
+                Image.fromarray(frame).resize(cell, Image.Resampling.LANCZOS)
+                for frame in spread_frames(folder / clip.file, _COLUMNS)
+            ],
+        )
+        for clip in index.clips
+    ]
+    return png_of(draw_grid(rows))
+
+
+_LABELS = {"real": "real", "base": "base", "adapter": "with the adapter"}
+_LOSS = (
+    "How far the network's prediction is from the truth on items that did not train, at the same "
+    "noise for both. Lower is better. Timestep 1000 is noise alone, 0 the clip itself."
+)
+_FIGURES = (
+    "Levels go from 0 to 255. Compare base and adapter with the real clips: a good adapter comes "
+    "nearer to them."
+)
+WORDS = {
+    "temporal_difference": (
+        "temporal difference",
+        "Mean absolute difference between a frame and the next. Far below the real clips: the "
+        "clip stands still. Far above: it flickers.",
+    ),
+    "first_to_last": (
+        "first to last frame",
+        "Mean absolute difference between the first frame and the last.",
+    ),
+    "brightness": ("brightness", "Mean brightness of all pixels."),
+    "brightness_deviation": (
+        "contrast",
+        "Standard deviation of the brightness over all pixels.",
+    ),
+    "red": ("red", "Mean of the red channel."),
+    "green": ("green", "Mean of the green channel."),
+    "blue": ("blue", "Mean of the blue channel."),
+    "colour_deviation": (
+        "colourfulness",
+        "Mean difference of a pixel's red, green and blue, as a standard deviation. 0 is grey.",
+    ),
+}
+"""Figure -> its name and its meaning."""
+
+
+def page_path(run: str) -> Path:
+    """Return the path of a run's page."""
+    return Path(f"reports/evaluate_{run}.html")
+
+
+def page_state(folder: Path) -> str | None:
+    """Return the digest of what the page of an evaluation's folder shows; None without results."""
+    try:
+        return digest.of_value([template_digest("gallery"), digest.of_file(folder / METRICS)])
+    except OSError:
+        return None
+
+
+def write_page(folder: Path, path: Path, say: Callable[[str], object]) -> None:
+    """Write the page of an evaluation's folder.
+
+    Raises:
+        UserError: the results or a clip are gone, or the disk is full.
+    """
+    metrics = Metrics.read(folder / METRICS)
+    if metrics is None:
+        raise CacheError(
+            "the results are missing or damaged",
+            where=folder / METRICS,
+            hint="run the same command again, which computes them anew",
+        )
+    try:
+        sources = ClipSources(path, [folder / clip.file for clip in metrics.clips()])
+        data = _data(metrics, folder, sources)
+    except OSError as error:
+        raise CacheError(
+            f"this clip cannot be read ({error.strerror})",
+            where=error.filename or folder,
+            hint="run the same command again, which makes it anew",
+        ) from None
+    text = page("gallery", f"Evaluation of {metrics.run}", data, page_state(folder) or "").encode()
+    atomic.write(path, text)
+    count = sum(1 for _ in metrics.clips())
+    say(f"{path}: {count} clips, {len(text) / 1e6:.1f} MB; {_summary(metrics)}")
+
+
+def _data(metrics: Metrics, folder: Path, sources: ClipSources) -> dict[str, Any]:
+    lines = [
+        {"kind": kind, "name": _LABELS[kind], "values": metrics.loss_by_timestep[kind]}
+        for kind in ("base", "adapter")
+    ]
+    return {
+        "fps": metrics.fps,
+        "summary": _summary(metrics),
+        "rows": [
+            {
+                "title": result.name,
+                "caption": result.caption,
+                "clips": [
+                    {
+                        "label": _LABELS[kind],
+                        "source": sources.address(folder / clip.file),
+                        "width": clip.width,
+                        "height": clip.height,
+                    }
+                    for kind, clip in result.clips.items()
+                ],
+            }
+            for result in metrics.results
+            if result.clips
+        ],
+        "chart": {"timesteps": metrics.timesteps, "lines": lines},
+        "tables": [*_tables(metrics)],
+    }
+
+
+def _tables(metrics: Metrics) -> Iterator[dict[str, Any]]:
+    losses = {"mean of all": metrics.loss}
+    for number, timestep in enumerate(metrics.timesteps):
+        by_kind = metrics.loss_by_timestep.items()
+        losses[f"{timestep:.4g}"] = {kind: values[number] for kind, values in by_kind}
+    rows = [
+        [name, _number(each["base"]), _number(each["adapter"]), _change(**each)]
+        for name, each in losses.items()
+    ]
+    heads = ["timestep", _LABELS["base"], _LABELS["adapter"], "change"]
+    yield table("loss", "Loss by timestep", _LOSS, heads, rows)
+    if figures := metrics.figures:
+        heads = ["figure", *_LABELS.values(), "meaning"]
+        rows = [
+            [name, *(_number(figures.get(kind, {}).get(key)) for kind in KINDS), words]
+            for key, (name, words) in WORDS.items()
+        ]
+        yield table("figures", "Figures of the clips", _FIGURES, heads, rows)
+    yield table("settings", "Settings", "", ["setting", "value"], metrics.settings.items())
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:#.4g}"
+
+
+def _change(base: float, adapter: float) -> str:
+    return f"{(adapter - base) / base:+.2%}".replace("%", " %") if base else "–"
+
+
+def _summary(metrics: Metrics) -> str:
+    """Return the result in a sentence."""
+    base, adapter = metrics.loss["base"], metrics.loss["adapter"]
+    count = len(metrics.results)
+    change = (adapter - base) / base * 100 if base else 0.0
+    items = f"{count} held-out {'item' if count == 1 else 'items'}"
+    if abs(change) < 0.05:
+        return f"On {items} the adapter changes the loss by less than 0.05 %."
+    word = "lowers" if change < 0 else "raises"
+    return (
+        f"On {items} the adapter {word} the loss by {abs(change):.1f} %, "
+        f"from {base:.4g} to {adapter:.4g}."
+    )
 
 
 def refuse_following(config: Config, run: str, word: str) -> None:

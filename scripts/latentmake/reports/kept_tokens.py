@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from latentmake.config.models import Model
 from latentmake.exchange.shapes import text_tokens
-from latentmake.layouts.plain import encoder_name
+from latentmake.layouts.layout import encoder_name
 from latentmake.models.files import T5_LENGTH
 
 if TYPE_CHECKING:

@@ -1,8 +1,15 @@
-"""Page of a run: state of its caches, curves and samples of its training, sizes, and its items."""
+"""Pages of a run: one of its caches, training and items, and one of its texts as they are encoded.
+
+    reports/captions_{run}.jsonl    a line for each text
+    reports/captions_{run}.html     the same as cards
+
+Where another program encodes, no tokens are counted.
+"""
 
 from __future__ import annotations
 
 import io
+import json
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -11,15 +18,15 @@ from typing import Any
 
 from latentmake.errors import UserError
 from latentmake.files import atomic, npz
-from latentmake.files.disk import human
 from latentmake.files.safetensors import read_head
+from latentmake.files.workspace import human
 from latentmake.layouts.layout import parsed
 from latentmake.models.files import vae_factor
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
 from latentmake.plan.run_plan import RunPlan, members
 from latentmake.progress import duration
-from latentmake.reports.cards import PICTURES, page_data, read_cards
+from latentmake.reports.cards import PICTURES, Cards, page_data, read_cards
 from latentmake.reports.page import page, table
 from latentmake.reports.status import StatusRow, status_of
 from latentmake.training.order import JsonFile
@@ -162,7 +169,7 @@ def _curves(folder: Path, run: str) -> bytes | None:
     """Return the curves that the training drew, or those of its newest TensorBoard files."""
     if (drawn := _file(folder / "curves.png")) is not None:
         return drawn
-    from latentmake.training.loop.curves import curves_png
+    from latentmake.training.loop.pictures import curves_png
 
     files = sorted(folder.rglob(_EVENTS), key=lambda path: path.stat().st_mtime)
     places = dict.fromkeys(path.parent for path in reversed(files))
@@ -173,8 +180,46 @@ def _embedded(data: bytes) -> str:
     """Return a PNG as a data URI, a large one scaled down."""
     from PIL import Image
 
-    from latentmake.reports.images import embedded
+    from latentmake.reports.page import embedded
 
     with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
         image.thumbnail((_WIDTH, 2 * _WIDTH))
         return embedded(image.convert("RGB"), "webp", quality=85)
+
+
+_ON_PAGE = 20_000  # items: a browser needs seconds for as many
+
+
+def write_captions(facts: Facts, run: str, path: Path) -> Cards:
+    """Write the texts of a run as a page, and as JSONL beside it; return them.
+
+    Raises:
+        UserError: a dataset cannot be read, or the disk is full or cannot be written.
+    """
+    found = read_cards(facts, run)
+    atomic.write(path.with_suffix(".jsonl"), "".join(caption_lines(found)).encode())
+    cards = found.cards
+    if len(cards) > _ON_PAGE:
+        left = len(cards) - _ON_PAGE
+        found.notes.append(f"{left} more are in the JSONL file beside this page.")
+        cards = sorted(cards, key=lambda card: not any(text.is_cut for text in card.texts))
+    data = page_data(facts, run, found, cards[:_ON_PAGE])
+    atomic.write(path, page("cards", f"Captions of {run}", data).encode())
+    return found
+
+
+def caption_lines(found: Cards) -> Iterator[str]:
+    """Yield a line of JSON for each text."""
+    for card in found.cards:
+        for number, text in enumerate(card.texts):
+            encoders = {
+                limit.encoder: {
+                    "tokens": seen.tokens,
+                    "kept": seen.kept,
+                    "cut": seen.rest,
+                    "words": list(seen.words),
+                }
+                for limit, seen in zip(found.limits, text.seen, strict=True)
+            }
+            values = {"dataset": card.dataset, "stem": card.item.stem, "variant": number}
+            yield json.dumps(values | {"text": text.text, "encoders": encoders}) + "\n"

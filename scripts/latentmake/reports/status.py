@@ -14,14 +14,14 @@ from pydantic import BaseModel, ByteSize
 from latentmake.index.listing import Folder, unpacked
 from latentmake.index.memo import Memo
 from latentmake.layouts.layout import parsed
-from latentmake.plan import estimates, store
+from latentmake.plan import receipts, store
 from latentmake.plan.build import running
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import FOLDER, Order
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.target import Part, Target
-from latentmake.reports.plan_table import row_of
-from latentmake.reports.recipe_changes import recipe_changes
+from latentmake.reports.explanation import recipe_changes
+from latentmake.reports.plan_report import row_of
 
 
 class StatusRow(BaseModel, extra="forbid"):
@@ -119,7 +119,7 @@ def _rows(facts: Facts, plan: RunPlan) -> list[StatusRow]:
     def group(order: Order, part: str) -> tuple[str, str, str]:
         return row_of(Part(order.dataset, order.model, part))
 
-    for name, rest in estimates.estimates(facts.memo, plan.orders, group).items():
+    for name, rest in receipts.estimates(facts.memo, plan.orders, group).items():
         if name in rows:
             rows[name].rest = rest.number
             rows[name].rest_bytes = round(rest.size) if rest.size else None
@@ -144,7 +144,7 @@ def _add_sizes(facts: Facts, row: StatusRow, parts: Iterable[Part], listing: Fol
 
 def _lines(facts: Facts, plan: RunPlan) -> Iterator[str]:
     yield from recipe_changes(facts, [plan])
-    yield from estimates.lines(facts.memo, plan.orders)
+    yield from receipts.lines(facts.memo, plan.orders)
     yield from _past_jobs(plan, facts.memo)
     if plan.manifest_order is not None:
         yield f"{plan.name}: the manifest is to be written"
@@ -159,7 +159,7 @@ def _lines(facts: Facts, plan: RunPlan) -> Iterator[str]:
 
 def _past_jobs(plan: RunPlan, memo: Memo) -> Iterator[str]:
     for work in dict.fromkeys((parsed(part.name).kind, part.model) for part in plan.parts):
-        if past := estimates.past_jobs(memo, " ".join(work)):
+        if past := receipts.past_jobs(memo, " ".join(work)):
             speed, words = past.targets / past.seconds, past.words and f", {past.words}"
             yield f"past jobs of {' of '.join(work)}: {_speed(speed)} targets/s{words}"
 

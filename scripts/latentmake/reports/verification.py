@@ -25,7 +25,7 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
 from latentmake.plan.target import PROMPTS, parts_of, prompt_items, prompts_of
 from latentmake.progress import Progress
-from latentmake.reports.recipe_changes import recipe_differences
+from latentmake.reports.explanation import recipe_differences
 
 DAMAGED, UNEXPECTED, MISSING = "damaged", "not what the plan expects", "missing"
 """Verdicts on a file."""

@@ -19,7 +19,7 @@ from latentmake.errors import ConfigError, DatasetError
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, SourceFps, Span
 from latentmake.index.memo import Memo
-from latentmake.layouts.musubi import Musubi
+from latentmake.layouts.layout import Musubi
 from latentmake.models.files import T5_LENGTH
 
 _NAME = "source"

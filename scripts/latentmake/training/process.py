@@ -1,4 +1,4 @@
-"""Child process with live and logged output; all its descendants end with it.
+"""Child processes of a job, with live and logged output; all their descendants end with them.
 
 With them ends the lock of a run, for two trainings must not write the same checkpoints.
 """
@@ -10,15 +10,19 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO
 
+import latentmake
 from latentmake import progress
+from latentmake.caches import gpu
 from latentmake.errors import TrainingError, UserError
-from latentmake.files import locks
+from latentmake.files import atomic
 from latentmake.files.watchdog import Watchdog, signals_call
 
 ERROR = "LATENTMAKE_ERROR"
@@ -40,7 +44,7 @@ _ERROR = re.compile(
 def run_lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock of a run's folder until its training has ended; raises TrainingError."""
     folder.mkdir(parents=True, exist_ok=True)
-    lock = locks.Lock(folder / ".training.lock", "training")
+    lock = atomic.Lock(folder / ".training.lock", "training")
     try:
         free = lock.acquire()
     except OSError as error:
@@ -64,7 +68,7 @@ class Stopped(KeyboardInterrupt):
         self.number = number
 
 
-def run(
+def run_program(
     command: Sequence[str],
     *,
     environment: Mapping[str, str],
@@ -86,7 +90,7 @@ def run(
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     tail, muted = bytearray(), threading.Event()
-    held = locks.inherited()
+    held = atomic.inherited()
     number: int = signal.SIGTERM
     with log.open("ab", buffering=0) as file, signals_call(_stop), Watchdog(held) as watchdog:
         child = subprocess.Popen(
@@ -172,3 +176,71 @@ def last_error(output: str, status: int) -> str:
         reason = " (too little memory?)" if name == "SIGKILL" else ""
         return f"it was killed by {name}{reason}"
     return f"it ended with status {status}"
+
+
+RUN = ("-m", "latentmake.training.run")
+"""Arguments of Python before the path of an order and what to do with it."""
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """Return the environment of a child that computes with a number of threads."""
+    package = str(Path(latentmake.__file__).resolve().parent.parent)
+    path = os.environ.get("PYTHONPATH")
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([package, path] if path else [package]),
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": str(threads),
+        # Threads that wait by spinning starve each other where cores are shared.
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def run_child(
+    command: Sequence[str],
+    *,
+    run: str,
+    folder: Path,
+    threads: int,
+    log: Path,
+    online: bool,
+    gpus: int = 1,
+) -> None:
+    """Run a command whose mistakes are told by `process.say_error`.
+
+    Args:
+        command: Python with `RUN`, perhaps behind a launcher.
+        run: name of the run, for messages.
+        folder: of the run, for a file of a moment.
+        threads: number of threads that it computes with.
+        log: its output is appended here.
+        online: whether it may ask the hub.
+        gpus: how many it uses, where there are any; see `gpu.hold`.
+
+    Raises:
+        TrainingError: it failed; one line.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    told = {**_environment(threads), **({} if online else {"HF_HUB_OFFLINE": "1"})}
+    # One file for all processes of a training: of the same error that each of them has, one line.
+    with (
+        gpu.hold(gpus, f"run {run}", partial(say, log)),
+        tempfile.NamedTemporaryFile(dir=folder, prefix=".error-") as file,
+    ):
+        told |= gpu.chosen()
+        told[ERROR] = str(Path(file.name).absolute())
+        status, output = run_program(command, environment=told, log=log)
+        error = Path(file.name).read_text(encoding="utf-8", errors="replace").strip()
+    if status != 0:
+        raise TrainingError(
+            f"run {run}: {error or last_error(output, status)}", hint=f"all output: {log}"
+        )
+
+
+def say(log: Path, text: str) -> None:
+    """Say a line to the user, and append it to a log."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+    with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(f"{text}\n")

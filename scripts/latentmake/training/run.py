@@ -21,8 +21,8 @@ from latentmake.training.loop.plan import LoopBackend
 from latentmake.training.loop.sample_images import picture_reasons
 from latentmake.training.loop.samples import draw_later
 from latentmake.training.loop.train import Training
+from latentmake.training.order import RunFiles
 from latentmake.training.process import say_error
-from latentmake.training.record import RunFiles
 
 
 def main(arguments: Sequence[str]) -> int:

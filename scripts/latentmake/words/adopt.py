@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from latentmake.files.disk import usable_cores
+from latentmake.files.workspace import usable_cores
 from latentmake.plan.build import alone
 from latentmake.words.project import ConfigFiles, Directory, opened
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from latentmake.reports.captions import caption_lines, write_captions
+from latentmake.reports.report import caption_lines, write_captions
 from latentmake.words.project import ConfigFiles, Directory, Json, Open, Run, opened
 from latentmake.words.shown import show_page
 

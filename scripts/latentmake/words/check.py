@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import typer
 
 from latentmake import backends
-from latentmake.files.disk import free, human, shortages
-from latentmake.plan import estimates
+from latentmake.files.workspace import free, human, shortages
+from latentmake.plan import receipts
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import PartState
 from latentmake.plan.target import Part
-from latentmake.training.checks import Finding, checklist, failed, image_findings, of_faults
+from latentmake.training.backend import Finding, checklist, failed, image_findings, of_faults
 from latentmake.words.project import ConfigFiles, Directory, Json, Runs, opened
 
 
@@ -68,8 +68,8 @@ def _findings(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
 
 def _estimated(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
     """Yield estimates of what is to be encoded and trained, and whether the disk has room."""
-    needs = estimates.needs(facts.memo, plan.orders)
-    for line in estimates.lines(facts.memo, plan.orders):
+    needs = receipts.needs(facts.memo, plan.orders)
+    for line in receipts.lines(facts.memo, plan.orders):
         yield Finding("to encode", "ok", line)
     needs += plan.needs
     if plan.forecast:

@@ -12,8 +12,8 @@ from pathlib import Path
 import latentmake
 from latentmake.config.machines import ExternalProgram
 from latentmake.errors import UserError
-from latentmake.files.disk import free, human
-from latentmake.training.external.checks import proven_commit, said
+from latentmake.files.workspace import free, human
+from latentmake.training.external.arguments import proven_commit, said
 from latentmake.words.project import ConfigFiles, Directory, Json, opened
 from latentmake.words.shown import show_values
 

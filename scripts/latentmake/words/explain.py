@@ -18,12 +18,12 @@ from latentmake.data.texts import read_caption
 from latentmake.errors import CacheError, ConfigError, SourceError, UserError, nearest
 from latentmake.exchange.clip_files.order import CLIPS, LIST, plan_clips
 from latentmake.files.cachefile import read_metadata, verify
-from latentmake.files.paths import is_remote
+from latentmake.files.workspace import is_remote
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
-from latentmake.plan.reasons import Difference, short
 from latentmake.plan.run_plan import RunPlan, stale_targets
 from latentmake.plan.single import judge_one, named_targets
+from latentmake.plan.state import Difference, short
 from latentmake.plan.store import mark_reusable
 from latentmake.plan.target import (
     PROMPTS,
@@ -35,12 +35,12 @@ from latentmake.plan.target import (
 )
 from latentmake.reports.explanation import (
     Explanation,
+    differences,
     explanation_text,
     explanation_values,
     quoted,
 )
 from latentmake.reports.following import plan_following, refuse_following
-from latentmake.reports.recipe_changes import differences
 from latentmake.words.project import ConfigFiles, Directory, Json, Project, opened
 
 _MADE = {

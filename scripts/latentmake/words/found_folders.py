@@ -11,7 +11,7 @@ from typing import NamedTuple
 from latentmake.data.item import IMAGE_EXTENSIONS
 from latentmake.errors import DatasetError, SourceError
 from latentmake.files.media import VIDEO_EXTENSIONS, opened_video, probe_image, probe_video
-from latentmake.reports.plan_table import counted
+from latentmake.reports.plan_report import counted
 
 _CAPTIONS = (".txt", ".caption")
 _LISTS = ("metadata.jsonl", "metadata.csv")

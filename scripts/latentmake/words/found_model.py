@@ -15,8 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from latentmake.config.architectures import ARCHITECTURES, WAN
-from latentmake.config.rows import Architecture
+from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
 from latentmake.errors import ModelError
 from latentmake.files.safetensors import Tensor
 from latentmake.models.kinds import LORA, SUFFIXES, kinds_of, one, tensors_of

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 import yaml
 
-from latentmake.config import hub
+from latentmake.config import weights
 from latentmake.config.architectures import ARCHITECTURES
 from latentmake.config.root import parse
 from latentmake.errors import DatasetError, ModelError, StorageError, UserError
@@ -130,11 +130,11 @@ def _model(given: str | None) -> tuple[Model, Callable[[Path], Any]]:
         return Model(ARCHITECTURES["sd1"], None, [], [], _FIRST), str
     if Path(given).exists() or not _HUB.fullmatch(given):
         return found_model(Path(given)), str
-    commit = hub.known_commit(given)
+    commit = weights.known_commit(given)
     if commit is None:
         hint = f"correct the path, or run `hf download {given}` for a model of the hub"
         raise ModelError("this model does not exist here", where=given, hint=hint)
-    snapshot = hub.place_of(given, commit)
+    snapshot = weights.place_of(given, commit)
 
     def place(path: Path) -> dict[str, str]:
         below = {"subfolder" if path.is_dir() else "file": str(path.relative_to(snapshot))}

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from latentmake.config.architectures import WAN
-from latentmake.config.rows import File
+from latentmake.config.architectures import WAN, File
 from latentmake.config.weights import TextWeights
 from latentmake.errors import ConfigError, ModelError
+from latentmake.models.checks import fault_of
 from latentmake.models.files import tokenizer_files
 from latentmake.models.kinds import vae_of
-from latentmake.models.model_files import fault_of
 from latentmake.words.found_model import Model, Part, is_high
 from latentmake.words.hub_files import HUB_FILES, HubFile
 

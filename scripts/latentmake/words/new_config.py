@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from latentmake.caches import gpu
-from latentmake.config.architectures import WAN
-from latentmake.config.rows import Scripts
-from latentmake.reports.plan_table import counted
+from latentmake.config.architectures import WAN, Scripts
+from latentmake.reports.plan_report import counted
 from latentmake.training.external.musubi.checks import number_format
 from latentmake.words.found_folders import Found
 from latentmake.words.found_model import Model, json_of

@@ -24,8 +24,7 @@ from latentmake.config.root import Config
 from latentmake.errors import CacheError, ConfigError, StorageError, UserError, refuse_unknown
 from latentmake.files import atomic
 from latentmake.files.cachefile import read_header
-from latentmake.files.disk import human
-from latentmake.files.workspace import ADOPTED, OWNER, other_owner
+from latentmake.files.workspace import ADOPTED, OWNER, human, other_owner
 from latentmake.layouts.layout import parsed
 from latentmake.plan.build import alone
 from latentmake.plan.facts import Facts

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from latentmake.files.disk import human
+from latentmake.files.workspace import human
 from latentmake.plan.state import REASONS
 from latentmake.progress import duration
 from latentmake.reports.status import Status, StatusRow, status_of

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from latentmake.files.disk import human, usable_cores
+from latentmake.files.workspace import human, usable_cores
 from latentmake.plan.build import alone
 from latentmake.reports import verification
 from latentmake.reports.verification import Finding, Verified

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from clip_world import Encoder, fingerprint, order_of
-from latentmake.caches.encoders import Loaded
+from latentmake.caches.inputs import Loaded
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.data import lists

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 from latentmake import digest
-from latentmake.caches.encoders import Loaded
-from latentmake.caches.inputs import Sample
+from latentmake.caches.inputs import Loaded, Sample
 from latentmake.caches.job import Job
 from latentmake.errors import ModelError, SourceError
 from latentmake.files import atomic, cachefile

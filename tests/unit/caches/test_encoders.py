@@ -18,8 +18,7 @@ from diffusers import AutoencoderKL, UNet2DConditionModel
 from item_world import inputs_of
 from latentmake.caches.encoders.device import compute_dtype
 from latentmake.caches.encoders.load import encoder
-from latentmake.caches.encoders.text import TextEncoder, load_text_encoder
-from latentmake.caches.encoders.text_model import load_text_model
+from latentmake.caches.encoders.text import TextEncoder, load_text_encoder, load_text_model
 from latentmake.caches.encoders.vae import TILE, encode_images, load_vae, tile
 from latentmake.caches.inputs import Sample
 from latentmake.config.datasets import Dataset

@@ -10,7 +10,7 @@ import pytest
 import torch
 from demo.text import t5_tokenizer
 from diffusers import AutoencoderKL
-from latentmake.caches.encoders.text_model import load_text_model
+from latentmake.caches.encoders.text import load_text_model
 from latentmake.caches.encoders.vae import load_vae
 from latentmake.config.weights import TextWeights, Weights
 from transformers import (

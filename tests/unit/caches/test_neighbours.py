@@ -17,8 +17,8 @@ import torch
 import world
 from exact_world import TOLERANCE, error
 from item_world import inputs_of
-from latentmake.caches.encoders import Loaded, load
-from latentmake.caches.inputs import Reading, Sample
+from latentmake.caches.encoders import load
+from latentmake.caches.inputs import Loaded, Reading, Sample
 from latentmake.caches.job import Job
 from latentmake.caches.pipeline import Pipeline
 from latentmake.config.root import parse

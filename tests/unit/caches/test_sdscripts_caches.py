@@ -20,8 +20,7 @@ from latentmake.files import cachefile
 from latentmake.files.media import probe_image
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media
-from latentmake.layouts.layout import layout_of
-from latentmake.layouts.sdscripts import SdScripts
+from latentmake.layouts.layout import SdScripts, layout_of
 from latentmake.models import recipe
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target

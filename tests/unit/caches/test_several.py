@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from latentmake.caches.encode import carry_out
-from latentmake.caches.encoders import Loaded
+from latentmake.caches.inputs import Loaded
 from latentmake.errors import SourceError
 from latentmake.plan.orders import Order
 from latentmake.plan.receipts import read_receipt

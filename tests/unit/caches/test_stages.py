@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from latentmake.caches import pipeline
-from latentmake.caches.encoders import Loaded
+from latentmake.caches.inputs import Loaded
 from latentmake.caches.pipeline import Pipeline
 from order_world import Encoder, carry_out, order, put_image
 

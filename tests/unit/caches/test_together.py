@@ -13,7 +13,7 @@ from demo.text import clip_tokenizer, t5_tokenizer
 from exact_world import TOLERANCE, error, narrow_vae, pictures
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from latentmake.caches.encoders import text, umt5
+from latentmake.caches.encoders import text
 from latentmake.caches.encoders.vae import encode_images
 from latentmake.caches.encoders.wan_vae import WanVae
 from latentmake.caches.tokenizers import TokenCache
@@ -46,7 +46,7 @@ def t5(root: Path, dtype: torch.dtype = torch.float32) -> text.TextEncoder:
 def of_wan(root: Path, dtype: torch.dtype = torch.float32) -> text.TextEncoder:
     folder = root / "wan"
     weights = TextWeights(path=f"{folder}/text_encoder", tokenizer=f"{folder}/tokenizer")
-    return umt5.load_umt5(weights, CPU, dtype)
+    return text.load_umt5(weights, CPU, dtype)
 
 
 # -- in every dtype, padded to the longest --------------------------------------------------------

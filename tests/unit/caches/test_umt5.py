@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 from demo.text import t5_tokenizer
-from latentmake.caches.encoders.text import TextEncoder
-from latentmake.caches.encoders.umt5 import _converted, _inferred, load_umt5
+from latentmake.caches.encoders.text import TextEncoder, _converted, _inferred, load_umt5
 from latentmake.caches.tokenizers import clean_caption
 from latentmake.config.weights import TextWeights
 from safetensors.torch import load_file, save_file

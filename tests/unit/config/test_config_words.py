@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from config_world import changed
+from latentmake.config.document import foreign_words, sections
 from latentmake.config.fields import PATTERNS
-from latentmake.config.mistakes import foreign_words, sections
 from latentmake.config.root import Config, parse
 from latentmake.errors import ConfigError
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 from latentmake.config import architectures
-from latentmake.config.architectures import MUSUBI, rows
+from latentmake.config.architectures import MUSUBI, File, Scripts, rows
 from latentmake.config.models import Model
-from latentmake.config.rows import File, Scripts
 from latentmake.layouts.layout import layout_of
 from pydantic import ValidationError
 from rows_world import ROWS, VERSIONS, model_of

@@ -20,11 +20,10 @@ from latentmake.caches.pixels import plain
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import parse
 from latentmake.errors import CacheError, ConfigError
-from latentmake.exchange.adoption import STATES, adopt_works
+from latentmake.exchange.adoption import STATES, Record, adopt_works
 from latentmake.exchange.ai_training.adopt import AiTraining
 from latentmake.exchange.ai_training.export import ExportOrder, export
 from latentmake.exchange.ai_training.plan import plan_adopt, plan_export
-from latentmake.exchange.record import Record
 from latentmake.exchange.shapes import Latents, Text, Tokens
 from latentmake.files import cachefile
 from latentmake.geometry.buckets import Size

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from latentmake.files import disk
-from latentmake.files.disk import Need, free, human, shortages, usable_cores
+from latentmake.files import workspace
+from latentmake.files.workspace import Need, free, human, shortages, usable_cores
 
 
 def test_what_has_no_room_is_one_line_a_disk(tmp_path: Path) -> None:
@@ -33,5 +33,5 @@ def test_cores_are_those_that_the_process_may_use(monkeypatch: pytest.MonkeyPatc
     assert usable_cores() == 3
     monkeypatch.delattr(os, "sched_getaffinity")  # macOS tells no affinity
     assert usable_cores() == os.cpu_count()
-    asking = Path(disk.__file__).parents[1].rglob("*.py")
+    asking = Path(workspace.__file__).parents[1].rglob("*.py")
     assert [x.name for x in asking if "sched_getaffinity" in x.read_text()] == ["disk.py"]

@@ -11,7 +11,7 @@ import av
 import numpy as np
 import pytest
 from latentmake.errors import StorageError
-from latentmake.files.mp4 import write_mp4
+from latentmake.files.video import write_mp4
 from numpy.typing import NDArray
 
 

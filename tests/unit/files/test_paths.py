@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from latentmake.files.paths import absolute, is_windows, translate
+from latentmake.files.workspace import absolute, is_windows, translate
 
 MAPS = [
     {"linux": "/data", "windows": "E:\\Daten", "wsl": "/mnt/e/Daten"},

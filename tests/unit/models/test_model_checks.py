@@ -23,9 +23,8 @@ from latentmake.models.checks import check_kind
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.training.order import read_order
-from latentmake.training.sd.objective import load_noise_schedule
-from latentmake.training.sd.order import SdOrder
-from latentmake.training.sd.unet import parameter_names, training_digest
+from latentmake.training.sd.recipe import load_noise_schedule
+from latentmake.training.sd.unet import SdOrder, parameter_names, training_digest
 from safetensors.numpy import save_file
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"

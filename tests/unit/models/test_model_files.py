@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from latentmake.config.models import Model
-from latentmake.models.model_files import encoder_fault, encoders
+from latentmake.models.checks import encoder_fault, encoders
 from safetensors.torch import save_file
 
 # Names of original releases, of diffusers and of transformers; shapes where they count.

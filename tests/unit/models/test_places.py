@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import world
-from latentmake.config import hub
+from latentmake.config import weights
 from latentmake.config.models import Model
 from latentmake.config.root import Config, parse
 from latentmake.errors import ConfigError, ModelError
@@ -214,7 +214,7 @@ def test_the_cache_is_that_of_huggingface_hub(
     theirs = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    assert theirs.stdout.strip() == str(hub.cache())
+    assert theirs.stdout.strip() == str(weights.cache())
 
 
 def test_places_are_plain_json() -> None:

@@ -13,23 +13,24 @@ from latentmake.config.datasets import Dataset
 from latentmake.config.machines import Cluster
 from latentmake.config.models import Model
 from latentmake.config.root import parse
-from latentmake.files.disk import Need
+from latentmake.files.workspace import Need
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip
 from latentmake.index.memo import Memo
-from latentmake.plan.estimates import (
+from latentmake.plan.facts import Facts
+from latentmake.plan.orders import Order
+from latentmake.plan.planner import make_plan
+from latentmake.plan.receipts import (
     Past,
+    Receipt,
     estimates,
     learn_job,
+    learn_receipts,
     lines,
     needs,
     past_jobs,
     resources_of,
 )
-from latentmake.plan.facts import Facts
-from latentmake.plan.orders import Order
-from latentmake.plan.planner import make_plan
-from latentmake.plan.receipts import Receipt, learn_receipts
 from latentmake.plan.target import Target
 
 TINY = {"vae": "vae", "text": ["text"]}

@@ -15,13 +15,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from latentmake.caches.encoders import Loaded
-from latentmake.caches.inputs import Sample
+from latentmake.caches.inputs import Loaded, Sample
 from latentmake.config.root import parse
 from latentmake.errors import UserError
 from latentmake.files import atomic
 from latentmake.index.memo import Memo
-from latentmake.layouts import plain
+from latentmake.layouts import layout
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.plan.remembered import Remembered
@@ -102,7 +101,9 @@ def nothing(samples: list[Sample]) -> list[tuple[dict[str, torch.Tensor], dict[s
     return [
         (
             {"latents": torch.ones(4, 8, 8)},
-            plain.latents_metadata(1.0, 0.0, sample.original, (8, 8)) if sample.shape else {},
+            layout.plain_latents_metadata(1.0, 0.0, sample.original, (8, 8))
+            if sample.shape
+            else {},
         )
         for sample in samples
     ]

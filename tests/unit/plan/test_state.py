@@ -24,7 +24,7 @@ from latentmake.files import atomic, cachefile
 from latentmake.geometry.buckets import Size
 from latentmake.index.listing import Folder
 from latentmake.index.memo import Memo, SourceStat, source_stat
-from latentmake.layouts import plain
+from latentmake.layouts import layout
 from latentmake.layouts.layout import layout_of, parsed
 from latentmake.plan.lock import keys_digest
 from latentmake.plan.state import UNKNOWN, Contents, Judge, State
@@ -71,7 +71,7 @@ class World:
         recipe = self.recipes[part]
         key = cachefile.target_key(source, digest.of_value(recipe), variant)
         stamp = cachefile.stamp(key=key, source=source, recipe=recipe)
-        said = {} if part == "text" else plain.latents_metadata(1.0, 0.0, (80, 60), (64, 64))
+        said = {} if part == "text" else layout.plain_latents_metadata(1.0, 0.0, (80, 60), (64, 64))
         data = cachefile.serialize({"x": torch.ones(2)}, said | stamp)
         atomic.write(self.target(stem, part), data)
 

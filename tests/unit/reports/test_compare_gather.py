@@ -27,8 +27,7 @@ from latentmake.reports.comparison import (
     settings_table,
     write_comparison,
 )
-from latentmake.reports.images import Pictures
-from latentmake.reports.page import ClipSources, page
+from latentmake.reports.page import ClipSources, Pictures, page
 from PIL import Image
 
 

@@ -6,7 +6,7 @@ import re
 
 from latentmake.data.item import Fault
 from latentmake.plan.run_plan import Plan, RunPlan
-from latentmake.reports.plan_table import plan_table
+from latentmake.reports.plan_report import plan_table
 
 
 def test_faults_of_a_list_stand_in_the_order_of_its_lines() -> None:

@@ -8,7 +8,7 @@ from latentmake import digest
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.models import recipe
-from latentmake.reports.recipe_changes import recipe_differences
+from latentmake.reports.explanation import recipe_differences
 
 OLD, NEW = digest.of_bytes(b"old"), digest.of_bytes(b"new")
 BEFORE, NOW = f"{OLD[:8]}..", f"{NEW[:8]}.."

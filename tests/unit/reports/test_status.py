@@ -9,9 +9,9 @@ import pytest
 from latentmake.config.root import parse
 from latentmake.index.memo import Memo
 from latentmake.plan.build import announce
-from latentmake.plan.estimates import Past, learn_job
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
+from latentmake.plan.receipts import Past, learn_job
 from latentmake.reports.status import running_builds, status_of
 from order_world import written_order
 

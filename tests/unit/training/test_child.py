@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 import psutil
-from latentmake.training import child
+from latentmake.training.process import __file__
 
 # A launcher, and what it launches.
 JOB = """
 import sys
 from pathlib import Path
-from latentmake.training.child import run_child
+from latentmake.training.process import run_child
 seen = "*map(os.environ.get, ('OMP_NUM_THREADS', 'CUDA_VISIBLE_DEVICES'))"
 trains = f"import os, time; print(os.getpid(), {seen}, flush=True)"
 launcher = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
@@ -37,7 +37,7 @@ def test_a_second_project_waits_until_all_is_gone_that_used_the_first_ones_gpus(
     variables = {
         **{name: x for name, x in os.environ.items() if not name.endswith(slurm_or_gpus)},
         "PATH": f"{program.parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(Path(child.__file__).parents[2]),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
         "TMPDIR": str(tmp_path),
     }
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from latentmake.training.process import last_error, run
+from latentmake.training.process import last_error, run_program
 
 # Starts a grandchild in a session of its own, as torch's launcher does, and ends never.
 FAMILY = """
@@ -57,7 +57,7 @@ def test_output_is_shown_and_appended_to_the_log_byte_by_byte(
     log = tmp_path / "logs/train.log"
     code = r"import os; os.write(1, b'a\r\xff'); os.write(2, b'b\n'); raise SystemExit(3)"
     for _ in range(2):
-        status, output = run([sys.executable, "-c", code], environment=os.environ, log=log)
+        status, output = run_program([sys.executable, "-c", code], environment=os.environ, log=log)
         assert status == 3
         assert output == "a\r�b\n"
     assert log.read_bytes() == b"a\r\xffb\n" * 2

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from latentmake.errors import TrainingError
-from latentmake.files import locks
+from latentmake.files import atomic
 from latentmake.training.process import run_lock
 
 # A training whose launcher keeps no file open.
@@ -36,7 +36,7 @@ def _refused(run: Path) -> str:
 
 def test_a_second_training_is_refused_until_all_of_the_first_has_ended(tmp_path: Path) -> None:
     run, log = tmp_path / "runs/cats", tmp_path / "log"
-    package = str(Path(locks.__file__).parents[2])
+    package = str(Path(atomic.__file__).parents[2])
     job = subprocess.Popen(
         [sys.executable, "-c", JOB, str(run), str(log)],
         env={**os.environ, "PYTHONPATH": package},
@@ -52,7 +52,7 @@ def test_a_second_training_is_refused_until_all_of_the_first_has_ended(tmp_path:
     job.send_signal(signal.SIGKILL)
     job.stderr.read()  # until nobody has it open: the training neither
     job.wait()
-    lock = locks.Lock(run / ".training.lock", "test")
+    lock = atomic.Lock(run / ".training.lock", "test")
     assert lock.acquire(wait=True)  # its watchdog may hold it for a moment longer
     lock.close()
     with run_lock(run, print):

@@ -20,14 +20,17 @@ from latentmake.files import atomic, cachefile
 from latentmake.files.cachefile import read_header, target_key
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
-from latentmake.layouts import plain
-from latentmake.layouts.layout import layout_of
+from latentmake.layouts.layout import layout_of, plain_latents_metadata
 from latentmake.plan import store
 from latentmake.plan.planner import make_plan
 from latentmake.plan.state import Contents, Judge, Stale
 from latentmake.plan.target import Target, placing_of, view_of
-from latentmake.reports.explanation import Explanation, explanation_text
-from latentmake.reports.recipe_changes import _placing_differences, recipe_changes
+from latentmake.reports.explanation import (
+    Explanation,
+    _placing_differences,
+    explanation_text,
+    recipe_changes,
+)
 from latentmake.words.explain import explanations
 from safetensors.torch import save_file
 
@@ -229,7 +232,7 @@ def differences(
     placing = placing_of(layout, settings, item, target, size, view) if says else ""
     key = target_key(content, digest.of_value(recipe), view)
     stamp = cachefile.stamp(key=key, source=content, recipe=recipe, view=placing)
-    said = plain.latents_metadata(1.0, 0.0, size, (side, side))
+    said = plain_latents_metadata(1.0, 0.0, size, (side, side))
     atomic.write(Path(target.path), cachefile.serialize({"x": torch.ones(1)}, said | stamp))
     contents = Contents(Memo(None), today, {})
     judge = Judge(Memo(None), ("cats", "tiny"), today, layout, {target.part: ""}, contents, {})

@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import torch
 
-from latentmake.caches.encoders import Loaded
 from latentmake.caches.encoders.device import free_memory, pick_device
+from latentmake.caches.inputs import Loaded
 from latentmake.config.models import Model
 from latentmake.plan.orders import Order
 

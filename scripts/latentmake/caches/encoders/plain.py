@@ -7,11 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from latentmake.caches.encoders import Encoded, Loaded, Named, results
 from latentmake.caches.encoders.device import DTYPES, compute_dtype, download, stacked
-from latentmake.caches.inputs import Sample
+from latentmake.caches.inputs import Encoded, Loaded, Named, Sample, results
 from latentmake.config.models import Model
-from latentmake.layouts import plain
+from latentmake.layouts import layout
 from latentmake.plan.orders import Order
 
 
@@ -55,8 +54,8 @@ def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> L
 
     def named(sample: Sample, row: torch.Tensor) -> Named:
         height, width = sample.shape[:2]
-        told = plain.latents_metadata(scale, shift, sample.original, (width, height))
-        return {plain.LATENTS: row}, told
+        told = layout.plain_latents_metadata(scale, shift, sample.original, (width, height))
+        return {layout.LATENTS: row}, told
 
     def encode(samples: list[Sample]) -> Encoded:
         return results(samples, download([encoder.encode(samples).to(encoder.stored)]), named)

@@ -14,16 +14,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from latentmake.caches.encoders import Encoded, Loaded, Named, results
 from latentmake.caches.encoders.device import download
 from latentmake.caches.encoders.plain import ImageEncoder
 from latentmake.caches.encoders.plain import text as text_of_plain
-from latentmake.caches.inputs import Sample
+from latentmake.caches.inputs import Encoded, Loaded, Named, Sample, results
 from latentmake.config.models import Model
 from latentmake.files import npz
 from latentmake.geometry.buckets import Size, crop_ltrb
-from latentmake.layouts import plain
-from latentmake.layouts.sdscripts import array_name
+from latentmake.layouts import layout
+from latentmake.layouts.layout import array_name
 from latentmake.plan.orders import Order
 
 Arrays = dict[str, NDArray[Any]]
@@ -90,7 +89,7 @@ def text_arrays(model: Model, tensors: Mapping[str, torch.Tensor]) -> Arrays:
         return found  # sd-scripts' own arrays
 
     def of(part: str) -> list[Any]:
-        return [found.get(f"{plain.encoder_name(i)}.{part}") for i in range(len(model.text))]
+        return [found.get(f"{layout.encoder_name(i)}.{part}") for i in range(len(model.text))]
 
     states, pooled, masks = of("hidden_state"), of("pooled"), of("attention_mask")
     clips = len(model.spec.clips)

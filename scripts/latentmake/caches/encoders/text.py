@@ -1,4 +1,4 @@
-"""Text encoders of a model: captions to hidden states.
+"""Text encoders of a model: networks, tokenizers, and captions to hidden states.
 
 Captions that are encoded together are padded:
 
@@ -11,32 +11,151 @@ Captions that are encoded together are padded:
 Hidden padding adds zeros to sums. That changes their order, and with it the last bits.
 
 Source: sd-scripts' library/strategy_sd.py, strategy_sdxl.py, strategy_sd3.py and strategy_flux.py.
+
+Weights: a transformers folder, or the one file of the original release
+(models_t5_umt5-xxl-enc-bf16.pth, or .safetensors of the same names) with a tokenizer's folder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedModel
+from transformers import (
+    AutoConfig,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    PreTrainedModel,
+    T5EncoderModel,
+    UMT5EncoderModel,
+)
 
-from latentmake.caches.encoders import Encoded, Loaded, Named, results
 from latentmake.caches.encoders.device import download, upload
-from latentmake.caches.encoders.text_model import Kind, load_text_model
-from latentmake.caches.inputs import Sample
-from latentmake.caches.tokenizers import CHUNK, Row, TokenCache, chunked, chunks_needed
+from latentmake.caches.encoders.local_state import (
+    State,
+    fill,
+    load_network,
+    local_state,
+    place,
+    pretrained,
+    refusing,
+    renamed,
+    without_weights,
+)
+from latentmake.caches.encoders.projection import text_projection
+from latentmake.caches.inputs import Encoded, Loaded, Named, Sample, results
+from latentmake.caches.tokenizers import (
+    CHUNK,
+    Row,
+    TokenCache,
+    chunked,
+    chunks_needed,
+    clean_caption,
+    load,
+)
+from latentmake.caches.tokenizers import load as load_tokenizer
+from latentmake.config.architectures import ClipOutput
 from latentmake.config.models import Model
-from latentmake.config.rows import ClipOutput
-from latentmake.config.weights import TextWeights
+from latentmake.config.weights import TextWeights, Weights
 from latentmake.errors import ModelError
-from latentmake.layouts.layout import layout_of
-from latentmake.layouts.plain import encoder_name
-from latentmake.models.files import T5_LENGTH
+from latentmake.layouts.layout import encoder_name, layout_of
+from latentmake.models.checkpoints import part_of, prefix_of
+from latentmake.models.files import T5_LENGTH, network_config, weights_files
+
+Kind = Literal["CLIP", "CLIP with its projection", "T5"]
+
+_CLASSES: dict[str, type[PreTrainedModel]] = {
+    "t5": T5EncoderModel,
+    "umt5": UMT5EncoderModel,
+    "clip": CLIPTextModel,
+    "clip_text_model": CLIPTextModel,
+    "CLIPTextModelWithProjection": CLIPTextModelWithProjection,
+}
+_PREFIX = "text_model."
+
+
+class TextModel(NamedTuple):
+    """A text encoder, ready for inference."""
+
+    network: PreTrainedModel
+    tokens: TokenCache
+    projection: torch.nn.Module | None
+
+
+def load_text_model(
+    weights: TextWeights, device: torch.device, dtype: torch.dtype, kind: Kind | None = None
+) -> TextModel:
+    """Load a text encoder's network, tokenizer and projection; of any kind if `kind` is None.
+
+    Raises:
+        ModelError: something is missing, incomplete or of another kind.
+    """
+    hint = f"name the folder of a {kind or 'CLIP, T5 or UMT5'} encoder, with all its files"
+    with refusing(weights, "a text encoder", hint):
+        network = _loaded(weights, dtype, kind)
+        tokens = TokenCache(load(weights))
+        projection = text_projection(weights)
+    return TextModel(
+        place(network, device, dtype),
+        tokens,
+        None if projection is None else projection.to(device=device, dtype=dtype),
+    )
+
+
+def _class_of(config: Mapping[str, Any], kind: Kind | None) -> type[PreTrainedModel]:
+    names = (*(config.get("architectures") or ()), config.get("model_type"))
+    found = next((_CLASSES[name] for name in names if name in _CLASSES), None)
+    clip = found in (CLIPTextModel, CLIPTextModelWithProjection)
+    if found is None or (kind is not None and clip != kind.startswith("CLIP")):
+        raise ValueError(f"its model_type is {names[-1]}")
+    return CLIPTextModelWithProjection if kind == "CLIP with its projection" else found
+
+
+def _loaded(weights: TextWeights, dtype: torch.dtype, kind: Kind | None) -> PreTrainedModel:
+    model: PreTrainedModel
+    if weights.hub is not None:
+        place = {"revision": weights.revision, "subfolder": weights.subfolder or ""}
+        config = AutoConfig.from_pretrained(weights.hub, **place).to_dict()
+        model = pretrained(_class_of(config, kind).from_pretrained, weights, dtype=dtype)
+        return model
+    weights_files(weights)  # names what is missing
+    known = network_config(weights)
+    if known is None:
+        raise ModelError(
+            "a single file does not say what network it holds",
+            where=weights.path or "",
+            hint="name the folder of its config.json as `config`",
+        )
+    model = without_weights(_class_of(known, kind), known)
+    state = _part(weights, model, local_state(weights))
+    own: State = {}
+    for name in model.state_dict():
+        # CLIP's names come with this prefix or without.
+        for other in (name.removeprefix(_PREFIX), f"{_PREFIX}{name}", name):
+            own |= {name: state[other]} if other in state else {}
+    fill(model, own)
+    return model
+
+
+def _part(weights: Weights, model: PreTrainedModel, state: State) -> State:
+    """Return the weights of a text encoder: of a checkpoint its part's, else all as they are."""
+    part = part_of(weights)
+    prefix = part and prefix_of(part, state)
+    if not prefix:
+        return state
+    if not prefix.endswith("model."):
+        return {x.removeprefix(prefix): state[x] for x in state if x.startswith(prefix)}
+    from diffusers.loaders.single_file_utils import convert_open_clip_checkpoint
+
+    converted: State = convert_open_clip_checkpoint(model, state, prefix=prefix)
+    return converted
+
 
 Tensors = dict[str, torch.Tensor]
 Results = Callable[[], list[Tensors]]
@@ -348,3 +467,111 @@ def load_text_encoder(
         masked=False,
         stored=stored,
     )
+
+
+_LARGEST_FP8 = torch.finfo(torch.float8_e4m3fn).max
+# Patterns in the original's names, which files of complete models prefix with `encoder.`.
+_NAMES = {
+    r"^encoder\.": "",
+    r"^blocks\.": "encoder.block.",
+    r"^token_embedding\.": "shared.",
+    r"^norm\.": "encoder.final_layer_norm.",
+    r"\.norm1\.": ".layer.0.layer_norm.",
+    r"\.norm2\.": ".layer.1.layer_norm.",
+    r"\.attn\.": ".layer.0.SelfAttention.",
+    r"\.pos_embedding\.embedding\.": ".layer.0.SelfAttention.relative_attention_bias.",
+    r"\.ffn\.gate\.0\.": ".layer.1.DenseReluDense.wi_0.",
+    r"\.ffn\.fc1\.": ".layer.1.DenseReluDense.wi_1.",
+    r"\.ffn\.fc2\.": ".layer.1.DenseReluDense.wo.",
+}
+# In files of complete models; the last is ComfyUI's copy of the tokenizer.
+_FOREIGN = r"decoder\.|lm_head\.|spiece_model"
+_SCALES = (".scale_weight", ".weight_scale", "scaled_fp8")
+
+
+class _EightBitLinear(torch.nn.Module):
+    """Linear layer without bias, with unscaled weights in float8_e4m3fn.
+
+    They are kept as plain bytes, untouched by conversions of the network to another dtype.
+    """
+
+    weight = None  # transformers would cast activations to the dtype of a `weight`
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        # Beyond its range this format has NaN, not infinity.
+        values = weight.float().clamp(-_LARGEST_FP8, _LARGEST_FP8)
+        self.register_buffer("packed", values.to(torch.float8_e4m3fn).view(torch.uint8))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        packed: torch.Tensor = self.get_buffer("packed")
+        weight = packed.view(torch.float8_e4m3fn).to(values.dtype)
+        return torch.nn.functional.linear(values, weight)
+
+
+def load_umt5(
+    weights: TextWeights, device: torch.device, dtype: torch.dtype, *, fp8: bool = False
+) -> TextEncoder:
+    """Load umT5 and its tokenizer for inference; `fp8` keeps linear layers in 8 bits.
+
+    Wan pads to 512 tokens, masks the padding and strips it again. Masked tokens change only the
+    order of sums, so here captions are padded to the longest of the batch.
+
+    Raises:
+        ModelError: something is missing, incomplete or of another kind.
+    """
+    network = load_network(
+        weights,
+        UMT5EncoderModel,
+        "umT5",
+        models=("umt5",),
+        hint="set `text` to models_t5_umt5-xxl-enc-bf16.pth or its .safetensors, or to the "
+        "`text_encoder` folder of a Wan pipeline",
+        converted=_converted,
+        inferred=_inferred,
+        foreign=_FOREIGN,
+    )
+    tokenizer = load_tokenizer(weights)
+    if fp8:
+        for module in list(network.modules()):
+            for name, child in module.named_children():
+                if isinstance(child, torch.nn.Linear):
+                    setattr(module, name, _EightBitLinear(child.weight))
+    return TextEncoder(
+        place(network, device, dtype),
+        TokenCache(tokenizer, clean_caption),
+        projection=None,
+        max_length=min(weights.max_length or T5_LENGTH, T5_LENGTH),
+        stored=torch.bfloat16,
+    )
+
+
+def _converted(state: State) -> State:
+    """Name weights as transformers does, and drop a decoder's."""
+    if any(name.endswith(_SCALES) for name in state):
+        raise ValueError(
+            "it is in 8 bits with scales, which cannot be read; `fp8_t5` brings 16 bits to 8"
+        )
+    if any("blocks.0.ffn.gate." in name for name in state):
+        state = renamed(state, _NAMES)
+    state = {name: value for name, value in state.items() if not re.match(_FOREIGN, name)}
+    embedding = ("shared.weight", "encoder.embed_tokens.weight")  # one tensor of two names
+    found = next((state[name] for name in embedding if name in state), None)
+    return state if found is None else dict.fromkeys(embedding, found) | state
+
+
+def _inferred(state: State) -> dict[str, Any]:
+    first = "encoder.block.0.layer"
+    buckets, heads = state[f"{first}.0.SelfAttention.relative_attention_bias.weight"].shape
+    vocabulary, width = state["shared.weight"].shape
+    blocks = [re.match(r"encoder\.block\.(\d+)\.", name) for name in state]
+    return {
+        "vocab_size": vocabulary,
+        "d_model": width,
+        "d_kv": state[f"{first}.0.SelfAttention.q.weight"].shape[0] // heads,
+        "d_ff": state[f"{first}.1.DenseReluDense.wi_0.weight"].shape[0],
+        "num_layers": 1 + max(int(match[1]) for match in blocks if match),
+        "num_heads": heads,
+        "relative_attention_num_buckets": buckets,
+        "feed_forward_proj": "gated-gelu",  # the approximation by tanh
+    }

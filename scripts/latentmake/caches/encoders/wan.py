@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from latentmake.caches.encoders import Encoded, Loaded, Named, results
 from latentmake.caches.encoders.device import DTYPES, compute_dtype, download, stacked
-from latentmake.caches.inputs import Sample
-from latentmake.layouts import musubi
+from latentmake.caches.inputs import Encoded, Loaded, Named, Sample, results
+from latentmake.layouts import layout
 from latentmake.plan.orders import Order
 
 
@@ -47,7 +46,7 @@ def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> L
             control = frames_of([np.asarray(sample.control) for sample in samples])
             made["latents_control"] = vae.encode(control, stored)
         rows = {
-            musubi.latents_key(kind, tuple(x.shape[1:]), name): x.to(stored)
+            layout.latents_key(kind, tuple(x.shape[1:]), name): x.to(stored)
             for kind, x in made.items()
         }
         if clip is not None:
@@ -56,7 +55,7 @@ def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> L
 
         def named(sample: Sample, *tensors: torch.Tensor) -> Named:
             size = (width, height, frames) if sample.clip else (*sample.original, None)
-            return dict(zip(names, tensors, strict=True)), musubi.latents_metadata(*size)
+            return dict(zip(names, tensors, strict=True)), layout.musubi_latents_metadata(*size)
 
         return results(samples, download([*rows.values()]), named)
 
@@ -65,12 +64,11 @@ def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> L
 
 def text(order: Order, device: torch.device, say: Callable[[str], None]) -> Loaded:
     """Load umT5."""
-    from latentmake.caches.encoders.text import TextEncoders
-    from latentmake.caches.encoders.umt5 import load_umt5
+    from latentmake.caches.encoders.text import TextEncoders, load_umt5
 
     def named(caption: str, tensors: dict[str, torch.Tensor]) -> Named:
         (embedding,) = tensors.values()
-        return {"varlen_t5_bfloat16": embedding}, musubi.text_metadata(caption)
+        return {"varlen_t5_bfloat16": embedding}, layout.text_metadata(caption)
 
     model, computed = order.model_settings, compute_dtype(device, "bfloat16", say)
     encoder = load_umt5(model.text[0], device, computed, fp8=model.fp8_t5)

@@ -17,7 +17,7 @@ from latentmake.exchange.ai_training.export import from_bytes
 from latentmake.exchange.shapes import Latents, Text
 from latentmake.files import cachefile
 from latentmake.geometry.buckets import Size
-from latentmake.layouts import plain
+from latentmake.layouts import layout
 from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
 
@@ -116,16 +116,16 @@ class AiTraining(NamedTuple):
             if stored is not tensor and not stored.isfinite().all():
                 raise CacheError(f"holds values too large for {dtype}", where=file.path)
             text = work.kind == "text"
-            tensors[plain.hidden_state(index) if text else plain.LATENTS] = stored
+            tensors[layout.hidden_state(index) if text else layout.LATENTS] = stored
         if work.kind == "text":
             metadata = {"caption": caption_of(source.data, item.source, settings)}
         else:
             assert self.latents is not None
             height, width = (
-                side * self.latents.factor for side in tensors[plain.LATENTS].shape[1:]
+                side * self.latents.factor for side in tensors[layout.LATENTS].shape[1:]
             )
             scaling, shift = self.latents.scaling, self.latents.shift
-            metadata = plain.latents_metadata(scaling, shift, source.size, (width, height))
+            metadata = layout.plain_latents_metadata(scaling, shift, source.size, (width, height))
         return cachefile.serialize(tensors, {**metadata, **stamp})
 
     def _tensors(self, files: Sequence[File], work: Order) -> list[torch.Tensor]:

@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from latentmake import digest
 from latentmake.errors import CacheError, StorageError
 from latentmake.files import atomic, cachefile
-from latentmake.layouts import plain
+from latentmake.layouts import layout
 from latentmake.plan.manifest import rows_of
 from latentmake.progress import Progress
 
@@ -160,9 +160,9 @@ def _files(order: ExportOrder) -> Iterator[_File]:
             base = f"{order.folder}/{row.dataset}/{row.stem}"
         if order.ending is not None:
             (latents,) = row.latents_at(order.part)
-            yield _File(Path(base + order.ending), latents, plain.LATENTS)
+            yield _File(Path(base + order.ending), latents, layout.LATENTS)
         for index, (ending, padded) in enumerate(order.texts):
-            tensor = plain.hidden_state(index)
+            tensor = layout.hidden_state(index)
             yield _File(Path(base + ending), row.first_text, tensor, index, "text", padded)
 
 

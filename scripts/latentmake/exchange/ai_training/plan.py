@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from latentmake.config.models import Model
-from latentmake.config.runs import Run
+from latentmake.config.root import Run
 from latentmake.config.weights import Adopt
 from latentmake.data.item import IMAGE_EXTENSIONS
 from latentmake.errors import ConfigError

@@ -28,12 +28,12 @@ from latentmake.errors import SourceError, unreadable
 from latentmake.exchange.clip_files.order import LIST, ClipFile, ClipsOrder, npz_bytes
 from latentmake.files import atomic, npz
 from latentmake.files.cachefile import KEY
-from latentmake.files.disk import shortages
 from latentmake.files.readers import Readers
+from latentmake.files.workspace import shortages
 from latentmake.geometry.clips import WAN_FPS, SourceFps, Span
 from latentmake.index.memo import source_stat
-from latentmake.plan.reasons import Difference, short, value_differences
 from latentmake.plan.receipts import Receipt
+from latentmake.plan.state import Difference, short, value_differences
 from latentmake.progress import Progress
 
 ARRAY = "frames"

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from latentmake.config.runs import Run
+from latentmake.config.root import Run
 from latentmake.data.item import Item
 from latentmake.errors import ConfigError
-from latentmake.files.disk import Need
+from latentmake.files.workspace import Need
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import WAN_FPS, Clip, SourceFps
 from latentmake.plan.facts import Facts

@@ -10,24 +10,24 @@ from typing import Any, ClassVar, Generic, TypeVar
 from latentmake.config.root import Config
 from latentmake.errors import ModelError, TrainingError
 from latentmake.index.memo import Memo
-from latentmake.models.model_files import ModelFile
+from latentmake.models.checks import ModelFile
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan
-from latentmake.training.backend import Backend, Say
-from latentmake.training.checks import (
+from latentmake.training.backend import (
+    Backend,
     Finding,
+    Say,
     accelerate_config,
     failed,
     model_finding,
     refuse_failed,
 )
-from latentmake.training.external import checks
+from latentmake.training.external import arguments
 from latentmake.training.external.installation import Installation
+from latentmake.training.external.launch import Resume
 from latentmake.training.external.order import ExternalOrder, reasons
 from latentmake.training.external.publish import Publication
-from latentmake.training.external.resume import Resume
-from latentmake.training.order import read_order
-from latentmake.training.record import RunFiles
+from latentmake.training.order import RunFiles, read_order
 
 Order = TypeVar("Order", bound=ExternalOrder)
 
@@ -163,13 +163,13 @@ class Launched(Backend, Generic[Order]):
             note = program.note or str(program.script(program.program.script))
             yield Finding(self.name, "warning" if program.note else "ok", note)
             if not quick:
-                yield checks.proven_commit(program.program.section, program.folder)
-            yield checks.environment(program, self.packages(order, program))
+                yield arguments.proven_commit(program.program.section, program.folder)
+            yield arguments.environment(program, self.packages(order, program))
         except TrainingError as error:
             yield Finding(self.name, "failed", str(error))
             return
         yield from self.program_findings(order, program, models, quick=quick)
-        yield from checks.paths(order.trainer.arguments, program.folder)
+        yield from arguments.paths(order.trainer.arguments, program.folder)
         yield from accelerate_config(order.trainer.accelerate_config)
 
     def job_findings(self, order: Order) -> Iterator[Finding]:

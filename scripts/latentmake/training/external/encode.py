@@ -195,7 +195,7 @@ class Encoding(ABC):
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()
         try:
-            return process.run(
+            return process.run_program(
                 [str(program.python), str(_DRIVER), str(place)],
                 environment={
                     "OMP_NUM_THREADS": str(self.threads),

@@ -8,16 +8,15 @@ from typing import Any, Self
 
 from pydantic import Field
 
+from latentmake.config.architectures import Setting
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import MusubiTrainer, SdScriptsTrainer, flags_of
 from latentmake.config.machines import Publish
 from latentmake.config.models import Model
 from latentmake.config.root import Config
-from latentmake.config.rows import Setting
 from latentmake.errors import ModelError
-from latentmake.plan.reasons import Difference
-from latentmake.training.order import RunOrder, Wanted, run_values
-from latentmake.training.record import LaunchedRecord, RunFiles
+from latentmake.plan.state import Difference
+from latentmake.training.order import LaunchedRecord, RunFiles, RunOrder, Wanted, run_values
 
 _VERSION = 2  # of trainings with the defaults of their guides
 

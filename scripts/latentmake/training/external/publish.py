@@ -2,6 +2,9 @@
 
 Images, captions and caches; for each system a dataset TOML in the paths that it knows, and a script
 that starts `run_published`, which makes missing caches and trains.
+
+With `publish: {caches: false}` the items of a run come from its datasets alone: no recipe is asked
+for, so that the model's encoders need not lie on this machine.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ import glob
 import json
 import posixpath
 import shlex
+import sys
+import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,16 +25,25 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from latentmake.config.fields import resolution_name
 from latentmake.config.machines import ExternalProgram
-from latentmake.errors import ConfigError, StorageError, TrainingError
-from latentmake.files.paths import System, absolute, is_windows, translate
+from latentmake.errors import ConfigError, DatasetError, StorageError, TrainingError
+from latentmake.files import atomic
 from latentmake.files.sync import sync
+from latentmake.files.workspace import System, absolute, is_windows, translate
 from latentmake.index.memo import Memo
 from latentmake.layouts.layout import Layout, layout_of
+from latentmake.plan.facts import Facts
+from latentmake.plan.lock import read_lock
+from latentmake.plan.manifest import lines_of, row_of
+from latentmake.plan.orders import run_order
+from latentmake.plan.run_plan import members
 from latentmake.progress import Progress
-from latentmake.training.backend import Say
-from latentmake.training.checks import Finding, Verdict, passed
-from latentmake.training.external import checks
-from latentmake.training.external.arguments import accelerate_arguments, missing_files
+from latentmake.training.backend import Finding, Say, Verdict, passed
+from latentmake.training.external.arguments import (
+    accelerate_arguments,
+    elsewhere,
+    flags,
+    missing_files,
+)
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.order import ExternalOrder
 
@@ -243,7 +257,7 @@ class Publication(ABC, Generic[Order]):
         yield from self._program_findings(memory)
         config = self.order.trainer.accelerate_config
         if config is not None and not Path(config).is_file():
-            yield checks.elsewhere("accelerate_config", config)
+            yield elsewhere("accelerate_config", config)
         self._texts()  # asks for all names
         yield from self._name_findings()
 
@@ -278,11 +292,11 @@ class Publication(ABC, Generic[Order]):
         for step in self.steps("linux"):
             try:
                 program.script(step.script)
-                yield checks.flags(program, step.arguments, step.script)
+                yield flags(program, step.arguments, step.script)
             except TrainingError as error:
                 yield Finding(f"arguments of {step.script}", "failed", str(error))
         for name in missing_files(self.order.trainer.arguments, program.folder):
-            yield checks.elsewhere("arguments", name)
+            yield elsewhere("arguments", name)
 
     def _name_findings(self) -> Iterator[Finding]:
         """Report folders without a name on a system: its script cannot run.
@@ -498,3 +512,53 @@ def _unmounted_drive(path: Path) -> Path | None:
     drive = Path(*path.parts[:3])
     is_drive = translate(str(path), "windows", []) is not None
     return drive if is_drive and not drive.is_dir() else None
+
+
+def write_items(facts: Facts, name: str) -> Path:
+    """Write the manifest of a publication without caches, a JSONL file; return its path.
+
+    Raises:
+        DatasetError: a dataset is missing, holds no image, or has faulty items and does not skip
+            them.
+    """
+    config, run = facts.config, facts.config.runs[name]
+    without = _left_out(facts, name)
+    layout = facts.layout(run.model)
+    rows = [
+        row_of(each, config.datasets[each.dataset].num_repeats, layout)
+        for each in members(facts, run, {}, {})
+        if (each.dataset, each.item.stem) not in without
+    ]
+    if not rows:
+        raise DatasetError("no item is left to publish", where=f"run {name}")
+    items = run_order(name, "items", time.time_ns()).with_suffix(".jsonl")
+    atomic.write(items, lines_of(rows))
+    return items
+
+
+def _left_out(facts: Facts, name: str) -> set[tuple[str, str]]:
+    """Return dataset and stem of the items that cannot be published, each of which is told.
+
+    Besides those that a listing tells, earlier builds here skipped what they could not read.
+    """
+    config, run = facts.config, facts.config.runs[name]
+    found: set[tuple[str, str]] = set()
+    lines: list[str] = []
+    for dataset in run.datasets:
+        skip = config.datasets[dataset].on_error == "skip"
+        faults = [(fault.stem, fault.line) for fault in facts.items(dataset, run.model)[1]]
+        for noted in read_lock(name).aside.get(dataset, []) if skip else []:
+            if noted["digest"] and facts.digest_of(noted["path"]) == noted["digest"]:
+                faults.append((noted["stem"], noted["line"]))
+        found |= {(dataset, stem) for stem, _ in faults}
+        if skip:
+            sys.stderr.writelines(f"skipped: {line}\n" for _, line in faults)
+        else:
+            lines += [line for _, line in faults]
+    if lines:
+        raise DatasetError(
+            f"{len(lines)} faulty: {' | '.join(lines)}",
+            where=f"run {name}",
+            hint="set on_error: skip to publish without these",
+        )
+    return found

@@ -1,4 +1,4 @@
-"""Items of a manifest, and their cache files: headers at once, content batch by batch.
+"""Items of a manifest and their cache files: headers at once, content batch by batch.
 
 Files are read when their batch comes: the system keeps them in memory as far as they fit, once for
 all processes, and reading them again costs little more than a copy.
@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections import Counter, deque
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -26,9 +26,61 @@ from latentmake.errors import CacheError, TrainingError
 from latentmake.files.cachefile import ORIGINAL_HEIGHT, ORIGINAL_WIDTH, corruption_of
 from latentmake.files.safetensors import DTYPES, Head, read_head
 from latentmake.geometry.buckets import Size, cover
-from latentmake.layouts import plain
+from latentmake.layouts import layout
 from latentmake.plan.manifest import Row, rows_of
-from latentmake.training.loop.batch import Batch, pad
+
+
+class Batch(NamedTuple):
+    """Examples of one shape.
+
+    Attributes:
+        latents: [batch, channels, height, width], or [batch, channels, frames, height, width];
+            float32, as the network sees them.
+        text: [batch, tokens, width], in the caches' number format, float32 where they differ;
+            shorter embeddings end in zeros.
+        mask: [batch, tokens], True where a token is; None where all have equal length.
+        indices: of the examples.
+        more: further tensors [batch, ...] by name, in the caches' number format.
+    """
+
+    latents: torch.Tensor
+    text: torch.Tensor
+    mask: torch.Tensor | None
+    indices: Sequence[int] = ()
+    more: Mapping[str, torch.Tensor] = {}
+
+    def pinned(self) -> Batch:
+        """Return a copy in pinned memory, from which a GPU takes it faster."""
+        mask = None if self.mask is None else self.mask.pin_memory()
+        more = {name: each.pin_memory() for name, each in self.more.items()}
+        latents, text = self.latents.pin_memory(), self.text.pin_memory()
+        return Batch(latents, text, mask, self.indices, more)
+
+
+def copied(
+    tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Copy a tensor to a device; the CPU does not wait for it where it lies in pinned memory.
+
+    The dtype is changed on the device: changed before, the tensor would no longer be pinned.
+    """
+    there = tensor.to(device, non_blocking=device.type != "mps")
+    return there if dtype is None else there.to(dtype)
+
+
+def pad(texts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Stack embeddings [tokens, width] of different lengths, with zeros at the ends.
+
+    Returns:
+        [batch, most tokens, width], and their mask [batch, most tokens]; None where all have equal
+        length.
+    """
+    padded = torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True)
+    lengths = [len(text) for text in texts]
+    if len(set(lengths)) == 1:
+        return padded, None
+    return padded, torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+
 
 HINT = "delete it and run the build's command again, which encodes it anew"
 FORM = r"(_\d+x\d+x\d+)?(_b?float\w+)?"
@@ -76,9 +128,9 @@ class CacheTensors(NamedTuple):
     texts: tuple[Sought, ...] = ()
 
 
-PLAIN = CacheTensors(Sought("latents", 3), Sought(plain.hidden_state(0), 2), scaled=True)
+PLAIN = CacheTensors(Sought("latents", 3), Sought(layout.hidden_state(0), 2), scaled=True)
 SDXL = PLAIN._replace(
-    texts=(Sought(plain.hidden_state(1), 2), Sought(f"{plain.encoder_name(1)}.pooled", 1))
+    texts=(Sought(layout.hidden_state(1), 2), Sought(f"{layout.encoder_name(1)}.pooled", 1))
 )
 WAN = CacheTensors(Sought("latents", 4), Sought("varlen_t5", 2))
 """Of musubi-tuner's caches, whose latents are scaled already."""

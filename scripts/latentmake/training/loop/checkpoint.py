@@ -28,8 +28,7 @@ from latentmake.training.loop.order import (
     TrainingOrder,
     wanted,
 )
-from latentmake.training.order import JsonFile, Wanted
-from latentmake.training.record import History, RunFiles
+from latentmake.training.order import History, JsonFile, RunFiles, Wanted
 
 if TYPE_CHECKING:
     import torch

@@ -19,13 +19,11 @@ from typing import TypeVar
 from latentmake import progress
 from latentmake.errors import TrainingError
 from latentmake.plan.manifest import rows_of
-from latentmake.training.child import RUN, run_child, say
 from latentmake.training.loop.checkpoint import as_begun
-from latentmake.training.loop.checks import check_accelerate
-from latentmake.training.loop.order import Prompt, TrainingOrder, wanted
+from latentmake.training.loop.order import Prompt, TrainingOrder, check_accelerate, wanted
 from latentmake.training.loop.sample_images import picture_reasons
-from latentmake.training.order import caption_in, read_order
-from latentmake.training.record import RunFiles, finish
+from latentmake.training.order import RunFiles, caption_in, finish, read_order
+from latentmake.training.process import RUN, run_child, say
 
 _Order = TypeVar("_Order", bound=TrainingOrder)
 _ACCELERATE = (sys.executable, "-m", "latentmake.training.loop.launch")

@@ -1,21 +1,25 @@
-"""Order of a training by one of our trainers, and digests of everything that shapes its result."""
+"""Order of a training by one of our trainers, its digests, and checks of its settings."""
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar, Self
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from latentmake import digest
 from latentmake.config.fields import shaping
 from latentmake.config.trainers import LoopTrainer
 from latentmake.config.weights import Weights
-from latentmake.training.order import RunOrder, Wanted, lock_digest
-from latentmake.training.record import Record, RunFiles
+from latentmake.errors import TrainingError, first_line
+from latentmake.training.backend import Finding, of_faults
+from latentmake.training.order import Record, RunFiles, RunOrder, Wanted, lock_digest
 
 CHECKPOINT_WEIGHTS = "weights.safetensors"
 CHECKPOINT_STATE = "state.pt"
@@ -223,3 +227,61 @@ def sample_steps(order: TrainingOrder, steps: int) -> frozenset[int]:
     if every is None:
         return frozenset(steps * quarter // 4 for quarter in range(5))
     return frozenset([*range(0, steps, every), steps])
+
+
+_REPLICATED = ("NO", "MULTI_GPU", "MULTI_CPU")
+
+
+def check_settings(trainer: LoopTrainer, *, here: bool = True) -> Iterator[Finding]:
+    """Check files that the settings need, and packages if it is trained in this environment."""
+    lacks = here and trainer.optimizer == "adamw8bit" and find_spec("bitsandbytes") is None
+    faults = ["bitsandbytes is not installed, which these settings need"] if lacks else []
+    yield of_faults("environment", faults, "has what these settings need")
+    if trainer.accelerate_config is not None:
+        try:
+            check_accelerate(Path(trainer.accelerate_config), trainer.kind)
+        except TrainingError as error:
+            yield Finding("accelerate_config", "failed", str(error))
+    begun = trainer.resume_from_checkpoint
+    if begun is not None and not Path(begun, CHECKPOINT_WEIGHTS).is_file():
+        note = f"{begun} is no checkpoint: name a folder such as runs/NAME/checkpoints/step-000500"
+        yield Finding("resume_from_checkpoint", "failed", note)
+
+
+def check_accelerate(config: Path, kind: str) -> None:
+    """Check a configuration file of `accelerate launch`, for a kind of trainer.
+
+    Raises:
+        TrainingError: it cannot be read, or shards the model or the optimizer.
+    """
+    try:
+        load = json.loads if config.suffix == ".json" else yaml.safe_load  # as accelerate does
+        content = load(config.read_bytes())
+    except (OSError, ValueError, LookupError, AttributeError, yaml.YAMLError) as error:
+        raise TrainingError(
+            f"this configuration of accelerate cannot be read ({first_line(error)})",
+            where=config,
+            hint="correct the trainer's `accelerate_config`, or make it by `accelerate config "
+            f"--config_file {config}`",
+        ) from None
+    if isinstance(content, dict):
+        refuse_sharded(str(content.get("distributed_type") or "NO"), kind, str(config))
+
+
+def refuse_sharded(how: str, kind: str, where: str = "trainer.accelerate_config") -> None:
+    """Refuse a `distributed_type` of accelerate that shards the model or the optimizer.
+
+    Args:
+        how: the `distributed_type`.
+        kind: of the trainer.
+        where: it is set.
+
+    Raises:
+        TrainingError: it is DeepSpeed's ZeRO, FSDP or the like.
+    """
+    if how not in _REPLICATED:
+        raise TrainingError(
+            f"the {kind} trainer does not train under {how}",
+            where=where,
+            hint="choose one device or multi-GPU in `accelerate config`, without DeepSpeed or FSDP",
+        )

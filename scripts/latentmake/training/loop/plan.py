@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from latentmake import digest
-from latentmake.config.root import Config
-from latentmake.config.runs import Run
+from latentmake.config.root import Config, Run
 from latentmake.config.trainers import LoopTrainer
 from latentmake.plan.facts import Facts
-from latentmake.plan.reasons import Difference
 from latentmake.plan.run_plan import RunPlan
+from latentmake.plan.state import Difference
 from latentmake.plan.target import prompt_path
 from latentmake.training.backend import Backend
 from latentmake.training.init_lora import Place, misfit, tensor_names
@@ -26,11 +25,10 @@ from latentmake.training.loop.order import (
     wanted,
 )
 from latentmake.training.loop.sample_images import picture_reasons
-from latentmake.training.order import run_values
-from latentmake.training.record import Record, RunFiles
+from latentmake.training.order import Record, RunFiles, run_values
 
 if TYPE_CHECKING:
-    from latentmake.training.checks import Finding
+    from latentmake.training.backend import Finding
     from latentmake.training.loop.recipe import Recipe
 
 _Order = TypeVar("_Order", bound=TrainingOrder)
@@ -61,7 +59,7 @@ class LoopBackend(Backend):
 
     def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
         """Check what the trainer's settings need."""
-        from latentmake.training.loop.checks import check_settings
+        from latentmake.training.loop.order import check_settings
 
         del current
         return check_settings(order.trainer)
@@ -115,8 +113,8 @@ def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: boo
     if plan.reasons:
         plan.note = _note(order, plan)
         if train:
-            from latentmake.training.checks import refuse_failed
-            from latentmake.training.loop.checks import check_settings
+            from latentmake.training.backend import refuse_failed
+            from latentmake.training.loop.order import check_settings
 
             refuse_failed(check_settings(order.trainer, here=facts.runs_jobs))
 

@@ -12,10 +12,9 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field, JsonValue, StringConstraints
 
-from latentmake.plan.reasons import Difference, short, value_differences
+from latentmake.plan.state import Difference, short, value_differences
 from latentmake.training.loop.order import TrainingOrder
-from latentmake.training.order import JsonFile, Wanted
-from latentmake.training.record import RunFiles
+from latentmake.training.order import JsonFile, RunFiles, Wanted
 
 CURVES = "curves.png"
 """The curves of a training, in its run's folder."""

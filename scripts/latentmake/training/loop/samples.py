@@ -21,13 +21,12 @@ from torch.utils.tensorboard import SummaryWriter
 
 from latentmake.caches.encoders.device import within_memory
 from latentmake.files import atomic
-from latentmake.files.mp4 import spread_frames
+from latentmake.files.video import spread_frames
 from latentmake.progress import say
 from latentmake.training.loop.accelerator import DTYPES, make_accelerator
 from latentmake.training.loop.caches import Caches, read_items
-from latentmake.training.loop.curves import curves_png
-from latentmake.training.loop.grid import draw_grid, png_of
 from latentmake.training.loop.order import sample_steps, wanted
+from latentmake.training.loop.pictures import curves_png, draw_grid, png_of
 from latentmake.training.loop.recipe import Drawn, Recipe
 from latentmake.training.loop.sample_images import (
     CURVES,
@@ -36,8 +35,7 @@ from latentmake.training.loop.sample_images import (
     picture_name,
     read_index,
 )
-from latentmake.training.order import Wanted
-from latentmake.training.record import COPIED, Record, RunFiles
+from latentmake.training.order import COPIED, Record, RunFiles, Wanted
 
 # Ours: pictures, those that are being renamed, and the latents that earlier releases wrote.
 _OURS = re.compile(r"\.?step-\d{6,}(_\d{2,}\.(png|mp4)|\.safetensors)")

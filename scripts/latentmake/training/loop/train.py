@@ -22,22 +22,26 @@ from torch.utils.tensorboard import SummaryWriter
 from latentmake.errors import CacheError, TrainingError
 from latentmake.progress import Progress, say
 from latentmake.training.loop import checkpoint
-from latentmake.training.loop.accelerator import DTYPES, make_accelerator, reseed
-from latentmake.training.loop.batch import Batch
-from latentmake.training.loop.batch_order import BatchOrder, generator, seed_of
-from latentmake.training.loop.caches import HINT, Caches, find_not_finite, read_items
-from latentmake.training.loop.caption_variants import Variants
-from latentmake.training.loop.objective import Losses, probe_loss
+from latentmake.training.loop.accelerator import (
+    DTYPES,
+    BatchOrder,
+    Variants,
+    generator,
+    make_accelerator,
+    reseed,
+    seed_of,
+)
+from latentmake.training.loop.caches import HINT, Batch, Caches, find_not_finite, read_items
 from latentmake.training.loop.order import sample_steps, wanted
-from latentmake.training.loop.recipe import Drawn, Network, Recipe
+from latentmake.training.loop.recipe import Drawn, Losses, Network, Recipe, probe_loss
 from latentmake.training.loop.samples import Samples
 from latentmake.training.loop.state import Learner
-from latentmake.training.order import Wanted
-from latentmake.training.record import (
+from latentmake.training.order import (
     COPIED,
     History,
     Record,
     RunFiles,
+    Wanted,
     write_record,
     write_trained,
 )

@@ -13,10 +13,10 @@ from latentmake.models import checkpoints
 from latentmake.models.files import network_config
 from latentmake.plan.facts import Facts
 from latentmake.training.loop.plan import LoopBackend, begun, order_values
-from latentmake.training.sd.order import SdOrder
 from latentmake.training.sd.unet import (
     PLACES,
     XL,
+    SdOrder,
     check_conditions,
     check_names,
     lora_layers,

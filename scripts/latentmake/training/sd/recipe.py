@@ -1,37 +1,332 @@
-"""Recipe of the trainer `sd`: a UNet, its noise schedule, pictures."""
+"""Recipe of the trainer `sd`: a UNet, its noise schedule, its loss, and pictures as latents.
+
+Diffusion is that of diffusers' DDPMScheduler: noisy = sqrt(a) x + sqrt(1 - a) noise (Ho et al.
+2020, https://arxiv.org/abs/2006.11239); the target is the noise, or v = sqrt(a) noise - sqrt(1 - a)
+x (Salimans and Ho 2022, https://arxiv.org/abs/2202.00512). Flow matching is that of diffusers'
+FlowMatchEulerDiscreteScheduler.
+
+DDIM: Song et al. 2021, https://arxiv.org/abs/2010.02502; Euler steps for a network that has learnt
+flow matching; guidance: Ho and Salimans 2022, https://arxiv.org/abs/2207.12598. A prompt's noise
+follows from the samples' seed and the prompt alone: it is the same at every step of the training,
+so that the rows of the grid differ by the training alone, and other prompts may come and go.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 import torch
+from diffusers import DDIMScheduler, DDPMScheduler, FlowMatchEulerDiscreteScheduler
+from diffusers.training_utils import compute_snr
+from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from latentmake.caches.encoders.device import within_memory
 from latentmake.caches.encoders.projection import load_projection, write_projection
 from latentmake.caches.encoders.vae import load_vae, tile
+from latentmake.config.weights import Weights
+from latentmake.errors import ModelError
 from latentmake.files import atomic
-from latentmake.training.loop.accelerator import set_up
-from latentmake.training.loop.batch_order import seed_of
-from latentmake.training.loop.caches import PLAIN, SDXL, Stored
-from latentmake.training.loop.grid import png_of
-from latentmake.training.loop.recipe import Recipe
+from latentmake.models import files
+from latentmake.training.loop.accelerator import generator, seed_of, set_up
+from latentmake.training.loop.caches import (
+    PLAIN,
+    SDXL,
+    Batch,
+    CacheTensors,
+    Stored,
+    copied,
+    pad,
+    read_text,
+)
+from latentmake.training.loop.pictures import png_of
+from latentmake.training.loop.recipe import Drawn, Network, Recipe
+from latentmake.training.loop.recipe import Objective as LoopObjective
+from latentmake.training.loop.recipe import Sampler as LoopSampler
 from latentmake.training.lora import begin_lora, load_lora, unreadable
 from latentmake.training.sd import network
-from latentmake.training.sd.lora_files import describe, places_of, write_lora
-from latentmake.training.sd.objective import Objective, load_noise_schedule
-from latentmake.training.sd.order import (
+from latentmake.training.sd.network import describe, places_of, write_lora
+from latentmake.training.sd.unet import (
     KOHYA_WEIGHTS,
     LORA_WEIGHTS,
+    PREFIX,
     PROJECTION_FOLDER,
     UNET_FOLDER,
+    XL,
     SdOrder,
+    damaged_schedule,
+    read_schedule,
 )
-from latentmake.training.sd.sampling import Sampler, decode, make_sampler
-from latentmake.training.sd.unet import PREFIX, XL
+
+NoiseSchedule: TypeAlias = Any  # one of diffusers' schedulers, which have no types
+_Diffusion: NoiseSchedule = DDPMScheduler
+_Flow: NoiseSchedule = FlowMatchEulerDiscreteScheduler
+_snr: Callable[[NoiseSchedule, torch.Tensor], torch.Tensor] = compute_snr
+Prediction = Literal["epsilon", "v_prediction", "flow_matching"]
+
+
+def load_noise_schedule(
+    scheduler: Path | str, prediction: Prediction | None, unet: Weights | None = None
+) -> NoiseSchedule:
+    """Return a FlowMatchEulerDiscreteScheduler for flow matching, else a DDPMScheduler.
+
+    Args:
+        scheduler: folder of scheduler_config.json, of any of diffusers' schedulers; "" for that of
+            the UNet's repository on the hub.
+        prediction: of the network; None for that of the schedule.
+        unet: the network.
+
+    Raises:
+        ModelError: it is missing or damaged, or the network predicts something else.
+    """
+    config = read_schedule(scheduler, prediction, unet)
+    flows = str(config.get("_class_name", "")).startswith("FlowMatch")
+    try:
+        if flows or prediction == "flow_matching":
+            known = {"num_train_timesteps": config.get("num_train_timesteps", 1000)}
+            return _Flow.from_config(config if flows else known)
+        changes = {"clip_sample": False, "thresholding": False}  # latents have no bounds
+        schedule = _Diffusion.from_config(config, **changes)
+    except (ValueError, TypeError, AttributeError, NotImplementedError):
+        raise damaged_schedule(scheduler) from None
+    if prediction is not None:
+        schedule.register_to_config(prediction_type=prediction)
+    return schedule
+
+
+def predict(
+    network: Any, batch: Batch, noisy: torch.Tensor, timesteps: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return the UNet's prediction; see the loop's `Objective`.
+
+    SDXL's further conditions are those of `more`, under diffusers' names.
+    """
+    device = noisy.device
+    predicted: torch.Tensor = network(
+        noisy.to(dtype),
+        copied(timesteps, device),
+        copied(batch.text, device, dtype),
+        encoder_attention_mask=None if batch.mask is None else copied(batch.mask, device),
+        added_cond_kwargs={name: copied(each, device) for name, each in batch.more.items()},
+        return_dict=False,
+    )[0]
+    return predicted
+
+
+class Objective(LoopObjective):
+    """Noise, timesteps and losses of a training.
+
+    Args:
+        schedule: of `load_noise_schedule`.
+        snr_gamma: Min-SNR weighting (Hang et al. 2023, https://arxiv.org/abs/2303.09556): a
+            timestep counts min(snr, gamma) / snr, and for v min(snr, gamma) / (snr + 1); None
+            weighs all alike.
+        noise_offset: share of noise that is constant over a channel
+            (https://www.crosslabs.org/blog/diffusion-with-offset-noise).
+    """
+
+    predict = staticmethod(predict)
+
+    def __init__(
+        self,
+        schedule: NoiseSchedule,
+        *,
+        snr_gamma: float | None = None,
+        noise_offset: float = 0.0,
+    ) -> None:
+        self.schedule = schedule
+        self.flow = isinstance(schedule, FlowMatchEulerDiscreteScheduler)
+        self.timesteps = int(schedule.config.num_train_timesteps)
+        self._gamma = snr_gamma
+        self._offset = noise_offset
+        if self.flow and snr_gamma is not None:
+            raise ModelError(
+                "the model's noise schedule is one of flow matching, which has no `snr_gamma`",
+                where="trainer.snr_gamma",
+                hint="leave it out",
+            )
+
+    def draw(self, shape: torch.Size, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return noise of a batch's shape and a timestep for each of its examples, on the CPU.
+
+        Timesteps are whole numbers from 0 for diffusion, and for flow matching float32 in
+        (0, timesteps), spread evenly before the schedule's shift.
+        """
+        noise = torch.randn(shape, generator=random)
+        if self._offset:
+            noise += self._offset * torch.randn((*shape[:2], 1, 1), generator=random)
+        if self.flow:
+            return noise, self.at(torch.rand(shape[:1], generator=random))
+        return noise, torch.randint(0, self.timesteps, shape[:1], generator=random)
+
+    def at(self, shares: torch.Tensor) -> torch.Tensor:
+        """Return the timesteps at some shares, in [0, 1), of the way into the noise."""
+        if not self.flow:
+            return (shares * self.timesteps).long()
+        shift = float(self.schedule.config.shift)
+        sigmas = shares.clamp(1e-5, 1 - 1e-5)
+        return self.timesteps * shift * sigmas / (1 + (shift - 1) * sigmas)
+
+    def noisy(
+        self, latents: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
+    ) -> torch.Tensor:
+        """Return latents with the noise of their timesteps."""
+        if self.flow:
+            return super().noisy(latents, noise, timesteps)
+        mixed: torch.Tensor = self.schedule.add_noise(latents, noise, timesteps)
+        return mixed
+
+    def target(
+        self, latents: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the network's target, of the latents' shape."""
+        if self.flow:
+            return super().target(latents, noise, timesteps)
+        if self.schedule.config.prediction_type == "epsilon":
+            return noise
+        velocity: torch.Tensor = self.schedule.get_velocity(latents, noise, timesteps)
+        return velocity
+
+    def weights(self, timesteps: torch.Tensor) -> torch.Tensor | None:
+        """Return the weight of each timestep, [batch]; None where all have the same."""
+        if self._gamma is None:
+            return None
+        snr = _snr(self.schedule, timesteps)
+        least = snr.clamp(max=self._gamma)
+        if self.schedule.config.prediction_type == "v_prediction":
+            return least / (snr + 1)
+        return torch.where(snr > 0, least / snr, 1.0)  # its limit where all is noise
+
+
+_Ddim: Any = DDIMScheduler  # diffusers has no types
+_Euler: Any = FlowMatchEulerDiscreteScheduler
+_PIXELS = 8.0  # a latent's width in pixels, where nothing says; that of all Stable Diffusions
+
+
+@dataclass(frozen=True)
+class Sampler(LoopSampler):
+    """Settings and embeddings of sample pictures.
+
+    Attributes:
+        schedule: the noise schedule of the training.
+        negative: tensors of the caption that guidance leads away from; None for no guidance.
+        shape: channels, height and width of a picture's latents.
+        steps: denoising steps, at most those of the schedule.
+        guidance: scale of the guidance; 1 is none.
+        pictures: key -> `text` [tokens, width] of the prompt with SDXL's further conditions, and
+            the seed of the noise.
+        batch: most pictures drawn at once.
+        scaling: the network sees (x - shift) * scaling of a picture's latents x.
+        shift: see there.
+    """
+
+    schedule: NoiseSchedule
+    negative: Mapping[str, torch.Tensor] | None
+    shape: tuple[int, int, int]
+    steps: int
+    guidance: float
+    pictures: Mapping[str, tuple[Mapping[str, torch.Tensor], tuple[int | str, ...]]]
+    batch: int = 1
+    scaling: float = 1.0
+    shift: float = 0.0
+
+    @torch.no_grad()
+    def draw(
+        self,
+        network: Network,
+        keys: Collection[str],
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Drawn:
+        """Draw the pictures of these keys; float32, on the CPU."""
+        asked = [key for key in self.pictures if key in keys]
+        drawn: Drawn = {}
+        for start in range(0, len(asked), self.batch):
+            part = asked[start : start + self.batch]
+            latents = self._latents(network, part, device, dtype) / self.scaling + self.shift
+            drawn.update(zip(part, latents, strict=True))
+        return drawn
+
+    def _latents(
+        self,
+        network: Network,
+        keys: Sequence[str],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        flow = isinstance(self.schedule, FlowMatchEulerDiscreteScheduler)
+        config = self.schedule.config
+        schedule = (_Euler if flow else _Ddim).from_config(config)
+        schedule.set_timesteps(min(self.steps, int(config.num_train_timesteps)))
+        negative = self.negative if self.guidance > 1 else None
+        negatives = [] if negative is None else [negative] * len(keys)
+        texts = [*(self.pictures[key][0] for key in keys), *negatives]
+        more = {
+            name: torch.stack([each[name] for each in texts]).to(device)
+            for name in texts[0]
+            if name != "text"
+        }
+        text, mask = pad([each["text"] for each in texts])
+        mask = None if mask is None else mask.to(device)
+        seeds = [self.pictures[key][1] for key in keys]
+        noise = [torch.randn(self.shape, generator=generator(*seed)) for seed in seeds]
+        latents = torch.stack(noise).to(device)  # of standard deviation 1 for both schedules
+        batch = Batch(latents, text.to(device, dtype), mask, more=more)
+        for timestep in schedule.timesteps:
+            inputs = torch.cat([latents, latents]) if negatives else latents
+            timesteps = timestep.to(device).expand(len(inputs))
+            predicted = predict(network, batch, inputs, timesteps, dtype).float()
+            if negatives:
+                with_text, without = predicted.chunk(2)
+                predicted = without + self.guidance * (with_text - without)
+            latents = schedule.step(predicted, timestep, latents, return_dict=False)[0]
+        return latents.float().cpu()
+
+
+def make_sampler(
+    order: SdOrder, schedule: NoiseSchedule, latents: Stored, tensors: CacheTensors
+) -> Sampler:
+    """Return the sampler of a training; `latents` of a cache file have its scale and size."""
+    samples = order.trainer.samples
+    pixels = latents.pixels or files.vae_factor(order.vae) or _PIXELS
+    width, height = order.sample_size
+    sizes = {"time_ids": torch.tensor([height, width, 0.0, 0.0, height, width])}  # not cut
+
+    def read(path: str) -> dict[str, torch.Tensor]:
+        return read_text(path, tensors) | (sizes if tensors.texts else {})
+
+    width, height = (max(1, round(side / pixels)) for side in order.sample_size)
+    return Sampler(
+        schedule,
+        None if order.negative is None else read(order.negative),
+        shape=(latents.shape[0], height, width),
+        steps=samples.num_inference_steps,
+        guidance=samples.guidance_scale,
+        pictures={
+            key: (read(prompt.text), (samples.seed, "sample", *occurrence))
+            for key, prompt, occurrence in zip(
+                order.picture_keys(), order.prompts, order.occurrences(), strict=True
+            )
+        },
+        batch=order.trainer.train_batch_size,
+        scaling=latents.scaling,
+        shift=latents.shift,
+    )
+
+
+@torch.no_grad()
+def decode(vae: Any, latents: torch.Tensor) -> Image.Image:
+    """Decode the unscaled latents [channels, height, width] of a picture."""
+    first = next(vae.parameters())
+    (pixels,) = vae.decode(latents[None].to(first.device, first.dtype), return_dict=False)
+    values = ((pixels[0].float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+    return Image.fromarray(values.permute(1, 2, 0).cpu().numpy())
 
 
 class SdRecipe(Recipe):

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from latentmake.config.models import Model
-from latentmake.config.root import Config
-from latentmake.config.runs import Run
+from latentmake.config.root import Config, Run
 from latentmake.config.trainers import WanTrainer
-from latentmake.files.disk import Need, human
+from latentmake.files.workspace import Need, human
 from latentmake.geometry.buckets import Size
 from latentmake.plan.lock import run_folder
 from latentmake.progress import duration

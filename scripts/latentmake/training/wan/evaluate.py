@@ -23,12 +23,12 @@ from latentmake.errors import CacheError, TrainingError
 from latentmake.files import cachefile
 from latentmake.plan.manifest import Row
 from latentmake.progress import Progress
-from latentmake.training.loop.accelerator import DTYPES, decided
-from latentmake.training.loop.batch_order import generator
+from latentmake.training.loop.accelerator import DTYPES, decided, generator
 from latentmake.training.loop.caches import HINT, Caches, find_not_finite, read_items
 from latentmake.training.loop.checkpoint import as_begun
 from latentmake.training.loop.order import wanted
 from latentmake.training.order import JsonFile, caption_in, lock_content, read_order
+from latentmake.training.wan.dit import WanOrder
 from latentmake.training.wan.evaluation import (
     CLIP_NAME,
     KINDS,
@@ -49,10 +49,14 @@ from latentmake.training.wan.evaluation import (
 from latentmake.training.wan.generate import Painter
 from latentmake.training.wan.generation import adapter_digest
 from latentmake.training.wan.network import Denoiser
-from latentmake.training.wan.objective import CLIP, FIRST_FRAME, Objective
-from latentmake.training.wan.order import WanOrder
-from latentmake.training.wan.recipe import WanRecipe
-from latentmake.training.wan.sampling import Condition, noise_of
+from latentmake.training.wan.recipe import (
+    CLIP,
+    FIRST_FRAME,
+    Condition,
+    Objective,
+    WanRecipe,
+    noise_of,
+)
 
 _MADE: tuple[Literal["base", "adapter"], ...] = ("base", "adapter")
 _KNOWN = ".parts.json"

@@ -16,10 +16,11 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 from latentmake import digest
 from latentmake.plan.facts import Facts
 from latentmake.plan.lock import read_lock, run_folder
-from latentmake.plan.reasons import Difference, value_differences
 from latentmake.plan.run_plan import RunPlan
-from latentmake.training.child import RUN, run_child
+from latentmake.plan.state import Difference, value_differences
 from latentmake.training.order import JsonFile, read_order
+from latentmake.training.process import RUN, run_child
+from latentmake.training.wan.dit import WanOrder
 from latentmake.training.wan.generation import (
     GenerationOrder,
     adapter_digest,
@@ -27,7 +28,6 @@ from latentmake.training.wan.generation import (
     clip_reasons,
     generation_order,
 )
-from latentmake.training.wan.order import WanOrder
 
 Kind = Literal["real", "base", "adapter"]
 KINDS: tuple[Kind, ...] = ("real", "base", "adapter")

@@ -24,7 +24,7 @@ from latentmake.caches.pixels.scaling import cover
 from latentmake.config.datasets import Dataset
 from latentmake.errors import TrainingError
 from latentmake.files.media import opened
-from latentmake.files.mp4 import write_mp4
+from latentmake.files.video import write_mp4
 from latentmake.geometry.buckets import Size
 from latentmake.progress import Progress, say
 from latentmake.training.loop.caches import WAN, read_text
@@ -36,14 +36,8 @@ from latentmake.training.wan.generation import (
     adapter_digest,
     judged,
 )
-from latentmake.training.wan.lora_files import read_lora
-from latentmake.training.wan.network import Denoiser, Transformer, load_transformer
-from latentmake.training.wan.sampling import (
-    Condition,
-    decode_clip,
-    noise_of,
-    sample_latents,
-)
+from latentmake.training.wan.network import Denoiser, Transformer, load_transformer, read_lora
+from latentmake.training.wan.recipe import Condition, decode_clip, noise_of, sample_latents
 
 _READING = Dataset(path=".")  # upright, transparency on white
 

@@ -17,8 +17,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from latentmake import digest
 from latentmake.config.models import Model
-from latentmake.config.root import Config
-from latentmake.config.runs import Run
+from latentmake.config.root import Config, Run
 from latentmake.config.trainers import WanTrainer
 from latentmake.errors import ConfigError, ModelError, TrainingError
 from latentmake.files import atomic
@@ -27,13 +26,12 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.lock import run_folder
 from latentmake.plan.manifest import rows_of
 from latentmake.plan.orders import run_order
-from latentmake.plan.reasons import Difference, short, value_differences
 from latentmake.plan.run_plan import RunPlan
+from latentmake.plan.state import Difference, short, value_differences
 from latentmake.plan.target import generation_prompts, prompt_path
 from latentmake.training.loop.order import Prompt
 from latentmake.training.order import JsonFile, caption_in
-from latentmake.training.wan.dit import dit_digest, lora_names
-from latentmake.training.wan.order import boundary_of
+from latentmake.training.wan.dit import boundary_of, dit_digest, lora_names
 
 FOLDER = "generated"
 """Folder of the clips below that of their run."""

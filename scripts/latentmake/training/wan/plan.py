@@ -10,16 +10,22 @@ from latentmake.config.trainers import WanTrainer
 from latentmake.errors import ModelError
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import rows_of
-from latentmake.plan.reasons import Difference
 from latentmake.plan.run_plan import RunPlan
+from latentmake.plan.state import Difference
 from latentmake.training.loop.plan import LoopBackend, begun, order_values
 from latentmake.training.order import read_order
-from latentmake.training.wan.dit import PLACES, check_networks, dit_digest, trained_networks
+from latentmake.training.wan.dit import (
+    PLACES,
+    WanOrder,
+    boundary_of,
+    check_networks,
+    dit_digest,
+    trained_networks,
+)
 from latentmake.training.wan.estimate import estimate_training
-from latentmake.training.wan.order import WanOrder, boundary_of
 
 if TYPE_CHECKING:
-    from latentmake.training.checks import Finding
+    from latentmake.training.backend import Finding
     from latentmake.training.wan.recipe import WanRecipe
 
 
@@ -73,7 +79,7 @@ class Wan(LoopBackend):
 
     def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
         """Check the networks, and what the trainer's settings need."""
-        from latentmake.training.checks import image_findings, model_finding
+        from latentmake.training.backend import image_findings, model_finding
 
         yield from map(model_finding, trained_networks(order))
         if current:  # the caches have musubi-tuner's pixels

@@ -15,12 +15,12 @@ from latentmake.index.memo import Memo
 from latentmake.plan.run_plan import RunPlan
 from latentmake.training.external.backend import Launched
 from latentmake.training.external.musubi.backend import Musubi
+from latentmake.training.external.musubi.command import local_arguments
 from latentmake.training.external.musubi.order import MusubiOrder
-from latentmake.training.external.musubi.training_command import local_arguments
 from latentmake.training.external.sdscripts.backend import SdScripts
 from latentmake.training.external.sdscripts.command import local_arguments as sdscripts_arguments
-from latentmake.training.sd.order import SdOrder
-from latentmake.training.wan.order import WanOrder
+from latentmake.training.sd.unet import SdOrder
+from latentmake.training.wan.dit import WanOrder
 from musubi_world import RUN, called, make_run, stand_in, write_order
 from pydantic import ValidationError
 from rows_world import model_of

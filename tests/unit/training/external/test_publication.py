@@ -11,7 +11,7 @@ from latentmake.config.root import parse
 from latentmake.errors import DatasetError
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.training.external.publication import write_items
+from latentmake.training.external.publish import write_items
 from PIL import Image
 
 

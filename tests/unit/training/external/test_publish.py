@@ -23,8 +23,8 @@ from latentmake.errors import (
     StorageError,
     TrainingError,
 )
-from latentmake.files.paths import System
 from latentmake.files.sync import RECORD
+from latentmake.files.workspace import System
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.musubi.publish import MusubiPublication
 from publish_world import ATTENTION, FLAGS, NEEDED, check_flags, fill, order_of, put, value

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from latentmake.training.loop.curves import curves_png, is_noisy, read_curves, smoothed
+from latentmake.training.loop.pictures import curves_png, is_noisy, read_curves, smoothed
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 

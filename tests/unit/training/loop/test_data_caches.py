@@ -10,13 +10,14 @@ import pytest
 import torch
 from latentmake.errors import CacheError, TrainingError
 from latentmake.files import cachefile
-from latentmake.training.loop.batch import Batch, pad
-from latentmake.training.loop.batch_order import BatchOrder
+from latentmake.training.loop.accelerator import BatchOrder
 from latentmake.training.loop.caches import (
     PLAIN,
+    Batch,
     Caches,
     check_bytes,
     find_not_finite,
+    pad,
     read_items,
     read_text,
 )

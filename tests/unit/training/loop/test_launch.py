@@ -12,8 +12,8 @@ from latentmake import digest
 from latentmake.training.loop import launch
 from latentmake.training.loop.checkpoint import Progress, as_begun
 from latentmake.training.loop.order import wanted
-from latentmake.training.record import History, Record, RunFiles
-from latentmake.training.sd.order import SdOrder
+from latentmake.training.order import History, Record, RunFiles
+from latentmake.training.sd.unet import SdOrder
 from trainer_world import make_order, train, write_order
 
 

@@ -18,10 +18,9 @@ from latentmake.training.loop.sample_images import (
     read_index,
 )
 from latentmake.training.loop.samples import Samples
-from latentmake.training.order import Wanted
-from latentmake.training.record import RunFiles
-from latentmake.training.sd.order import SdOrder
+from latentmake.training.order import RunFiles, Wanted
 from latentmake.training.sd.recipe import SdRecipe
+from latentmake.training.sd.unet import SdOrder
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter

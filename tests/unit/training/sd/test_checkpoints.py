@@ -17,8 +17,8 @@ from latentmake.training.loop.order import sample_steps
 from latentmake.training.loop.plan import finish_plan
 from latentmake.training.loop.sample_images import read_index
 from latentmake.training.loop.train import Training
-from latentmake.training.record import RunFiles
-from latentmake.training.sd.order import SdOrder
+from latentmake.training.order import RunFiles
+from latentmake.training.sd.unet import SdOrder
 from trainer_world import make_order, make_training
 
 

@@ -14,10 +14,10 @@ from latentmake.config.weights import Weights
 from latentmake.training.loop.order import Prompt, wanted
 from latentmake.training.loop.sample_images import picture_reasons, read_index
 from latentmake.training.loop.samples import Samples, draw_later
-from latentmake.training.record import Record, RunFiles
+from latentmake.training.order import Record, RunFiles
 from latentmake.training.run import main
-from latentmake.training.sd.order import SdOrder
 from latentmake.training.sd.recipe import SdRecipe
+from latentmake.training.sd.unet import SdOrder
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trainer_world import make_order, make_training, make_unet, train, write_order

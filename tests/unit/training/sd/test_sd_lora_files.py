@@ -13,9 +13,9 @@ from diffusers import StableDiffusionPipeline, UNet2DConditionModel
 from diffusers.utils import convert_state_dict_to_diffusers
 from latentmake.files.safetensors import read_head
 from latentmake.training.loop.state import trained_state
-from latentmake.training.record import RunFiles
-from latentmake.training.sd.order import SdOrder
+from latentmake.training.order import RunFiles
 from latentmake.training.sd.recipe import SdRecipe
+from latentmake.training.sd.unet import SdOrder
 from safetensors.torch import load_file, save_file
 from trainer_world import TEXT_WIDTH, make_manifest, make_order, make_scheduler, make_training
 

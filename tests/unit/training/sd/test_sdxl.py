@@ -20,14 +20,14 @@ from diffusers import (
 from latentmake.caches.encoders.text import text_encoders
 from latentmake.config.models import Model
 from latentmake.files.safetensors import read_head
-from latentmake.layouts.plain import latents_metadata
-from latentmake.training.loop.batch_order import generator
+from latentmake.layouts.layout import plain_latents_metadata
+from latentmake.training.loop.accelerator import generator
 from latentmake.training.loop.caches import SDXL as TENSORS
 from latentmake.training.loop.caches import Caches, read_items
 from latentmake.training.lora import lora_tensors
-from latentmake.training.sd.lora_files import xl_layer
-from latentmake.training.sd.order import KOHYA_WEIGHTS, SdOrder
+from latentmake.training.sd.network import xl_layer
 from latentmake.training.sd.recipe import SdRecipe
+from latentmake.training.sd.unet import KOHYA_WEIGHTS, SdOrder
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from trainer_world import make_order, make_training
@@ -66,7 +66,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, micro: Path) -> World:
     random, lines = torch.Generator().manual_seed(3), []
     for number in range(2):
         latents = str(root / f"cache/{number}.safetensors")
-        known = latents_metadata(0.13025, 0.0, (40, 36), (32, 32))
+        known = plain_latents_metadata(0.13025, 0.0, (40, 36), (32, 32))
         save_file({"latents": torch.randn(4, 4, 4, generator=random)}, latents, known)
         text = str(root / f"cache/text/{number}.safetensors")
         row = {"dataset": "shapes", "stem": str(number), "source": f"{number}.png", "repeats": 1}

@@ -20,16 +20,14 @@ from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError, UserError
 from latentmake.index.memo import Memo
 from latentmake.training.loop import checkpoint
-from latentmake.training.loop.accelerator import make_accelerator
-from latentmake.training.loop.batch_order import generator
+from latentmake.training.loop.accelerator import generator, make_accelerator
 from latentmake.training.loop.order import wanted
 from latentmake.training.loop.plan import resumed
 from latentmake.training.loop.state import Learner, rate_of, trained_state
-from latentmake.training.record import RunFiles
+from latentmake.training.order import RunFiles
 from latentmake.training.sd import network
-from latentmake.training.sd.objective import Objective, load_noise_schedule
-from latentmake.training.sd.order import SdOrder
-from latentmake.training.sd.recipe import SdRecipe
+from latentmake.training.sd.recipe import Objective, SdRecipe, load_noise_schedule
+from latentmake.training.sd.unet import SdOrder
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

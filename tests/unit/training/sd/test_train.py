@@ -23,13 +23,11 @@ from latentmake.errors import (
     storage_error,
 )
 from latentmake.training.loop import checkpoint
-from latentmake.training.loop.batch_order import generator
-from latentmake.training.loop.checks import check_settings
-from latentmake.training.loop.order import sample_steps, wanted
+from latentmake.training.loop.accelerator import generator
+from latentmake.training.loop.order import check_settings, sample_steps, wanted
 from latentmake.training.loop.sample_images import read_index
-from latentmake.training.order import Wanted, read_order
-from latentmake.training.record import History, RunFiles
-from latentmake.training.sd.order import SdOrder
+from latentmake.training.order import History, RunFiles, Wanted, read_order
+from latentmake.training.sd.unet import SdOrder
 from PIL import Image
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file

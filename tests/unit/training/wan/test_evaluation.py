@@ -17,9 +17,10 @@ from latentmake import digest
 from latentmake.config.models import Model
 from latentmake.errors import TrainingError, UserError
 from latentmake.files import atomic, cachefile
-from latentmake.files.mp4 import write_mp4
-from latentmake.reports.evaluation import WORDS
+from latentmake.files.video import write_mp4
+from latentmake.reports.following import WORDS
 from latentmake.training.wan import generate
+from latentmake.training.wan.dit import WanOrder
 from latentmake.training.wan.evaluate import (
     Known,
     cases_of,
@@ -30,7 +31,6 @@ from latentmake.training.wan.evaluate import (
     timesteps_of,
 )
 from latentmake.training.wan.evaluation import EvaluationOrder, Metrics
-from latentmake.training.wan.order import WanOrder
 from latentmake.training.wan.recipe import WanRecipe
 from safetensors import safe_open
 from safetensors.torch import load_file

@@ -15,7 +15,7 @@ from latentmake.caches.encoders.wan_vae import load_wan_vae
 from latentmake.config.models import Model
 from latentmake.config.weights import Weights
 from latentmake.errors import CacheError, SourceError, TrainingError
-from latentmake.files.mp4 import spread_frames, write_mp4
+from latentmake.files.video import spread_frames, write_mp4
 from latentmake.training.wan import generate as module
 from latentmake.training.wan.generate import condition_of, generate
 from latentmake.training.wan.generation import (

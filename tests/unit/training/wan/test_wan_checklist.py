@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from latentmake.training.checks import Finding
-from latentmake.training.wan.order import WanOrder
+from latentmake.training.backend import Finding
+from latentmake.training.wan.dit import WanOrder
 from latentmake.training.wan.plan import Wan
 from PIL import Image
 from wan_trainer_world import make_order

@@ -17,10 +17,10 @@ from dit_world import image_dit, tiny_dit
 from latentmake.caches.encoders.wan_vae import load_wan_vae
 from latentmake.config.weights import Weights
 from latentmake.errors import TrainingError
-from latentmake.training.loop.batch import Batch
-from latentmake.training.loop.batch_order import generator
+from latentmake.training.loop.accelerator import generator
+from latentmake.training.loop.caches import Batch
 from latentmake.training.wan.network import Denoiser, add_lora
-from latentmake.training.wan.objective import CLIP, FIRST_FRAME, Objective, inputs_of
+from latentmake.training.wan.recipe import CLIP, FIRST_FRAME, Objective, inputs_of
 from peft.utils import get_peft_model_state_dict
 from torch.utils._python_dispatch import TorchDispatchMode
 from wan_world import tiny_wan_vae

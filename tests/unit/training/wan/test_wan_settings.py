@@ -9,7 +9,7 @@ import pytest
 from latentmake.config.root import Config, parse
 from latentmake.config.trainers import WanSamples, WanTrainer
 from latentmake.errors import ConfigError
-from latentmake.training.wan.order import WanOrder, boundary_of
+from latentmake.training.wan.dit import WanOrder, boundary_of
 from reference.schema import declared
 from wan_trainer_world import make_order
 

@@ -23,10 +23,9 @@ from latentmake.training.loop.order import wanted
 from latentmake.training.loop.plan import begun
 from latentmake.training.loop.sample_images import picture_reasons
 from latentmake.training.loop.state import trained_state
-from latentmake.training.record import History, RunFiles
-from latentmake.training.wan.dit import PLACES
-from latentmake.training.wan.objective import CLIP, FIRST_FRAME, Objective
-from latentmake.training.wan.order import WanOrder
+from latentmake.training.order import History, RunFiles
+from latentmake.training.wan.dit import PLACES, WanOrder
+from latentmake.training.wan.recipe import CLIP, FIRST_FRAME, Objective
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file

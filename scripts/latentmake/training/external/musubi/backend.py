@@ -11,22 +11,21 @@ from latentmake.config.root import Config
 from latentmake.errors import TrainingError
 from latentmake.files import atomic
 from latentmake.index.memo import Memo
+from latentmake.models.checks import ModelFile
 from latentmake.models.files import scripted_files
-from latentmake.models.model_files import ModelFile
 from latentmake.training.backend import Say
 from latentmake.training.external.arguments import depends_on_length
 from latentmake.training.external.backend import Launched
 from latentmake.training.external.installation import Installation
+from latentmake.training.external.launch import Resume
 from latentmake.training.external.musubi import checks, installation
-from latentmake.training.external.musubi.dataset_toml import training_toml
-from latentmake.training.external.musubi.deploy import deploy
+from latentmake.training.external.musubi.command import local_arguments
+from latentmake.training.external.musubi.deploy import deploy, training_toml
 from latentmake.training.external.musubi.networks import model_files, networks
 from latentmake.training.external.musubi.order import DEPLOYED, MusubiOrder
-from latentmake.training.external.musubi.training_command import local_arguments
 from latentmake.training.external.order import fields_of, files_digests, with_defaults
 from latentmake.training.external.publish import Publication
-from latentmake.training.external.resume import Resume
-from latentmake.training.record import RunFiles
+from latentmake.training.order import RunFiles
 
 
 class Musubi(Launched[MusubiOrder]):

@@ -10,18 +10,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from latentmake.files.disk import free, human
 from latentmake.files.safetensors import Tensor
-from latentmake.models.model_files import ModelFile
+from latentmake.files.workspace import free, human
+from latentmake.models.checks import ModelFile
 from latentmake.plan.manifest import rows_of
-from latentmake.training.checks import Finding, Verdict, image_findings, of_faults
-from latentmake.training.external import checks
+from latentmake.training.backend import Finding, Verdict, image_findings, of_faults
+from latentmake.training.external import arguments
 from latentmake.training.external.arguments import absolute, depends_on_length
 from latentmake.training.external.installation import Installation
+from latentmake.training.external.musubi.command import local_arguments
 from latentmake.training.external.musubi.deploy import folders_of, strays_of
 from latentmake.training.external.musubi.installation import MODULES, pick_attention
 from latentmake.training.external.musubi.order import MusubiOrder
-from latentmake.training.external.musubi.training_command import local_arguments
 
 _LEAST_SPACE = 200_000_000  # bytes
 _NUMBERED = re.compile(r"\.\d+\.")  # blocks by another name
@@ -69,7 +69,7 @@ def program_findings(
     faults = [f"{program.python} lacks {package}: {hint}" for package in lacks]
     yield of_faults("attention", faults, attention)
     resume = Path("state") if order.trainer.save_every_n_epochs else None
-    yield checks.flags(program, local_arguments(order, attention=attention, resume=resume))
+    yield arguments.flags(program, local_arguments(order, attention=attention, resume=resume))
     if resume and depends_on_length(order.trainer.arguments):
         note = (
             "the learning rate depends on the number of epochs, which musubi-tuner counts from one "

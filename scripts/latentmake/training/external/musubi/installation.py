@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from latentmake.config.architectures import Scripts
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
-from latentmake.config.rows import Scripts
 from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
 from latentmake.models.files import script_of
 from latentmake.training.external.installation import Installation, Program
-from latentmake.training.external.musubi.caching_command import caching_arguments
+from latentmake.training.external.musubi.command import caching_arguments
 
 MODULES = {
     "flash_attn": "flash_attn",

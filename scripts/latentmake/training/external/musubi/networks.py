@@ -9,12 +9,10 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from latentmake.config.architectures import MUSUBI
+from latentmake.config.architectures import MUSUBI, Scripts
 from latentmake.config.models import Model
-from latentmake.config.rows import Scripts
 from latentmake.files.safetensors import Tensor, read_head
-from latentmake.models.kinds import LORA, kinds_of, one, weight_file
-from latentmake.models.model_files import (
+from latentmake.models.checks import (
     DIT,
     ModelFile,
     encoders,
@@ -22,6 +20,7 @@ from latentmake.models.model_files import (
     other_task,
     tensors_at,
 )
+from latentmake.models.kinds import LORA, kinds_of, one, weight_file
 
 
 def model_files(model: Model) -> Iterator[ModelFile]:

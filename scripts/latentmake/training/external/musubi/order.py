@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from latentmake import digest
+from latentmake.config.architectures import Scripts, Version
 from latentmake.config.external_trainers import MusubiTrainer
 from latentmake.config.fields import resolution_name, shaping
 from latentmake.config.machines import ExternalProgram
-from latentmake.config.rows import Scripts, Version
 from latentmake.layouts.layout import Layout, layout_of
 from latentmake.training.external.order import ExternalOrder
 

@@ -15,26 +15,24 @@ from latentmake.config.machines import ExternalProgram
 from latentmake.data.item import IMAGE_EXTENSIONS
 from latentmake.errors import CacheError, ConfigError, SourceError
 from latentmake.files.media import VIDEO_EXTENSIONS
-from latentmake.files.paths import System
+from latentmake.files.workspace import System
 from latentmake.index.memo import Memo
+from latentmake.models.checks import ModelFile
 from latentmake.models.files import script_of
-from latentmake.models.model_files import ModelFile
 from latentmake.plan.manifest import Row, rows_of
-from latentmake.training.checks import Finding, model_finding
-from latentmake.training.external.arguments import located
-from latentmake.training.external.checks import elsewhere
+from latentmake.training.backend import Finding, model_finding
+from latentmake.training.external.arguments import elsewhere, located
 from latentmake.training.external.installation import Installation
-from latentmake.training.external.musubi.caching_command import caching_arguments
 from latentmake.training.external.musubi.checks import precision
-from latentmake.training.external.musubi.dataset_toml import dataset_toml, shapes
-from latentmake.training.external.musubi.deploy import names_of
-from latentmake.training.external.musubi.installation import MODULES, PREFERRED, find
-from latentmake.training.external.musubi.networks import model_files
-from latentmake.training.external.musubi.order import MusubiOrder
-from latentmake.training.external.musubi.training_command import (
+from latentmake.training.external.musubi.command import (
+    caching_arguments,
     places,
     training_arguments,
 )
+from latentmake.training.external.musubi.deploy import dataset_toml, names_of, shapes
+from latentmake.training.external.musubi.installation import MODULES, PREFERRED, find
+from latentmake.training.external.musubi.networks import model_files
+from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.publish import Files, Kind, Made, Publication, Step
 
 _MADE_BY: dict[Kind, str] = {"latents": "the latents", "text": "the captions"}

@@ -10,22 +10,20 @@ from latentmake.config.external_trainers import SdScriptsTrainer
 from latentmake.config.root import Config
 from latentmake.errors import UserError
 from latentmake.index.memo import Memo
-from latentmake.models.model_files import ModelFile
+from latentmake.models.checks import ModelFile
 from latentmake.plan.manifest import rows_of
-from latentmake.training.backend import Say
-from latentmake.training.checks import Finding, image_findings
-from latentmake.training.external import checks
+from latentmake.training.backend import Finding, Say, image_findings
+from latentmake.training.external import arguments
 from latentmake.training.external.arguments import depends_on_length
 from latentmake.training.external.backend import Launched
 from latentmake.training.external.installation import Installation
+from latentmake.training.external.launch import Resume
 from latentmake.training.external.order import fields_of, files_digests, with_defaults
 from latentmake.training.external.publish import Publication
-from latentmake.training.external.resume import Resume
 from latentmake.training.external.sdscripts.command import epochs_of, local_arguments, model_files
 from latentmake.training.external.sdscripts.deploy import deploy, deployed
-from latentmake.training.external.sdscripts.installation import find
-from latentmake.training.external.sdscripts.order import SdScriptsOrder
-from latentmake.training.record import RunFiles
+from latentmake.training.external.sdscripts.order import SdScriptsOrder, find
+from latentmake.training.order import RunFiles
 
 _WEIGHTS = (".safetensors", ".bin", ".ckpt")
 
@@ -93,7 +91,7 @@ class SdScripts(Launched[SdScriptsOrder]):
             note = f"{program.folder} may be too old to read sizes from metadata: update it"
             yield Finding("version", "warning", note)
         resume = Resume(Path("state")) if order.trainer.save_every_n_epochs else None
-        yield checks.flags(program, local_arguments(order, resume))
+        yield arguments.flags(program, local_arguments(order, resume))
         counts = order.script.endswith("_network")  # notes in its states how far it came
         if resume and not counts and not self.can_resume(order, resume):
             note = (

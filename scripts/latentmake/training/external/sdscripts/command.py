@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from latentmake.config import hub
+from latentmake.config import weights
 from latentmake.config.external_trainers import flags_of
+from latentmake.models.checks import ModelFile
 from latentmake.models.files import T5_LENGTH
 from latentmake.models.kinds import lack
-from latentmake.models.model_files import ModelFile
 from latentmake.training.external.arguments import absolute, command_line, located
-from latentmake.training.external.resume import Resume
+from latentmake.training.external.launch import Resume
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
-from latentmake.training.record import RunFiles
+from latentmake.training.order import RunFiles
 
 _EPOCHS = 10  # where neither epochs nor steps are asked for
 
@@ -212,7 +212,7 @@ def model_files(order: SdScriptsOrder) -> Iterator[ModelFile]:
 def _checkpoint_fault(order: SdScriptsOrder) -> str:
     place, title = Path(order.model.checkpoint or ""), order.architecture
     if not place.exists():
-        return hub.absence(place)
+        return weights.absence(place)
     if not (place.is_file() or place.is_dir()):
         return "is no regular file"
     if place.is_dir() and order.model.spec.single_file:

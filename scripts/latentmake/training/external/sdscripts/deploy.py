@@ -19,14 +19,13 @@ from latentmake.config.datasets import Dataset
 from latentmake.config.fields import resolution_name
 from latentmake.errors import CacheError, SourceError, TrainingError
 from latentmake.files.sync import Changes, sync
-from latentmake.layouts.layout import SIZED
-from latentmake.layouts.sdscripts import SdScripts
+from latentmake.layouts.layout import SIZED, SdScripts
 from latentmake.plan.manifest import Row, rows_of
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
 
 METADATA = "metadata.json"
 
-Files = dict[str, Path | bytes]
+DeployedFiles = dict[str, Path | bytes]
 Blocks = Mapping[tuple[str, tuple[int, int]], str]
 """(dataset, resolution) -> name of the folder of its images."""
 
@@ -51,7 +50,9 @@ def default_blocks(order: SdScriptsOrder) -> Blocks:
     }
 
 
-def deployed(order: SdScriptsOrder, blocks: Blocks | None = None, *, caches: bool = True) -> Files:
+def deployed(
+    order: SdScriptsOrder, blocks: Blocks | None = None, *, caches: bool = True
+) -> DeployedFiles:
     """Return the folder's files: path below it, with forward slashes -> file or content.
 
     Args:
@@ -65,7 +66,7 @@ def deployed(order: SdScriptsOrder, blocks: Blocks | None = None, *, caches: boo
         CacheError: an image or a cache file is not where the manifest says.
     """
     layout, blocks = SdScripts(order.architecture), blocks or default_blocks(order)
-    files: Files = {}
+    files: DeployedFiles = {}
     metadata: dict[str, dict[str, Any]] = {block: {} for block in blocks.values()}
     for row in rows_of(Path(order.manifest)):
         texts = _texts(row, order.datasets[row.dataset])
@@ -111,7 +112,7 @@ def _texts(row: Row, settings: Dataset) -> list[str]:
     return [" ".join(text.splitlines()) for text in texts]
 
 
-def _add(files: Files, name: str, source: str) -> None:
+def _add(files: DeployedFiles, name: str, source: str) -> None:
     if name in files:
         raise SourceError(
             f"would be deployed as {name}, as another is",

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 
 from latentmake.caches.inputs import stored_size
+from latentmake.config.architectures import Call, Encoder, Network
 from latentmake.config.models import Model
-from latentmake.config.rows import Call, Encoder, Network
 from latentmake.geometry.buckets import Placement
-from latentmake.layouts.sdscripts import array_name
+from latentmake.layouts.layout import array_name
 from latentmake.models.recipe import encoder_of, options_of
 from latentmake.training.external.arguments import absolute
 from latentmake.training.external.encode import Content, Encoding, Wanted
 from latentmake.training.external.installation import Installation
-from latentmake.training.external.sdscripts.installation import find
+from latentmake.training.external.sdscripts.order import find
 
 
 class StrategiesEncoding(Encoding):

@@ -9,11 +9,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from latentmake.config.machines import ExternalProgram
-from latentmake.files.paths import System
+from latentmake.files.workspace import System
 from latentmake.index.memo import Memo
-from latentmake.training.checks import Finding
-from latentmake.training.external.arguments import located
-from latentmake.training.external.checks import elsewhere
+from latentmake.training.backend import Finding
+from latentmake.training.external.arguments import elsewhere, located
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.publish import Files, Kind, Made, Publication, Step
 from latentmake.training.external.sdscripts.command import (
@@ -27,8 +26,7 @@ from latentmake.training.external.sdscripts.deploy import (
     dataset_toml,
     deployed,
 )
-from latentmake.training.external.sdscripts.installation import find
-from latentmake.training.external.sdscripts.order import SdScriptsOrder
+from latentmake.training.external.sdscripts.order import SdScriptsOrder, find
 
 
 class SdScriptsPublication(Publication[SdScriptsOrder]):

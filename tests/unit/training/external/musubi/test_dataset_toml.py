@@ -8,7 +8,7 @@ from typing import Any
 import tomli_w
 from controlled_world import configured
 from latentmake.config.datasets import Dataset
-from latentmake.training.external.musubi.dataset_toml import dataset_toml, shapes, training_toml
+from latentmake.training.external.musubi.deploy import dataset_toml, shapes, training_toml
 from latentmake.training.external.musubi.order import MusubiOrder
 from publish_world import order_of
 

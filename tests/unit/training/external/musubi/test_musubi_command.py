@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from latentmake.config.architectures import WAN
 from latentmake.training.external.arguments import accelerate_arguments
-from latentmake.training.external.musubi.caching_command import caching_arguments
+from latentmake.training.external.musubi.command import caching_arguments, training_arguments
 from latentmake.training.external.musubi.order import MusubiOrder
-from latentmake.training.external.musubi.training_command import training_arguments
 from publish_world import TASKS, check_flags, needs_clip, order_of, value
 
 assert WAN.scripts is not None

@@ -12,12 +12,11 @@ import pytest
 from latentmake import digest
 from latentmake.errors import TrainingError
 from latentmake.files.safetensors import read_head
+from latentmake.training.external.launch import prepare
 from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.order import wanted
-from latentmake.training.external.resume import prepare
-from latentmake.training.order import Wanted, lock_digest
-from latentmake.training.record import LaunchedRecord, RunFiles
+from latentmake.training.order import LaunchedRecord, RunFiles, Wanted, lock_digest
 from musubi_world import RUN, WAN_DIT, called, install, make_run, put_weights, stand_in, write_order
 
 LORA = Path(f"runs/{RUN}/{RUN}.safetensors")

@@ -16,9 +16,9 @@ from latentmake.config.external_trainers import SdScriptsTrainer
 from latentmake.config.machines import ExternalProgram, PathMap, Publish
 from latentmake.config.models import Model
 from latentmake.errors import CacheError, SourceError, TrainingError
-from latentmake.layouts.sdscripts import SdScripts as Names
+from latentmake.layouts.layout import SdScripts as Names
 from latentmake.training.external.arguments import accelerate_arguments
-from latentmake.training.external.resume import Resume, prepare
+from latentmake.training.external.launch import Resume, prepare
 from latentmake.training.external.sdscripts.backend import SdScripts
 from latentmake.training.external.sdscripts.command import (
     caching_arguments,
@@ -35,8 +35,7 @@ from latentmake.training.external.sdscripts.deploy import (
 )
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
 from latentmake.training.external.sdscripts.publish import SdScriptsPublication
-from latentmake.training.order import Wanted
-from latentmake.training.record import RunFiles
+from latentmake.training.order import RunFiles, Wanted
 from pydantic import ValidationError
 from sdscripts_world import SWITCHES, VALUES
 

@@ -17,7 +17,7 @@ from latentmake.errors import ConfigError, DeviceError, ModelError, SourceError,
 from latentmake.files import cachefile
 from latentmake.plan.orders import Order
 from latentmake.plan.planner import make_plan
-from latentmake.reports.recipe_changes import recipe_changes
+from latentmake.reports.explanation import recipe_changes
 from safetensors.torch import save_file
 from strategies_world import STEMS, encode, loads, make, plan, set_moods
 
