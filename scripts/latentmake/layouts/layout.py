@@ -385,11 +385,11 @@ _VERSION = "1.0.1"
 class Musubi(Layout):
     """Layout of musubi-tuner, for one of its architectures; "" stands for Wan.
 
-    cache/{dataset}/{model}/{resolution}/{base}_{W}x{H}_wan.safetensors                    images
-    cache/{dataset}/{model}/{resolution}/{base}_{start}-{frames}_{W}x{H}_wan.safetensors   clips
+    cache/{dataset}/{model}/{resolution}/{base}_{W}x{H}_wan.safetensors             images
+    cache/{dataset}/{model}/{resolution}/{base}_{start}-{frames}_{W}x{H}_wan.safetensorsclips
     cache/{dataset}/{model}/{resolution}/{base}_{start}-{frames}-{section}_{W}x{H}_fp.safetensors
-    cache/{dataset}/{model}/{resolution}/{base}_wan_te.safetensors                         text
-    cache/{dataset}/{model}/text.1@{resolution}/{base}_wan_te.safetensors                another text
+    cache/{dataset}/{model}/{resolution}/{base}_wan_te.safetensors                  text
+    cache/{dataset}/{model}/text.1@{resolution}/{base}_wan_te.safetensors           another text
 
     `wan` is the suffix of the architecture. Caches of a resolution lie flat in one folder, a
     `cache_directory` of musubi-tuner, with the text in each. W x H is an image's own size, and a
