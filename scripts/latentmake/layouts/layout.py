@@ -386,7 +386,7 @@ class Musubi(Layout):
     """Layout of musubi-tuner, for one of its architectures; "" stands for Wan.
 
     cache/{dataset}/{model}/{resolution}/{base}_{W}x{H}_wan.safetensors             images
-    cache/{dataset}/{model}/{resolution}/{base}_{start}-{frames}_{W}x{H}_wan.safetensorsclips
+    cache/{dataset}/{model}/{resolution}/{base}_{start}-{frames}_{W}x{H}_wan.safetensors clips
     cache/{dataset}/{model}/{resolution}/{base}_{start}-{frames}-{section}_{W}x{H}_fp.safetensors
     cache/{dataset}/{model}/{resolution}/{base}_wan_te.safetensors                  text
     cache/{dataset}/{model}/text.1@{resolution}/{base}_wan_te.safetensors           another text
