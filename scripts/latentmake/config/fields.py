@@ -19,7 +19,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    GetCoreSchemaHandler,
     PlainSerializer,
     StringConstraints,
     ValidationError,
@@ -29,7 +28,6 @@ from pydantic import (
     model_validator,
 )
 from pydantic.config import JsonDict
-from pydantic_core import PydanticKnownError, core_schema
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 _ENDING = r"^\.[^/\\]+$"
@@ -120,31 +118,6 @@ _VARIABLE = re.compile(r"\$(\$|[A-Za-z_]\w*|\{[A-Za-z_]\w*\})")
 _SCHEME = re.compile(r"(?i)(s3|gs|hf):")
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://[A-Za-z0-9][^/]+(/(?!/)|$)")
 DiskPath = Annotated[str, AfterValidator(expanded)]
-
-
-class OneOf:
-    """Annotation of a text that is one of some names; the function is called if a value is there.
-
-    The rows of architectures are many lines, and most projects name none. Another text is refused
-    here, or by a later check if not `refuses`.
-    """
-
-    def __init__(self, names: Callable[[], Iterable[str]], *, refuses: bool = True) -> None:
-        self.names, self.refuses = names, refuses
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        checked = core_schema.no_info_after_validator_function(self._checked, handler(source))
-        return checked if self.refuses else handler(source)
-
-    def __get_pydantic_json_schema__(self, _schema: Any, _handler: Any) -> dict[str, Any]:
-        return {"type": "string", "enum": [*self.names()]}
-
-    def _checked(self, value: str) -> str:
-        if value not in (names := [*self.names()]):
-            *others, last = map(repr, names)
-            expected = f"{', '.join(others)} or {last}"
-            raise PydanticKnownError("literal_error", {"expected": expected})
-        return value
 
 
 class Closed(BaseModel):
