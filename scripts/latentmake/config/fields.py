@@ -11,7 +11,17 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Self,
+    TypeVar,
+    get_args,
+    get_origin,
+)
 
 from pydantic import (
     AfterValidator,
@@ -19,6 +29,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     PlainSerializer,
     StringConstraints,
     ValidationError,
@@ -28,6 +39,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic.config import JsonDict
+from pydantic_core import core_schema
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 _ENDING = r"^\.[^/\\]+$"
@@ -206,9 +218,21 @@ def _resolution(value: object) -> object:
     raise ValueError("should be a side in pixels, or [width, height]")
 
 
-def listed(value: object) -> object:
-    """One value may stand for a list of one; null is none."""
-    return value if value is None or isinstance(value, list | tuple) else [value]
+class OneOrMore:
+    """Annotation of a list: one value may stand for a list of one."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        several = handler(source)
+        either = core_schema.union_schema([several["items_schema"], several])
+        return core_schema.no_info_before_validator_function(
+            lambda value: value if isinstance(value, list | tuple) else [value],
+            several,
+            json_schema_input_schema=either,
+        )
+
+
+_Item = TypeVar("_Item")
+Listed = Annotated[list[_Item], OneOrMore()]
 
 
 _SIDE = {"type": "integer", "exclusiveMinimum": 0, "maximum": MAX_SIDE}

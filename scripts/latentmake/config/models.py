@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    BeforeValidator,
-    Field,
     TypeAdapter,
     ValidationError,
     WithJsonSchema,
@@ -33,9 +31,9 @@ from latentmake.config.fields import (
     Closed,
     DiskPath,
     Dtype,
+    Listed,
     Number,
     Shapes,
-    listed,
     shaped,
 )
 from latentmake.config.weights import (
@@ -128,11 +126,7 @@ class Model(Closed):
     """The VAE, which makes the latents: a path or [section](#place-of-weights). It is an
     `AutoencoderKL`, or the VAE of the architecture. Every model needs one except HiDream O1, which
     has no VAE."""
-    text: Annotated[
-        list[TextPlace],
-        BeforeValidator(listed, json_schema_input_type=TextPlace | list[TextPlace]),
-        Field(json_schema_extra=TEXT),
-    ] = Field([])
+    text: Listed[TextPlace] = shaped([], TEXT)
     """The text encoders, in the order of the network: CLIP, T5, umT5 or those of the architecture.
     Each is a path or [section](#text-encoders). The folder of a pipeline stands for all of its text
     encoders. Every model needs them except HiDream O1."""
