@@ -225,7 +225,7 @@ class OneOrMore:
         several = handler(source)
         either = core_schema.union_schema([several["items_schema"], several])
         return core_schema.no_info_before_validator_function(
-            lambda value: value if isinstance(value, list | tuple) else [value],
+            lambda value: value if isinstance(value, list | tuple | None) else [value],
             several,
             json_schema_input_schema=either,
         )
