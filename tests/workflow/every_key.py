@@ -22,7 +22,7 @@ from config_keys import keys_of
 from latentmake import backends, digest
 from latentmake.config.root import Config
 from latentmake.layouts.layout import parsed
-from latentmake.plan.lock import read_lock
+from latentmake.plan.manifest import read_lock
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.target import PROMPTS
 from latentmake.session import Session

@@ -20,7 +20,7 @@ from latentmake.data.item import Item
 from latentmake.errors import SourceError, unreadable
 from latentmake.files import atomic, cachefile
 from latentmake.plan import store
-from latentmake.plan.lock import read_lock
+from latentmake.plan.manifest import read_lock
 from latentmake.plan.orders import Order, Work
 from latentmake.progress import Progress
 

@@ -25,12 +25,12 @@ from latentmake.config.fields import (
     CLIPS,
     MANIFEST,
     Closed,
+    Listed,
     Name,
     Number,
     Resolution,
     ResolutionField,
     Shapes,
-    listed,
     shaped,
 )
 from latentmake.config.machines import (
@@ -61,20 +61,14 @@ class Validation(Closed, shapes=Shapes("manifest", "weights")):
 class Run(Closed):
     """Datasets, a model, resolutions and a trainer."""
 
-    datasets: Annotated[
-        list[str],
-        BeforeValidator(listed, json_schema_input_type=str | list[str]),
-        Field(min_length=1, json_schema_extra=MANIFEST),
-    ]
+    datasets: Listed[str] = Field(min_length=1, json_schema_extra=MANIFEST)
     """Names of `datasets` to train on."""
     model: str = Field(json_schema_extra=Shapes("latents", "text", "weights"))
     """Name of the model in `models`. After a change, only latents and embeddings that the other
     model lacks are made."""
-    resolutions: Annotated[
-        list[ResolutionField],
-        BeforeValidator(listed, json_schema_input_type=ResolutionField | list[ResolutionField]),
-        Field(min_length=1, json_schema_extra=Shapes("latents", "manifest")),
-    ]
+    resolutions: Listed[ResolutionField] = Field(
+        min_length=1, json_schema_extra=Shapes("latents", "manifest")
+    )
     """Sizes at which every item is encoded: `512` for a square, `[512, 768]` or `512x768` for
     width and height, at most 8192 a side. With `fit: bucket` a size stands for its area. Sides are
     multiples of the VAE's factor (8 for Stable Diffusion, 16 for Wan; see

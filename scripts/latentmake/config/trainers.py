@@ -17,6 +17,7 @@ from latentmake.config.fields import (
     BatchSize,
     Closed,
     DiskPath,
+    Listed,
     Number,
     Rank,
     Real,
@@ -24,7 +25,6 @@ from latentmake.config.fields import (
     ResolutionField,
     Shapes,
     Steps,
-    listed,
     shaped,
     with_prompt_file,
     worded,
@@ -322,9 +322,7 @@ _FROM_IMAGE = Applies("draws from text only", row=lambda model: model.image_to_v
 class Generation(Closed, shapes=CLIPS):
     """Clips that `generate_{run}` draws with the trained network."""
 
-    prompts: Annotated[
-        list[Prompt], BeforeValidator(listed, json_schema_input_type=str | list[str])
-    ] = shaped([], Shapes("clips", applies=[_DIFFERENT]))
+    prompts: Listed[Prompt] = shaped([], Shapes("clips", applies=[_DIFFERENT]))
     """Prompts; by default the captions of the run's first four items."""
     prompt_file: DiskPath | None = Field(None, min_length=1)
     """Text file with one prompt a line, instead of `prompts`. Its lines count, not its name."""

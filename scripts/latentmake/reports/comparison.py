@@ -17,7 +17,7 @@ from latentmake.config.root import Config
 from latentmake.config.trainers import LoopTrainer
 from latentmake.errors import ConfigError, TrainingError, UserError
 from latentmake.files import atomic
-from latentmake.plan.lock import run_folder
+from latentmake.plan.manifest import run_folder
 from latentmake.reports.page import FPS, ClipSources, Pictures, as_text, page
 from latentmake.training.loop.sample_images import PictureIndex, read_index
 from latentmake.training.order import Record

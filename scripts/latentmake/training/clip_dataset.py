@@ -12,9 +12,9 @@ from torch.utils.data import Dataset as TorchDataset
 from latentmake.caches.pixels.cutting import Cut, cut
 from latentmake.caches.pixels.scaling import Film
 from latentmake.config.root import Config, parse
-from latentmake.data.clips import indices_of, prompt_of
 from latentmake.data.datasets import Datasets
 from latentmake.data.item import Item
+from latentmake.data.probe import indices_of, prompt_of
 from latentmake.errors import ConfigError, DatasetError
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, SourceFps, Span

@@ -24,7 +24,7 @@ from latentmake import digest
 from latentmake.errors import CacheError, TrainingError, storage_error
 from latentmake.files import atomic
 from latentmake.files.safetensors import read_head
-from latentmake.plan.lock import read_lock, run_folder
+from latentmake.plan.manifest import read_lock, run_folder
 from latentmake.plan.orders import run_order
 from latentmake.plan.state import Difference, short, text_of, value_differences
 

@@ -20,9 +20,9 @@ from latentmake.exchange.clip_files.order import CLIPS, LIST, plan_clips
 from latentmake.files.cachefile import read_metadata, verify
 from latentmake.files.workspace import is_remote
 from latentmake.layouts.layout import parsed
+from latentmake.plan.batches import judge_one, named_targets
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan, stale_targets
-from latentmake.plan.single import judge_one, named_targets
 from latentmake.plan.state import Difference, short
 from latentmake.plan.store import mark_reusable
 from latentmake.plan.target import (

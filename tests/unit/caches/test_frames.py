@@ -208,8 +208,8 @@ WAYS: list[dict[str, Any]] = [
 
 
 def all_clips(count: int, fps: float | None, **changes: Any) -> list[Clip]:
-    plain = {"target_frames": [1, 5, 9], "frame_stride": 1, "frame_sample": 1, "max_frames": 129}
-    return clips(count, **{**plain, **changes}, source_fps=fps)
+    asked = {"target_frames": [1, 5, 9], **changes, "source_fps": fps}
+    return clips(count, Dataset.model_construct(**asked))
 
 
 def made(

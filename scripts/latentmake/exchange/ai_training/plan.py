@@ -21,7 +21,7 @@ from latentmake.exchange.shapes import (
 )
 from latentmake.geometry.buckets import Size
 from latentmake.plan.facts import Facts
-from latentmake.plan.lock import run_folder
+from latentmake.plan.manifest import run_folder
 from latentmake.plan.run_plan import RunPlan
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from latentmake import digest
 from latentmake.caches.pixels import cutting
 from latentmake.caches.pixels.scaling import Film
-from latentmake.data.clips import indices_of, prompt_of
+from latentmake.data.probe import indices_of, prompt_of
 from latentmake.errors import SourceError, unreadable
 from latentmake.exchange.clip_files.order import LIST, ClipFile, ClipsOrder, npz_bytes
 from latentmake.files import atomic, npz

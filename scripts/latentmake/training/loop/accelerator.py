@@ -26,7 +26,7 @@ from accelerate.utils import (
 from latentmake import digest
 from latentmake.caches.encoders.device import pick_device
 from latentmake.config.trainers import LoopTrainer
-from latentmake.data.captions import warming
+from latentmake.data.texts import warming
 from latentmake.errors import TrainingError
 from latentmake.training.loop.caches import Caches
 from latentmake.training.loop.order import TextSchedule, TrainingOrder, refuse_sharded

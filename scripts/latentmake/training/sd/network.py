@@ -34,7 +34,7 @@ from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
 from latentmake.errors import CacheError, ModelError, TrainingError, first_line
 from latentmake.files import atomic
-from latentmake.models import checkpoints
+from latentmake.models import headers
 from latentmake.models.checks import check_kind
 from latentmake.models.files import network_config
 from latentmake.plan.manifest import Row, rows_of
@@ -68,7 +68,7 @@ def load_unet(weights: Weights, architecture: str | None = None) -> UNet:
         ModelError: it is missing, incomplete, or no UNet of the model's architecture.
     """
     where = weights.path or f"{weights.hub}@{weights.revision}"
-    if not checkpoints.part_of(weights):
+    if not headers.part_of(weights):
         check_kind(weights, "unet", where)
 
     def converted(state: State) -> State:

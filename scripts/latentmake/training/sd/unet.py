@@ -16,7 +16,7 @@ from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.files.safetensors import read_head
-from latentmake.models import checkpoints
+from latentmake.models import headers
 from latentmake.models.files import weights_files
 from latentmake.models.recipe import FileDigest, files_digest, projection_digest, weights_digest
 from latentmake.training.loop.order import TrainingOrder
@@ -149,8 +149,8 @@ def schedule_of(unet: Weights, scheduler: str | None) -> str:
     if scheduler is not None or unet.path is None:
         return scheduler or ""
     beside = Path(unet.path).with_name("scheduler")
-    lacks = checkpoints.part_of(unet) and not beside.is_dir()
-    return str(checkpoints.SCHEDULE if lacks else beside)
+    lacks = headers.part_of(unet) and not beside.is_dir()
+    return str(headers.SCHEDULE if lacks else beside)
 
 
 def read_schedule(

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from latentmake import digest
 from latentmake.plan.facts import Facts
-from latentmake.plan.lock import read_lock, run_folder
+from latentmake.plan.manifest import read_lock, run_folder
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import Difference, value_differences
 from latentmake.training.order import JsonFile, read_order

@@ -23,8 +23,7 @@ from latentmake.errors import ConfigError, ModelError, TrainingError
 from latentmake.files import atomic
 from latentmake.models.recipe import make, weights_digest
 from latentmake.plan.facts import Facts
-from latentmake.plan.lock import run_folder
-from latentmake.plan.manifest import rows_of
+from latentmake.plan.manifest import rows_of, run_folder
 from latentmake.plan.orders import run_order
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import Difference, short, value_differences

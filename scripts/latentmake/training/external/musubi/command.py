@@ -15,7 +15,7 @@ from latentmake.config.architectures import File
 from latentmake.config.models import Model
 from latentmake.config.weights import Weights
 from latentmake.models.files import script_of
-from latentmake.models.kinds import weight_file
+from latentmake.models.headers import weight_file
 from latentmake.training.external.arguments import absolute, command_line, located
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.order import RunFiles

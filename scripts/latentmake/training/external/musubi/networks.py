@@ -20,7 +20,7 @@ from latentmake.models.checks import (
     other_task,
     tensors_at,
 )
-from latentmake.models.kinds import LORA, kinds_of, one, weight_file
+from latentmake.models.headers import LORA, kinds_of, one, weight_file
 
 
 def model_files(model: Model) -> Iterator[ModelFile]:

@@ -12,7 +12,7 @@ from latentmake.config import weights
 from latentmake.config.external_trainers import flags_of
 from latentmake.models.checks import ModelFile
 from latentmake.models.files import T5_LENGTH
-from latentmake.models.kinds import lack
+from latentmake.models.headers import lack
 from latentmake.training.external.arguments import absolute, command_line, located
 from latentmake.training.external.launch import Resume
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
