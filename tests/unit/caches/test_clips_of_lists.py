@@ -34,10 +34,7 @@ SETTINGS: dict[str, Any] = {"target_frames": [5], "frame_extraction": "chunk", "
 
 Frames = list[tuple[float, NDArray[np.uint8]]]
 
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def decoded(path: Path) -> Frames:
