@@ -488,10 +488,7 @@ def test_a_single_text_file_without_a_configuration_is_refused(
 
 def loaded_of(kind: str, settings: dict[str, Any], said: list[str] | None = None) -> Any:
     model = Model.model_validate({"vae": "nowhere", "text": ["nowhere"], **settings})
-    order = Order(
-        kind=kind, dataset="cats", model="tiny", dataset_settings=Dataset(path="data"),
-        model_settings=model, recipe={"format": 1}, items=(),
-    )  # fmt: skip
+    order = Order(kind, "cats", "tiny", Dataset(path="data"), model, {"format": 1}, ())
     say = silent if said is None else said.append
     return encoder(order, threads=1, say=say)
 

@@ -81,15 +81,7 @@ def ready(model: Model) -> Loaded:
 
 
 def order_for(model: Model) -> Order:
-    return Order(
-        kind="latents",
-        dataset="cats",
-        model="tiny",
-        dataset_settings=Dataset(path="data"),
-        model_settings=model,
-        recipe={"made": "for this test"},
-        items=(),
-    )
+    return Order("latents", "cats", "tiny", Dataset(path="data"), model, {"made": "here"}, ())
 
 
 def job_of(layout: str, say: Callable[[str], None] = silent) -> Job:

@@ -63,15 +63,8 @@ def order(which: Model, resolution: str = "128", **dataset: Any) -> Order:
         ((name, _),) = layout.named(folder, resolution, f"sub/{stem}", media, settings)
         target = Target(resolution, name, None, Size(side, side))
         items.append(work_of(f"sub/{stem}", path, None, (target,), media=media))
-    return Order(
-        kind="latents",
-        dataset="shapes",
-        model="tiny",
-        dataset_settings=settings,
-        model_settings=which,
-        recipe=recipe.make("latents", settings, which),
-        items=tuple(items),
-    )
+    made = recipe.make("latents", settings, which)
+    return Order("latents", "shapes", "tiny", settings, which, made, tuple(items))
 
 
 def made(which: Model, **dataset: Any) -> dict[str, Path]:
@@ -275,15 +268,8 @@ def test_text_of_real_encoders_is_what_sd_scripts_would_train_on(
         ((path, _),) = layout.named("cache/shapes/tiny/text", "text", f"sub/{stem}", None, None)
         target = Target("text", path, None)
         items.append(work_of(f"sub/{stem}", None, caption, (target,)))
-    work = Order(
-        kind="text",
-        dataset="shapes",
-        model="tiny",
-        dataset_settings=Dataset(path="data"),
-        model_settings=which,
-        recipe=recipe.make("text", None, which),
-        items=tuple(items),
-    )
+    made = recipe.make("text", None, which)
+    work = Order("text", "shapes", "tiny", Dataset(path="data"), which, made, tuple(items))
     carry_out(work, say=silent)
     for path in work.paths:
         fault = text_fault(Path(path), architecture, lg_mask=bool(applied))

@@ -359,11 +359,8 @@ def test_a_job_names_what_it_cut_at_its_end_and_writes_masks_as_whole_numbers(
         target = Target("text", f"{stem}.safetensors", None)
         items.append(work_of(stem, f"{stem}.txt", None, (target,)))
     model = model_of(root, "sdxl", text_dtype="bfloat16")
-    order = Order(
-        kind="text", dataset="cats", model="tiny", dataset_settings=Dataset(path="data"),
-        model_settings=model, recipe=recipe.make("text", None, model),
-        items=tuple(items),
-    )  # fmt: skip
+    made = recipe.make("text", None, model)
+    order = Order("text", "cats", "tiny", Dataset(path="data"), model, made, tuple(items))
     said: list[str] = []
     carry_out(order, say=said.append)
     assert [line for line in said if " cut to " in line] == [
