@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import pytest
 import torch
 from demo.text import clip_tokenizer, save_slow_files, t5_tokenizer
 from diffusers import AutoencoderKL, UNet2DConditionModel
+from exact_world import error, narrow_vae, pictures
 from item_world import inputs_of
 from latentmake.caches.encoders.device import compute_dtype
 from latentmake.caches.encoders.load import encoder
@@ -81,16 +83,11 @@ def vae_folder(vae: AutoencoderKL, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-@pytest.fixture(scope="module")
-def expected(vae: AutoencoderKL, pixels: torch.Tensor) -> torch.Tensor:
-    """What diffusers gives for the pixels, one after the other."""
-    with torch.no_grad():
-        return torch.cat(
-            [
-                vae.encode(image.permute(2, 0, 1)[None].float() / 127.5 - 1).latent_dist.mean
-                for image in pixels
-            ]
-        )
+@torch.no_grad()
+def of_diffusers(vae: AutoencoderKL, pixels: torch.Tensor) -> torch.Tensor:
+    """Encode pictures by diffusers alone, one after the other."""
+    images = pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
+    return torch.cat([vae.encode(image[None]).latent_dist.mean for image in images])
 
 
 def original_keys(state: dict[str, torch.Tensor], blocks: int) -> dict[str, torch.Tensor]:
@@ -141,16 +138,55 @@ FORMS: dict[str, Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]] =
 }
 
 
-def test_a_vae_of_a_folder_gives_what_diffusers_gives(
-    vae_folder: Path, pixels: torch.Tensor, expected: torch.Tensor
+def undrawn(load: Callable[[], Any]) -> Any:
+    """Return what a function loads; it must draw no number."""
+    before = torch.get_rng_state()
+    found = load()
+    assert torch.equal(torch.get_rng_state(), before)
+    return found
+
+
+def is_mapped(file: Path) -> bool:
+    return str(file.resolve()) in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shard", ["1GB", "20KB"])
+def test_a_vae_is_that_of_diffusers_without_drawing_or_copying_weights(
+    pixels: torch.Tensor, tmp_path: Path, stored: torch.dtype, shard: str
 ) -> None:
-    found = load_vae(Weights(path=str(vae_folder)), CPU, torch.float32)
+    tiny_vae().to(stored).save_pretrained(tmp_path, max_shard_size=shard)
+    found = undrawn(lambda: load_vae(Weights(path=str(tmp_path)), CPU, torch.float32))
+    files = sorted(tmp_path.glob("*.safetensors"))
+    assert (len(files) > 1) == (shard == "20KB")
+    assert all(map(is_mapped, files)) == (stored == torch.float32)
+    theirs = AutoencoderKL.from_pretrained(tmp_path, low_cpu_mem_usage=False)
     latents = encode_images(found, pixels)
     assert latents.shape == (3, 4, 6, 8)
     assert latents.dtype == torch.float32
-    torch.testing.assert_close(latents, expected, **ROUNDING)
+    torch.testing.assert_close(latents, of_diffusers(theirs, pixels), **ROUNDING)
+    ones = torch.ones(1, 4, 6, 8)
+    assert torch.equal(found.decode(ones)[0], theirs.decode(ones)[0])
     assert not found.training
     assert not any(weight.requires_grad for weight in found.parameters())
+
+
+def test_a_job_keeps_no_decoder_of_a_vae(vae_folder: Path, pixels: torch.Tensor) -> None:
+    place = Weights(path=str(vae_folder))
+    loaded = load_vae(place, CPU, torch.float32, decoder=False)
+    assert not [name for name in loaded.state_dict() if name.startswith("decoder.")]
+    whole = load_vae(place, CPU, torch.float32)
+    assert torch.equal(encode_images(loaded, pixels), encode_images(whole, pixels))
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("name", ["white", "noise"])
+def test_latents_of_an_autoencoder_kl_are_exact_in_float32(name: str) -> None:
+    """Pictures lie in memory as they should: else the error is many times as large."""
+    vae, picture = narrow_vae(), pictures()[name]
+    exact = copy.deepcopy(vae).double()
+    for given in (picture, picture.flip(2)):  # sd-scripts' flipped latents come from a view
+        assert error(encode_images(vae, given), encode_images(exact, given)) < 1e-5
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -352,6 +388,30 @@ def test_an_encoder_gives_what_transformers_gives(bundle: Path, kind: str) -> No
             torch.testing.assert_close(tensors["pooled"], pooled, **ROUNDING)
 
 
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_encoder_is_that_of_transformers_without_drawing_or_copying_weights(
+    bundle: Path, tmp_path: Path, kind: str, stored: torch.dtype
+) -> None:
+    made = tiny(kind, 60).to(stored)
+    made.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    if kind in ("clip", "t5"):
+        file.unlink()
+        file = tmp_path / "pytorch_model.bin"
+        torch.save(made.state_dict(), file)
+    place = TextWeights(path=str(tmp_path), tokenizer=str(bundle / kind / "tokenizer"))
+    loaded = undrawn(lambda: load_text_model(place, CPU, torch.float32).network)
+    assert is_mapped(file) == (stored == torch.float32)
+    theirs = type(made).from_pretrained(tmp_path, dtype=torch.float32)
+    ids = torch.arange(20)[None] * 3
+    with torch.inference_mode():
+        found, expected = (each(input_ids=ids).last_hidden_state for each in (loaded, theirs))
+    assert torch.equal(found, expected)
+    names = [name for name, _ in loaded.named_parameters()]
+    assert names == [name for name, _ in theirs.named_parameters()]  # tied weights are one
+
+
 @pytest.mark.parametrize("kind", ["clip", "projection"])
 def test_clip_is_padded_to_its_77_tokens(bundle: Path, kind: str) -> None:
     text_encoder = loaded(bundle, kind)
@@ -502,13 +562,14 @@ def sample(content: np.ndarray | str, key: str = "0" * 64) -> Sample:
 
 
 def test_latents_are_unscaled_and_their_file_says_how_to_scale_them(
-    vae_folder: Path, pixels: torch.Tensor, expected: torch.Tensor
+    vae: AutoencoderKL, vae_folder: Path, pixels: torch.Tensor
 ) -> None:
     encode, size = encoder_of("latents", {"vae": str(vae_folder)})
     assert size >= 1
     ((tensors, metadata),) = encode([sample(pixels[0].numpy())])
     assert set(tensors) == {"latents"}
-    torch.testing.assert_close(tensors["latents"], expected[0], rtol=1e-3, atol=1e-3)
+    expected = of_diffusers(vae, pixels[:1])[0]
+    torch.testing.assert_close(tensors["latents"], expected, rtol=1e-3, atol=1e-3)
     assert metadata == {
         "scaling_factor": "0.3",
         "shift_factor": "0.1",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import text_world
 import torch
 from item_world import work_of
-from latentmake.caches.encoders.sdscripts import text_arrays
+from latentmake.caches.encoders.sdscripts import file_bytes, text_arrays
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.files import cachefile
@@ -223,17 +224,9 @@ MULTIPLE = ("sd3", "flux")
 def test_text_is_what_sd_scripts_would_train_on(
     architecture: str, dtype: torch.dtype, masked: bool
 ) -> None:
-    settings: dict[str, Any] = {}
-    if masked:
-        settings = {
-            "sdxl": {},
-            "sd3": {"apply_lg_attn_mask": True, "apply_t5_attn_mask": True},
-            "flux": {"apply_t5_attn_mask": True},
-        }[architecture]
-    which = model(architecture, **settings)
+    masks = {"sdxl": (), "sd3": ("lg", "t5"), "flux": ("t5",)}[architecture]
+    which = model(architecture, **{f"apply_{each}_attn_mask": masked for each in masks})
     given = tensors(architecture, dtype)
-    from latentmake.caches.encoders.sdscripts import file_bytes
-
     path = Path("text.npz")
     path.write_bytes(file_bytes("text", which, given, {}))
     assert text_fault(path, architecture, lg_mask=masked, t5_mask=masked) is None
@@ -299,7 +292,7 @@ def test_its_own_strategies_find_the_files_valid(
         monkeypatch.delitem(sys.modules, name)
     which = model(architecture)
     files = made(which, flip_aug=True, alpha_mask=True)
-    strategy = latents_strategy(architecture)
+    strategy = strategy_of("Latents", architecture)
     for stem, path in files.items():
         beside = Path("data/sub", path.name)
         os.link(path, beside)
@@ -311,9 +304,7 @@ def test_its_own_strategies_find_the_files_valid(
         assert found[1] == list(SIZES[stem]) and len(found[2]) == 4
         assert found[3].shape == found[0].shape and found[4].shape == PLACES[stem][::-1]
     if architecture in ("sdxl", "sd3", "flux"):
-        from latentmake.caches.encoders.sdscripts import file_bytes
-
-        text = text_strategy(architecture)
+        text = strategy_of("TextEncoderOutputs", architecture)
         written = Path(text.get_outputs_npz_path(str(Path("data/sub/wide.png").absolute())))
         assert written.name == f"wide{SdScripts(architecture).text_ending}"
         written.write_bytes(file_bytes("text", which, tensors(architecture), {}))
@@ -321,29 +312,15 @@ def test_its_own_strategies_find_the_files_valid(
         assert all(array is not None for array in text.load_outputs_npz(str(written)))
 
 
-def latents_strategy(architecture: str) -> Any:
-    if architecture == "sd3":
-        from library.strategy_sd3 import Sd3LatentsCachingStrategy
-
-        return Sd3LatentsCachingStrategy(True, 1, False)
-    if architecture == "flux":
-        from library.strategy_flux import FluxLatentsCachingStrategy
-
-        return FluxLatentsCachingStrategy(True, 1, False)
-    from library.strategy_sd import SdSdxlLatentsCachingStrategy
-
-    return SdSdxlLatentsCachingStrategy(architecture != "sdxl", True, 1, False)
-
-
-def text_strategy(architecture: str) -> Any:
-    if architecture == "sd3":
-        from library.strategy_sd3 import Sd3TextEncoderOutputsCachingStrategy
-
-        return Sd3TextEncoderOutputsCachingStrategy(True, 1, False)
-    if architecture == "flux":
-        from library.strategy_flux import FluxTextEncoderOutputsCachingStrategy
-
-        return FluxTextEncoderOutputsCachingStrategy(True, 1, False)
-    from library.strategy_sdxl import SdxlTextEncoderOutputsCachingStrategy
-
-    return SdxlTextEncoderOutputsCachingStrategy(True, 1, False)
+def strategy_of(what: str, architecture: str) -> Any:
+    """Return sd-scripts' strategy of `Latents` or `TextEncoderOutputs`."""
+    name = "sd" if what == "Latents" and architecture[:3] in ("sd1", "sd2", "sdx") else architecture
+    (kind,) = (
+        each
+        for each in vars(import_module(f"library.strategy_{name}")).values()
+        if isinstance(each, type)
+        and each.__name__.endswith(f"{what}CachingStrategy")
+        and each.__module__.endswith(name)
+    )
+    is_old = (architecture != "sdxl",) if name == "sd" else ()
+    return kind(*is_old, True, 1, False)
