@@ -79,24 +79,15 @@ def test_the_manifest_of_a_moved_dataset_names_files_that_are_there(built: Proje
 
 
 def test_editing_one_caption_changes_exactly_one_text_cache(built: Project) -> None:
-    """And so does undoing it, which gives the bytes of before. bee's caption equals fox's."""
-    caption = built / "data/shapes/fox.txt"
-    before, lock, old = built.snapshot(), built.lock()["digest"], caption.read_bytes()
-    caption.write_text("a blue square with a shadow\n")
+    """The caption of bee equals that of fox."""
+    before, lock = built.snapshot(), built.lock()["digest"]
+    (built / "data/shapes/fox.txt").write_text("a blue square with a shadow\n")
     result = built.run("caches_tiny")
     assert result.encoded("text") == Counts(encoded=1)
     assert result.encoded("latents") == Counts()
     assert built.changed(before) == NOTHING._replace(content=built.texts("fox"))
     assert built.lock()["digest"] != lock
     assert built.run("caches_tiny").idle
-
-    edited = built.snapshot()
-    caption.write_bytes(old)
-    result = built.run("caches_tiny")
-    assert result.encoded() == Counts(spooled=1)
-    assert built.changed(edited) == NOTHING._replace(content=built.texts("fox"))
-    assert built.changed(before) == NOTHING  # the very file of before, from the store
-    assert built.lock()["digest"] == lock
 
 
 def test_an_image_replaced_under_an_older_mtime_changes_exactly_its_latents(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -259,22 +258,6 @@ def test_an_item_set_aside_leaves_nothing_to_be_trained_on(fresh: Callable[..., 
     (project / "data/shapes/ant.txt").write_text("mended")
     project.run("caches_tiny")
     assert set(project.cache_files()) == wanted - latents("bee") - texts("bee")
-
-
-def test_where_links_fail_files_are_copied(fresh: Callable[..., Project]) -> None:
-    project = fresh()
-    # No process may make a hard link, as on some shared file systems.
-    hook = "import os\ndef refuse(*a, **k): raise OSError(95, 'no links here')\nos.link = refuse\n"
-    (project.folder / "site").mkdir()
-    (project / "site/sitecustomize.py").write_text(hook)
-    environment = {**project.environment(), "PYTHONPATH": str(project / "site")}
-    done = subprocess.run(
-        project.command("text_tiny"), cwd=project.folder, env=environment, capture_output=True
-    )
-    assert done.returncode == 0, done.stderr
-    paths = sorted(texts("cat"))
-    assert len({wan.inode(project / path) for path in paths}) == 3
-    assert len({(project / path).read_bytes() for path in paths}) == 1
 
 
 # -- videos ---------------------------------------------------------------------------------------
