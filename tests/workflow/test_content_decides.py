@@ -137,19 +137,6 @@ def test_another_vae_encodes_all_latents_and_no_text(built: Project) -> None:
     assert changes == NOTHING._replace(content=changes.content)
 
 
-@pytest.mark.parametrize(
-    ("key", "latents", "text"),
-    [("vae_dtype", 12, 0), ("text_dtype", 0, 6), ("dtype", 12, 6)],
-)
-def test_another_dtype_makes_what_it_shapes_stale(
-    built: Project, key: str, latents: int, text: int
-) -> None:
-    built.configure(lambda config: config["models"]["micro"].update({key: "bfloat16"}))
-    table = built.run("-n", "caches_tiny").table()
-    changed = {kind: row["changed recipe"] for (_, kind), row in table.items()}
-    assert changed == {"latents 16": latents / 2, "latents 32": latents / 2, "text": text}
-
-
 def test_leaving_a_resolution_out_and_taking_it_back_encodes_nothing(built: Project) -> None:
     before, lock = built.snapshot(), built.lock()
     for resolutions in ([32], [16, 32]):

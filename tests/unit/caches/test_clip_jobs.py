@@ -18,7 +18,7 @@ import pytest
 import torch
 from clip_world import SIZE, Encoder, check_caches, fingerprint, item_of, order_of, whole
 from latentmake.caches.inputs import Loaded, Sample
-from latentmake.caches.pixels.cutting import cut
+from latentmake.caches.pixels.scaling import cut
 from latentmake.errors import SourceError
 from latentmake.files.readers import READ_TIMEOUT, Readers
 from latentmake.geometry.buckets import Size

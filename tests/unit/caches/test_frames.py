@@ -33,6 +33,7 @@ from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target
 from numpy.typing import NDArray
 from PIL import Image
+from refusals import refused
 from video_world import KINDS, write_kind, write_video
 
 Pixels = NDArray[np.uint8]
@@ -91,12 +92,7 @@ def opened(data: bytes, limit: int = LIMIT) -> Image.Image:
 
 
 def refusal(data: bytes, limit: int = LIMIT) -> str:
-    with pytest.raises(SourceError) as caught:
-        opened(data, limit)
-    line = str(caught.value)
-    assert line.startswith("a.png: ")
-    assert "\n" not in line
-    return line
+    return refused(lambda: opened(data, limit), "a.png", SourceError)
 
 
 # -- opening images -------------------------------------------------------------------------------
@@ -143,10 +139,9 @@ def test_all_else_becomes_rgb_as_pillow_does_it(
 
 def test_faults_are_named_as_in_other_images() -> None:
     data = encoded(noise((31, 23)))
+    dataset = Dataset(path="data", max_image_pixels=LIMIT)
     for broken in (b"", b"hello", data[: len(data) // 2], data[: len(data) * 3 // 4]):
-        with pytest.raises(SourceError) as caught:
-            pixels.decode(broken, "a.png", Dataset(path="data", max_image_pixels=LIMIT))
-        assert refusal(broken) == str(caught.value)
+        assert refusal(broken) == refused(lambda x=broken: pixels.decode(x, "a.png", dataset))
     assert "has 31 x 23 pixels, more than 712 in all" in refusal(data, 712)
     assert opened(data, 713).size == (31, 23)
 
@@ -264,7 +259,7 @@ def check(path: Path, fps: float | None, wanted: list[tuple[Size, Clip]]) -> Non
         assert np.array_equal(clip, np.stack(expected))
 
 
-@pytest.mark.parametrize("fps", [None, 8.0, 16.0, 25.0, 59.94])
+@pytest.mark.parametrize("fps", [None, 8.0, 25.0])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: str(way["frame_extraction"]))
 def test_clips_of_every_way_and_rate_are_those_of_the_rules(
     tmp_path: Path, way: dict[str, Any], fps: float | None
@@ -347,12 +342,8 @@ def test_the_first_frame_of_a_control_says_its_bucket(tmp_path: Path) -> None:
 
 def clip_refusal(data: bytes, folder: Path, frames: int = 5) -> str:
     (path := folder / "broken.mp4").write_bytes(data)
-    with pytest.raises(SourceError) as caught:
-        made(path, None, [(Size(64, 48), Clip(0, frames))], media=Media(64, 48, 24))
-    line = str(caught.value)
-    assert line.startswith(f"{path}: ")
-    assert "\n" not in line
-    return line
+    wanted = [(Size(64, 48), Clip(0, frames))]
+    return refused(lambda: made(path, None, wanted, media=Media(64, 48, 24)), path, SourceError)
 
 
 @pytest.mark.parametrize("name", KINDS)

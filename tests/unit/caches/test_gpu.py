@@ -101,21 +101,6 @@ def test_jobs_side_by_side_get_different_gpus_and_a_killed_one_gives_its_back(
             process.wait()
 
 
-def test_a_job_waits_where_all_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    held = [hold(), hold()]
-    waiting, said = hold()
-    try:
-        assert said == "waits"
-        assert waiting.stdout is not None
-        held[0][0].kill()
-        assert waiting.stdout.readline().strip() == held[0][1]
-    finally:
-        for process in (waiting, held[0][0], held[1][0]):
-            process.kill()
-            process.wait()
-
-
 @pytest.mark.parametrize(("value", "expected"), [("4", "4"), ("", None)])
 def test_one_gpu_of_unknown_uuid_or_none_needs_no_lock(
     value: str, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,6 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-import text_world
 import torch
 from item_world import work_of
 from latentmake.caches.encoders.sdscripts import file_bytes, text_arrays
@@ -238,43 +237,6 @@ def test_text_is_what_sd_scripts_would_train_on(
     if architecture == "sdxl":
         pooled = given["text_encoder_2.pooled"].float().numpy()
         assert np.array_equal(arrays["pool2"].astype(np.float32), pooled)
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("texts")
-    text_world.make_texts(folder)
-    return folder
-
-
-@pytest.mark.parametrize("architecture", ["sdxl", "sd3", "flux"])
-def test_text_of_real_encoders_is_what_sd_scripts_would_train_on(
-    texts: Path, architecture: str
-) -> None:
-    applied = {"sdxl": {}, "sd3": {"apply_lg_attn_mask": True}, "flux": {}}[architecture]
-    which = text_world.model_of(
-        texts, architecture, layout="sdscripts", dtype="bfloat16", t5_length=24, **applied
-    )
-    layout = layout_of(which.layout_name)
-    items = []
-    for stem, caption in {"a": "a red circle", "b": ""}.items():
-        ((path, _),) = layout.named("cache/shapes/tiny/text", "text", f"sub/{stem}", None, None)
-        target = Target("text", path, None)
-        items.append(work_of(f"sub/{stem}", None, caption, (target,)))
-    made = recipe.make("text", None, which)
-    work = Order("text", "shapes", "tiny", Dataset(path="data"), which, made, tuple(items))
-    carry_out(work, say=silent)
-    for path in work.paths:
-        fault = text_fault(Path(path), architecture, lg_mask=bool(applied))
-        assert fault is None, (path, fault)
-        found = read(Path(path))
-        if architecture == "sdxl":
-            assert found["hidden_state1"].shape == (77, text_world.WIDTH)
-            assert found["pool2"].shape == (12,)
-        else:
-            assert found["t5_out"].shape == (24, text_world.WIDTH)
-            tokens = {"a": range(2, 24), "b": [1]}[Path(path).name[0]]
-            assert found["t5_attn_mask"].sum() in tokens
 
 
 # -- sd-scripts' own judgement --------------------------------------------------------------------
