@@ -88,7 +88,6 @@ def test_each_resolution_is_a_cache_directory_of_its_own_with_latents_and_text(
 
 
 def test_the_same_command_does_nothing(built: Project) -> None:
-    before = built.snapshot()
     built.scramble_mtimes()
     before = built.snapshot()
     assert built.run("caches_tiny").idle
