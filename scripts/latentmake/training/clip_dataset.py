@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
-from latentmake.caches.pixels.cutting import Cut, cut
-from latentmake.caches.pixels.scaling import Film
+from latentmake.caches.pixels.scaling import Cut, Film, cut
 from latentmake.config.root import Config, parse
 from latentmake.data.datasets import Datasets
 from latentmake.data.item import Item

@@ -21,7 +21,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from latentmake import digest
-from latentmake.caches.pixels import cutting
+from latentmake.caches.pixels import scaling
 from latentmake.caches.pixels.scaling import Film
 from latentmake.data.probe import indices_of, prompt_of
 from latentmake.errors import SourceError, unreadable
@@ -140,11 +140,11 @@ def _cut_source(
     cuts = []
     for file in stale:
         indices = indices_of(file.item, file.clip, fps, rate)
-        cuts.append((cutting.Cut(indices, 0, len(indices), [(file.size, file.size)]), file))
+        cuts.append((scaling.Cut(indices, 0, len(indices), [(file.size, file.size)]), file))
     cuts.sort(key=lambda pair: pair[0].reach)
     assert first.media is not None
     film = Film(first.image, first.media.rotation, order.max_pixels[files[0].dataset])
-    clips = readers.each(film.path, cutting.cut, film, [each for each, _ in cuts])
+    clips = readers.each(film.path, scaling.cut, film, [each for each, _ in cuts])
     for _, file in cuts:
         comment = {KEY: keys[file.name], **_origin(file, fps, rate)}
         (clip,) = next(clips).values()

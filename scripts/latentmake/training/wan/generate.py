@@ -16,8 +16,8 @@ from accelerate import cpu_offload_with_hook
 from accelerate.hooks import UserCpuOffloadHook
 from numpy.typing import NDArray
 
-from latentmake.caches.encoders.clip_vision import load_clip_vision
 from latentmake.caches.encoders.device import compute_dtype, pick_device, within_memory
+from latentmake.caches.encoders.wan import load_clip_vision
 from latentmake.caches.encoders.wan_vae import WanVae, load_wan_vae
 from latentmake.caches.pixels.plain import decode
 from latentmake.caches.pixels.scaling import cover
