@@ -24,7 +24,7 @@ from conftest import sources
 from latentmake.config.root import parse
 from latentmake.data.texts import read_caption
 from latentmake.exchange.adoption import adopt
-from latentmake.exchange.datasets_toml.importing import Imported, imported
+from latentmake.exchange.datasets_toml import Imported, imported
 from latentmake.exchange.trainer_caches import TrainerCaches
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
@@ -388,6 +388,7 @@ image_dir = "path/to/image/directory"
 resolution = [256, 320]
 enable_bucket = false
 [[datasets.subsets]]
+image_dir = "full"
 metadata_file = "full.jsonl"
 """,
 )
