@@ -41,7 +41,7 @@ def test_environments_pin_what_the_lock_pins(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "modules"),
     [
-        ("encode.yaml", ["exchange.clip_files.cut", "training.external.musubi.encode"]),
+        ("encode.yaml", ["exchange.cut_clips", "training.external.musubi.encode"]),
         ("train.yaml", ["reports.evaluation", "reports.generated", "training.run"]),
         ("train.yaml", ["training.wan.generate", "caches.encoders.text", "caches.pixels.stored"]),
     ],

@@ -11,9 +11,9 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from latentmake import ClipDataset, collate_fn
 from latentmake.errors import UserError
 from latentmake.geometry.clips import kept_indices
+from latentmake.training.clip_dataset import ClipDataset, collate_fn
 from torch.utils.data import DataLoader
 from video_world import write_video
 
