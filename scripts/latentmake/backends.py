@@ -34,7 +34,7 @@ BACKENDS = {
 """Kind -> module and class, imported on first use."""
 
 _ENCODERS = {
-    "musubi": ("latentmake.training.external.musubi", "installation", "ScriptsEncoding"),
+    "musubi": ("latentmake.training.external.musubi", "command", "ScriptsEncoding"),
     "sdscripts": ("latentmake.training.external.sdscripts", "order", "StrategiesEncoding"),
 }
 """Encoder of a model -> package of the program that encodes, its module that has the program's

@@ -22,10 +22,8 @@ from latentmake.training.backend import (
     model_finding,
     refuse_failed,
 )
-from latentmake.training.external import arguments
-from latentmake.training.external.installation import Installation
-from latentmake.training.external.launch import Resume
-from latentmake.training.external.order import ExternalOrder, reasons
+from latentmake.training.external.installation import Installation, environment, proven_commit
+from latentmake.training.external.order import ExternalOrder, Resume, paths, reasons
 from latentmake.training.external.publish import Publication
 from latentmake.training.order import RunFiles, read_order
 
@@ -163,13 +161,13 @@ class Launched(Backend, Generic[Order]):
             note = program.note or str(program.script(program.program.script))
             yield Finding(self.name, "warning" if program.note else "ok", note)
             if not quick:
-                yield arguments.proven_commit(program.program.section, program.folder)
-            yield arguments.environment(program, self.packages(order, program))
+                yield proven_commit(program.program.section, program.folder)
+            yield environment(program, self.packages(order, program))
         except TrainingError as error:
             yield Finding(self.name, "failed", str(error))
             return
         yield from self.program_findings(order, program, models, quick=quick)
-        yield from arguments.paths(order.trainer.arguments, program.folder)
+        yield from paths(order.trainer.arguments, program.folder)
         yield from accelerate_config(order.trainer.accelerate_config)
 
     def job_findings(self, order: Order) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from latentmake import digest
 from latentmake.caches import gpu
@@ -34,8 +34,13 @@ from latentmake.plan.orders import FOLDER
 from latentmake.plan.receipts import Receipt as ReadFiles
 from latentmake.training import process
 from latentmake.training.backend import passed
-from latentmake.training.external.arguments import absolute, accelerate_arguments
-from latentmake.training.external.order import ExternalOrder, wanted
+from latentmake.training.external.order import (
+    ExternalOrder,
+    Resume,
+    absolute,
+    accelerate_arguments,
+    wanted,
+)
 from latentmake.training.order import (
     JsonFile,
     LaunchedRecord,
@@ -47,22 +52,6 @@ from latentmake.training.order import (
 )
 
 _KEPT = 2  # states: the one to resume from, and one more should it be damaged
-
-
-class Resume(NamedTuple):
-    """Where a training is resumed.
-
-    Attributes:
-        state: folder of the state; None at the beginning.
-        done: epochs that stand behind it.
-        counted: whether the state itself says how far it came.
-        steps: optimizer steps of an epoch, where a state tells; else 0.
-    """
-
-    state: Path | None = None
-    done: int = 0
-    counted: bool = False
-    steps: int = 0
 
 
 class _Progress(JsonFile):

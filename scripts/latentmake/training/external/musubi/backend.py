@@ -14,16 +14,20 @@ from latentmake.index.memo import Memo
 from latentmake.models.checks import ModelFile
 from latentmake.models.files import scripted_files
 from latentmake.training.backend import Say
-from latentmake.training.external.arguments import depends_on_length
 from latentmake.training.external.backend import Launched
 from latentmake.training.external.installation import Installation
-from latentmake.training.external.launch import Resume
-from latentmake.training.external.musubi import checks, installation
-from latentmake.training.external.musubi.command import local_arguments
+from latentmake.training.external.musubi import checks
+from latentmake.training.external.musubi.checks import model_files, networks
+from latentmake.training.external.musubi.command import local_arguments, pick_attention
 from latentmake.training.external.musubi.deploy import deploy, training_toml
-from latentmake.training.external.musubi.networks import model_files, networks
-from latentmake.training.external.musubi.order import DEPLOYED, MusubiOrder
-from latentmake.training.external.order import fields_of, files_digests, with_defaults
+from latentmake.training.external.musubi.order import DEPLOYED, MusubiOrder, find
+from latentmake.training.external.order import (
+    Resume,
+    depends_on_length,
+    fields_of,
+    files_digests,
+    with_defaults,
+)
 from latentmake.training.external.publish import Publication
 from latentmake.training.order import RunFiles
 
@@ -63,7 +67,7 @@ class Musubi(Launched[MusubiOrder]):
         if order.musubi_tuner is None:
             note = "the configuration does not say where it lies: set `musubi_tuner.path`"
             raise TrainingError(note)
-        return installation.find(order.musubi_tuner, order.scripts, memory)
+        return find(order.musubi_tuner, order.scripts, memory)
 
     def models(self, order: MusubiOrder, *, quick: bool) -> Sequence[ModelFile]:
         """Return the model's files; while planning without the encoders, which recipes look at."""
@@ -86,9 +90,7 @@ class Musubi(Launched[MusubiOrder]):
         return resume.counted or not depends_on_length(order.trainer.arguments)
 
     def command(self, order: MusubiOrder, program: Installation, resume: Resume) -> list[str]:
-        attention = installation.pick_attention(
-            order.trainer.attention, program, among=order.attentions
-        )
+        attention = pick_attention(order.trainer.attention, program, among=order.attentions)
         if resume.state is not None and not resume.counted:
             # Checked already: a copy only, with fewer epochs. With none, it writes its LoRA.
             left = max(0, order.trainer.max_train_epochs - resume.done)

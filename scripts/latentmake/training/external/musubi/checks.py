@@ -10,18 +10,26 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from latentmake.files.safetensors import Tensor
+from latentmake.config.architectures import MUSUBI, Scripts
+from latentmake.config.models import Model
+from latentmake.files.safetensors import Tensor, read_head
 from latentmake.files.workspace import free, human
-from latentmake.models.checks import ModelFile
+from latentmake.models.checks import (
+    DIT,
+    ModelFile,
+    encoders,
+    in_original_names,
+    other_task,
+    tensors_at,
+)
+from latentmake.models.kinds import LORA, kinds_of, one, weight_file
 from latentmake.plan.manifest import rows_of
 from latentmake.training.backend import Finding, Verdict, image_findings, of_faults
-from latentmake.training.external import arguments
-from latentmake.training.external.arguments import absolute, depends_on_length
-from latentmake.training.external.installation import Installation
-from latentmake.training.external.musubi.command import local_arguments
+from latentmake.training.external.installation import Installation, flags
+from latentmake.training.external.musubi.command import MODULES, local_arguments, pick_attention
 from latentmake.training.external.musubi.deploy import folders_of, strays_of
-from latentmake.training.external.musubi.installation import MODULES, pick_attention
 from latentmake.training.external.musubi.order import MusubiOrder
+from latentmake.training.external.order import absolute, depends_on_length
 
 _LEAST_SPACE = 200_000_000  # bytes
 _NUMBERED = re.compile(r"\.\d+\.")  # blocks by another name
@@ -69,7 +77,7 @@ def program_findings(
     faults = [f"{program.python} lacks {package}: {hint}" for package in lacks]
     yield of_faults("attention", faults, attention)
     resume = Path("state") if order.trainer.save_every_n_epochs else None
-    yield arguments.flags(program, local_arguments(order, attention=attention, resume=resume))
+    yield flags(program, local_arguments(order, attention=attention, resume=resume))
     if resume and depends_on_length(order.trainer.arguments):
         note = (
             "the learning rate depends on the number of epochs, which musubi-tuner counts from one "
@@ -137,3 +145,71 @@ def _space(order: MusubiOrder, models: Sequence[ModelFile]) -> Finding:
     verdict: Verdict = "failed" if there < least else "warning" if there < most else "ok"
     note = f"{human(there)} free; {human(most)} are needed at most"
     return Finding("disk space", verdict, note)
+
+
+def model_files(model: Model) -> Iterator[ModelFile]:
+    """Yield all files of a model, inspected."""
+    yield from networks(model)
+    named = {file.key: file for kind in ("latents", "text") for file in encoders(model, kind)}
+    yield from (file for key, file in named.items() if key != "dit")
+
+
+def networks(model: Model) -> Iterator[ModelFile]:
+    """Yield the files of a model that are trained, inspected."""
+    yield _network(model, "dit", model.dit)
+    if model.dit_high_noise is not None:
+        yield _network(model, "dit_high_noise", model.dit_high_noise)
+
+
+def _network(model: Model, key: str, place: str | None) -> ModelFile:
+    """Return a network that is trained, inspected."""
+    scripts, wan = model.spec.scripts, model.spec.encodes
+    assert scripts is not None
+    if place is None:
+        return ModelFile(key, "", fault="is not set: there is no network to train")
+    title = f"{scripts.title} DiT"
+    found = ModelFile(key, place, known=title)
+    try:
+        tensors = tensors_at(Path(place))
+    except ValueError as error:
+        return found._replace(fault=str(error))
+    found, kinds = found._replace(tensors=tensors), kinds_of(tensors)
+    if LORA in kinds or (wan and kinds and kinds.get("DiT") != DIT):
+        return found._replace(fault=f"is {one(next(iter(kinds.values())))}, not a {title}")
+    if wan and kinds:
+        return _wan_network(model, in_original_names(found, DIT, demanded=True))
+    if _has(tensors, scripts):
+        return found._replace(fault=_stamp_fault(Path(place), scripts))
+    for other in MUSUBI.values():
+        if _has(tensors, other):
+            return found._replace(fault=f"is a {other.title} DiT, not a {title}")
+    return found._replace(doubt=f"is not known as a {title}")
+
+
+def _has(tensors: Mapping[str, Tensor], scripts: Scripts) -> bool:
+    return any(re.search(scripts.mark, name) for name in tensors)
+
+
+def _stamp_fault(path: Path, scripts: Scripts) -> str:
+    """Return why a DiT's header is not what its training script demands; "" where it is."""
+    if scripts.stamp is None:
+        return ""
+    key, expected = scripts.stamp
+    try:
+        given = read_head(weight_file(path)).metadata.get(key)
+    except (OSError, ValueError):
+        return "is no .safetensors file, which its training script demands"
+    if given == expected:
+        return ""
+    said = f"`{given}`" if given else "none"
+    return f"has {said} as `{key}` in its header, where `{expected}` is demanded"
+
+
+def _wan_network(model: Model, file: ModelFile) -> ModelFile:
+    if file.fault or model.task is None:
+        return file
+    if fault := other_task(model.task, file.tensors):
+        return file._replace(fault=fault)
+    if weight_file(Path(file.place)).suffix != ".safetensors":
+        return file._replace(doubt="is no .safetensors file, which alone musubi-tuner reads")
+    return file

@@ -22,8 +22,8 @@ from latentmake.errors import CacheError, SourceError
 from latentmake.files.sync import RECORD, Changes, recorded, sync
 from latentmake.layouts.layout import layout_of
 from latentmake.plan.manifest import Row, rows_of
-from latentmake.training.external.arguments import absolute
 from latentmake.training.external.musubi.order import DEPLOYED, MusubiOrder
+from latentmake.training.external.order import absolute
 
 
 def deploy(order: MusubiOrder) -> Changes | None:

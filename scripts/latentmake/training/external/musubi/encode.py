@@ -23,12 +23,12 @@ from latentmake.files.cachefile import CAPTION
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import frames_and_sides
 from latentmake.models.files import script_of
-from latentmake.training.external.arguments import absolute, with_paths
 from latentmake.training.external.encode import Content, Encoding, Wanted
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.command import caching_arguments
 from latentmake.training.external.musubi.deploy import shapes
-from latentmake.training.external.musubi.installation import find
+from latentmake.training.external.musubi.order import find
+from latentmake.training.external.order import absolute, with_paths
 
 _NO_SIZE = Size(512, 512)  # of a caption without pictures, on which nothing depends
 

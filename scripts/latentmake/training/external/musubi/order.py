@@ -9,7 +9,9 @@ from latentmake.config.architectures import Scripts, Version
 from latentmake.config.external_trainers import MusubiTrainer
 from latentmake.config.fields import resolution_name, shaping
 from latentmake.config.machines import ExternalProgram
+from latentmake.index.memo import Memo
 from latentmake.layouts.layout import Layout, layout_of
+from latentmake.training.external.installation import Installation, Program
 from latentmake.training.external.order import ExternalOrder
 
 DEPLOYED = "caches"
@@ -79,3 +81,19 @@ class MusubiOrder(ExternalOrder):
         if self.datasets[dataset].text_variants == 1:
             return self.cache_folder(dataset, resolution)
         return f"{self.output}/{DEPLOYED}/{dataset}_{resolution_name(*resolution)}"
+
+
+def find(settings: ExternalProgram, scripts: Scripts, memory: Memo | None = None) -> Installation:
+    """Find the scripts of an architecture and the Python of a musubi-tuner folder.
+
+    Raises:
+        TrainingError: the folder, the training script, or the Python of its environment is missing.
+    """
+    program = Program(
+        name="musubi-tuner",
+        section="musubi_tuner",
+        package="src/musubi_tuner",
+        script=scripts.training.name,
+        knows=f"a musubi-tuner that knows {scripts.title}",
+    )
+    return Installation.locate(program, settings.path, settings.venv, memory)

@@ -13,12 +13,15 @@ from latentmake.index.memo import Memo
 from latentmake.models.checks import ModelFile
 from latentmake.plan.manifest import rows_of
 from latentmake.training.backend import Finding, Say, image_findings
-from latentmake.training.external import arguments
-from latentmake.training.external.arguments import depends_on_length
 from latentmake.training.external.backend import Launched
-from latentmake.training.external.installation import Installation
-from latentmake.training.external.launch import Resume
-from latentmake.training.external.order import fields_of, files_digests, with_defaults
+from latentmake.training.external.installation import Installation, flags
+from latentmake.training.external.order import (
+    Resume,
+    depends_on_length,
+    fields_of,
+    files_digests,
+    with_defaults,
+)
 from latentmake.training.external.publish import Publication
 from latentmake.training.external.sdscripts.command import epochs_of, local_arguments, model_files
 from latentmake.training.external.sdscripts.deploy import deploy, deployed
@@ -91,7 +94,7 @@ class SdScripts(Launched[SdScriptsOrder]):
             note = f"{program.folder} may be too old to read sizes from metadata: update it"
             yield Finding("version", "warning", note)
         resume = Resume(Path("state")) if order.trainer.save_every_n_epochs else None
-        yield arguments.flags(program, local_arguments(order, resume))
+        yield flags(program, local_arguments(order, resume))
         counts = order.script.endswith("_network")  # notes in its states how far it came
         if resume and not counts and not self.can_resume(order, resume):
             note = (

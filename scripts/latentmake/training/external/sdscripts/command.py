@@ -13,8 +13,7 @@ from latentmake.config.external_trainers import flags_of
 from latentmake.models.checks import ModelFile
 from latentmake.models.files import T5_LENGTH
 from latentmake.models.kinds import lack
-from latentmake.training.external.arguments import absolute, command_line, located
-from latentmake.training.external.launch import Resume
+from latentmake.training.external.order import Resume, absolute, command_line, located
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
 from latentmake.training.order import RunFiles
 

@@ -17,8 +17,8 @@ from latentmake.config.machines import ExternalProgram, PathMap, Publish
 from latentmake.config.models import Model
 from latentmake.errors import CacheError, SourceError, TrainingError
 from latentmake.layouts.layout import SdScripts as Names
-from latentmake.training.external.arguments import accelerate_arguments
-from latentmake.training.external.launch import Resume, prepare
+from latentmake.training.external.launch import prepare
+from latentmake.training.external.order import Resume, accelerate_arguments
 from latentmake.training.external.sdscripts.backend import SdScripts
 from latentmake.training.external.sdscripts.command import (
     caching_arguments,
