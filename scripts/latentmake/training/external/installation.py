@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Self
 import latentmake
 from latentmake import digest
 from latentmake.errors import TrainingError
+from latentmake.files.workspace import is_windows
 from latentmake.index.memo import Memo
 from latentmake.training.backend import Finding
 
@@ -383,12 +384,6 @@ class Installation:
         found: list[str] = self.memory.remembered(question, find)
         return found
 
-    def launcher(self, options: Sequence[str]) -> list[str] | None:
-        """Return the beginning of a command that launches a script; None without accelerate."""
-        if self.lacking(["accelerate"]):
-            return None
-        return [str(self.python), "-m", "accelerate.commands.launch", *options]
-
 
 def _find_python(folder: Path, venv: str | None, section: str) -> tuple[Path, str]:
     """Return the Python of a program's environment, and a warning where it has none.
@@ -430,7 +425,7 @@ def flags(
     return Finding(what, "ok", "it knows all flags, as far as its sources tell")
 
 
-def environment(installation: Installation, packages: Iterable[str] = ()) -> Finding:
+def environment_finding(installation: Installation, packages: Iterable[str] = ()) -> Finding:
     """Check that the program's environment has what its script imports, and further packages.
 
     Raises:
@@ -477,3 +472,11 @@ def said(*command: str) -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
         return "" if done.returncode else done.stdout.strip()
     return ""
+
+
+def elsewhere(what: str, place: str) -> Finding:
+    """Return the finding for a file missing on this machine."""
+    if is_windows(place) or Path(place).is_absolute():
+        return Finding(what, "ok", f"{place}: not on this machine, taken as it is")
+    note = f"{place} does not exist here: correct it, or name the path on the trainer's machine"
+    return Finding(what, "warning", note)

@@ -1,11 +1,15 @@
-"""Order of a run of an external trainer, for training, checklist and publication; its digests."""
+"""Order of a run of a launched trainer; digests of its settings, and what its command lines share.
+
+The trainer runs in a folder of its own, where a path relative to the project means nothing.
+"""
 
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from pydantic import Field
 
@@ -17,8 +21,9 @@ from latentmake.config.models import Model
 from latentmake.config.root import Config
 from latentmake.errors import ModelError
 from latentmake.files.workspace import is_windows
+from latentmake.index.memo import Memo
 from latentmake.plan.state import Difference
-from latentmake.training.backend import Finding
+from latentmake.training.external.installation import Installation
 from latentmake.training.order import LaunchedRecord, RunFiles, RunOrder, Wanted, run_values
 
 _VERSION = 2  # of trainings with the defaults of their guides
@@ -29,10 +34,30 @@ _RENEWED = frozenset(
 )
 
 
-class ExternalOrder(RunOrder):
-    """Fields that all external trainers share.
+class Resume(NamedTuple):
+    """Where a training is resumed.
 
     Attributes:
+        state: folder of the state; None at the beginning.
+        done: epochs that stand behind it.
+        counted: whether the state itself says how far it came.
+        steps: optimizer steps of an epoch, where a state tells; else 0.
+    """
+
+    state: Path | None = None
+    done: int = 0
+    counted: bool = False
+    steps: int = 0
+
+
+class ExternalOrder(RunOrder):
+    """Order of a run of a launched trainer; a subclass says what differs of one program.
+
+    Attributes:
+        name: of the program.
+        section: of the configuration, which names its folder; a field of the order, too.
+        memory_hint: what to try when GPU memory runs out.
+        beginning: of the names of a LoRA's tensors; "" where results have others.
         datasets: name -> its section of the configuration, in the run's order.
         resolutions: (width, height) in pixels, in the run's order.
         trained: whether the run has a trainer; without one it is published alone.
@@ -40,6 +65,10 @@ class ExternalOrder(RunOrder):
         defaults: those defaults: keys, and further flags of the training script.
     """
 
+    name: ClassVar[str]
+    section: ClassVar[str]
+    memory_hint: ClassVar[str]
+    beginning: ClassVar[str] = ""
     datasets: dict[str, Dataset]
     resolutions: list[tuple[int, int]]
     model_name: str
@@ -48,6 +77,68 @@ class ExternalOrder(RunOrder):
     trainer: MusubiTrainer | SdScriptsTrainer
     defaults: dict[str, Setting] = Field({})
     publish: Publish
+
+    @classmethod
+    def of_run(cls, config: Config, name: str) -> Self:
+        """Return the order of a run; of one without `trainer` that of a publication alone."""
+        run, model = config.runs[name], config.models[config.runs[name].model]
+        trainer = run.trainer or MusubiTrainer(kind="musubi")
+        assert isinstance(trainer, MusubiTrainer | SdScriptsTrainer)
+        return cls(
+            **run_values(name),
+            **{cls.section: getattr(config, cls.section)},
+            **with_defaults(trainer, cls.recommended(model, trainer)),
+            datasets={dataset: config.datasets[dataset] for dataset in run.datasets},
+            resolutions=[(size.width, size.height) for size in run.resolutions],
+            model_name=run.model,
+            model=model,
+            trained=run.trainer is not None,
+            publish=config.publish,
+        )
+
+    @staticmethod
+    @abstractmethod
+    def recommended(model: Model, trainer: Any) -> Mapping[str, Setting]:
+        """Return the keys and flags of the guide of a model's architecture."""
+
+    @abstractmethod
+    def find(self, memory: Memo | None = None) -> Installation:
+        """Find the program; raises TrainingError."""
+
+    @abstractmethod
+    def weights_digest(self, file_digest: Callable[[Path], str]) -> str:
+        """Return the digest of the networks that are trained; raises ModelError."""
+
+    @property
+    @abstractmethod
+    def epochs(self) -> int | None:
+        """Epochs of the training; None where steps end it."""
+
+    @abstractmethod
+    def can_resume(self, resume: Resume) -> bool:
+        """Whether a training resumed from a state takes just the steps that are left."""
+
+    def left(self, resume: Resume) -> Self:
+        """Return the order of the epochs that are left, where a program counts from one again."""
+        if resume.state is None or resume.counted:
+            return self
+        left = {"max_train_epochs": max(0, (self.epochs or 0) - resume.done)}
+        return self.model_copy(update={"trainer": self.trainer.model_copy(update=left)})
+
+    @property
+    def result(self) -> str:
+        """What is trained, in a word."""
+        return "LoRA"
+
+    @property
+    def counts(self) -> bool:
+        """Whether its states are known to say how far they came."""
+        return False
+
+    def packages(self, program: Installation) -> set[str]:
+        """Return the packages that the settings need besides those that its script imports."""
+        eight_bit = self.trainer.optimizer_type.lower().endswith("8bit")
+        return {"bitsandbytes"} if eight_bit and program.sources.mentions("bitsandbytes") else set()
 
     @property
     def results(self) -> list[str]:
@@ -75,19 +166,6 @@ class ExternalOrder(RunOrder):
         words = [_words(key.removeprefix("--"), value) for key, value in self.defaults.items()]
         known = ", ".join(filter(None, words))
         return known and f"training of {self.run}: by the guide of {self.model.title}: {known}"
-
-
-def fields_of(config: Config, name: str) -> dict[str, Any]:
-    """Return the fields of a run's order that all external trainers share, but kind and trainer."""
-    run = config.runs[name]
-    return {
-        **run_values(name),
-        "datasets": {dataset: config.datasets[dataset] for dataset in run.datasets},
-        "resolutions": [(size.width, size.height) for size in run.resolutions],
-        "model_name": run.model,
-        "model": config.models[run.model],
-        "publish": config.publish,
-    }
 
 
 def with_defaults(
@@ -274,14 +352,12 @@ def depends_on_length(arguments: Sequence[str], schedule: str = "constant") -> b
 
     `schedule` is the one that is set besides the user's own arguments.
     """
-    values = [*arguments, ""]
-    given = dict(_split(x) if "=" in x else (x + "=", values[i + 1])
-                 for i, x in enumerate(arguments) if x.startswith("--"))  # fmt: skip
-    if given.get("--lr_scheduler_type="):
+    given = flags_of(arguments)
+    if given.get("--lr_scheduler_type"):
         return False  # its own numbers are part of the state
-    if "." in given.get("--lr_warmup_steps=", "") or "." in given.get("--lr_decay_steps=", ""):
+    if "." in given.get("--lr_warmup_steps", "") + given.get("--lr_decay_steps", ""):
         return True  # shares of all steps
-    return given.get("--lr_scheduler=", schedule).partition(":")[0] not in _ENDLESS
+    return given.get("--lr_scheduler", schedule).partition(":")[0] not in _ENDLESS
 
 
 def missing_files(arguments: Sequence[str], folder: Path) -> Iterator[str]:
@@ -316,34 +392,3 @@ def _place(value: str) -> str | None:
     if value.startswith("-") or not looks:
         return None
     return absolute(path) if _exists(path) else None
-
-
-def paths(arguments: Sequence[str], folder: Path) -> Iterator[Finding]:
-    """Warn of files that the user's own arguments name and that are nowhere."""
-    for name in missing_files(arguments, folder):
-        note = f"{name} is neither in the project's folder nor in {folder}: correct the path"
-        yield Finding("arguments", "warning", note)
-
-
-def elsewhere(what: str, place: str) -> Finding:
-    """Return the finding for a file missing on this machine."""
-    if is_windows(place) or Path(place).is_absolute():
-        return Finding(what, "ok", f"{place}: not on this machine, taken as it is")
-    note = f"{place} does not exist here: correct it, or name the path on the trainer's machine"
-    return Finding(what, "warning", note)
-
-
-class Resume(NamedTuple):
-    """Where a training is resumed.
-
-    Attributes:
-        state: folder of the state; None at the beginning.
-        done: epochs that stand behind it.
-        counted: whether the state itself says how far it came.
-        steps: optimizer steps of an epoch, where a state tells; else 0.
-    """
-
-    state: Path | None = None
-    done: int = 0
-    counted: bool = False
-    steps: int = 0

@@ -38,11 +38,10 @@ from latentmake.plan.orders import run_order
 from latentmake.plan.run_plan import members
 from latentmake.progress import Progress
 from latentmake.training.backend import Finding, Say, Verdict, passed
-from latentmake.training.external.installation import Installation, flags
+from latentmake.training.external.installation import Installation, elsewhere, flags
 from latentmake.training.external.order import (
     ExternalOrder,
     accelerate_arguments,
-    elsewhere,
     missing_files,
 )
 

@@ -43,13 +43,12 @@ def training_arguments(
         order: the run.
         dataset_config: path of the dataset TOML.
         weights: the model's key -> path of its weights, see `places`.
-        output_dir: folder that gets the trained weights, under the run's name.
-        logging_dir: folder that gets TensorBoard scalars.
+        output_dir: folder of the trained weights.
+        logging_dir: folder of TensorBoard's files.
         attention: one that the row of the architecture names.
         resume: folder of a state.
     """
-    trainer, scripts = order.trainer, order.scripts
-    boundary = trainer.timestep_boundary
+    trainer, scripts, boundary = order.trainer, order.scripts, order.trainer.timestep_boundary
     if boundary is None:
         boundary = order.version.boundary
     files = {file.flag: weights.get(file.key) for file in scripts.training.files}
@@ -116,16 +115,12 @@ def places(order: MusubiOrder, named: Callable[[str], str]) -> dict[str, str]:
         if weights.path is None:
             found[file.key] = weights.hub or ""
         else:
-            path = first_file(weights.path) if file.key in _NETWORKS else weights.path
+            path = weights.path
+            if file.key in _NETWORKS:  # a folder stands for its first file
+                with contextlib.suppress(ValueError):  # it may lie on another machine
+                    path = str(weight_file(Path(path)))
             found[file.key] = named(path)
     return found
-
-
-def first_file(place: str) -> str:
-    """Return the file that stands for a network: the first of a folder that is here."""
-    with contextlib.suppress(ValueError):
-        return str(weight_file(Path(place)))
-    return place  # it may lie on another machine
 
 
 def caching_arguments(
@@ -152,10 +147,10 @@ def caching_arguments(
         keep_cache: leave cache files alone that belong to no item.
     """
     script = script_of(model, kind)
-    files: dict[str, str | float | bool | None] = {}
-    for file in script.files:
-        weights = model.weights(file.key)
-        files[file.flag] = None if weights is None else place(file, weights)
+    files = {
+        file.flag: None if (weights := model.weights(file.key)) is None else place(file, weights)
+        for file in script.files
+    }
     dtype = model.text_dtype if kind == "text" else model.vae_dtype
     if dtype is None and model.spec.encodes and kind != "text":
         dtype = model.dtype  # as ours would encode
@@ -194,22 +189,16 @@ def program_digest(
             script is too old for the model.
     """
     assert model.spec.scripts is not None
-    installation = find(settings, model.spec.scripts, memory)
-    _refuse_unknown(installation, model, kind)
+    installation, name = find(settings, model.spec.scripts, memory), script_of(model, kind).name
+    installation.script(name)
+    _refuse_unknown(installation, model, kind, name)
     # Caches of Wan's scripts are as old as their recipe, in which all that is imported counts.
     without = () if model.spec.encodes else _UNUSED
-    sources = installation.sources_of(script_of(model, kind).name, without)
-    return sources.digest
+    return installation.sources_of(name, without).digest
 
 
-def _refuse_unknown(installation: Installation, model: Model, kind: str) -> None:
-    """Refuse a musubi-tuner whose script of `latents` or `text` does not know a model.
-
-    Raises:
-        TrainingError: the script is missing, or does not know a flag, or the model's `task`.
-    """
-    name = script_of(model, kind).name
-    installation.script(name)
+def _refuse_unknown(installation: Installation, model: Model, kind: str, name: str) -> None:
+    """Refuse a musubi-tuner whose caching script does not know a flag, or the model's `task`."""
     arguments = caching_arguments(
         model, kind, dataset_config="toml", place=lambda file, _: file.key, num_workers=1
     )

@@ -22,7 +22,6 @@ from latentmake.files import atomic
 from latentmake.files.cachefile import CAPTION
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import frames_and_sides
-from latentmake.models.files import script_of
 from latentmake.training.external.encode import Content, Encoding, Wanted
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.command import caching_arguments
@@ -41,7 +40,9 @@ class ScriptsEncoding(Encoding):
     @property
     def name(self) -> str:
         """File name of the script."""
-        return script_of(self.order.model_settings, self.order.kind).name
+        scripts = self.order.model_settings.spec.scripts
+        assert scripts is not None
+        return scripts.caching(self.order.kind).name
 
     def amount(self, wanted: Wanted) -> int:
         """Return the frames and pixels, or the letters, times the number of pictures."""

@@ -21,7 +21,7 @@ from latentmake.models.checks import ModelFile
 from latentmake.models.files import script_of
 from latentmake.plan.manifest import Row, rows_of
 from latentmake.training.backend import Finding, model_finding
-from latentmake.training.external.installation import Installation
+from latentmake.training.external.installation import Installation, elsewhere
 from latentmake.training.external.musubi.checks import model_files, precision
 from latentmake.training.external.musubi.command import (
     MODULES,
@@ -32,7 +32,7 @@ from latentmake.training.external.musubi.command import (
 )
 from latentmake.training.external.musubi.deploy import dataset_toml, names_of, shapes
 from latentmake.training.external.musubi.order import MusubiOrder, find
-from latentmake.training.external.order import elsewhere, located
+from latentmake.training.external.order import located
 from latentmake.training.external.publish import Files, Kind, Made, Publication, Step
 
 _MADE_BY: dict[Kind, str] = {"latents": "the latents", "text": "the captions"}
