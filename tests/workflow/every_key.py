@@ -220,7 +220,7 @@ def _outdated(config: Config, plan: RunPlan) -> tuple[bool, bool | None]:
     assert trainer is not None and plan.trainer_order is not None
     if isinstance(trainer, Launched):
         run = read_order(plan.trainer_order, trainer.order_type)
-        return bool(reasons(run, lock, lambda: trainer.weights_digest(run, digest.of_file))), None
+        return bool(reasons(run, lock, lambda: run.weights_digest(digest.of_file))), None
     order = read_order(plan.trainer_order, SdOrder)
     order = as_begun(order, wanted(order, lock))
     want = wanted(order, lock)

@@ -37,14 +37,12 @@ from latentmake.plan.orders import run_order
 from latentmake.plan.run_plan import members
 from latentmake.progress import Progress
 from latentmake.training.backend import Finding, Say, Verdict, passed
-from latentmake.training.external.arguments import (
+from latentmake.training.external.installation import Installation, elsewhere, flags
+from latentmake.training.external.order import (
+    ExternalOrder,
     accelerate_arguments,
-    elsewhere,
-    flags,
     missing_files,
 )
-from latentmake.training.external.installation import Installation
-from latentmake.training.external.order import ExternalOrder
 
 Files = dict[str, Path | bytes]
 """Path below the published folder, with forward slashes -> file or content."""
