@@ -20,8 +20,13 @@ from latentmake import progress
 from latentmake.errors import TrainingError
 from latentmake.plan.manifest import rows_of
 from latentmake.training.loop.checkpoint import as_begun
-from latentmake.training.loop.order import Prompt, TrainingOrder, check_accelerate, wanted
-from latentmake.training.loop.sample_images import picture_reasons
+from latentmake.training.loop.order import (
+    Prompt,
+    TrainingOrder,
+    check_accelerate,
+    picture_reasons,
+    wanted,
+)
 from latentmake.training.order import RunFiles, caption_in, finish, read_order
 from latentmake.training.process import RUN, run_child, say
 

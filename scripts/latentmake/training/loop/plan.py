@@ -22,9 +22,9 @@ from latentmake.training.loop.order import (
     TextSchedule,
     TrainingOrder,
     checkpoint_digest,
+    picture_reasons,
     wanted,
 )
-from latentmake.training.loop.sample_images import picture_reasons
 from latentmake.training.order import Record, RunFiles, run_values
 
 if TYPE_CHECKING:

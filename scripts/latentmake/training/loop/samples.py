@@ -23,18 +23,18 @@ from latentmake.caches.encoders.device import within_memory
 from latentmake.files import atomic
 from latentmake.files.video import spread_frames
 from latentmake.progress import say
-from latentmake.training.loop.accelerator import DTYPES, make_accelerator
 from latentmake.training.loop.caches import Caches, read_items
-from latentmake.training.loop.order import sample_steps, wanted
-from latentmake.training.loop.pictures import curves_png, draw_grid, png_of
-from latentmake.training.loop.recipe import Drawn, Recipe
-from latentmake.training.loop.sample_images import (
+from latentmake.training.loop.order import (
     CURVES,
     INDEX,
     PictureIndex,
     picture_name,
     read_index,
+    sample_steps,
+    wanted,
 )
+from latentmake.training.loop.pictures import curves_png, draw_grid, png_of
+from latentmake.training.loop.recipe import DTYPES, Drawn, Recipe, make_accelerator
 from latentmake.training.order import COPIED, Record, RunFiles, Wanted
 
 # Ours: pictures, those that are being renamed, and the latents that earlier releases wrote.

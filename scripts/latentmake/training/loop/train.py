@@ -22,18 +22,22 @@ from torch.utils.tensorboard import SummaryWriter
 from latentmake.errors import CacheError, TrainingError
 from latentmake.progress import Progress, say
 from latentmake.training.loop import checkpoint
-from latentmake.training.loop.accelerator import (
+from latentmake.training.loop.caches import HINT, Batch, Caches, find_not_finite, read_items
+from latentmake.training.loop.order import sample_steps, wanted
+from latentmake.training.loop.recipe import (
     DTYPES,
     BatchOrder,
+    Drawn,
+    Losses,
+    Network,
+    Recipe,
     Variants,
     generator,
     make_accelerator,
+    probe_loss,
     reseed,
     seed_of,
 )
-from latentmake.training.loop.caches import HINT, Batch, Caches, find_not_finite, read_items
-from latentmake.training.loop.order import sample_steps, wanted
-from latentmake.training.loop.recipe import Drawn, Losses, Network, Recipe, probe_loss
 from latentmake.training.loop.samples import Samples
 from latentmake.training.loop.state import Learner
 from latentmake.training.order import (

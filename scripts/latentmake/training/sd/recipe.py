@@ -33,7 +33,6 @@ from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
 from latentmake.files import atomic
 from latentmake.models import files
-from latentmake.training.loop.accelerator import generator, seed_of, set_up
 from latentmake.training.loop.caches import (
     PLAIN,
     SDXL,
@@ -45,7 +44,7 @@ from latentmake.training.loop.caches import (
     read_text,
 )
 from latentmake.training.loop.pictures import png_of
-from latentmake.training.loop.recipe import Drawn, Network, Recipe
+from latentmake.training.loop.recipe import Drawn, Network, Recipe, generator, seed_of, set_up
 from latentmake.training.loop.recipe import Objective as LoopObjective
 from latentmake.training.loop.recipe import Sampler as LoopSampler
 from latentmake.training.lora import begin_lora, load_lora, unreadable

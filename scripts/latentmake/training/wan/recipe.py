@@ -29,9 +29,8 @@ from latentmake.files import atomic
 from latentmake.files.video import write_mp4
 from latentmake.progress import say
 from latentmake.training.loop import recipe as loop
-from latentmake.training.loop.accelerator import seed_of, set_up
 from latentmake.training.loop.caches import WAN, Batch, Sought, copied, read_text
-from latentmake.training.loop.recipe import Drawn, Recipe, Sampler
+from latentmake.training.loop.recipe import Drawn, Recipe, Sampler, seed_of, set_up
 from latentmake.training.lora import begin_lora
 from latentmake.training.wan.dit import PLACES, WanOrder, lora_names
 from latentmake.training.wan.generation import ClipSettings

@@ -10,7 +10,6 @@ import pytest
 import torch
 from latentmake.errors import CacheError, TrainingError
 from latentmake.files import cachefile
-from latentmake.training.loop.accelerator import BatchOrder
 from latentmake.training.loop.caches import (
     PLAIN,
     Batch,
@@ -21,6 +20,7 @@ from latentmake.training.loop.caches import (
     read_items,
     read_text,
 )
+from latentmake.training.loop.recipe import BatchOrder
 from safetensors.torch import load_file, save_file
 from trainer_world import SCALING, SHIFT, make_latents, make_manifest, make_text
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from latentmake.training.loop.order import wanted
-from latentmake.training.loop.sample_images import (
+from latentmake.training.loop.order import (
     CURVES,
     INDEX,
     PictureIndex,
     picture_reasons,
     read_index,
+    wanted,
 )
 from latentmake.training.loop.samples import Samples
 from latentmake.training.order import RunFiles, Wanted

@@ -13,9 +13,8 @@ from latentmake.config.root import parse
 from latentmake.index.memo import Memo
 from latentmake.plan.run_plan import Plan, RunPlan
 from latentmake.reports.plan_report import report
-from latentmake.training.loop.order import sample_steps
+from latentmake.training.loop.order import read_index, sample_steps
 from latentmake.training.loop.plan import finish_plan
-from latentmake.training.loop.sample_images import read_index
 from latentmake.training.loop.train import Training
 from latentmake.training.order import RunFiles
 from latentmake.training.sd.unet import SdOrder

@@ -20,9 +20,9 @@ from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError, UserError
 from latentmake.index.memo import Memo
 from latentmake.training.loop import checkpoint
-from latentmake.training.loop.accelerator import generator, make_accelerator
 from latentmake.training.loop.order import wanted
 from latentmake.training.loop.plan import resumed
+from latentmake.training.loop.recipe import generator, make_accelerator
 from latentmake.training.loop.state import Learner, rate_of, trained_state
 from latentmake.training.order import RunFiles
 from latentmake.training.sd import network

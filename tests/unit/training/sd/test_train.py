@@ -23,9 +23,8 @@ from latentmake.errors import (
     storage_error,
 )
 from latentmake.training.loop import checkpoint
-from latentmake.training.loop.accelerator import generator
-from latentmake.training.loop.order import check_settings, sample_steps, wanted
-from latentmake.training.loop.sample_images import read_index
+from latentmake.training.loop.order import check_settings, read_index, sample_steps, wanted
+from latentmake.training.loop.recipe import generator
 from latentmake.training.order import History, RunFiles, Wanted, read_order
 from latentmake.training.sd.unet import SdOrder
 from PIL import Image
