@@ -24,7 +24,7 @@ from safetensors.torch import load
 from torch.utils.data import Dataset as TorchDataset
 
 from latentmake.errors import CacheError, DatasetError, TrainingError
-from latentmake.files.cachefile import ORIGINAL_HEIGHT, ORIGINAL_WIDTH, corruption_of
+from latentmake.files.cachefile import KEY, ORIGINAL_HEIGHT, ORIGINAL_WIDTH, corruption_of
 from latentmake.files.safetensors import DTYPES, Head, read_head
 from latentmake.geometry.buckets import Size, cover
 from latentmake.layouts import layout
@@ -148,6 +148,7 @@ class Stored(NamedTuple):
         pixels: image pixels per column of the latents; None where the file does not say.
         time_ids: height and width of the image, top and left of the crop, height and width of the
             crop in pixels: SDXL's conditions (section 2.2 of https://arxiv.org/abs/2307.01952).
+        key: of the build, in its header.
     """
 
     path: str
@@ -156,6 +157,7 @@ class Stored(NamedTuple):
     shift: float = 0.0
     pixels: float | None = None
     time_ids: tuple[float, ...] = ()
+    key: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -213,7 +215,8 @@ def inspect(path: str, sought: Iterable[Sought], *, scaled: bool = False) -> Sto
     """
     with naming(path):
         head = read_head(path)
-        stored = Stored(path, tuple(each.find(head) for each in sought))
+        found = tuple(each.find(head) for each in sought)
+        stored = Stored(path, found, key=head.metadata.get(KEY, ""))
         if not scaled:
             return stored
         names = ("scaling_factor", "shift_factor", "pixel_width", "pixel_height")
@@ -253,11 +256,7 @@ def inspect_all(
 
 
 def check_bytes(path: str) -> None:
-    """Read a cache file, and compare its bytes with the checksums in its header, if it has any.
-
-    Raises:
-        CacheError: it is missing, or other bytes than were written.
-    """
+    """Compare a cache file with the checksums in its header, if it has any; raises CacheError."""
     with naming(path):
         damage = corruption_of(path)
     if damage is not None:
@@ -267,9 +266,8 @@ def check_bytes(path: str) -> None:
 def joined(tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return a caption's tensors by name.
 
-    Returns:
-        `text` [tokens, width], the hidden states of all encoders side by side; and `text_embeds`
-        [width], where a vector is read.
+    `text` [tokens, width] are the hidden states of all encoders side by side; `text_embeds`
+    [width] is there where a vector is read.
     """
     states = [each for each in tensors if each.ndim == 2]
     found = {"text": torch.cat(states, dim=1) if states[1:] else states[0]}
@@ -284,7 +282,7 @@ def read_text(path: str, tensors: CacheTensors) -> dict[str, torch.Tensor]:
     """
     check_bytes(path)
     found = [each.float() for each in inspect(path, [tensors.text, *tensors.texts]).read()]
-    if not all(torch.isfinite(each).all() for each in found):
+    if not _is_finite(found):
         raise CacheError("holds NaN or infinite values", where=path, hint=HINT)
     return joined(found)
 
@@ -378,7 +376,6 @@ class Caches:
                 self.dropped[index] = self._add(index, texts[within(path)])
 
     def _add(self, index: int, text: Stored) -> int:
-        """Add an example with another text; return its index."""
         self.examples.append(self.examples[index]._replace(text=text))
         return len(self.examples) - 1
 
@@ -406,11 +403,7 @@ class Caches:
         return found | joined(example.text.read()) | sizes
 
     def batch(self, indices: Sequence[int], *, pin: bool = False) -> Batch:
-        """Read the examples of these indices, all of one shape, into pinned memory if asked.
-
-        Raises:
-            CacheError: a file has become damaged.
-        """
+        """Read the examples of these indices, all of one shape, into pinned memory if asked."""
         items = [self[index] for index in indices]
         texts = [each.pop("text") for each in items]
         if len({each.dtype for each in texts}) > 1:
@@ -423,11 +416,7 @@ class Caches:
     def prefetched(
         self, batches: Iterable[Sequence[int]], *, threads: int = 1, pin: bool = False
     ) -> Generator[Batch, None, None]:
-        """Read batches in threads (at least one) ahead of their use; yield them in their order.
-
-        Raises:
-            CacheError: a file has become damaged.
-        """
+        """Read batches in threads (at least one) ahead of their use; yield them in their order."""
         threads, remaining = max(1, threads), iter(batches)
         read = partial(self.batch, pin=pin)
         pool = ThreadPoolExecutor(threads, thread_name_prefix="caches")
@@ -456,17 +445,14 @@ def find_not_finite(caches: Caches, indices: Iterable[int]) -> list[str]:
 
     No encoder of the build writes such values, and a search at every batch would take time: a
     training searches only when its loss is NaN or infinite.
-
-    Raises:
-        CacheError: a file is missing or damaged.
     """
     examples = [caches.examples[index] for index in indices]
     files = {each.path: each for example in examples for each in (example.latents, example.text)}
-    return [
-        path
-        for path, file in files.items()
-        if not all(torch.isfinite(tensor).all() for tensor in file.read())
-    ]
+    return [path for path, file in files.items() if not _is_finite(file.read())]
+
+
+def _is_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
 _SPLITS = {"train": [False], "validation": [True], "all": [False, True]}
@@ -559,6 +545,5 @@ class CachedClipDataset(TorchDataset[dict[str, Any]]):
 
 
 def _names_in(path: Path) -> list[str]:
-    """Return the names of the tensors in a cache file, without shape and dtype."""
     with naming(str(path)):
         return [re.sub(f"{FORM}$", "", name) for name in read_head(path).entries]

@@ -23,7 +23,14 @@ from latentmake.config.weights import Weights
 from latentmake.errors import TrainingError, first_line
 from latentmake.plan.state import Difference, short, value_differences
 from latentmake.training.backend import Finding, of_faults
-from latentmake.training.order import JsonFile, Record, RunFiles, RunOrder, Wanted, lock_digest
+from latentmake.training.order import (
+    JsonFile,
+    Record,
+    RunFiles,
+    RunOrder,
+    Wanted,
+    lock_digest,
+)
 
 CHECKPOINT_WEIGHTS = "weights.safetensors"
 CHECKPOINT_STATE = "state.pt"
@@ -72,6 +79,7 @@ class TrainingOrder(RunOrder):
         negative: embedding that guidance leads away from; None without guidance.
         sample_size: width and height of the sample pictures, in pixels.
         texts: dataset -> dependence of its caption variants on the step, where there is one.
+        validates: steps between two losses of the held-out items; None for none.
         kept: checkpoint folders that the configuration names, of any run; they are never removed.
     """
 
@@ -86,6 +94,7 @@ class TrainingOrder(RunOrder):
     sample_size: tuple[int, int]
     trainer: LoopTrainer
     texts: dict[str, TextSchedule] = Field({})
+    validates: int | None = None
     kept: list[str] = Field([])
 
     @property
@@ -110,14 +119,13 @@ class TrainingOrder(RunOrder):
         """Epochs of the training if the settings count by them, else its steps."""
         return self.trainer.epochs or self.trainer.steps or _STEPS
 
-    def of_length(self, **lengths: int | None) -> Self:
-        """Return the order of a training that differs by these keys of its length only."""
-        return self.model_copy(update={"trainer": self.trainer.model_copy(update=lengths)})
+    def begun_from(self, *loras: str) -> Self:
+        """Return the order of a training that begins from LoRAs of these digests."""
+        return self.model_copy(update={"weights": digest.of_value([self.weights, *loras])})
 
-    def in_precision(self, precision: str) -> Self:
-        """Return the order of a training that differs by its `mixed_precision` only."""
-        trainer = self.trainer.model_copy(update={"mixed_precision": precision})
-        return self.model_copy(update={"trainer": trainer})
+    def with_settings(self, **settings: object) -> Self:
+        """Return the order of a training that differs by these settings only."""
+        return self.model_copy(update={"trainer": self.trainer.model_copy(update=settings)})
 
     def course_digest(self) -> str:
         """Return the digest of all settings that shape the weights, except those of the length.
@@ -126,7 +134,7 @@ class TrainingOrder(RunOrder):
         """
         unit = "steps" if self.trainer.epochs is None else "epochs"
         keys = _LENGTHS & type(self.trainer).model_fields.keys()
-        return digest.of_value([self.of_length(**dict.fromkeys(keys)).settings_digest(), unit])
+        return digest.of_value([self.with_settings(**dict.fromkeys(keys)).settings_digest(), unit])
 
     def settings_digest(self, **gone: str) -> str:
         """Return the digest of all settings that shape the weights.
@@ -150,6 +158,10 @@ class TrainingOrder(RunOrder):
         """Return all settings that shape the weights, by name."""
         texts = {f"captions of {name}": each for name, each in self.texts.items()}
         return shaping(self.trainer, "weights") | texts
+
+    def chosen(self) -> Iterable[str]:
+        """Return the names of the trainer's settings that are no defaults."""
+        return shaping(self.trainer, "weights", defaults=False)
 
     def networks(self) -> Iterable[object]:
         """Return the places of the networks, of a noise schedule, and of a LoRA to begin from."""
@@ -275,13 +287,7 @@ def check_accelerate(config: Path, kind: str) -> None:
 def refuse_sharded(how: str, kind: str, where: str = "trainer.accelerate_config") -> None:
     """Refuse a `distributed_type` of accelerate that shards the model or the optimizer.
 
-    Args:
-        how: the `distributed_type`.
-        kind: of the trainer.
-        where: it is set.
-
-    Raises:
-        TrainingError: it is DeepSpeed's ZeRO, FSDP or the like.
+    DeepSpeed's ZeRO, FSDP and the like do so; `where` it is set.
     """
     if how not in _REPLICATED:
         raise TrainingError(

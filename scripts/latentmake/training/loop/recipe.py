@@ -10,8 +10,7 @@ noise, s a timestep's share of all, and its target is noise - x.
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -56,19 +55,18 @@ def decided(order: _Order) -> _Order:
     uses_cpu = parse_flag_from_env("ACCELERATE_USE_CPU")
     device = "cpu" if uses_cpu else pick_device().type
     if device == "cpu":
-        return order.in_precision("no")
+        return order.with_settings(mixed_precision="no")
     # Emulated by older GPUs, it is slower than float32.
     cuda = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     has_it = cuda or (device != "cuda" and is_bf16_available())
-    return order.in_precision("bf16" if has_it else "fp16")
+    return order.with_settings(mixed_precision="bf16" if has_it else "fp16")
 
 
-def make_accelerator(settings: LoopTrainer, kind: str, *, several: bool = False) -> Any:
+def make_accelerator(settings: LoopTrainer, *, several: bool = False) -> Any:
     """Return the Accelerator of this process, as `accelerate launch` has set it up.
 
     Args:
         settings: of the trainer.
-        kind: of the trainer, for messages.
         several: whether a step may leave some trained weights without gradients.
 
     Raises:
@@ -90,7 +88,7 @@ def make_accelerator(settings: LoopTrainer, kind: str, *, several: bool = False)
             where="trainer.mixed_precision",
             hint=f"set it to `{'fp16' if settings.mixed_precision == 'bf16' else 'no'}`",
         ) from None
-    refuse_sharded(str(accelerator.distributed_type.value), kind)
+    refuse_sharded(str(accelerator.distributed_type.value), settings.kind)
     return accelerator
 
 
@@ -203,12 +201,7 @@ class BatchOrder:
 class Variants:
     """Batches in which variants of their captions take the place of examples.
 
-    Attributes:
-        caches: knows the variants.
-        schedules: dataset -> how they depend on the step; without one, any may come at any time.
-        order: of the batches.
-        steps: of the training.
-        seed: of the training.
+    Variants of a dataset with a schedule depend on the step; others may come at any time.
     """
 
     caches: Caches
@@ -251,13 +244,11 @@ class Variants:
         return variants[int(draw * len(variants))]
 
 
-class Losses(NamedTuple):
-    """Losses of a batch, [batch], float32.
+_HELD_OUT = 4  # timesteps of a held-out item
 
-    Attributes:
-        raw: mean squared error of each example.
-        weighted: the same, times the weight of its timestep.
-    """
+
+class Losses(NamedTuple):
+    """Mean squared error of each example, [batch], float32; and times its timestep's weight."""
 
     raw: torch.Tensor
     weighted: torch.Tensor
@@ -310,15 +301,9 @@ class Objective:
         device: torch.device,
         dtype: torch.dtype,
     ) -> Losses:
-        """Return the loss of each example.
+        """Return the loss of each example; the network's device and its inputs' dtype are given.
 
-        Args:
-            network: predicts.
-            batch: of examples.
-            noise: of the latents' shape.
-            timesteps: [batch].
-            device: of the network.
-            dtype: of its inputs.
+        `noise` has the latents' shape, `timesteps` [batch].
         """
         latents, noise = copied(batch.latents, device), copied(noise, device)
         there = copied(timesteps, device)
@@ -374,24 +359,33 @@ def probe_loss(
     return total / size
 
 
+def held_out_loss(
+    losses: Callable[[Batch, torch.Tensor, torch.Tensor], torch.Tensor],
+    caches: Caches,
+    objective: Objective,
+) -> float:
+    """Return the mean loss of held-out items, each at the same timesteps.
+
+    Noise follows from the key of an item's latents: whatever else is held out does not change it.
+
+    Args:
+        losses: from batch, noise and timesteps to the loss of each example.
+        caches: the items.
+        objective: has the timesteps.
+    """
+    timesteps, total = objective.at((torch.arange(_HELD_OUT) + 0.5) / _HELD_OUT), 0.0
+    for index in range(len(caches)):
+        batch, key = caches.batch([index]), caches.examples[index].latents.key
+        for number, timestep in enumerate(timesteps):
+            random = generator("evaluation", key, number)
+            noise = torch.randn(batch.latents.shape, generator=random)
+            total += float(losses(batch, noise, timestep[None]))
+    return total / (len(caches) * _HELD_OUT)
+
+
 Network: TypeAlias = Any  # a torch.nn.Module whose call is a matter of its recipe
 Drawn = dict[str, torch.Tensor]
 """Keys of samples (`TrainingOrder.picture_keys`), and their latents, unscaled."""
-
-
-class Sampler(ABC):
-    """Settings and embeddings of the samples drawn along a training."""
-
-    @abstractmethod
-    def draw(
-        self,
-        network: Network,
-        keys: Collection[str],
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> Drawn:
-        """Draw the samples of these keys; float32, on the CPU."""
 
 
 class Recipe:
@@ -410,8 +404,8 @@ class Recipe:
         make_network: returns the network as a training begins with it, the same each time, from
             `channels` of the latents, `text_width` of the captions' embeddings and the `dtype` of
             frozen weights; raises UserError where network, caches and settings do not fit.
-        make_sampler: returns the sampler of a training; a cache file's latents have their scale and
-            size.
+        make_sampler: returns an object whose `draw(network, keys, device=, dtype=)` draws the
+            samples of some keys; a cache file's latents have their scale and size.
         make_decoder: loads the VAE, and returns what makes a file's content of a sample's latents;
             that is None where memory does not suffice, even in tiles.
         write_copy: writes the trained weights into a folder of their own; one of that name is
@@ -429,7 +423,7 @@ class Recipe:
     alpha: float | None
     make_objective: Callable[[], Objective]
     make_network: Callable[..., Network]
-    make_sampler: Callable[[Any, Stored], Sampler]
+    make_sampler: Callable[[Any, Stored], Any]
     make_decoder: Callable[[torch.device], Callable[[torch.Tensor], bytes | None]]
     write_copy: Callable[[Network, Path], None]
     read_copy: Callable[[Network, Path], None]

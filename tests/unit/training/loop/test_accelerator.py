@@ -22,7 +22,7 @@ SCRIPT = """
 import torch
 from latentmake.config.trainers import SdTrainer
 from latentmake.training.loop.recipe import make_accelerator
-accelerator = make_accelerator(SdTrainer(kind="sd", mixed_precision="no"), "sd")
+accelerator = make_accelerator(SdTrainer(kind="sd", mixed_precision="no"))
 assert accelerator.distributed_type.value == "MULTI_CPU"
 backend = torch.distributed.group.WORLD._get_backend(torch.device("cpu"))
 print(backend.options._timeout.total_seconds())
@@ -52,7 +52,7 @@ def test_a_gpu_that_torch_does_not_see_is_refused_before_anything_is_trained(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     with pytest.raises(DeviceError, match=r"GPU 3: torch .* does not see it"):
-        make_accelerator(SdTrainer(kind="sd", mixed_precision="no"), "sd")
+        make_accelerator(SdTrainer(kind="sd", mixed_precision="no"))
 
 
 @pytest.mark.parametrize(
@@ -86,4 +86,4 @@ def test_a_precision_that_the_device_lacks_is_named_with_one_that_it_has(
 
     monkeypatch.setattr(recipe, "Accelerator", refusing)
     with pytest.raises(TrainingError, match=f"requires a supported device.*set it to `{hint}`"):
-        make_accelerator(SdTrainer.model_validate({"kind": "sd", "mixed_precision": asked}), "sd")
+        make_accelerator(SdTrainer.model_validate({"kind": "sd", "mixed_precision": asked}))

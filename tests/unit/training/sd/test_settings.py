@@ -292,7 +292,7 @@ def test_the_average_is_the_result_and_is_what_its_formula_says(tmp_path: Path) 
 def test_a_step_that_the_scaler_skips_advances_neither_rate_nor_average(tmp_path: Path) -> None:
     order = make_order(tmp_path, ema_decay=0.9, lr_scheduler="linear", learning_rate=1e-2)
     recipe = SdRecipe(order)
-    accelerator = make_accelerator(order.trainer, "sd")
+    accelerator = make_accelerator(order.trainer)
     accelerator.scaler = torch.amp.GradScaler("cpu")  # accelerate makes one on a GPU alone
     denoiser = recipe.make_network(channels=4, text_width=TEXT_WIDTH, dtype=torch.float32)
     learner = Learner(recipe, denoiser, accelerator, steps=4)
