@@ -187,6 +187,7 @@ def order_values(facts: Facts, name: str, trainer: LoopTrainer) -> dict[str, Any
         "negative": text(samples.negative_prompt) if guided else None,
         "sample_size": (size.width, size.height),
         "trainer": trainer,
+        "validates": run.validation and run.validation.every,
         "texts": {
             dataset: TextSchedule(token_warmup_step=warms, caption_dropout_every_n_epochs=drops)
             for dataset, warms, drops in schedules
