@@ -29,8 +29,7 @@ from latentmake.session import Session
 from latentmake.training.external.backend import Launched
 from latentmake.training.external.order import reasons
 from latentmake.training.loop.checkpoint import as_begun
-from latentmake.training.loop.order import wanted
-from latentmake.training.loop.sample_images import picture_reasons
+from latentmake.training.loop.order import picture_reasons, wanted
 from latentmake.training.order import RunFiles, read_order
 from latentmake.training.sd.unet import SdOrder
 from project import Project, Result

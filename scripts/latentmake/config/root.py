@@ -23,6 +23,7 @@ from latentmake.config.external_trainers import (
 )
 from latentmake.config.fields import (
     CLIPS,
+    MACHINE,
     MANIFEST,
     Closed,
     Listed,
@@ -56,6 +57,9 @@ class Validation(Closed, shapes=Shapes("manifest", "weights")):
     clips: Number = shaped(8, CLIPS, ge=0)
     """Number of held-out items for which `evaluate_{run}` draws clips: videos first, then images,
     in the order of datasets and names. With `0` it only computes losses."""
+    every: Number | None = shaped(None, MACHINE, ge=1)
+    """Steps between two losses of the held-out items along a training, from its start to its end:
+    `validation_loss` in TensorBoard and `curves.png`. By default it computes none."""
 
 
 class Run(Closed):
@@ -86,7 +90,7 @@ class Run(Closed):
     generate: Generation | None = None
     """[Clips](generate.md) that `generate_{run}` draws, with the trainer `wan`."""
     validation: Validation | None = None
-    """[Items held out](validation.md) of the training, with the trainer `wan`."""
+    """[Items held out](validation.md) of the training, with the trainers `sd` and `wan`."""
 
 
 Fault: TypeAlias = tuple[str, str, str]
@@ -149,10 +153,10 @@ def _faults_of_trainer(where: str, run: Run, model: Model) -> Iterator[Fault]:
         if all(getattr(model, key) is None for key in keys):
             hint = f"add `{keys[0]}` to models.{run.model}, or leave out the run's `trainer`"
             yield f"{where}.model", f"the model {run.model} has no `{keys[0]}` to train", hint
-    if run.validation is not None and not (trainer and trainer.evaluates):
+    if run.validation is not None and not (trainer and trainer.holds_out):
         what = "the run has no trainer that could leave items out"
         if trainer is not None:
-            what = f"the trainer {trainer.kind} evaluates no items that are held out; only wan does"
+            what = f"the trainer {trainer.kind} holds no items out; sd and wan do"
         hint = "leave it out, or hold images or videos out by a dataset of their own"
         yield f"{where}.validation", what, hint
 

@@ -47,7 +47,8 @@ class Trainer(Closed, shapes=WEIGHTS):
     network: ClassVar[str]  # the model's key that names what is trained
     alternatives: ClassVar[tuple[str, ...]] = ()  # keys that may be set in its place
     generates: ClassVar[bool] = False  # whether `generate_{run}` makes clips by its result
-    evaluates: ClassVar[bool] = False  # whether it holds items out, for `evaluate_{run}`
+    evaluates: ClassVar[bool] = False  # whether `evaluate_{run}` compares it on held-out items
+    holds_out: ClassVar[bool] = False  # whether it leaves held-out items out
 
     @property
     def prompts(self) -> list[str]:
@@ -110,6 +111,7 @@ class LoopTrainer(Trainer):
     """A trainer of ours: a LoRA or more of a network, from caches alone."""
 
     draws_captions: ClassVar[bool] = True  # whether its samples are of captions without `prompts`
+    holds_out: ClassVar[bool] = True
     # Defaults of earlier releases, which digests of settings leave out.
     former_defaults: ClassVar[Mapping[str, object]] = {"mixed_precision": "no"}
 

@@ -23,10 +23,10 @@ from latentmake.errors import CacheError, TrainingError
 from latentmake.files import cachefile
 from latentmake.plan.manifest import Row
 from latentmake.progress import Progress
-from latentmake.training.loop.accelerator import DTYPES, decided, generator
 from latentmake.training.loop.caches import HINT, Caches, find_not_finite, read_items
 from latentmake.training.loop.checkpoint import as_begun
 from latentmake.training.loop.order import wanted
+from latentmake.training.loop.recipe import DTYPES, decided, generator
 from latentmake.training.order import JsonFile, caption_in, lock_content, read_order
 from latentmake.training.wan.dit import WanOrder
 from latentmake.training.wan.evaluation import (

@@ -29,9 +29,8 @@ from latentmake.files import atomic
 from latentmake.files.video import write_mp4
 from latentmake.progress import say
 from latentmake.training.loop import recipe as loop
-from latentmake.training.loop.accelerator import seed_of, set_up
 from latentmake.training.loop.caches import WAN, Batch, Sought, copied, read_text
-from latentmake.training.loop.recipe import Drawn, Recipe, Sampler
+from latentmake.training.loop.recipe import Drawn, Recipe, seed_of, set_up
 from latentmake.training.lora import begin_lora
 from latentmake.training.wan.dit import PLACES, WanOrder, lora_names
 from latentmake.training.wan.generation import ClipSettings
@@ -154,7 +153,7 @@ def _schedule(settings: ClipSettings) -> Any:
     return _UniPc(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift)
 
 
-class ClipSampler(Sampler):
+class ClipSampler:
     """Draws the sample clips of a training."""
 
     def __init__(self, order: WanOrder) -> None:
