@@ -45,8 +45,7 @@ from latentmake.config.trainers import WanTrainer  # noqa: E402
 from latentmake.training.loop.caches import Batch  # noqa: E402
 from latentmake.training.wan.dit import check_targets  # noqa: E402
 from latentmake.training.wan.estimate import training_memory  # noqa: E402
-from latentmake.training.wan.network import add_lora  # noqa: E402
-from latentmake.training.wan.recipe import Objective  # noqa: E402
+from latentmake.training.wan.recipe import Objective, add_lora  # noqa: E402
 
 MODELS = {
     "1.3B": {"num_attention_heads": 12, "ffn_dim": 8960, "num_layers": 30},

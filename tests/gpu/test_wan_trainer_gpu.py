@@ -15,7 +15,7 @@ from latentmake.config.trainers import WanTrainer
 from latentmake.training.lora import lora_tensors
 from latentmake.training.wan.dit import check_targets, lora_names, read_dit
 from latentmake.training.wan.estimate import training_memory
-from latentmake.training.wan.network import add_lora, load_transformer, read_lora, write_lora
+from latentmake.training.wan.recipe import add_lora, load_transformer, read_lora, write_lora
 from safetensors.torch import load_file
 from wan_trainer_world import make_order, train
 

@@ -13,7 +13,7 @@ from dit_world import inputs, original_dit, tiny_dit, write_file
 from latentmake.training.external.installation import Installation
 from latentmake.training.lora import lora_tensors
 from latentmake.training.wan.dit import lora_names
-from latentmake.training.wan.network import add_lora, write_lora
+from latentmake.training.wan.recipe import add_lora, write_lora
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.real_trainer

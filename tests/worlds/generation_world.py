@@ -13,8 +13,8 @@ from latentmake.files import atomic, cachefile
 from latentmake.layouts import layout
 from latentmake.training.loop.order import Prompt
 from latentmake.training.lora import lora_tensors
-from latentmake.training.wan.generation import GenerationOrder
-from latentmake.training.wan.network import add_lora, write_lora
+from latentmake.training.wan.clips import GenerationOrder
+from latentmake.training.wan.recipe import add_lora, write_lora
 from wan_world import tiny_wan_vae
 
 RUN = Path("runs/waves")

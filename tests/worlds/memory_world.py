@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from diffusers import WanTransformer3DModel
-from latentmake.training.wan.network import add_lora
+from latentmake.training.wan.recipe import add_lora
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves

@@ -24,7 +24,7 @@ from latentmake.files.safetensors import Tensor, read_head
 from latentmake.models.checks import DIT, ModelFile, other_task
 from latentmake.models.files import config_file, network_config, refuse_missing, weights_files
 from latentmake.models.kinds import kinds_of, one
-from latentmake.models.recipe import FileDigest, files_digest
+from latentmake.models.recipe import FileDigest, files_digest, make, weights_digest
 from latentmake.training.loop.order import TrainingOrder
 
 HINT = (
@@ -476,3 +476,18 @@ def boundary_of(trainer: WanTrainer, model: Model) -> float | None:
     if trainer.timestep_boundary is not None:
         return trainer.timestep_boundary / 1000
     return _BOUNDARY["i2v" if model.image_to_video else "t2v"]
+
+
+def made_of(model: Model, name: str, file_digest: FileDigest) -> str:
+    """Return the digest of the networks and encoders of a model, which has a name; ModelError."""
+    try:
+        encoders = [
+            weights_digest(each, file_digest, original=True)
+            for each in (model.vae, model.clip)
+            if each is not None
+        ]
+        text = make("text", None, model, file_digest)
+        return digest.of_value([dit_digest(model, file_digest), *encoders, text])
+    except ModelError as error:
+        what = f"{error.where}: {error.what}"
+        raise ModelError(what, where=f"models.{name}", hint=error.hint) from None

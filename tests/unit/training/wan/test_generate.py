@@ -16,18 +16,18 @@ from latentmake.config.models import Model
 from latentmake.config.weights import Weights
 from latentmake.errors import CacheError, SourceError, TrainingError
 from latentmake.files.video import spread_frames, write_mp4
-from latentmake.training.wan import generate as module
-from latentmake.training.wan.generate import condition_of, generate
-from latentmake.training.wan.generation import (
+from latentmake.training.wan import sampling
+from latentmake.training.wan.clips import (
     INDEX,
     Clip,
     GenerationIndex,
     GenerationOrder,
-    adapter_digest,
     captions_of,
     clip_name,
     clip_reasons,
 )
+from latentmake.training.wan.draw import generate
+from latentmake.training.wan.sampling import condition_of
 from PIL import Image
 from wan_world import write_clip_vision
 
@@ -52,7 +52,7 @@ def files() -> dict[str, tuple[bytes, int]]:
 
 
 def done(order: GenerationOrder) -> bool:
-    return not clip_reasons(order, adapter_digest(order))
+    return not clip_reasons(order)
 
 
 def test_each_prompt_and_seed_is_a_clip_with_the_adapter_and_one_without() -> None:
@@ -143,7 +143,7 @@ def test_finished_clips_outlive_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
         write_mp4(path, *others)
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, "write_mp4", killed)
+        patched.setattr(sampling, "write_mp4", killed)
         with pytest.raises(KeyboardInterrupt):
             generate(order)
     before = files()

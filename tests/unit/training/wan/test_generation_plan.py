@@ -13,8 +13,9 @@ from latentmake.config.trainers import Generation
 from latentmake.errors import ConfigError
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.plan.planner import make_plan
-from latentmake.training.wan.generation import GenerationOrder, plan_generation, wishes
+from latentmake.training.order import run_values
+from latentmake.training.wan.clips import GenerationOrder, generation_order, wishes
+from latentmake.training.wan.dit import WanOrder, boundary_of
 from PIL import Image
 
 CONFIG: dict[str, Any] = {
@@ -42,22 +43,40 @@ CONFIG: dict[str, Any] = {
 def cats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     # The digest of models that are not here.
-    monkeypatch.setattr("latentmake.training.wan.generation.made_of", lambda *_: "digest")
+    monkeypatch.setattr("latentmake.training.wan.clips.made_of", lambda *_: "digest")
     (tmp_path / "data").mkdir()
     Image.new("RGB", (64, 64)).save(tmp_path / "data/a.png")
     (tmp_path / "data/a.txt").write_text("a caption")
     (tmp_path / "prompts.txt").write_text("one\n\n two \n")
 
 
-def order_of(run: dict[str, Any] | None = None, **changes: Any) -> GenerationOrder:
+def order_of(
+    run: dict[str, Any] | None = None, dataset: dict[str, Any] | None = None, **changes: Any
+) -> GenerationOrder:
     """Return the order of a run with some of its keys changed; `changes` are of `generate`."""
     values = copy.deepcopy(CONFIG)
+    values["datasets"]["cats"] = dataset or values["datasets"]["cats"]
     values["runs"]["first"] |= {**(run or {}), **({"generate": changes} if changes else {})}
     facts = Facts(parse(values), Memo(None), encoders=False)
-    plan = make_plan(facts, ["first"], generated=["first"]).runs["first"]
-    path, reasons = plan_generation(facts, plan)
-    assert reasons
-    return GenerationOrder.model_validate_json(path.read_bytes())
+    config = facts.config
+    run = config.runs["first"]
+    trainer: Any = run.trainer
+    model = config.models[run.model]
+    training = WanOrder(
+        **run_values("first"),
+        dit=model.dit,
+        dit_high_noise=model.dit_high_noise,
+        task=str(model.task),
+        flow_shift=trainer.shift(run.resolutions),
+        boundary=boundary_of(trainer, model),
+        weights="digest",
+        vae=model.vae,
+        prompts=[],
+        negative=None,
+        sample_size=(64, 64),
+        trainer=trainer,
+    )
+    return generation_order(facts, training)
 
 
 def test_defaults_come_from_the_run() -> None:
@@ -84,12 +103,8 @@ def test_defaults_come_from_the_run() -> None:
 def test_clips_are_as_long_as_those_that_a_run_trains_on(
     video: dict[str, Any], frames: int
 ) -> None:
-    from latentmake.training.wan.generation import _longest
-
-    values = copy.deepcopy(CONFIG)
-    values["datasets"]["cats"] |= video
-    config = parse(values)
-    assert _longest(config, config.runs["first"]) == frames
+    dataset = {**CONFIG["datasets"]["cats"], **video}
+    assert order_of(dataset=dataset).settings.frames == frames
 
 
 def test_both_networks_have_an_adapter_and_a_boundary() -> None:

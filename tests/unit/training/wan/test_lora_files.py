@@ -12,7 +12,7 @@ from dit_world import image_dit, inputs, tiny_dit
 from latentmake.errors import TrainingError
 from latentmake.training.lora import begin_lora, lora_tensors
 from latentmake.training.wan.dit import PLACES, lora_names
-from latentmake.training.wan.network import add_lora, read_lora, write_lora
+from latentmake.training.wan.recipe import add_lora, read_lora, write_lora
 from safetensors.torch import load_file
 from wan_world import tiny_umt5, tiny_wan_vae, write_umt5
 

@@ -13,7 +13,7 @@ import torch
 from diffusers import WanTransformer3DModel
 from latentmake.config.root import parse
 from latentmake.training.wan.estimate import estimate_training, largest_latent
-from latentmake.training.wan.network import add_lora, load_transformer, write_lora
+from latentmake.training.wan.recipe import add_lora, load_transformer, write_lora
 from memory_world import Sizes
 
 SMALL = Sizes(dim=1536, heads=12, ffn_dim=8960, layers=30)  # 1.3B

@@ -24,7 +24,7 @@ from dit_world import (
 from latentmake.errors import ModelError, TrainingError
 from latentmake.models.files import PARTS, folder_in
 from latentmake.training.wan.dit import original_layer, to_diffusers
-from latentmake.training.wan.network import add_lora, load_transformer
+from latentmake.training.wan.recipe import add_lora, load_transformer
 from wan_world import write_wan_vae
 
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0"]

@@ -19,8 +19,14 @@ from latentmake.config.weights import Weights
 from latentmake.errors import TrainingError
 from latentmake.training.loop.accelerator import generator
 from latentmake.training.loop.caches import Batch
-from latentmake.training.wan.network import Denoiser, add_lora
-from latentmake.training.wan.recipe import CLIP, FIRST_FRAME, Objective, inputs_of
+from latentmake.training.wan.recipe import (
+    CLIP,
+    FIRST_FRAME,
+    Denoiser,
+    Objective,
+    add_lora,
+    inputs_of,
+)
 from peft.utils import get_peft_model_state_dict
 from torch.utils._python_dispatch import TorchDispatchMode
 from wan_world import tiny_wan_vae
