@@ -46,6 +46,7 @@ _NAME = r"^[a-z0-9-]+_seed-\d+_(base|adapter)\.mp4$"
 _WORDS = 40  # characters of a prompt or a stem in a file's name
 _CAPTIONS = 4  # items whose captions are the prompts where a run names none
 _FRAMES = 81  # where a run trains on images
+_SIZE = {"frames": 0, "width": 0, "height": 0}  # in the place of what each item has
 
 FileDigest = Callable[[Path], str]
 
@@ -119,13 +120,9 @@ class GenerationOrder(JsonFile):
         return run_order(self.run, self.word, self.planned)
 
     def key(self, prompt: str, seed: int, adapter: str, **size: int) -> str:
-        """Return the key of a clip.
+        """Return the key of a clip of a prompt; `adapter` is the digest of the LoRA, "" for none.
 
-        Args:
-            prompt: of the clip.
-            seed: of its noise.
-            adapter: digest of the LoRA; "" for none.
-            size: frames, width and height, if they differ from the settings'.
+        `size` is frames, width and height, if they differ from the settings'.
         """
         shaped = self.settings.values() | size
         return digest.of_value([_VERSION, self.weights, adapter, prompt, seed, shaped])
@@ -157,14 +154,16 @@ class EvaluationOrder(GenerationOrder):
         Raises:
             TrainingError: the run's lock is missing or damaged.
         """
-        settings = self.settings.values() | {"frames": 0, "width": 0, "height": 0}
-        made = [self.weights, settings, self.seeds[0]]
+        made = [self.weights, self.settings.values() | _SIZE, self.seeds[0]]
         basis = [lock_content(training.lock), adapter, _training_digest(training)]
         return digest.of_value([_EVALUATION, TIMESTEPS, *basis, self.clips, self.resolution, made])
 
-    def loss_key(self, training: WanOrder, latents: str, text: str, adapter: str) -> str:
-        """Return the key of an item's losses, from those of its caches and the LoRA's digest."""
-        made_from = [latents, text, _training_digest(training), adapter, TIMESTEPS]
+    def loss_key(self, training: WanOrder, keys: tuple[str, str], adapter: str) -> str:
+        """Return the key of an item's losses, from those of its latents and text, and the LoRA's.
+
+        The digest of the LoRA is "" for none.
+        """
+        made_from = [*keys, _training_digest(training), adapter, TIMESTEPS]
         return digest.of_value([_EVALUATION, "loss", *made_from])
 
     def real_key(self, latents: str) -> str:
@@ -172,11 +171,11 @@ class EvaluationOrder(GenerationOrder):
         return digest.of_value([_EVALUATION, "real", latents, self.weights, self.settings.fps])
 
     def drawn_key(
-        self, training: WanOrder, latents: str, text: str, adapter: str, size: Sequence[int]
+        self, training: WanOrder, keys: tuple[str, str], adapter: str, size: Sequence[int]
     ) -> str:
-        """Return the key of a clip of an item's text, and of its frames, height and width."""
-        frames, height, width = size
-        shape = {"frames": frames, "height": height, "width": width}
+        """Return the key of a clip of some frames, height and width; see `loss_key`."""
+        latents, text = keys
+        shape = dict(zip(("frames", "height", "width"), size, strict=True))
         drawn = self.key(text, self.seeds[0], adapter, **shape)
         first = latents if training.image_to_video else ""
         return digest.of_value([_EVALUATION, drawn, first, _training_digest(training)])
@@ -371,7 +370,7 @@ def wishes(order: GenerationOrder, adapter: str) -> Iterator[Clip]:
 def judged(
     order: GenerationOrder, clips: Iterable[Clip], adapter: str
 ) -> tuple[list[Clip], list[Clip]]:
-    """Return the clips that are there and up to date, the order's first, and those to draw.
+    """Return the clips that are up to date, the order's first, and those to draw.
 
     The former include clips of prompts of earlier command lines and, if the order's prompt comes
     from the command line, those of the configuration.
@@ -419,8 +418,7 @@ def captions_of(order: GenerationOrder) -> GenerationOrder:
     """Return an order with the captions of the manifest's first trained items among its prompts.
 
     Raises:
-        TrainingError: the manifest is missing or damaged.
-        CacheError: a cache file of text is missing or damaged.
+        UserError: the manifest or a cache file of text is missing or damaged.
     """
     if not order.captions:
         return order
@@ -498,39 +496,30 @@ def generation_order(facts: Facts, training: WanOrder) -> GenerationOrder:
     Raises:
         UserError: the model cannot draw them, or a file is missing.
     """
-    run = facts.config.runs[training.run]
-    image = facts.config.generation(run).image
-    _refuse_conditions(facts.config.models[run.model], training.run, image)
-    values = _values(facts, training)
+    config, where = facts.config, f"runs.{training.run}"
+    run = config.runs[training.run]
+    model, image = config.models[run.model], config.generation(run).image
+    task = str(model.task)
+    if task.startswith("flf2v") or task.endswith("-FC"):
+        raise ConfigError(
+            f"{task} draws from further pictures, which generate_{training.run} cannot give it",
+            where=f"{where}.model",
+            hint="generate with musubi-tuner, which takes the LoRA",
+        )
+    where, values = f"{where}.generate.image", _values(facts, training)
     if image is not None:
         try:
             seen = {"image": facts.memo.digest_of_file(Path(image))}
         except OSError as error:
-            raise ConfigError(
-                f"{image} cannot be read ({error.strerror})",
-                where=f"runs.{training.run}.generate.image",
-                hint="check that the file exists and is readable",
-            ) from None
+            what = f"{image} cannot be read ({error.strerror})"
+            hint = "check that the file exists and is readable"
+            raise ConfigError(what, where=where, hint=hint) from None
         settings = values["settings"].model_copy(update=seen)
         values |= {"image": image, "settings": settings}
+    elif model.image_to_video:
+        hint = "name the file of the clips' first frame"
+        raise ConfigError(f"{task} draws from a picture", where=where, hint=hint)
     return GenerationOrder(**values)
-
-
-def _refuse_conditions(model: Model, run: str, image: str | None) -> None:
-    """Refuse networks that draw from more than text and a first frame."""
-    task = str(model.task)
-    if task.startswith("flf2v") or task.endswith("-FC"):
-        raise ConfigError(
-            f"{task} draws from further pictures, which generate_{run} cannot give it",
-            where=f"runs.{run}.model",
-            hint="generate with musubi-tuner, which takes the LoRA",
-        )
-    if model.image_to_video and image is None:
-        raise ConfigError(
-            f"{task} draws from a picture",
-            where=f"runs.{run}.generate.image",
-            hint="name the file of the clips' first frame",
-        )
 
 
 def evaluation_order(facts: Facts, training: WanOrder) -> EvaluationOrder:

@@ -114,8 +114,7 @@ def _draw(order: GenerationOrder, missing: Sequence[Clip]) -> Iterator[Clip]:
     total = len(missing) * settings.num_inference_steps
     with Progress(total=total, unit="step", desc=f"clips of {order.run}") as progress:
         for clip in missing:
-            each: Any
-            for each in network.children():
+            for each, _ in network.networks():
                 if getattr(each, "peft_config", None):
                     (each.enable_adapters if clip.adapter else each.disable_adapters)()
             text = read_text(texts[clip.prompt], WAN)["text"]
@@ -325,13 +324,13 @@ class _Evaluation:
 
     def _loss_key(self, case: Case, kind: Kind) -> str:
         adapter = self.adapter if kind == "adapter" else ""
-        return self.order.loss_key(self.training, *case.keys, adapter)
+        return self.order.loss_key(self.training, case.keys, adapter)
 
     def _clip_key(self, case: Case, kind: Kind) -> str:
         if kind == "real":
             return self.order.real_key(case.keys[0])
         adapter = self.adapter if kind == "adapter" else ""
-        return self.order.drawn_key(self.training, *case.keys, adapter, case.size)
+        return self.order.drawn_key(self.training, case.keys, adapter, case.size)
 
     def run(self) -> Metrics:
         """Make what is missing; return and write all results."""

@@ -46,7 +46,6 @@ from latentmake.training.wan.dit import (
     PLACES,
     PREFIX,
     WanOrder,
-    check_targets,
     comfyui_place,
     lora_names,
     musubi_place,
@@ -62,13 +61,9 @@ _Transformer: Transformer = WanTransformer3DModel
 def load_transformer(path: str, *, dtype: torch.dtype = torch.bfloat16) -> Transformer:
     """Load Wan's network on the CPU, frozen.
 
-    Weights that have their dtype already are mapped from the files; others take memory once. What
-    diffusers keeps in float32 (`_keep_in_fp32_modules`) is float32 whatever the dtype.
-
-    Args:
-        path: a diffusers folder, of the network or its pipeline; a folder of the original release;
-            or a .safetensors file in diffusers' or the original names.
-        dtype: of the other weights.
+    See `read_dit` for the path. Weights that have their dtype already are mapped from the files;
+    others take memory once. What diffusers keeps in float32 (`_keep_in_fp32_modules`) is float32
+    whatever the dtype.
 
     Raises:
         ModelError: it is missing, damaged, incomplete, or no DiT that can be trained.
@@ -93,32 +88,6 @@ def load_transformer(path: str, *, dtype: torch.dtype = torch.bfloat16) -> Trans
     return transformer.train()
 
 
-def add_lora(
-    transformer: Transformer,
-    *,
-    rank: int,
-    target_modules: Sequence[str],
-    alpha: float | None = None,
-    autocast: bool = False,
-    dropout: float = 0.0,
-) -> None:
-    """Freeze a network and add a float32 LoRA to it; see `add_adapter`.
-
-    Raises:
-        TrainingError: one of `target_modules` fits no layer that can have a LoRA.
-    """
-    shapes = {name: tuple(each.shape) for name, each in transformer.named_parameters()}
-    check_targets(target_modules, shapes, "trainer.target_modules")
-    add_adapter(
-        transformer,
-        rank=rank,
-        alpha=alpha,
-        target_modules=target_modules,
-        autocast=autocast,
-        dropout=dropout,
-    )
-
-
 class Denoiser(torch.nn.Module):
     """One network for all timesteps, or two with a boundary between them.
 
@@ -132,9 +101,12 @@ class Denoiser(torch.nn.Module):
         self, low: Transformer | None, high: Transformer | None = None, boundary: float = 1.0
     ) -> None:
         super().__init__()
-        self.low = low
-        self.high = high
-        self.boundary = boundary
+        self.low, self.high, self.boundary = low, high, boundary
+
+    def networks(self) -> list[tuple[Transformer, bool]]:
+        """Return the networks, and whether each is the one for high noise."""
+        both = ((self.low, False), (self.high, True))
+        return [(network, high) for network, high in both if network is not None]
 
     def forward(
         self,
@@ -144,20 +116,14 @@ class Denoiser(torch.nn.Module):
         high: Sequence[bool] = (),
         **named: Any,
     ) -> Any:
-        """Call the network of each example's timestep; return (velocity,).
+        """Call the network of each example's timestep, [batch]; return (velocity,).
 
-        Args:
-            hidden_states: noisy latents, [batch, ...].
-            timestep: [batch].
-            high: of two networks, whether each example belongs to the one for high noise.
-            named: further arguments.
+        Of two networks, `high` says whether each example belongs to the one for high noise.
         """
-        if self.low is None or self.high is None:
-            network = self.high if self.low is None else self.low
+        if self.low is None or self.high is None or all(high) or not any(high):
+            later = self.low is None or (self.high is not None and any(high))
+            network = self.high if later else self.low
             assert network is not None
-            return network(hidden_states=hidden_states, timestep=timestep, **named)
-        if all(high) or not any(high):
-            network = self.high if high[0] else self.low
             return network(hidden_states=hidden_states, timestep=timestep, **named)
         is_high = torch.tensor(high, device=timestep.device)
         predicted = torch.empty_like(hidden_states[:, : self.low.config.out_channels])
@@ -174,13 +140,10 @@ class Denoiser(torch.nn.Module):
         return (predicted,)
 
 
-def write_lora(transformer: Any, folder: Path, *, high_noise: bool = False) -> None:
-    """Write the LoRA of a network into a folder, as three files; the same LoRA, the same bytes.
+def write_lora(transformer: Transformer, folder: Path, *, high_noise: bool = False) -> None:
+    """Write the LoRA of a network into a folder, in the files of `lora_names`.
 
-    Args:
-        transformer: with a LoRA, on any device.
-        folder: gets the files of `lora_names`.
-        high_noise: whether it is Wan 2.2's network for high noise.
+    The same LoRA gives the same bytes.
     """
     names = lora_names(high_noise=high_noise)
     atomic.write(folder / names.diffusers, lora_bytes(transformer, PREFIX))
@@ -188,21 +151,16 @@ def write_lora(transformer: Any, folder: Path, *, high_noise: bool = False) -> N
     atomic.write(folder / names.comfyui, kohya_bytes(transformer, comfyui_place))
 
 
-def read_lora(transformer: Any, folder: Path, *, high_noise: bool = False) -> None:
+def read_lora(transformer: Transformer, folder: Path, *, high_noise: bool = False) -> None:
     """Put back a LoRA that `write_lora` wrote; a network that has none gets one of its sizes.
 
     `transformer.disable_adapters()` and `enable_adapters()` then turn it off and on.
-
-    Args:
-        transformer: changed in place.
-        folder: of the files.
-        high_noise: as for `write_lora`.
 
     Raises:
         TrainingError: it is missing or damaged, or of another network.
     """
     file = folder / lora_names(high_noise=high_noise).diffusers
-    load_lora(transformer, file, PREFIX, add_lora)
+    load_lora(transformer, file, PREFIX, add_adapter)
 
 
 class ClipSampler(Sampler):
@@ -320,13 +278,9 @@ class Objective(loop.Objective):
         return (self.shares(quantiles) * self.timesteps).float()
 
     def draw(self, shape: torch.Size, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw noise of this shape, and timesteps of one network for a micro-batch.
+        """Draw noise of this shape, and timesteps [batch] of one network for a micro-batch.
 
         Of two networks each comes as often as its range of timesteps does.
-
-        Args:
-            shape: of the batch's latents, [batch, channels, frames, height, width].
-            random: generator on the CPU.
         """
         noise = torch.randn(shape, generator=random)
         start, stop = self.ranges[0]
@@ -346,7 +300,7 @@ class Objective(loop.Objective):
         dtype: torch.dtype,
     ) -> torch.Tensor:
         """Return the network's velocity."""
-        inputs = inputs_of(batch, noisy, timesteps, device=noisy.device, dtype=dtype)
+        inputs = inputs_of(batch, noisy, timesteps, dtype)
         if self._boundary is not None:  # asked of the device, it would make the CPU wait
             inputs["high"] = (timesteps >= self._boundary * self.timesteps).tolist()
         predicted: torch.Tensor = network(**inputs)[0]
@@ -354,25 +308,14 @@ class Objective(loop.Objective):
 
 
 def inputs_of(
-    batch: Batch,
-    noisy: torch.Tensor,
-    timesteps: torch.Tensor,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
+    batch: Batch, noisy: torch.Tensor, timesteps: torch.Tensor, dtype: torch.dtype
 ) -> dict[str, Any]:
     """Return the arguments of Wan's network, as diffusers' WanPipeline and its like call it.
 
     Text is followed by zeros, without a mask. Image-to-video's first frame comes behind the noisy
-    latents, in their channels.
-
-    Args:
-        batch: of examples.
-        noisy: latents, [batch, channels, frames, height, width].
-        timesteps: [batch].
-        device: of the network.
-        dtype: of its inputs.
+    latents [batch, channels, frames, height, width], in their channels.
     """
+    device = noisy.device
     hidden = noisy.to(dtype)
     if FIRST_FRAME in batch.more:
         hidden = torch.cat([hidden, copied(batch.more[FIRST_FRAME], device, dtype)], dim=1)
@@ -427,7 +370,7 @@ class WanRecipe(Recipe):
             if path is not None:
                 transformer = load_transformer(path, dtype=dtype)
                 _check(transformer, channels, text_width, path)
-                add_lora(
+                add_adapter(
                     transformer,
                     rank=settings.rank,
                     alpha=settings.alpha,
@@ -456,19 +399,13 @@ class WanRecipe(Recipe):
     def write_copy(self, network: Denoiser, folder: Path) -> None:
         """Write each network's LoRA, in the names of diffusers, musubi-tuner and ComfyUI."""
         with atomic.replacing_folder(folder) as new:
-            for transformer, high_noise in _networks(network):
+            for transformer, high_noise in network.networks():
                 write_lora(transformer, new, high_noise=high_noise)
 
     def read_copy(self, network: Denoiser, folder: Path) -> None:
         """Read each network's LoRA."""
-        for transformer, high_noise in _networks(network):
+        for transformer, high_noise in network.networks():
             read_lora(transformer, folder, high_noise=high_noise)
-
-
-def _networks(network: Denoiser) -> list[tuple[Transformer, bool]]:
-    """Return the networks that are trained, and whether each is the one for high noise."""
-    both = ((network.low, False), (network.high, True))
-    return [(transformer, high) for transformer, high in both if transformer is not None]
 
 
 def _check(transformer: Transformer, channels: int, text_width: int, path: str) -> None:

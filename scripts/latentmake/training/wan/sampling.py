@@ -99,10 +99,10 @@ def sample_latents(
     condition: Condition | None = None,
     done: Callable[[], object] = lambda: None,
 ) -> torch.Tensor:
-    """Draw the latents of one clip.
+    """Draw the normalised latents of one clip, [16, f, h, w], float32, on the CPU.
 
     Args:
-        network: a `Denoiser` in evaluation mode.
+        network: a `Denoiser` in evaluation mode, on the device.
         text: embedding of the prompt, [T, D].
         negative: that of the negative prompt; None without guidance.
         noise: [16, f, h, w], see `noise_of`.
@@ -111,9 +111,6 @@ def sample_latents(
         dtype: of its input.
         condition: of image-to-video.
         done: called after each step.
-
-    Returns:
-        Normalised latents [16, f, h, w], float32, on the CPU.
     """
 
     def padded(embedding: torch.Tensor) -> torch.Tensor:

@@ -10,9 +10,9 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
 from dit_world import image_dit, inputs, tiny_dit
 from latentmake.errors import TrainingError
-from latentmake.training.lora import begin_lora, lora_tensors
+from latentmake.training.lora import add_adapter, begin_lora, lora_tensors
 from latentmake.training.wan.dit import PLACES, lora_names
-from latentmake.training.wan.recipe import add_lora, read_lora, write_lora
+from latentmake.training.wan.recipe import read_lora, write_lora
 from safetensors.torch import load_file
 from wan_world import tiny_umt5, tiny_wan_vae, write_umt5
 
@@ -23,7 +23,7 @@ FILES = ["comfyui.safetensors", "musubi.safetensors", "pytorch_lora_weights.safe
 
 def trained(dit: Any, *, alpha: float = 2, seed: int = 3, targets: list[str] | None = None) -> Any:
     """Give a network a LoRA that changes what it predicts."""
-    add_lora(dit, rank=4, alpha=alpha, target_modules=targets or TARGETS)
+    add_adapter(dit, rank=4, alpha=alpha, target_modules=targets or TARGETS)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for value in lora_tensors(dit).values():
@@ -165,7 +165,7 @@ def test_a_training_begins_with_what_a_lora_of_any_names_does(tmp_path: Path, na
     given = inputs(ours)
     for alpha in (3, 8):
         new = tiny_dit()
-        add_lora(new, rank=4, alpha=alpha, target_modules=[*TARGETS, "proj_out"])
+        add_adapter(new, rank=4, alpha=alpha, target_modules=[*TARGETS, "proj_out"])
         begin_lora(new, tmp_path / name, PLACES)
         assert torch.allclose(new(**given).sample, ours(**given).sample, rtol=0, atol=1e-5)
 
@@ -182,7 +182,7 @@ def test_a_lora_that_a_training_cannot_begin_from_is_refused_in_one_line(tmp_pat
         (tmp_path / "none", 4, TARGETS, "No such file"),
     ):
         network = tiny_dit()
-        add_lora(network, rank=rank, target_modules=targets)
+        add_adapter(network, rank=rank, target_modules=targets)
         with pytest.raises(TrainingError) as caught:
             begin_lora(network, path, PLACES)
         line = str(caught.value)
