@@ -26,7 +26,7 @@ from latentmake.plan.state import Difference, short, value_differences
 from latentmake.plan.target import prompt_path
 from latentmake.training.loop.order import Prompt
 from latentmake.training.order import JsonFile, caption_in, lock_content, read_order
-from latentmake.training.wan.dit import WanOrder, made_of
+from latentmake.training.wan.dit import WanOrder, lora_files, made_of
 
 FOLDER = "generated"
 """Folder of the clips of `generate` below that of their run."""
@@ -91,6 +91,8 @@ class GenerationOrder(JsonFile):
         captions: number of the manifest's first captions that are prompts too.
         negative: cache file of the negative prompt's embedding; None without guidance.
         image: path of the first frame, for image-to-video.
+        lora: path of a LoRA that is not the run's own.
+        strength: factor of the LoRA.
         base: whether each clip is also made without the LoRA.
         asked: whether the prompts come from the command line.
         planned: time, in nanoseconds: no two orders are the same file to Snakemake.
@@ -110,6 +112,8 @@ class GenerationOrder(JsonFile):
     seeds: list[int]
     settings: ClipSettings
     image: str | None = None
+    lora: str | None = None
+    strength: float = 1.0
     base: bool
     asked: bool = False
     planned: int = 0
@@ -126,6 +130,12 @@ class GenerationOrder(JsonFile):
         """
         shaped = self.settings.values() | size
         return digest.of_value([_VERSION, self.weights, adapter, prompt, seed, shaped])
+
+    def shown(self) -> dict[str, str | int | float]:
+        """Return all settings of the clips, by name."""
+        lora = {} if self.lora is None else {"lora": self.lora}
+        strength = {} if self.strength == 1 else {"lora_strength": self.strength}
+        return self.settings.values() | lora | strength
 
     def texts(self) -> list[str]:
         """Return the texts whose embeddings it needs, besides captions of the run."""
@@ -216,7 +226,7 @@ class GenerationIndex(JsonFile):
 
     Attributes:
         weights: digest of networks, VAE and text encoder.
-        settings: of all clips, see `ClipSettings`.
+        settings: of all clips, see `GenerationOrder.shown`.
     """
 
     run: str
@@ -342,7 +352,8 @@ def adapter_digest(order: GenerationOrder, file_digest: FileDigest = digest.of_f
         TrainingError: a file of it is missing, or cannot be read.
     """
     try:
-        return digest.of_value([file_digest(Path(path)) for path in order.adapters])
+        files = [file_digest(Path(path)) for path in order.adapters]
+        return digest.of_value(files if order.strength == 1 else [*files, order.strength])
     except OSError as error:
         raise TrainingError(
             f"the trained LoRA cannot be read ({error.strerror})",
@@ -408,7 +419,7 @@ def clip_reasons(
     loras = {clip.adapter for clip in index.clips} - {"", adapter}
     return [
         *value_differences({"networks": index.weights}, {"networks": order.weights}),
-        *value_differences(index.settings, order.settings.values()),
+        *value_differences(index.settings, order.shown()),
         *(Difference("trained LoRA", short(lora), short(adapter)) for lora in sorted(loras)),
         Difference(f"clips to draw: {len(missing)}, no longer up to date or asked for: {gone}"),
     ]
@@ -519,7 +530,11 @@ def generation_order(facts: Facts, training: WanOrder) -> GenerationOrder:
     elif model.image_to_video:
         hint = "name the file of the clips' first frame"
         raise ConfigError(f"{task} draws from a picture", where=where, hint=hint)
-    return GenerationOrder(**values)
+    lora, strength = config.generation(run).lora, config.generation(run).lora_strength
+    if lora is not None:
+        files = lora_files(lora, training.results, f"runs.{training.run}.generate.lora")
+        values |= {"lora": lora, "adapters": files}
+    return GenerationOrder(**values | {"strength": strength})
 
 
 def evaluation_order(facts: Facts, training: WanOrder) -> EvaluationOrder:

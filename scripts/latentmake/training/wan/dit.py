@@ -19,7 +19,7 @@ from latentmake import digest
 from latentmake.config.models import Model
 from latentmake.config.trainers import WanTrainer
 from latentmake.config.weights import Weights
-from latentmake.errors import ModelError, TrainingError
+from latentmake.errors import ModelError, TrainingError, first_line
 from latentmake.files.safetensors import Tensor, read_head
 from latentmake.models.checks import DIT, ModelFile, other_task
 from latentmake.models.files import config_file, network_config, refuse_missing, weights_files
@@ -355,6 +355,29 @@ def lora_names(*, high_noise: bool = False) -> LoraNames:
     """Return the names for a network; those of Wan 2.2's for high noise have a prefix."""
     names = LoraNames()
     return LoraNames(*(f"high_noise_{name}" for name in names)) if high_noise else names
+
+
+def lora_files(place: str, names: Sequence[str], where: str) -> list[str]:
+    """Return the files of a LoRA: a folder with those of these names, or one file.
+
+    `where` is its key in the configuration.
+
+    Raises:
+        TrainingError: one is missing or damaged, or has no rank and layers in its header.
+    """
+    folder = Path(place)
+    files = [folder / name for name in names] if folder.is_dir() else [folder]
+    try:
+        if len(files) != len(names):
+            raise ValueError(f"two networks need a folder with {' and '.join(names)}")
+        for file in files:
+            if "lora_adapter_metadata" not in read_head(file).metadata:
+                raise ValueError(f"{file.name} has no rank and layers in its header")
+    except (OSError, ValueError) as error:
+        hint = "name a folder such as runs/NAME/saved/step-000500, which the trainer wan wrote"
+        what = f"{place} is no LoRA to draw with ({first_line(error)})"
+        raise TrainingError(what, where=where, hint=hint) from None
+    return [str(file) for file in files]
 
 
 _BOUNDARY = {"t2v": 0.875, "i2v": 0.9}  # Wan 2.2's, wan/configs of its release

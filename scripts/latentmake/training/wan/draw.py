@@ -95,7 +95,7 @@ def generate(order: GenerationOrder) -> None:
 
 def _write_index(order: GenerationOrder, clips: Iterable[Clip]) -> None:
     index = GenerationIndex(
-        run=order.run, weights=order.weights, settings=order.settings.values(), clips=[*clips]
+        run=order.run, weights=order.weights, settings=order.shown(), clips=[*clips]
     )
     index.write(Path(order.output) / INDEX)
 
@@ -131,11 +131,17 @@ def _negative(order: GenerationOrder) -> torch.Tensor | None:
 
 
 def _load(order: GenerationOrder, dtype: torch.dtype, *, lora: bool) -> Denoiser:
-    model, networks = order.model, list[Any]()
-    for path, high in ((model.dit, False), (model.dit_high_noise, True)):
+    model, networks, files = order.model, list[Any](), iter(order.adapters)
+    for path in (model.dit, model.dit_high_noise):
         network = None if path is None else load_transformer(path, dtype=dtype)
         if network is not None and lora:
-            read_lora(network, Path(order.output).parent, high_noise=high)
+            try:
+                read_lora(network, file := Path(next(files)), order.strength)
+            except TrainingError as error:
+                if order.lora is None:
+                    raise
+                hint = f"correct runs.{order.run}.generate.lora"
+                raise TrainingError(error.what, where=file, hint=hint) from None
         networks.append(network)
     if model.version.boundary is not None and None in networks:
         say(f"{order.run}: the model names one of Wan 2.2's two networks, which draws all steps")

@@ -28,6 +28,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from diffusers import WanTransformer3DModel
+from peft.tuners.tuners_utils import BaseTunerLayer
 
 from latentmake.caches.encoders.local_state import fill, local_state, refusing, without_weights
 from latentmake.caches.encoders.wan_vae import load_wan_vae
@@ -38,7 +39,14 @@ from latentmake.training.loop import recipe as loop
 from latentmake.training.loop.accelerator import seed_of, set_up
 from latentmake.training.loop.caches import WAN, Batch, Sought, copied, read_text
 from latentmake.training.loop.recipe import Drawn, Recipe, Sampler
-from latentmake.training.lora import add_adapter, begin_lora, kohya_bytes, load_lora, lora_bytes
+from latentmake.training.lora import (
+    ADAPTER,
+    add_adapter,
+    begin_lora,
+    kohya_bytes,
+    load_lora,
+    lora_bytes,
+)
 from latentmake.training.wan.clips import ClipSettings
 from latentmake.training.wan.dit import (
     HINT,
@@ -151,16 +159,19 @@ def write_lora(transformer: Transformer, folder: Path, *, high_noise: bool = Fal
     atomic.write(folder / names.comfyui, kohya_bytes(transformer, comfyui_place))
 
 
-def read_lora(transformer: Transformer, folder: Path, *, high_noise: bool = False) -> None:
-    """Put back a LoRA that `write_lora` wrote; a network that has none gets one of its sizes.
+def read_lora(transformer: Transformer, file: Path, strength: float = 1.0) -> None:
+    """Put back a LoRA that `write_lora` wrote in diffusers' names, times a strength.
 
-    `transformer.disable_adapters()` and `enable_adapters()` then turn it off and on.
+    A network that has none gets one of its sizes. `transformer.disable_adapters()` and
+    `enable_adapters()` then turn it off and on.
 
     Raises:
         TrainingError: it is missing or damaged, or of another network.
     """
-    file = folder / lora_names(high_noise=high_noise).diffusers
     load_lora(transformer, file, PREFIX, add_adapter)
+    for module in transformer.modules() if strength != 1 else ():
+        if isinstance(module, BaseTunerLayer):
+            module.set_scale(ADAPTER, strength)
 
 
 class ClipSampler(Sampler):
@@ -405,7 +416,7 @@ class WanRecipe(Recipe):
     def read_copy(self, network: Denoiser, folder: Path) -> None:
         """Read each network's LoRA."""
         for transformer, high_noise in network.networks():
-            read_lora(transformer, folder, high_noise=high_noise)
+            read_lora(transformer, folder / lora_names(high_noise=high_noise).diffusers)
 
 
 def _check(transformer: Transformer, channels: int, text_width: int, path: str) -> None:

@@ -6,17 +6,24 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from latentmake import digest
 from latentmake.config.root import parse
 from latentmake.config.trainers import Generation
-from latentmake.errors import ConfigError
+from latentmake.errors import ConfigError, TrainingError
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.training.order import run_values
-from latentmake.training.wan.clips import GenerationOrder, generation_order, wishes
+from latentmake.training.wan.clips import (
+    GenerationOrder,
+    adapter_digest,
+    generation_order,
+    wishes,
+)
 from latentmake.training.wan.dit import WanOrder, boundary_of
 from PIL import Image
+from safetensors.numpy import save_file
 
 CONFIG: dict[str, Any] = {
     "datasets": {"cats": {"path": "data", "fit": "bucket"}},
@@ -130,18 +137,42 @@ CHANGES: dict[str, Any] = {
     "prompts": ["another"], "prompt_file": "prompts.txt", "negative_prompt": "dark", "videos": 2,
     "frames": 5, "resolution": 48, "num_inference_steps": 3, "guidance_scale": 1.0,
     "flow_shift": 4.0, "scheduler": "euler", "seed": 9, "fps": 8, "base": False,
-    "image": "data/a.png",
+    "image": "data/a.png", "lora": "lora", "lora_strength": 0.5,
 }  # fmt: skip
 
 
 def test_each_key_changes_the_clips() -> None:
     assert CHANGES.keys() == Generation.model_fields.keys()
-    usual = {wish.key for wish in wishes(order_of(prompts=["a wave"]), "lora")}
+
+    def keys(order: GenerationOrder) -> set[str]:
+        return {wish.key for wish in wishes(order, adapter_digest(order))}
+
+    for number, folder in enumerate(("runs/first", "lora")):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        head = {"lora_adapter_metadata": "{}", "number": str(number)}
+        save_file({"a": np.zeros(1)}, Path(folder) / "pytorch_lora_weights.safetensors", head)
+    usual = keys(order_of(prompts=["a wave"]))
     assert len(usual) == 2
     for key, value in CHANGES.items():
         given = {key: value} if key == "prompt_file" else {"prompts": ["a wave"], key: value}
         run = {"model": "i2v"} if key == "image" else None
-        assert {wish.key for wish in wishes(order_of(run, **given), "lora")} != usual, key
+        assert keys(order_of(run, **given)) != usual, key
+    bases = [
+        next(wishes(order_of(prompts=["a wave"], **more), "")).key
+        for more in ({}, {"lora": "lora", "lora_strength": 0.5})
+    ]
+    assert bases[0] == bases[1]
+
+
+def test_a_lora_that_cannot_be_drawn_with_is_one_line() -> None:
+    with pytest.raises(TrainingError, match=r"generate\.lora: gone is no LoRA .*No such file"):
+        order_of(lora="gone")
+    Path("lora").mkdir()
+    save_file({"a": np.zeros(1)}, "lora/pytorch_lora_weights.safetensors")
+    with pytest.raises(TrainingError, match="has no rank and layers in its header"):
+        order_of(lora="lora")
+    with pytest.raises(TrainingError, match="two networks need a folder"):
+        order_of({"model": "moe"}, lora="lora/pytorch_lora_weights.safetensors")
 
 
 def test_prompts_come_from_a_file_a_line_each() -> None:
