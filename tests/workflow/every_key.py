@@ -599,6 +599,8 @@ GENERATION: dict[Key, Change] = {
         "fps": 8,
         "image": "first.png",
         "base": False,
+        "lora": "runs/other",
+        "lora_strength": 0.5,
     }.items()
 } | {
     ("runs", "generate", "prompt_file"): refused("gone.txt", "gone.txt cannot be read"),

@@ -355,6 +355,12 @@ class Generation(Closed, shapes=CLIPS):
     and cut around its centre. Its content counts, not its name."""
     base: bool = True
     """Also draw each clip without the LoRA, from the same noise."""
+    lora: DiskPath | None = Field(None, min_length=1)
+    """LoRA of the trainer `wan` to draw with instead of the one that the run trained: the folder of
+    a run, a saved step (`runs/NAME/saved/step-000500`), or a `pytorch_lora_weights.safetensors`.
+    Its content counts, not its path."""
+    lora_strength: Real = Field(1.0, gt=0)
+    """Factor of what the LoRA adds to the network's weights."""
 
     _read_prompts = model_validator(mode="before")(with_prompt_file)
 

@@ -21,7 +21,7 @@ from latentmake.plan.manifest import run_folder
 from latentmake.reports.page import FPS, ClipSources, Pictures, as_text, page
 from latentmake.training.loop.order import PictureIndex, read_index
 from latentmake.training.order import Record
-from latentmake.training.wan.generation import FOLDER, INDEX, GenerationIndex
+from latentmake.training.wan.clips import FOLDER, INDEX, GenerationIndex
 
 PLAYED = frozenset({".mp4", ".webm"})
 """Endings of clips that browsers play."""

@@ -22,8 +22,16 @@ from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import Difference
 from latentmake.reports.page import ClipSources, page, state_in, table, template_digest
 from latentmake.training.backend import Backend
-from latentmake.training.wan.evaluation import KINDS, METRICS, Metrics, evaluation_folder
-from latentmake.training.wan.generation import FOLDER, INDEX, Clip, GenerationIndex
+from latentmake.training.wan.clips import (
+    FOLDER,
+    INDEX,
+    KINDS,
+    METRICS,
+    Clip,
+    GenerationIndex,
+    Metrics,
+    evaluation_folder,
+)
 
 PAGE = "index.html"
 SHEET = "contact_sheet.png"

@@ -1,67 +1,156 @@
-"""Evaluation of Wan's network with and without its LoRA on items that did not train.
+"""Clips of Wan's network with and without its LoRA, and losses on items that did not train.
 
-Losses and clips that are missing are made first with the network as the training began, then with
-the trained LoRA. Noise and timesteps of the losses are fixed by the keys of the items.
+Each clip is decoded as it is drawn: a killed process loses the clip in hand. Noise and timesteps of
+the losses are fixed by the keys of the items.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from latentmake import digest
-from latentmake.caches.encoders.device import pick_device
+from latentmake.caches.encoders.device import compute_dtype, pick_device
 from latentmake.errors import CacheError, TrainingError
 from latentmake.files import cachefile
-from latentmake.plan.manifest import Row
-from latentmake.progress import Progress
-from latentmake.training.loop.caches import HINT, Caches, find_not_finite, read_items
-from latentmake.training.loop.checkpoint import as_begun
-from latentmake.training.loop.order import wanted
+from latentmake.progress import Progress, say
+from latentmake.training.loop.caches import (
+    HINT,
+    WAN,
+    Caches,
+    find_not_finite,
+    read_items,
+    read_text,
+)
+from latentmake.training.loop.launch import read
 from latentmake.training.loop.recipe import DTYPES, decided, generator
-from latentmake.training.order import JsonFile, caption_in, lock_content, read_order
-from latentmake.training.wan.dit import WanOrder
-from latentmake.training.wan.evaluation import (
+from latentmake.training.order import JsonFile, caption_in
+from latentmake.training.wan.clips import (
     CLIP_NAME,
+    INDEX,
     KINDS,
     METRICS,
     TIMESTEPS,
-    VERSION,
     Clip,
+    EvaluatedClip,
     EvaluationOrder,
     Figures,
+    GenerationIndex,
+    GenerationOrder,
     Kind,
     Losses,
     Metrics,
     Result,
+    adapter_digest,
+    captions_of,
+    evaluated_name,
+    judged,
     result_reasons,
     settings_of,
-    training_digest,
 )
-from latentmake.training.wan.generate import Painter
-from latentmake.training.wan.generation import adapter_digest
-from latentmake.training.wan.network import Denoiser
+from latentmake.training.wan.dit import WanOrder
 from latentmake.training.wan.recipe import (
     CLIP,
     FIRST_FRAME,
-    Condition,
+    Denoiser,
     Objective,
     WanRecipe,
-    noise_of,
+    load_transformer,
+    read_lora,
 )
+from latentmake.training.wan.sampling import Condition, Painter, condition_of, noise_of
 
-_MADE: tuple[Literal["base", "adapter"], ...] = ("base", "adapter")
+_MADE: tuple[Kind, ...] = ("base", "adapter")
 _KNOWN = ".parts.json"
-_WORDS = 40  # characters of an item's name in that of a file
 _LUMA = (0.2126, 0.7152, 0.0722)  # ITU-R BT.709, of the values as they are stored
+
+
+def generate(order: GenerationOrder) -> None:
+    """Bring the clips of an order up to date.
+
+    Clips that are out of date stay until all others are there.
+
+    Raises:
+        UserError: a file is damaged or gone, memory does not suffice, the disk is full.
+    """
+    order, folder, adapter = captions_of(order), Path(order.output), adapter_digest(order)
+    index = GenerationIndex.read(folder / INDEX)
+    clips = {clip.file: clip for clip in index.clips} if index else {}
+    if missing := judged(order, clips.values(), adapter)[1]:
+        for clip in _draw(order, missing):
+            clips[clip.file] = clip
+            _write_index(order, clips.values())
+    good, _ = judged(order, clips.values(), adapter)
+    _write_index(order, good)
+    for file in clips.keys() - {clip.file for clip in good}:
+        (folder / file).unlink(missing_ok=True)
+
+
+def _write_index(order: GenerationOrder, clips: Iterable[Clip]) -> None:
+    index = GenerationIndex(
+        run=order.run, weights=order.weights, settings=order.shown(), clips=[*clips]
+    )
+    index.write(Path(order.output) / INDEX)
+
+
+def _draw(order: GenerationOrder, missing: Sequence[Clip]) -> Iterator[Clip]:
+    """Draw clips, and yield each when its file is there."""
+    device = pick_device()
+    dtype = compute_dtype(device, "bfloat16", lambda line: None)
+    say(f"{order.run}: clips to draw: {len(missing)}, on {device.type}")
+    settings, condition = order.settings, condition_of(order, device)
+    hint = "lower generate.frames or generate.resolution, or end other programs"
+    painter = Painter(order, device, dtype, hint)
+    network = _load(order, dtype, lora=any(clip.adapter for clip in missing))
+    painter.use(network, _negative(order))
+    texts = {each.prompt: each.text for each in order.prompts}
+    total = len(missing) * settings.num_inference_steps
+    with Progress(total=total, unit="step", desc=f"clips of {order.run}") as progress:
+        for clip in missing:
+            for each, _ in network.networks():
+                if getattr(each, "peft_config", None):
+                    (each.enable_adapters if clip.adapter else each.disable_adapters)()
+            text = read_text(texts[clip.prompt], WAN)["text"]
+            where = f"run {order.run}: {clip.file}"
+            noise = noise_of(clip.seed, settings.frames, settings.height, settings.width)
+            latents = painter.draw(text, noise, condition, where, progress.update)
+            path = Path(order.output, clip.file)
+            painter.write(path, latents, where)
+            yield clip.model_copy(update={"size": path.stat().st_size})
+
+
+def _negative(order: GenerationOrder) -> torch.Tensor | None:
+    return None if order.negative is None else read_text(order.negative, WAN)["text"]
+
+
+def _load(order: GenerationOrder, dtype: torch.dtype, *, lora: bool) -> Denoiser:
+    model, networks, files = order.model, list[Any](), iter(order.adapters)
+    for path in (model.dit, model.dit_high_noise):
+        network = None if path is None else load_transformer(path, dtype=dtype)
+        if network is not None and lora:
+            try:
+                read_lora(network, file := Path(next(files)), order.strength)
+            except TrainingError as error:
+                if order.lora is None:
+                    raise
+                hint = f"correct runs.{order.run}.generate.lora"
+                raise TrainingError(error.what, where=file, hint=hint) from None
+        networks.append(network)
+    if model.version.boundary is not None and None in networks:
+        say(f"{order.run}: the model names one of Wan 2.2's two networks, which draws all steps")
+    low, high_noise = networks
+    boundary = order.settings.timestep_boundary or 0.0
+    return Denoiser(low, high_noise, boundary).eval().requires_grad_(False)
+
+
+# -- losses ----------------------------------------------------------------------------------------
 
 
 class Case(NamedTuple):
@@ -69,23 +158,19 @@ class Case(NamedTuple):
 
     Attributes:
         number: of its example in the caches.
+        name: dataset, stem and resolution.
         size: frames, height and width of its clip.
-        latents: path of the cache file, with its key; `text` likewise.
+        keys: of the cache files of its latents and its text.
     """
 
     number: int
-    item: Row
+    name: str
+    stem: str
+    source: str
+    caption: str
     resolution: str
     size: tuple[int, int, int]
-    latents: str
-    text: str
-    latents_key: str
-    text_key: str
-
-    @property
-    def name(self) -> str:
-        """Dataset, stem and resolution."""
-        return f"{self.item.dataset}/{self.item.stem} {self.resolution}"
+    keys: tuple[str, str]
 
 
 def cases_of(recipe: WanRecipe) -> tuple[list[Case], Caches]:
@@ -100,16 +185,21 @@ def cases_of(recipe: WanRecipe) -> tuple[list[Case], Caches]:
     ]
     caches = Caches(rows, recipe.tensors)
     found: list[Case] = []
-    for row, name, example in zip(caches.rows, caches.resolutions, caches.examples, strict=False):
-        pair = example.latents.path, example.text.path
-        keys = [cachefile.read_header(path).key for path in pair]
+    for row, size, example in zip(caches.rows, caches.resolutions, caches.examples, strict=False):
+        latents, text = example.latents.path, example.text.path
         _, frames, height, width = example.shape
-        size = 4 * frames - 3, 8 * height, 8 * width
-        found.append(Case(len(found), row, name, size, *pair, *keys))
+        case = Case(
+            number=len(found),
+            name=f"{row.dataset}/{row.stem} {size}",
+            stem=row.stem,
+            source=row.source,
+            caption=caption_in(text),
+            resolution=size,
+            size=(4 * frames - 3, 8 * height, 8 * width),
+            keys=(cachefile.read_header(latents).key, cachefile.read_header(text).key),
+        )
+        found.append(case)
     return found, caches
-
-
-# -- losses ---------------------------------------------------------------------------------------
 
 
 def timesteps_of(objective: Objective) -> torch.Tensor:
@@ -123,10 +213,12 @@ def losses_of(
     network: Denoiser,
     caches: Caches,
     case: Case,
+    *,
     device: torch.device,
     dtype: torch.dtype,
-) -> Iterator[float]:
-    """Yield an item's loss at each of `timesteps_of`.
+    done: Callable[[], object] = lambda: None,
+) -> list[float]:
+    """Return an item's loss at each of `timesteps_of`; `done` is called after each.
 
     The noise follows from the key of its latents and the number of the timestep: it is the same for
     every network, and for whatever else is held out.
@@ -135,9 +227,9 @@ def losses_of(
         CacheError: a cache file holds NaN or infinite values.
         TrainingError: the network's prediction is NaN or infinite.
     """
-    batch = caches.batch([case.number])
+    batch, losses = caches.batch([case.number]), []
     for number, timestep in enumerate(timesteps_of(objective)):
-        random = generator("evaluation", case.latents_key, number)
+        random = generator("evaluation", case.keys[0], number)
         noise = torch.randn(batch.latents.shape, generator=random)
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             found = objective.losses(
@@ -150,10 +242,12 @@ def losses_of(
                 raise CacheError(what, where=damaged[0], hint=HINT)
             hint = "look at the training's loss, and at the weights of the network"
             raise TrainingError("the loss is NaN or infinite", where=case.name, hint=hint)
-        yield loss
+        losses.append(loss)
+        done()
+    return losses
 
 
-# -- figures --------------------------------------------------------------------------------------
+# -- figures ---------------------------------------------------------------------------------------
 
 
 def figures_of(frames: NDArray[np.uint8]) -> Figures:
@@ -195,14 +289,14 @@ def mean_of(clips: Sequence[Figures]) -> Figures:
     return means
 
 
-# -- evaluation -----------------------------------------------------------------------------------
+# -- evaluation ------------------------------------------------------------------------------------
 
 
 class Known(JsonFile):
     """Losses and clips by their keys: of the last results and of a killed process."""
 
     losses: dict[str, Losses]
-    clips: dict[str, Clip]
+    clips: dict[str, EvaluatedClip]
 
     @classmethod
     def of(cls, folder: Path) -> Self:
@@ -220,10 +314,9 @@ class Known(JsonFile):
 class _Evaluation:
     """One evaluation, from order to results."""
 
-    def __init__(self, order: EvaluationOrder, training: WanOrder, adapter: str) -> None:
-        self.order, self.training, self.adapter = order, training, adapter
+    def __init__(self, order: EvaluationOrder, training: WanOrder) -> None:
+        self.order, self.training, self.adapter = order, training, adapter_digest(order)
         self.folder = Path(order.output)
-        self.network = training_digest(training)
         self.recipe = WanRecipe(training)
         self.objective = self.recipe.make_objective()
         self.cases, self.caches = cases_of(self.recipe)
@@ -237,26 +330,16 @@ class _Evaluation:
 
     def _loss_key(self, case: Case, kind: Kind) -> str:
         adapter = self.adapter if kind == "adapter" else ""
-        made_of = [case.latents_key, case.text_key, self.network, adapter, TIMESTEPS]
-        return digest.of_value([VERSION, "loss", *made_of])
+        return self.order.loss_key(self.training, case.keys, adapter)
 
     def _clip_key(self, case: Case, kind: Kind) -> str:
-        order = self.order
         if kind == "real":
-            made_of = [case.latents_key, order.weights, order.settings.fps]
-            return digest.of_value([VERSION, "real", *made_of])
-        size = dict(zip(("frames", "height", "width"), case.size, strict=True))
+            return self.order.real_key(case.keys[0])
         adapter = self.adapter if kind == "adapter" else ""
-        drawn = order.key(case.text_key, order.seeds[0], adapter, **size)
-        first = case.latents_key if self.training.image_to_video else ""
-        return digest.of_value([VERSION, drawn, first, self.network])
+        return self.order.drawn_key(self.training, case.keys, adapter, case.size)
 
     def run(self) -> Metrics:
-        """Compute what is missing; return and write all results.
-
-        Raises:
-            UserError: a file is damaged or gone, memory does not suffice, the disk is full.
-        """
+        """Make what is missing; return and write all results."""
         # Items of the same caches share losses and clips.
         losses = {self._loss_key(case, kind): (case, kind) for case in self.cases for kind in _MADE}
         clips = {self._clip_key(case, kind): (case, kind) for case in self.shown for kind in KINDS}
@@ -282,33 +365,37 @@ class _Evaluation:
 
     def _is_there(self, key: str) -> bool:
         clip = self.known.clips.get(key)
-        path = self.folder / clip.file if clip else self.folder
-        return clip is not None and path.is_file() and digest.of_file(path) == clip.digest
+        return clip is not None and not clip.fault(self.order.output)
 
     def _use_networks(
         self,
-        losses: Mapping[str, tuple[Case, Kind]],
-        drawn: Mapping[str, tuple[Case, Kind]],
+        losses: dict[str, tuple[Case, Kind]],
+        drawn: dict[str, tuple[Case, Kind]],
         progress: Progress,
     ) -> None:
         network = self.recipe.make_network(
             channels=self.caches.channels, text_width=self.caches.text_width, dtype=self.dtype
         )
-        self.painter.use(network.eval().requires_grad_(False))
+        self.painter.use(network.eval().requires_grad_(False), _negative(self.order))
         for made in _MADE:
             if made == "adapter":  # until then its LoRA changes nothing
                 self.recipe.read_copy(network, Path(self.training.output))
-            for key, case in ((key, case) for key, (case, kind) in losses.items() if kind == made):
-                values = []
-                for value in losses_of(
-                    self.objective, network, self.caches, case, self.device, self.dtype
-                ):
-                    values.append(value)
-                    progress.update()
-                self.known.losses[key] = Losses(key=key, values=values)
-                self.known.write(self.folder / _KNOWN)
-            for key, case in ((key, case) for key, (case, kind) in drawn.items() if kind == made):
-                self._write(key, case, made, self._draw(case, progress))
+            for key, (case, kind) in losses.items():
+                if kind == made:
+                    values = losses_of(
+                        self.objective,
+                        network,
+                        self.caches,
+                        case,
+                        device=self.device,
+                        dtype=self.dtype,
+                        done=progress.update,
+                    )
+                    self.known.losses[key] = Losses(key=key, values=values)
+                    self.known.write(self.folder / _KNOWN)
+            for key, (case, kind) in drawn.items():
+                if kind == made:
+                    self._write(key, case, made, self._draw(case, progress))
 
     def _draw(self, case: Case, progress: Progress) -> torch.Tensor:
         batch = self.caches.batch([case.number])
@@ -321,26 +408,18 @@ class _Evaluation:
             return self.painter.draw(batch.text[0], noise, condition, case.name, progress.update)
 
     def _write(self, key: str, case: Case, kind: Kind, latents: torch.Tensor) -> None:
-        words = re.sub(r"[^a-z0-9]+", "-", case.item.stem.lower())[-_WORDS:].strip("-")
-        file = f"{words}-{key[:12]}_{kind}.mp4".removeprefix("-")
-        frames = self.painter.write(self.folder / file, latents, case.name)
-        self.known.clips[key] = Clip(
-            key=key,
-            file=file,
-            digest=digest.of_file(self.folder / file),
-            width=frames.shape[2],
-            height=frames.shape[1],
-            frames=len(frames),
-            figures=figures_of(frames),
-        )
+        path = self.folder / evaluated_name(case.stem, key, kind)
+        frames = self.painter.write(path, latents, case.name)
+        figures = figures_of(frames)
+        self.known.clips[key] = EvaluatedClip.written(path, key, [*frames], figures)
         self.known.write(self.folder / _KNOWN)
 
     def _metrics(self) -> Metrics:
         results = [
             Result(
                 name=case.name,
-                source=case.item.source,
-                caption=caption_in(case.text),
+                source=case.source,
+                caption=case.caption,
                 losses={kind: self.known.losses[self._loss_key(case, kind)] for kind in _MADE},
                 clips={
                     kind: self.known.clips[self._clip_key(case, kind)]
@@ -357,17 +436,15 @@ class _Evaluation:
             for kind in KINDS
         }
         items = f"{len(self.cases)} held out, {len(self.shown)} with clips"
-        settings = settings_of(self.order, self.training, self.adapter)
-        lock = lock_content(self.training.lock)
         return Metrics(
             run=self.order.run,
-            wanted=self.order.wanted(lock, self.adapter, self.network),
+            wanted=self.order.wanted(self.training, self.adapter),
             timesteps=timesteps_of(self.objective).tolist(),
             loss={kind: float(np.mean(each)) for kind, each in by_timestep.items()},
             loss_by_timestep=by_timestep,
             figures=figures if self.shown else {},
             fps=self.order.settings.fps,
-            settings={"items": items, **settings},
+            settings={"items": items, **settings_of(self.order, self.training, self.adapter)},
             results=results,
         )
 
@@ -378,11 +455,5 @@ def evaluate(order: EvaluationOrder) -> Metrics | None:
     Raises:
         UserError: a file is damaged or gone, memory does not suffice, the disk is full.
     """
-    found = read_order(Path(order.training), WanOrder)
-    training = decided(as_begun(found, wanted(found)))  # in the precision that it was trained in
-    adapter = adapter_digest(order)
-    want = order.wanted(lock_content(training.lock), adapter, training_digest(training))
-    settings = settings_of(order, training, adapter)
-    if not result_reasons(order, want, settings):
-        return None
-    return _Evaluation(order, training, adapter).run()
+    training = decided(read(Path(order.training), WanOrder))  # as it was trained
+    return _Evaluation(order, training).run() if result_reasons(order, training) else None
