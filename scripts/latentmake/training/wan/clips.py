@@ -269,14 +269,6 @@ class EvaluatedClip(JsonFile):
             figures=figures,
         )
 
-    def fault(self, folder: str, file_digest: FileDigest = digest.of_file) -> str:
-        """Return what is wrong with its file in a folder; "" where it is as it was written."""
-        path = Path(folder, self.file)
-        try:
-            return "" if file_digest(path) == self.digest else f"{path} is not as it was written"
-        except OSError:
-            return f"{path} is missing"
-
 
 class Result(JsonFile):
     """Result of one item at one resolution.
@@ -339,6 +331,15 @@ def evaluated_name(stem: str, key: str, kind: Kind) -> str:
 
 def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower())
+
+
+def fault_of(clip: EvaluatedClip, folder: str, file_digest: FileDigest = digest.of_file) -> str:
+    """Return what is wrong with a clip's file in a folder; "" where it is as it was written."""
+    path = Path(folder, clip.file)
+    try:
+        return "" if file_digest(path) == clip.digest else f"{path} is not as it was written"
+    except OSError:
+        return f"{path} is missing"
 
 
 # -- state -----------------------------------------------------------------------------------------
@@ -467,7 +468,7 @@ def result_reasons(
         settings = settings_of(order, training, adapter)
         known = value_differences({key: metrics.settings.get(key) for key in settings}, settings)
         return known or [Difference("the items held out, or settings of the evaluation, changed")]
-    faults = (clip.fault(order.output, file_digest) for clip in metrics.clips())
+    faults = (fault_of(clip, order.output, file_digest) for clip in metrics.clips())
     return [Difference(fault) for fault in faults if fault][:1]
 
 

@@ -51,6 +51,7 @@ from latentmake.training.wan.clips import (
     adapter_digest,
     captions_of,
     evaluated_name,
+    fault_of,
     judged,
     result_reasons,
     settings_of,
@@ -365,7 +366,7 @@ class _Evaluation:
 
     def _is_there(self, key: str) -> bool:
         clip = self.known.clips.get(key)
-        return clip is not None and not clip.fault(self.order.output)
+        return clip is not None and not fault_of(clip, self.order.output)
 
     def _use_networks(
         self,
