@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,11 +77,6 @@ class Found(NamedTuple):
         sizes = f", {' to '.join(ends)} pixels" if ends else ""
         return f"{self.counted}, {counted(self.captioned, 'caption')}{sizes}"
 
-    def smaller(self, side: float) -> int:
-        """Return how many of its items are smaller than a resolution, about."""
-        small = sum(each < 0.99 * side for each in self.sides)
-        return round(small * self.items / max(1, len(self.sizes)))
-
     @property
     def fps(self) -> float | None:
         """Frames a second of its videos; None where they differ, or are not known."""
@@ -93,16 +89,8 @@ class Found(NamedTuple):
         Args:
             fps: frames a second that the model knows.
         """
-        lengths = self._lengths(fps) or [1]
-        return max(1, (min(lengths[len(lengths) // 10], _LONGEST) - 1) // 4 * 4 + 1)
-
-    def _lengths(self, fps: float) -> list[int]:
-        return sorted(int(n * min(1.0, fps / rate) if rate else n) for n, rate in self.clips)
-
-    def shorter(self, fps: float, frames: int) -> int:
-        """Return how many videos have fewer frames than a clip, about."""
-        short = sum(length < frames for length in self._lengths(fps))
-        return round(short * self.items / max(1, len(self.clips)))
+        ends = sorted(int(n * min(1.0, fps / rate) if rate else n) for n, rate in self.clips)
+        return max(1, (min((ends or [1])[len(ends) // 10], _LONGEST) - 1) // 4 * 4 + 1)
 
 
 def slug(name: str) -> str:
@@ -149,12 +137,11 @@ def _found(folder: Path) -> Iterator[Found]:
     images = [each for each in files if each.suffix.lower() in IMAGE_EXTENSIONS]
     videos = [each for each in files if each.suffix.lower() in VIDEO_EXTENSIONS]
     repeats, words = _kohya(folder) or (1, folder.absolute().name)
-    kinds = [("images", images), ("videos", videos)]
-    for kind, items in kinds:
+    for kind, items in (("images", images), ("videos", videos)):
         if items:
             name = f"{slug(words)}_{kind}" if images and videos else slug(words)
             found = _captions(Found(name, folder, len(items), 0, repeats=repeats), items)
-            yield (_of_images if items is images else _of_videos)(found, items)
+            yield _probed(found, items, videos=items is videos)
 
 
 def _captions(found: Found, items: list[Path]) -> Found:
@@ -172,26 +159,16 @@ def _captions(found: Found, items: list[Path]) -> Found:
     return found._replace(captioned=len(captions), blank=blank, ending=ending)
 
 
-def _of_images(found: Found, images: list[Path]) -> Found:
-    sizes = []
-    for each in images[:: -(-len(images) // _PROBED_IMAGES)]:
-        try:
-            media = probe_image(str(each))
-        except SourceError:
-            continue  # its job names it
-        sizes.append((media.width, media.height))
-    return found._replace(sizes=tuple(sizes))
-
-
-def _of_videos(found: Found, videos: list[Path]) -> Found:
+def _probed(found: Found, items: list[Path], *, videos: bool) -> Found:
+    """Add sizes, lengths and frame rates of some items; a job names those that cannot be read."""
     sizes, clips = [], []
-    for each in videos[:: -(-len(videos) // _PROBED_VIDEOS)]:
-        try:
-            media = probe_video(str(each))
-            with opened_video(str(each)) as (_, stream, _):
-                rate = round(float(stream.average_rate or 0), 3)
-        except SourceError:
-            continue
-        sizes.append((media.width, media.height))
-        clips.append((media.frames, rate))
-    return found._replace(sizes=tuple(sizes), clips=tuple(clips) or ((1, 0.0),))
+    for each in map(
+        str, items[:: -(-len(items) // (_PROBED_VIDEOS if videos else _PROBED_IMAGES))]
+    ):
+        with suppress(SourceError):
+            media = probe_video(each) if videos else probe_image(each)
+            if videos:
+                with opened_video(each) as (_, stream, _):
+                    clips.append((media.frames, round(float(stream.average_rate or 0), 3)))
+            sizes.append((media.width, media.height))
+    return found._replace(sizes=tuple(sizes), clips=tuple(clips) or ((1, 0.0),) * videos)

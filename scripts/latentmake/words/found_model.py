@@ -6,16 +6,14 @@ between models of the same network, such as Qwen-Image and Qwen-Image-Edit.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
+from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture, Version
 from latentmake.errors import ModelError
 from latentmake.files.safetensors import Tensor
 from latentmake.models.kinds import LORA, SUFFIXES, kinds_of, one, tensors_of
@@ -59,8 +57,7 @@ _FLUX_2 = {6144: "flux_2_dev", 3072: "flux_2_klein_4b", 4096: "flux_2_klein_9b"}
 _KNOWN = "Stable Diffusion, SDXL, SD 3, Flux, Wan, Qwen-Image, Z-Image and others"
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A network on a disk: a file, or the folder of a diffusers or transformers network.
 
     Attributes:
@@ -71,18 +68,14 @@ class Part:
     path: Path
     tensors: Mapping[str, Tensor]
 
-    @cached_property
-    def _names(self) -> str:
-        return "\n".join(self.tensors)
-
-    @cached_property
+    @property
     def kinds(self) -> dict[str, str]:
         """Kinds of network that it may be, see `models.kinds`."""
         return kinds_of(self.tensors)
 
     def has(self, pattern: str) -> bool:
         """Whether a tensor has such a name."""
-        return re.search(pattern, self._names, re.MULTILINE) is not None
+        return any(re.search(pattern, name) for name in self.tensors)
 
     def shape(self, ending: str) -> tuple[int, ...]:
         """Return the shape of the first tensor whose name ends so; () where there is none."""
@@ -124,6 +117,12 @@ class Model(NamedTuple):
         return f"{known.title} {self.task}" if self.task else known.title
 
     @property
+    def version(self) -> Version | None:
+        """The version of its architecture that its task names; None without musubi-tuner."""
+        scripts = self.architecture.scripts
+        return scripts.versions.get(self.task or "") if scripts else None
+
+    @property
     def others(self) -> list[Part]:
         """The networks that are not trained."""
         return [each for each in self.parts if each not in self.networks]
@@ -159,10 +158,10 @@ def found_model(place: Path, label: str = "") -> Model:
         words = f"{label} {place.absolute().name} {each.path.name}".lower()
         if name := _name_of(each, words):
             networks.setdefault(name, []).append(each)
-    hint = "name the file or folder of one of them"
     if len(networks) > 1:
-        files = ", ".join(f"{found[0].path.name} is {name}" for name, found in networks.items())
-        raise ModelError(f"holds several models ({files})", where=place, hint=hint)
+        raise several(
+            (f"{found[0].path.name} is {name}" for name, found in networks.items()), place
+        )
     if not networks:
         kinds = [kind for each in named for kind in each.kinds.values()]
         what = f"is {one(kinds[0])}, not a model" if kinds and len(named) == 1 else "holds no model"
@@ -172,6 +171,12 @@ def found_model(place: Path, label: str = "") -> Model:
         return _wan(parts, found, root, place)
     task = _task(ARCHITECTURES[name], f"{label} {place.name} {found[0].path.name}")
     return Model(ARCHITECTURES[name], task, found, parts, root)
+
+
+def several(names: Iterable[str], place: Path) -> ModelError:
+    """Return the error of a place with more than one model."""
+    hint = "name the file or folder of one of them"
+    return ModelError(f"holds several models ({', '.join(names)})", where=place, hint=hint)
 
 
 def _name_of(part: Part, words: str) -> str | None:
@@ -219,9 +224,7 @@ def _wan(parts: list[Part], networks: list[Part], root: Path, place: Path) -> Mo
         pair = [x for x in alike if x.path.name == _other(networks[0].path.name)]
         networks, high = [*networks, *pair], [*high, *filter(is_high, pair)]
     if len(networks) > 1 + len(high):
-        names = ", ".join(each.path.name for each in networks)
-        hint = "name the file of one of them"
-        raise ModelError(f"holds several models ({names})", where=place, hint=hint)
+        raise several((each.path.name for each in networks), place)
     two = bool(high) or any("low_noise" in str(each.path) for each in networks)
     reads_clip = networks[0].has(r"\b(img_emb|image_embedder)\.")
     name = f"{place.name} {networks[0].path.name}".lower()
@@ -259,19 +262,16 @@ def _parts(root: Path) -> list[Part]:
 
 
 def _in_folder(place: Path, names: list[str]) -> Iterator[Part]:
-    of_library = "config.json" in names and _weights(place)
-    if of_library:
-        tensors = [_tensors(file) for file in _weights(place)]
-        yield Part(place, {name: x for each in tensors for name, x in each.items()})
+    weights = _weights(place) if "config.json" in names else []
+    for file in weights[:1]:
+        with suppress(ModelError):
+            yield _of_file(file)._replace(path=place)
     for name in names:
         shard = _SHARD.search(Path(name).stem)
-        if not name.endswith(SUFFIXES) or (shard and shard[1] != "00001"):
-            continue
-        if not (of_library and _LIBRARY.match(name)):
-            try:
+        of_library = weights and _LIBRARY.match(name)
+        if name.endswith(SUFFIXES) and not of_library and (not shard or shard[1] == "00001"):
+            with suppress(ModelError):
                 yield _of_file(place / name)
-            except ModelError:
-                continue
 
 
 def _weights(folder: Path) -> list[Path]:
@@ -299,19 +299,3 @@ def _of_file(file: Path) -> Part:
     except ValueError as error:
         raise ModelError(str(error), where=file, hint="name a file of weights") from None
     return Part(file, {name: x for each in found for name, x in each.items()})
-
-
-def _tensors(file: Path) -> Mapping[str, Tensor]:
-    try:
-        return tensors_of(file)
-    except ValueError:
-        return {}
-
-
-def json_of(path: Path) -> dict[str, Any]:
-    """Return a JSON object in a file; {} where there is none."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -13,8 +13,7 @@ from latentmake.files.workspace import human
 from latentmake.plan.state import REASONS
 from latentmake.progress import duration
 from latentmake.reports.status import Status, StatusRow, status_of
-from latentmake.words.project import ConfigFiles, Directory, Json, Runs, opened
-from latentmake.words.shown import table
+from latentmake.words.project import ConfigFiles, Directory, Json, Runs, opened, table
 
 
 def status(

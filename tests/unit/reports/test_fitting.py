@@ -10,8 +10,8 @@ from latentmake.config.root import parse
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
-from latentmake.reports import fitting
-from latentmake.reports.fitting import fitting_lines
+from latentmake.reports import plan_report
+from latentmake.reports.plan_report import fitting_lines
 from PIL import Image
 
 SDXL = {"architecture": "sdxl", "layout": "sdscripts", "vae": "vae", "text": ["a", "b"]}
@@ -72,6 +72,6 @@ def test_an_unreadable_image_is_left_out() -> None:
 
 
 def test_of_a_large_dataset_some_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "_LOOKED_AT", 3)
+    monkeypatch.setattr(plan_report, "_LOOKED_AT", 3)
     (line,) = lines({f"{number}": (400, 400) for number in range(8)}, PLAIN)
     assert line == "cats at 512: of 3 pictures, 3 are enlarged (up to 1.28 times)"
