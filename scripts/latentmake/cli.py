@@ -26,6 +26,7 @@ _EPILOG = (
 _MODULES = {  # of words that are not modules of their own
     **dict.fromkeys(("captions", "report", "compare"), "pages"),
     **dict.fromkeys(("import_", "adopt"), "other_trainers"),
+    "check": "status",
 }
 _WITH_VALUE = ("-c", "--configfile", "--directory")
 

@@ -44,7 +44,6 @@ TOP = ("backends", "request", "session", "entry", "training.run")
 STILL_TO_DO = {
     "exchange",
     "training",
-    "words",
 }
 
 KNOWN: dict[str, set[str]] = {}

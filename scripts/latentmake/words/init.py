@@ -19,8 +19,7 @@ from latentmake.files import atomic
 from latentmake.models import recipe
 from latentmake.models.files import resolved
 from latentmake.training.sd.unet import schedule_of, training_digest
-from latentmake.words.found_folders import Found, found_in, slug
-from latentmake.words.found_model import Model, found_model
+from latentmake.words.found import Found, Model, found_in, found_model, slug
 from latentmake.words.model_section import Section, refuse_trainer, section_of, trainers_of
 from latentmake.words.new_config import Run, config_text, controls_of, shown, size_of
 from latentmake.words.project import HOME

@@ -13,7 +13,7 @@ from latentmake.errors import ConfigError, ModelError
 from latentmake.models.checks import fault_of
 from latentmake.models.files import tokenizer_files
 from latentmake.models.kinds import vae_of
-from latentmake.words.found_model import Model, Part, is_high, several
+from latentmake.words.found import Model, Part, is_high, several
 
 _CLIPS = {"CLIP-L": 768, "OpenCLIP-H": 1024, "CLIP-G": 1280}  # width of a token's embedding
 _T5, _UMT5 = 32128, 256384  # tokens that they know

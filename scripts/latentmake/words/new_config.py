@@ -15,8 +15,7 @@ from latentmake.caches import gpu
 from latentmake.config.architectures import WAN, Scripts
 from latentmake.reports.plan_report import counted
 from latentmake.training.external.musubi.checks import number_format
-from latentmake.words.found_folders import Found
-from latentmake.words.found_model import Model
+from latentmake.words.found import Found, Model
 from latentmake.words.model_section import Section
 
 _COLUMN = 34  # of comments, if a line is no longer
@@ -46,14 +45,12 @@ class Size(NamedTuple):
     Attributes:
         value: as the configuration has it.
         side: of a square of its area, in pixels.
-        full: whether the model was made for it.
-        own: the size that the model was made for.
+        why: it was chosen.
     """
 
     value: int | list[int]
     side: float
-    full: bool
-    own: str
+    why: str
 
 
 def size_of(model: Model, found: Sequence[Found]) -> Size:
@@ -63,12 +60,13 @@ def size_of(model: Model, found: Sequence[Found]) -> Size:
     own = (clip[0] * clip[1]) ** 0.5 if clip else float(_own_side(model))
     sides = sorted(side for each in found for side in each.sides)
     middle = sides[len(sides) // 2] if sides else own
-    words = f"{clip[0]} x {clip[1]}" if clip else str(round(own))
     if middle >= 0.9 * own:
-        return Size([*clip] if clip else round(own), own, True, words)
+        why = "pixels; the size that the model was made for"
+        return Size([*clip] if clip else round(own), own, why)
     step = 64 if own >= 256 else model.architecture.side
     side = max(middle // step * step, own // 2 // step * step)
-    return Size(int(side), side, False, words)
+    words = f"{clip[0]} x {clip[1]}" if clip else str(round(own))
+    return Size(int(side), side, f"pixels; most are smaller than the model's {words}")
 
 
 def _own_side(model: Model) -> int:
@@ -147,7 +145,7 @@ def config_text(run: Run) -> str:
         _line(1, run.name),
         _line(2, "datasets", [each.name for each in run.datasets]),
         _line(2, "model", section.name),
-        _line(2, "resolutions", [run.size.value], _why_size(run)),
+        _line(2, "resolutions", [run.size.value], run.size.why),
         _line(2, "trainer"),
         *_trainer(run, trained),
     ]
@@ -156,12 +154,6 @@ def config_text(run: Run) -> str:
         lines += ["", f"{name}: {{path: {shown(folder)}}}"]
         lines += [f"# {run.clone}"] * bool(run.clone)
     return "\n".join(lines) + "\n"
-
-
-def _why_size(run: Run) -> str:
-    if run.size.full:
-        return "pixels; the size that the model was made for"
-    return f"pixels; most are smaller than the model's {run.size.own}"
 
 
 def _dataset(found: Found, run: Run) -> Iterator[str]:
