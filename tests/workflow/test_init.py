@@ -239,7 +239,7 @@ def test_one_of_two_networks_asks_for_the_other(project: Project) -> None:
     (project / place).unlink()
     high = str(place).replace("low", "high")
     said = project.ask("init", "cats", "--model", high, check=False)
-    assert said.one_line("missing", "`dit` of the model", "docs/trainers/musubi.md", "cats.yaml")
+    assert said.one_line("missing", "`dit` of the model", "docs/trainers/musubi.md", "--force")
     own = written(project, "cats.yaml")["models"]["wan"]
     assert (own["dit"], own["dit_high_noise"]) == (f"{place.parent}/dit", high)
 

@@ -63,7 +63,7 @@ def init(
 ) -> None:
     """Write a first configuration for your images and model, with a comment at each setting.
 
-    Prints what was found, what is missing with the command that gets it, and what to run next.
+    Prints what was found, what is missing, and what to run next.
     Exit status: 0 ready to build, 1 something is missing, 2 nothing was written.
     """
     datasets = _named([one for folder in folders for one in found_in(folder)])
@@ -200,7 +200,8 @@ def _missing(run: Run) -> Iterator[str]:
     elif section.missing:
         names = ", ".join(f"`{key}`" for key in dict.fromkeys(section.missing))
         page = f"docs/trainers/{section.kind}.md"
-        yield f"{names} of the model: get the files that {page} names, or set paths in {run.file}"
+        where = f"put the files that {page} names into {section.folder}"
+        yield f"{names} of the model: {where}, and run this again with --force"
     if run.clone:
         hint = "then set it up as docs/guides/install-trainers.md says"
         yield f"the trainer `{section.kind}`: {run.clone}, {hint}"
