@@ -259,9 +259,9 @@ def _clips(facts: Facts, run: RunPlan) -> tuple[str, Need]:
 
 def _following(facts: Facts, run: RunPlan, word: str, *, force: bool) -> str:
     """Return the order of what follows a training; "" where there is nothing to do."""
-    from latentmake.reports.following import plan_following
+    from latentmake.reports.following import outdated
 
     backend = backends.of_run(facts.config, run.name)
     assert backend is not None  # it has a trainer that does this: see `followed`
-    order, reasons = plan_following(facts, run, backend, word)
-    return str(order) if reasons or force else ""
+    order, reasons = backend.plan_following(facts, run, word)
+    return str(order) if force or reasons or outdated(run.name, word) else ""

@@ -31,7 +31,7 @@ from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.plan.run_plan import RunPlan
-from latentmake.words.adopt import adopt_run
+from latentmake.words.other_trainers import adopt_run
 
 pytestmark = pytest.mark.real_trainer
 

@@ -13,7 +13,7 @@ from latentmake.caches import tokenizers
 from latentmake.caches.encoders.text import text_encoders
 from latentmake.config.models import Model
 from latentmake.errors import ModelError
-from latentmake.reports import kept_tokens
+from latentmake.reports import captions
 from pydantic import ValidationError
 from refusals import refused
 from text_world import (
@@ -268,25 +268,25 @@ def test_t5_is_filled_up_and_sees_the_padding_for_sdscripts_alone(
 def test_what_is_cut_off_is_told_with_its_words() -> None:
     tokenizer = tokenizer_of("clip")
     text = "one, Two, thrée four"  # of 3 + 1 + 3 + 1 + 6 + 4 tokens, é being two bytes
-    assert kept_tokens.cut(text, tokenizer, None) == (18, 18, "", ())
-    assert kept_tokens.cut(text, tokenizer, 18) == (18, 18, "", ())
-    assert kept_tokens.cut(text, tokenizer, 14) == (18, 14, "four", ("four",))
-    assert kept_tokens.cut(text, tokenizer, 8) == (18, 8, "thrée four", ("thrée", "four"))
-    assert kept_tokens.cut(text, tokenizer, 5) == (
+    assert captions.cut(text, tokenizer, None) == (18, 18, "", ())
+    assert captions.cut(text, tokenizer, 18) == (18, 18, "", ())
+    assert captions.cut(text, tokenizer, 14) == (18, 14, "four", ("four",))
+    assert captions.cut(text, tokenizer, 8) == (18, 8, "thrée four", ("thrée", "four"))
+    assert captions.cut(text, tokenizer, 5) == (
         18,
         5,
         "wo, thrée four",
         ("Two", "thrée", "four"),
     )
     # The first byte of é is kept, the other is not.
-    assert kept_tokens.cut(text, tokenizer, 12).rest == "ée four"
+    assert captions.cut(text, tokenizer, 12).rest == "ée four"
 
 
 @settings(deadline=None)
 @given(text=st.text("abc,. é!\n", max_size=200), limit=st.integers(1, 60))
 def test_a_text_is_what_is_kept_of_it_and_the_rest(text: str, limit: int) -> None:
     tokenizer = tokenizer_of("clip")
-    found = kept_tokens.cut(text, tokenizer, limit)
+    found = captions.cut(text, tokenizer, limit)
     assert found.kept == min(found.tokens, limit)
     assert text.strip().endswith(found.rest)
     assert bool(found.rest) == (found.tokens > limit)
@@ -298,14 +298,14 @@ def test_a_tokenizer_that_knows_no_places_tells_the_rest_as_it_spells_it() -> No
 
     tokenizer = ByT5Tokenizer()
     assert not tokenizer.is_fast
-    assert kept_tokens.cut("one two three", tokenizer, 8) == (13, 8, "three", ("three",))
+    assert captions.cut("one two three", tokenizer, 8) == (13, 8, "three", ("three",))
 
 
 def test_limits_are_what_the_encoders_keep(root: Path) -> None:
     def told(architecture: str | None, **changes: Any) -> list[tuple[str, int | None]]:
         model = model_of(root, architecture, **changes)
         loaded = encoders_of(root, architecture, **changes)
-        found = [tuple(each) for each in kept_tokens.limits(model)]
+        found = [tuple(each) for each in captions.limits(model)]
         caption = letters(600)
         assert list(loaded.cutting(caption)) == [each for each in found if each[1] is not None]
         return found

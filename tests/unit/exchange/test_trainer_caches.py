@@ -21,7 +21,7 @@ from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.plan.run_plan import RunPlan
-from latentmake.words.adopt import adopt_run
+from latentmake.words.other_trainers import adopt_run
 from numpy.typing import NDArray
 from safetensors.numpy import load, load_file, save_file
 

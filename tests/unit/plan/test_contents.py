@@ -21,7 +21,7 @@ from latentmake.plan.planner import make_plan
 from latentmake.plan.run_plan import RunPlan, plan_manifest
 from latentmake.plan.state import PartState
 from latentmake.plan.target import Part
-from latentmake.words.explain import explanations
+from latentmake.words.file_origin import explanations
 from PIL import Image
 
 CAPTIONS = {

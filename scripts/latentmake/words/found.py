@@ -1,4 +1,4 @@
-"""A model on a disk, as `latentmake init` recognises it: by the names and shapes of its tensors.
+"""Datasets and models on a disk, as `latentmake init` finds them.
 
 Headers tell each network, so nothing is loaded, and names of files hardly count: they choose
 between models of the same network, such as Qwen-Image and Qwen-Image-Edit.
@@ -6,19 +6,181 @@ between models of the same network, such as Qwen-Image and Qwen-Image-Edit.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
-from latentmake.errors import ModelError
+from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture, Version
+from latentmake.data.item import IMAGE_EXTENSIONS
+from latentmake.errors import DatasetError, ModelError, SourceError
+from latentmake.files.media import VIDEO_EXTENSIONS, opened_video, probe_image, probe_video
 from latentmake.files.safetensors import Tensor
 from latentmake.models.headers import LORA, SUFFIXES, kinds_of, one, tensors_of
+from latentmake.reports.plan_report import counted
+
+_CAPTIONS = (".txt", ".caption")
+_LISTS = ("metadata.jsonl", "metadata.csv")
+_REPEATS = re.compile(r"([1-9]\d{0,5})_(.*\S)")
+_PROBED_IMAGES, _PROBED_VIDEOS = 500, 50
+_BLANK = 64  # bytes: a caption file that may hold no text
+_LONGEST = 33  # frames of a clip: two seconds of Wan
+
+
+class Found(NamedTuple):
+    """A dataset in a folder.
+
+    Attributes:
+        name: for the configuration.
+        path: the folder.
+        items: number of images, or of videos.
+        captioned: number of those with a caption file, or with an entry of `listed`.
+        blank: number of caption files without text.
+        ending: of the caption files.
+        listed: name of its metadata file, if any.
+        sizes: width and height of those that were probed, in pixels.
+        clips: likewise frames, and frames a second; empty for images.
+        repeats: of kohya's `10_sks man`.
+    """
+
+    name: str
+    path: Path
+    items: int
+    captioned: int
+    blank: int = 0
+    ending: str = ".txt"
+    listed: str | None = None
+    sizes: tuple[tuple[int, int], ...] = ()
+    clips: tuple[tuple[int, float], ...] = ()
+    repeats: int = 1
+
+    @property
+    def video(self) -> bool:
+        """Whether it holds videos."""
+        return bool(self.clips)
+
+    @property
+    def words(self) -> str:
+        """The folder's name as a caption: `10_sks man` and `sks_man` are `sks man`."""
+        return (_kohya(self.path) or (1, self.path.absolute().name))[1].replace("_", " ")
+
+    @property
+    def counted(self) -> str:
+        """Its items for people: `30 images`."""
+        return counted(self.items, "video" if self.video else "image")
+
+    @property
+    def sides(self) -> list[float]:
+        """Sides of squares of the same areas, in pixels, the smallest first."""
+        return sorted((width * height) ** 0.5 for width, height in self.sizes)
+
+    @property
+    def described(self) -> str:
+        """One line for people: `30 images, 28 captions, 640 x 480 to 1920 x 1080 pixels`."""
+        areas = sorted(self.sizes, key=lambda size: size[0] * size[1])
+        ends = dict.fromkeys(f"{w} x {h}" for w, h in (*areas[:1], *areas[-1:]))
+        sizes = f", {' to '.join(ends)} pixels" if ends else ""
+        return f"{self.counted}, {counted(self.captioned, 'caption')}{sizes}"
+
+    @property
+    def fps(self) -> float | None:
+        """Frames a second of its videos; None where they differ, or are not known."""
+        rates = {rate for _, rate in self.clips}
+        return next(iter(rates)) or None if len(rates) == 1 else None
+
+    def target_frames(self, fps: float) -> int:
+        """Return the length of a clip, 4 n + 1 frames, that nine of ten videos have.
+
+        Args:
+            fps: frames a second that the model knows.
+        """
+        ends = sorted(int(n * min(1.0, fps / rate) if rate else n) for n, rate in self.clips)
+        return max(1, (min((ends or [1])[len(ends) // 10], _LONGEST) - 1) // 4 * 4 + 1)
+
+
+def slug(name: str) -> str:
+    """Return a name for the configuration: `Michael Gove` becomes `michael_gove`."""
+    plain = unicodedata.normalize("NFKD", name.replace("ß", "ss")).encode("ascii", "ignore")
+    return re.sub(r"[^a-z0-9]+", "_", plain.decode().lower()).strip("_") or "dataset"
+
+
+def _kohya(folder: Path) -> tuple[int, str] | None:
+    """Return repeats and words of a folder that is named as kohya's are; None of others.
+
+    Source: `extract_dreambooth_params` of sd-scripts' library/config_util.py.
+    """
+    match = _REPEATS.fullmatch(folder.name)
+    return (int(match[1]), match[2]) if match else None
+
+
+def found_in(folder: Path) -> list[Found]:
+    """Return the datasets of a folder: its images, its videos, or kohya's folders in it.
+
+    Raises:
+        DatasetError: there is no such folder, or it holds neither images nor videos.
+    """
+    if folder.is_file():
+        hint = "name the folder of the images or videos"
+        if folder.suffix.lower() in (".toml", ".json"):
+            hint = f"for a dataset file of another trainer run `latentmake import {folder}`"
+        raise DatasetError("is a file, not a folder", where=folder, hint=hint)
+    if not folder.is_dir():
+        raise DatasetError("this folder does not exist", where=folder, hint="correct the path")
+    inside = [each for each in sorted(folder.iterdir()) if each.is_dir() and _kohya(each)]
+    found = [one for each in inside for one in _found(each)] or list(_found(folder))
+    if not found:
+        known = ", ".join(sorted(IMAGE_EXTENSIONS | VIDEO_EXTENSIONS))
+        hint = f"put images or videos there ({known})"
+        raise DatasetError("holds neither images nor videos", where=folder, hint=hint)
+    return found
+
+
+def _found(folder: Path) -> Iterator[Found]:
+    """Yield the dataset of images, then that of videos, of a folder with its sub-folders."""
+    below = [each.relative_to(folder) for each in sorted(folder.rglob("*")) if each.is_file()]
+    files = [folder / each for each in below if not any(x.startswith(".") for x in each.parts)]
+    images = [each for each in files if each.suffix.lower() in IMAGE_EXTENSIONS]
+    videos = [each for each in files if each.suffix.lower() in VIDEO_EXTENSIONS]
+    repeats, words = _kohya(folder) or (1, folder.absolute().name)
+    for kind, items in (("images", images), ("videos", videos)):
+        if items:
+            name = f"{slug(words)}_{kind}" if images and videos else slug(words)
+            found = _captions(Found(name, folder, len(items), 0, repeats=repeats), items)
+            yield _probed(found, items, videos=items is videos)
+
+
+def _captions(found: Found, items: list[Path]) -> Found:
+    """Add the captions, from files beside the items or from a metadata file."""
+    files = {ending: [each.with_suffix(ending) for each in items] for ending in _CAPTIONS}
+    there = {ending: [x for x in paths if x.is_file()] for ending, paths in files.items()}
+    ending, captions = max(there.items(), key=lambda each: len(each[1]))
+    listed = next((name for name in _LISTS if (found.path / name).is_file()), None)
+    if not captions and listed is not None:
+        with (found.path / listed).open("rb") as file:
+            rows = sum(1 for line in file if line.strip()) - listed.endswith(".csv")
+        return found._replace(captioned=min(rows, len(items)), listed=listed)
+    blank = sum(x.stat().st_size < _BLANK and not x.read_bytes().strip() for x in captions)
+    ending = ending if captions else ".txt"
+    return found._replace(captioned=len(captions), blank=blank, ending=ending)
+
+
+def _probed(found: Found, items: list[Path], *, videos: bool) -> Found:
+    """Add sizes, lengths and frame rates of some items; a job names those that cannot be read."""
+    sizes, clips = [], []
+    for each in map(
+        str, items[:: -(-len(items) // (_PROBED_VIDEOS if videos else _PROBED_IMAGES))]
+    ):
+        with suppress(SourceError):
+            media = probe_video(each) if videos else probe_image(each)
+            if videos:
+                with opened_video(each) as (_, stream, _):
+                    clips.append((media.frames, round(float(stream.average_rate or 0), 3)))
+            sizes.append((media.width, media.height))
+    return found._replace(sizes=tuple(sizes), clips=tuple(clips) or ((1, 0.0),) * videos)
+
 
 _DEPTH, _MOST = 3, 400  # folders below the one that is named, and files of weights in them
 _LIBRARIES = ("diffusion_pytorch_model", "model", "pytorch_model")
@@ -59,8 +221,7 @@ _FLUX_2 = {6144: "flux_2_dev", 3072: "flux_2_klein_4b", 4096: "flux_2_klein_9b"}
 _KNOWN = "Stable Diffusion, SDXL, SD 3, Flux, Wan, Qwen-Image, Z-Image and others"
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A network on a disk: a file, or the folder of a diffusers or transformers network.
 
     Attributes:
@@ -71,18 +232,14 @@ class Part:
     path: Path
     tensors: Mapping[str, Tensor]
 
-    @cached_property
-    def _names(self) -> str:
-        return "\n".join(self.tensors)
-
-    @cached_property
+    @property
     def kinds(self) -> dict[str, str]:
         """Kinds of network that it may be, see `models.kinds`."""
         return kinds_of(self.tensors)
 
     def has(self, pattern: str) -> bool:
         """Whether a tensor has such a name."""
-        return re.search(pattern, self._names, re.MULTILINE) is not None
+        return any(re.search(pattern, name) for name in self.tensors)
 
     def shape(self, ending: str) -> tuple[int, ...]:
         """Return the shape of the first tensor whose name ends so; () where there is none."""
@@ -124,6 +281,12 @@ class Model(NamedTuple):
         return f"{known.title} {self.task}" if self.task else known.title
 
     @property
+    def version(self) -> Version | None:
+        """The version of its architecture that its task names; None without musubi-tuner."""
+        scripts = self.architecture.scripts
+        return scripts.versions.get(self.task or "") if scripts else None
+
+    @property
     def others(self) -> list[Part]:
         """The networks that are not trained."""
         return [each for each in self.parts if each not in self.networks]
@@ -159,10 +322,10 @@ def found_model(place: Path, label: str = "") -> Model:
         words = f"{label} {place.absolute().name} {each.path.name}".lower()
         if name := _name_of(each, words):
             networks.setdefault(name, []).append(each)
-    hint = "name the file or folder of one of them"
     if len(networks) > 1:
-        files = ", ".join(f"{found[0].path.name} is {name}" for name, found in networks.items())
-        raise ModelError(f"holds several models ({files})", where=place, hint=hint)
+        raise several(
+            (f"{found[0].path.name} is {name}" for name, found in networks.items()), place
+        )
     if not networks:
         kinds = [kind for each in named for kind in each.kinds.values()]
         what = f"is {one(kinds[0])}, not a model" if kinds and len(named) == 1 else "holds no model"
@@ -172,6 +335,12 @@ def found_model(place: Path, label: str = "") -> Model:
         return _wan(parts, found, root, place)
     task = _task(ARCHITECTURES[name], f"{label} {place.name} {found[0].path.name}")
     return Model(ARCHITECTURES[name], task, found, parts, root)
+
+
+def several(names: Iterable[str], place: Path) -> ModelError:
+    """Return the error of a place with more than one model."""
+    hint = "name the file or folder of one of them"
+    return ModelError(f"holds several models ({', '.join(names)})", where=place, hint=hint)
 
 
 def _name_of(part: Part, words: str) -> str | None:
@@ -219,9 +388,7 @@ def _wan(parts: list[Part], networks: list[Part], root: Path, place: Path) -> Mo
         pair = [x for x in alike if x.path.name == _other(networks[0].path.name)]
         networks, high = [*networks, *pair], [*high, *filter(is_high, pair)]
     if len(networks) > 1 + len(high):
-        names = ", ".join(each.path.name for each in networks)
-        hint = "name the file of one of them"
-        raise ModelError(f"holds several models ({names})", where=place, hint=hint)
+        raise several((each.path.name for each in networks), place)
     two = bool(high) or any("low_noise" in str(each.path) for each in networks)
     reads_clip = networks[0].has(r"\b(img_emb|image_embedder)\.")
     name = f"{place.name} {networks[0].path.name}".lower()
@@ -259,19 +426,16 @@ def _parts(root: Path) -> list[Part]:
 
 
 def _in_folder(place: Path, names: list[str]) -> Iterator[Part]:
-    of_library = "config.json" in names and _weights(place)
-    if of_library:
-        tensors = [_tensors(file) for file in _weights(place)]
-        yield Part(place, {name: x for each in tensors for name, x in each.items()})
+    weights = _weights(place) if "config.json" in names else []
+    for file in weights[:1]:
+        with suppress(ModelError):
+            yield _of_file(file)._replace(path=place)
     for name in names:
         shard = _SHARD.search(Path(name).stem)
-        if not name.endswith(SUFFIXES) or (shard and shard[1] != "00001"):
-            continue
-        if not (of_library and _LIBRARY.match(name)):
-            try:
+        of_library = weights and _LIBRARY.match(name)
+        if name.endswith(SUFFIXES) and not of_library and (not shard or shard[1] == "00001"):
+            with suppress(ModelError):
                 yield _of_file(place / name)
-            except ModelError:
-                continue
 
 
 def _weights(folder: Path) -> list[Path]:
@@ -299,19 +463,3 @@ def _of_file(file: Path) -> Part:
     except ValueError as error:
         raise ModelError(str(error), where=file, hint="name a file of weights") from None
     return Part(file, {name: x for each in found for name, x in each.items()})
-
-
-def _tensors(file: Path) -> Mapping[str, Tensor]:
-    try:
-        return tensors_of(file)
-    except ValueError:
-        return {}
-
-
-def json_of(path: Path) -> dict[str, Any]:
-    """Return a JSON object in a file; {} where there is none."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

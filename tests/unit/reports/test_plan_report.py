@@ -1,17 +1,20 @@
-"""The plan counts pictures that are enlarged, or cut by more than half."""
+"""A plan counts pictures that do not fit, and names faults in the order of their lines."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from latentmake.config.root import parse
+from latentmake.data.item import Fault
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
-from latentmake.reports import fitting
-from latentmake.reports.fitting import fitting_lines
+from latentmake.plan.run_plan import Plan, RunPlan
+from latentmake.reports import plan_report
+from latentmake.reports.plan_report import fitting_lines, plan_table
 from PIL import Image
 
 SDXL = {"architecture": "sdxl", "layout": "sdscripts", "vae": "vae", "text": ["a", "b"]}
@@ -72,6 +75,14 @@ def test_an_unreadable_image_is_left_out() -> None:
 
 
 def test_of_a_large_dataset_some_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "_LOOKED_AT", 3)
+    monkeypatch.setattr(plan_report, "_LOOKED_AT", 3)
     (line,) = lines({f"{number}": (400, 400) for number in range(8)}, PLAIN)
     assert line == "cats at 512: of 3 pictures, 3 are enlarged (up to 1.28 times)"
+
+
+def test_faults_of_a_list_stand_in_the_order_of_its_lines() -> None:
+    numbers = (10, 4, 5, 47)
+    faults = [Fault(f"list.jsonl, line {x}", "a", "is not JSON", "correct it") for x in numbers]
+    table = plan_table(Plan({"r": RunPlan("r", {}, faults={"d": faults})}, []))
+    found = re.findall(r"faulty: list\.jsonl, line (\d+): is not JSON; correct it", table)
+    assert found == ["4", "5", "10", "47"]

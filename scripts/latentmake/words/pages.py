@@ -1,6 +1,6 @@
-"""Comparison page: sample pictures and clips of runs, side by side.
+"""The words that write a page: `latentmake captions`, `report` and `compare`.
 
-Runs are matched by prompt text and step, generated clips by prompt and seed.
+`compare` matches runs by prompt text and step, and generated clips by prompt and seed.
 """
 
 from __future__ import annotations
@@ -9,25 +9,94 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import typer
 from pydantic import JsonValue
 
 from latentmake.config.root import Config
-from latentmake.config.trainers import LoopTrainer
 from latentmake.errors import ConfigError, TrainingError, UserError
 from latentmake.files import atomic
 from latentmake.plan.manifest import run_folder
-from latentmake.reports.page import FPS, ClipSources, Pictures, as_text, page
+from latentmake.reports.captions import read_cards
+from latentmake.reports.cards import page_data
+from latentmake.reports.page import FPS, ClipSources, Pictures, as_text, write_page
+from latentmake.reports.report import write_report
 from latentmake.training.loop.order import PictureIndex, read_index
 from latentmake.training.order import Record
 from latentmake.training.wan.clips import FOLDER, INDEX, GenerationIndex
+from latentmake.words.project import ConfigFiles, Directory, Json, Open, Run, opened, show_page
 
+_ON_PAGE = 20_000  # items: a browser needs seconds for as many
 PLAYED = frozenset({".mp4", ".webm"})
 """Endings of clips that browsers play."""
 _ALL_STEPS = "*"
 _DIGEST = 12  # digits of a digest on a page
 _LONGEST = 100  # characters of runs' names in the name of a page
+
+
+def captions(
+    run: Run,
+    open_page: Open = False,
+    as_json: Json = False,
+    configfile: ConfigFiles = None,
+    directory: Directory = None,
+) -> None:
+    """Write a page with every text of a run as it is encoded, its tokens, and what is cut off."""
+    path = Path(f"reports/captions_{run}.html")
+    with opened(configfile, directory) as project:
+        project.run_names([run])
+        found = read_cards(project.facts, run)
+        lines, cards = [*found.lines()], found.cards
+        atomic.write(path.with_suffix(".jsonl"), "".join(lines).encode())
+        if (left := len(cards) - _ON_PAGE) > 0:
+            found.notes.append(f"{left} more are in the JSONL file beside this page.")
+            cards = sorted(cards, key=lambda card: not any(text.is_cut for text in card.texts))
+        data = page_data(project.facts, run, found, cards[:_ON_PAGE])
+        write_page(path, "cards", f"Captions of {run}", data)
+    if as_json:
+        typer.echo("".join(lines), nl=False)
+        return
+    for line in found.notes:
+        typer.echo(line)
+    for each in found.encoders():
+        cut = f"{each['cut']} of {each['texts']} texts are cut"
+        typer.echo(f"{each['name']}: {cut}, the longest has {each['longest']} tokens")
+    for fault in found.faults:
+        typer.echo(f"faulty: {fault}")
+    show_page(path, open_page=open_page)
+
+
+def report(
+    run: Run,
+    open_page: Open = False,
+    configfile: ConfigFiles = None,
+    directory: Directory = None,
+) -> None:
+    """Write a page with the caches of a run, its training, its buckets and its items."""
+    path = Path(f"reports/report_{run}.html")
+    with opened(configfile, directory) as project:
+        (name,) = project.run_names([run])
+        write_report(project.facts, project.plan([name]).runs[name], path)
+    show_page(path, open_page=open_page)
+
+
+def compare(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs with sample pictures.")],
+    open_page: Open = False,
+    configfile: ConfigFiles = None,
+    directory: Directory = None,
+) -> None:
+    """Write a page with the sample pictures and clips of runs; nothing is trained."""
+    with opened(configfile, directory) as project:
+        found = [pictured(project.config, name) for name in project.run_names(runs)]
+    path = page_path([run.name for run in found])
+    write_comparison(found, path, typer.echo)
+    if open_page:
+        typer.launch(path.absolute().as_uri())
+
+
+# -- a comparison ---------------------------------------------------------------------------------
 
 
 class Row(NamedTuple):
@@ -105,10 +174,11 @@ def pictured(config: Config, name: str) -> Pictured:
 
 def _without_pictures(config: Config, name: str) -> UserError:
     run = config.runs[name]
-    if not hasattr(run.trainer, "samples"):
+    draws = getattr(run.trainer, "draws", None)
+    if draws is None:
         what = "draws no sample pictures: only the trainers sd and wan do"
         return ConfigError(what, where=f"run {name}")
-    if isinstance(run.trainer, LoopTrainer) and not run.trainer.draws:
+    if not draws:
         hint = f"make clips: snakemake --cores all generate_{name}"
         hint = hint if run.generate else "set `samples: {prompts: [...]}` of its trainer"
         return ConfigError("draws no samples without prompts", where=f"run {name}", hint=hint)
@@ -131,9 +201,8 @@ def write_comparison(runs: Sequence[Pictured], path: Path, say: Callable[[str], 
         StorageError: the page cannot be written.
     """
     values = gather(runs, path, say)
-    text = page("compare", values["title"], values).encode()
-    atomic.write(path, text)
-    say(f"{path}: {len(values['pictures'])} pictures, {len(text) / 1e6:.1f} MB")
+    size = write_page(path, "compare", values["title"], values)
+    say(f"{path}: {len(values['pictures'])} pictures, {size}")
 
 
 def gather(runs: Sequence[Pictured], path: Path, say: Callable[[str], object]) -> dict[str, Any]:

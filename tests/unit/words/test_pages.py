@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from latentmake import digest
 from latentmake.config.root import Config, parse
 from latentmake.errors import ConfigError, TrainingError
-from latentmake.reports.comparison import (
+from latentmake.reports.page import ClipSources, Pictures, page
+from latentmake.words.pages import (
     Pictured,
     gather,
     page_path,
@@ -27,7 +28,6 @@ from latentmake.reports.comparison import (
     settings_table,
     write_comparison,
 )
-from latentmake.reports.page import ClipSources, Pictures, page
 from PIL import Image
 
 
