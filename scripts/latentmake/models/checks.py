@@ -3,7 +3,7 @@
 The planner refuses what a job would refuse after it has started; trainers check what the planner
 could not see, such as a model on another machine.
 
-Headers tell a file, see `models.kinds`: no tensor is read. Names that are not known pass.
+Headers tell a file, see `models.headers`: no tensor is read. Names that are not known pass.
 """
 
 from __future__ import annotations
