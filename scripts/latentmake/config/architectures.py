@@ -38,7 +38,7 @@ class File(NamedTuple):
     flag: str
     key: str  # of the model; `text`, `text.1` for the first and second text encoder
     required: bool = True
-    kind: str = ""  # as `models.kinds` names it; "" where that is not checked
+    kind: str = ""  # as `models.headers` names it; "" where that is not checked
     vae: Vae | None = None
     form: Literal["file", "folder", "either"] = "file"
 

@@ -201,8 +201,6 @@ _UNBROKEN = re.compile(r"\S{200,}")  # a value that a rule repeats, and longer t
 @cache
 def foreign_words() -> tuple[Mapping[str, list[str]], Mapping[str, str]]:
     """Return other programs' words, with the keys to write instead; and with what else to do."""
-    import yaml  # which few processes need
-
     rows = yaml.safe_load(Path(__file__).with_name("foreign_words.yaml").read_text("utf-8"))
     keys = {word: keys.split() for keys, words in rows["keys"].items() for word in words.split()}
     answers = {word: row["write"] for row in rows["answers"] for word in row["words"].split()}

@@ -231,6 +231,8 @@ def _table(text: str) -> Iterator[dict[str, str | None]]:
         yield {key: value or None for key, value in row.items()}
 
 
+# -- datasets that are lists ----------------------------------------------------------------------
+
 _MOST = 2**31 - 1  # frames, or seconds
 _HINT = "correct the row, or take it out"
 _VIDEOS = VIDEO_EXTENSIONS | {NPZ}

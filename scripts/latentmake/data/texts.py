@@ -200,6 +200,8 @@ def _with_tags_drawn(text: str, settings: Captions, number: int, draw: _Draw) ->
     return ", ".join([*head, *tags, *tail])
 
 
+# -- texts of items -------------------------------------------------------------------------------
+
 _Read = Callable[[File | None], str]
 """Returns the text of a file; "" where there is none."""
 

@@ -458,17 +458,9 @@ def frames_and_sides(model: Model, size: Size, clip: AnyClip | None) -> tuple[st
     frames = str(1 if clip is None else (clip.frames - 1) // scripts.frames + 1)
     if scripts.sections or scripts.layers:
         frames = "[0-9]+"  # as many as a section has, or an item layers
-    width, height = latents_size(model, size)
-    return frames, f"{height}x{width}"
-
-
-def latents_size(model: Model, size: Size) -> Size:
-    """Return the width and height of the latents of a picture that was brought to a size."""
-    scripts = model.spec.scripts
-    assert scripts is not None
     side = max((scripts.rounded.get(each, 1) for each in model.latents_arguments), default=1)
     width, height = (-(-length // side) * side // scripts.pixels for length in size)
-    return Size(width, height)
+    return frames, f"{height}x{width}"
 
 
 class SdScripts(Layout):

@@ -3,7 +3,7 @@
 The planner refuses what a job would refuse after it has started; trainers check what the planner
 could not see, such as a model on another machine.
 
-Headers tell a file, see `models.kinds`: no tensor is read. Names that are not known pass.
+Headers tell a file, see `models.headers`: no tensor is read. Names that are not known pass.
 """
 
 from __future__ import annotations
@@ -23,18 +23,13 @@ from latentmake.errors import ConfigError, ModelError
 from latentmake.files.safetensors import Tensor
 from latentmake.layouts.layout import layout_of
 from latentmake.models import headers
-from latentmake.models.files import network_config, script_of, scripted_files, vae_factor
+from latentmake.models.files import script_of, scripted_files, vae_factor
 from latentmake.models.headers import SUFFIXES, kinds_of, one, tensors_of, vae_of, weight_file
 
 Role = Literal["vae", "unet", "text"]
 """Key of a Stable Diffusion model that takes a network."""
 
 _WORDS: Mapping[Role, str] = {"vae": "a VAE", "unet": "a UNet", "text": "a text encoder"}
-# Beginnings of class names in the configurations of diffusers' networks; transformers has many.
-_CLASSES: Mapping[str, Role] = {
-    **dict.fromkeys(("Autoencoder", "VQModel", "ConsistencyDecoderVAE"), "vae"),
-    "UNet": "unet",
-}
 _FAMILIES: Mapping[Role, frozenset[str]] = {
     "vae": frozenset({"VAE"}),
     "unet": frozenset({"UNet", "DiT"}),  # SD 3's is a DiT
@@ -86,25 +81,15 @@ def check_kind(weights: Weights, expected: Role, where: str) -> None:
     Raises:
         ModelError: it is of another kind.
     """
-    path, name, found = Path(weights.path or ""), "", ""
-    if weights.path is None or not path.exists():
-        return
-    with suppress(ModelError):  # its loader says so
-        values = network_config(weights) or {}
-        several = values.get("architectures")
-        names = [values.get("_class_name"), *(several if isinstance(several, list) else ())]
-        name = str(next(filter(None, names), ""))
-    if name and next((_CLASSES[x] for x in _CLASSES if name.startswith(x)), "text") != expected:
-        found = name
-    elif path.is_file() and path.suffix == ".safetensors":
-        with suppress(ValueError):
-            kinds = kinds_of(tensors_of(path))
-            if kinds and not _FAMILIES[expected] & kinds.keys():
-                found = one(next(iter(kinds.values())))
-    if found:
+    kinds: Mapping[str, str] = {}
+    if weights.path is not None:
+        with suppress(ValueError):  # its loader says so
+            kinds = kinds_of(tensors_of(weight_file(Path(weights.path))))
+    if kinds and not _FAMILIES[expected] & kinds.keys():
         named = "" if where == weights.path else f"{weights.path} "
+        what = f"{named}holds {one(next(iter(kinds.values())))}, not {_WORDS[expected]}"
         hint = f"name the folder or file of {_WORDS[expected]}"
-        raise ModelError(f"{named}holds {found}, not {_WORDS[expected]}", where=where, hint=hint)
+        raise ModelError(what, where=where, hint=hint)
 
 
 DIT = "Wan DiT"

@@ -22,8 +22,7 @@ from stat import S_ISREG
 from typing import IO, TYPE_CHECKING, Any
 
 from latentmake import digest
-from latentmake.config import weights
-from latentmake.config.weights import Weights, known_commit, place_of, snapshots
+from latentmake.config.weights import Weights, absence, known_commit, place_of, snapshots
 from latentmake.errors import ModelError
 from latentmake.files.safetensors import Tensor, read_head
 
@@ -135,7 +134,7 @@ def lack(path: Path, marks: Collection[str], what: str) -> str:
 def weight_file(path: Path) -> Path:
     """Return the file that stands for weights: itself, or a folder's first; raises ValueError."""
     if not path.exists():
-        raise ValueError(weights.absence(path))
+        raise ValueError(absence(path))
     if not path.is_dir():
         return path
     for suffix in SUFFIXES:
@@ -190,6 +189,8 @@ def _strings(file: IO[bytes]) -> Iterator[str]:
         if "UNICODE" in code.name and isinstance(argument, str):
             yield argument
 
+
+# -- complete checkpoints -------------------------------------------------------------------------
 
 SCHEDULE = Path(__file__).with_name("stable_diffusion")
 """Folder of Stable Diffusion's noise schedule, which no checkpoint holds."""

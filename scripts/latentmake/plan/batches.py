@@ -150,6 +150,8 @@ def _largest(order: Order) -> int:
     return max((size.width * size.height * frames for size, frames in sizes if size), default=0)
 
 
+# -- a single cache file --------------------------------------------------------------------------
+
 _SIZE = re.compile(r"[0-9]+(x[0-9]+)?")
 
 

@@ -138,6 +138,9 @@ def refuse_too_many(run: str, count: int, sources: Collection[str]) -> None:
 _CONTENT = 4  # in a receipt, behind the stat of a source
 
 
+# -- the manifest ---------------------------------------------------------------------------------
+
+
 class Member(NamedTuple):
     """One item of a run.
 

@@ -65,7 +65,7 @@ class Remembered:
     Rows of the memo hold that state; all have the same stamp. The head tells that nothing changed:
     digest of all that the state depends on besides the listings, fingerprints of these, digest of
     the images' paths, and of each part the number of targets and the digest of their keys. The
-    others have both listings, each item's place (`lock.place_of`) and the lines of each part
+    others have both listings, each item's place (`target.place_of`) and the lines of each part
     (`PartState.lines`), and are read only where something changed.
     """
 

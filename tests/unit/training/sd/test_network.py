@@ -88,7 +88,7 @@ def test_an_odd_configuration_is_one_line(
 
 def test_another_kind_of_network_is_refused(tmp_path: Path) -> None:
     make_vae(tmp_path / "vae")
-    with pytest.raises(ModelError, match="holds AutoencoderKL, not a UNet"):
+    with pytest.raises(ModelError, match="holds a VAE, not a UNet"):
         network.load_unet(Weights(path=str(tmp_path / "vae")))
 
 
