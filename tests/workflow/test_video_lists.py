@@ -131,11 +131,9 @@ def write_bad(folder: Path) -> dict[str, str]:
     """Write files that no clip can be made of; return what is said of each."""
     whole = (folder / "run.mp4").read_bytes()
     (folder / "cut.mp4").write_bytes(whole[: len(whole) // 2])
-    (folder / "codec.mp4").write_bytes(whole.replace(b"avc1", b"xyz1"))
     np.savez(folder / "flat.npz", frames=np.zeros((5, 8, 8), np.uint8))
     return {
         "cut.mp4": "cut short",
-        "codec.mp4": "coded in a way that this FFmpeg cannot decode",
         "flat.npz": "holds uint8 [5, 8, 8], no clip",
         "none.mp4": "does not exist",
     }

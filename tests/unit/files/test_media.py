@@ -300,6 +300,9 @@ def test_what_is_no_video_is_named(tmp_path: Path) -> None:
     assert "is an empty file; replace or remove it" in refusal(tmp_path / "empty.mp4")
     assert "is not a video that FFmpeg can read" in refusal(tmp_path / "text.mp4")
     assert "cannot be read (No such file" in refusal(tmp_path / "none.mp4")
+    whole = write_kind(tmp_path, "h264.mp4").read_bytes()
+    (tmp_path / "codec.mp4").write_bytes(whole.replace(b"avc1", b"xyz1"))
+    assert "coded in a way that this FFmpeg cannot decode" in refusal(tmp_path / "codec.mp4")
 
 
 def test_a_file_of_sound_alone_is_named(tmp_path: Path) -> None:
