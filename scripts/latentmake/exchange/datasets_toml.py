@@ -234,6 +234,7 @@ def imported(
     """
     found = Imported(path, run)
     file = found.keys(_File, _read(path))
+    found.leave(file)
     musubi = not any("subsets" in each for each in file.datasets)
     blocks = [*(_blocks_of_musubi if musubi else _blocks_of_sdscripts)(found, file)]
     if not blocks:

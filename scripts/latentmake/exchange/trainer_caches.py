@@ -24,7 +24,7 @@ from latentmake.files import npz
 from latentmake.files.cachefile import CAPTION, head_of
 from latentmake.files.safetensors import DTYPES, largest, parse_head
 from latentmake.geometry.buckets import crop_ltrb
-from latentmake.layouts.layout import SIZED, array_name, frames_and_sides
+from latentmake.layouts.layout import array_name, frames_and_sides
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target
 
@@ -105,7 +105,7 @@ class TrainerCaches:
         self, files: Mapping[Path, bytes], order: Order, reading: Reading, target: Target, key: str
     ) -> bool:
         """Check a file; return whether it tells what it was made of: a caption does."""
-        ((path, data),) = files.items()
+        (data,) = files.values()
         try:
             tensors, metadata = _arrays(data) if order.layout.npz else _tensors(data)
         except ValueError as error:
@@ -122,7 +122,6 @@ class TrainerCaches:
             if order.kind == "text":
                 solid = _check_text(tensors, metadata, order, reading)
             else:
-                _check_name(path.name, metadata, order)
                 solid = _check_latents(tensors, order, reading, target)
         for name, tensor in tensors.items():
             if largest(tensor.dtype, tensor.data) is None:
@@ -212,13 +211,6 @@ def _check_text(
         what = f"is of the caption {str(caption)[:60]!r}, and {item.name} is another"
         raise OutdatedError(what)
     return solid
-
-
-def _check_name(name: str, metadata: Mapping[str, str], order: Order) -> None:
-    sized = SIZED.fullmatch(name.removesuffix(order.layout.latents_ending))
-    for number, key in enumerate(("width", "height"), 2):
-        if sized and metadata.get(key) != str(int(sized[number])):
-            raise CacheError(f"has another {key} in its header than in its name")
 
 
 def _check_latents(found: Tensors, order: Order, reading: Reading, target: Target) -> set[str]:

@@ -231,10 +231,6 @@ def test_latents_of_ours_are_not_replaced_by_some_that_may_be_older() -> None:
     run.line("may be of what data/bee.png held", "remove that file")
 
 
-def _without_width(path: Path) -> None:
-    save_file(load_file(path), path, {"architecture": "z_image"})
-
-
 def _control(path: Path) -> None:
     metadata = {"architecture": "z_image", "width": "64", "height": "64"}
     tensors = {"latents_1x8x8_float32": numbers(16, 1, 8, 8) * np.float32("nan")}
@@ -250,7 +246,6 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: put_latents("theirs/64", "bee", 64, "zi", "wan"),
         "is of the architecture wan, not z_image",
     ),
-    "no size": (_without_width, "another width in its header"),
     "NaN": (_control, "NaN or infinity (latents_1x8x8_float32)"),
     "cut short": (lambda path: os.truncate(path, path.stat().st_size - 1), "cut short"),
     "no safetensors": (lambda path: path.write_bytes(b"x" * 100), "no safetensors file"),
