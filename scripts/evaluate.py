@@ -8,11 +8,11 @@ from pathlib import Path
 
 from latentmake import backends
 from latentmake.entry import logged
-from latentmake.reports.following import write_page
+from latentmake.reports.following import write_evaluation
 
 with logged(snakemake.log[0]) as say:
     order = Path(snakemake.input.order)
     folder = backends.of_order(order).follow(
         order, "evaluate", log=Path(snakemake.log[0]), threads=snakemake.threads
     )
-    write_page(folder, Path(snakemake.output.page), say)
+    write_evaluation(folder, Path(snakemake.output.page), say)

@@ -12,11 +12,7 @@ from latentmake.reports.following import write_generated
 
 with logged(snakemake.log[0]) as say:
     order = Path(snakemake.input.order)
-    write_generated(
-        backends.of_order(order),
-        order,
-        log=Path(snakemake.log[0]),
-        receipt=Path(snakemake.output.receipt),
-        threads=snakemake.threads,
-        say=say,
+    folder = backends.of_order(order).follow(
+        order, "generate", log=Path(snakemake.log[0]), threads=snakemake.threads
     )
+    write_generated(folder, Path(snakemake.output.receipt), say)

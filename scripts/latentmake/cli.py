@@ -1,7 +1,7 @@
 """The command `latentmake`, which answers questions and keeps house; Snakemake makes the files.
 
-Each word is a module of `latentmake.words`. Exit status: 0 fine, 1 findings, 2 a mistake in the
-command or the configuration.
+Each word is a function of a module in `latentmake.words`. Exit status: 0 fine, 1 findings, 2 a
+mistake in the command or the configuration.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ _EPILOG = (
     "Snakemake makes the files: `snakemake --cores 1 train_RUN`, `caches_RUN`, `generate_RUN` and "
     "others. Exit status: 0 fine, 1 findings, 2 a mistake in the command or the configuration."
 )
+_MODULES = {  # of words that are not modules of their own
+    **dict.fromkeys(("captions", "report", "compare"), "pages"),
+    **dict.fromkeys(("import_", "adopt"), "other_trainers"),
+    "check": "status",
+}
 _WITH_VALUE = ("-c", "--configfile", "--directory")
 
 
@@ -80,8 +85,8 @@ for _panel, _words in (
     (_KEEP, "prune adopt"),
 ):
     for _name in _words.split():
-        _word = getattr(import_module(f"latentmake.words.{_name}"), _name)
-        app.command(_name.rstrip("_"), rich_help_panel=_panel)(_word)
+        _module = import_module(f"latentmake.words.{_MODULES.get(_name, _name)}")
+        app.command(_name.rstrip("_"), rich_help_panel=_panel)(getattr(_module, _name))
 
 
 def main() -> None:

@@ -245,23 +245,23 @@ def plan_extras(
 
 
 def _export(facts: Facts, run: RunPlan) -> str:
-    from latentmake.exchange.ai_training.plan import plan_export
+    from latentmake.exchange.export import plan_export
 
-    return write_order(run.name, "export", plan_export(facts, run, facts.config.runs[run.name]))
+    return write_order(run.name, "export", plan_export(facts, run.name))
 
 
 def _clips(facts: Facts, run: RunPlan) -> tuple[str, Need]:
-    from latentmake.exchange.clip_files.order import plan_clips
+    from latentmake.exchange.clip_files import plan_clips
 
-    clips = plan_clips(facts, run, facts.config.runs[run.name])
+    clips = plan_clips(facts, run.name)
     return write_order(run.name, "clips", clips), clips.need
 
 
 def _following(facts: Facts, run: RunPlan, word: str, *, force: bool) -> str:
     """Return the order of what follows a training; "" where there is nothing to do."""
-    from latentmake.reports.following import plan_following
+    from latentmake.reports.following import outdated
 
     backend = backends.of_run(facts.config, run.name)
     assert backend is not None  # it has a trainer that does this: see `followed`
-    order, reasons = plan_following(facts, run, backend, word)
-    return str(order) if reasons or force else ""
+    order, reasons = backend.plan_following(facts, run, word)
+    return str(order) if force or reasons or outdated(run.name, word) else ""

@@ -82,7 +82,7 @@ def _encode(values: dict[str, Any]) -> None:
     from latentmake.backends import encoder_of
     from latentmake.caches.encode import carry_out
     from latentmake.training.sd.network import load_unet
-    from latentmake.training.wan.network import load_transformer
+    from latentmake.training.wan.recipe import load_transformer
 
     plan = _plan(values, "train_tiny").plan
     with logged("logs/job.log") as say:

@@ -43,9 +43,9 @@ from latentmake.caches.encoders.device import pick_device  # noqa: E402
 from latentmake.caches.encoders.wan_vae import WanVae  # noqa: E402
 from latentmake.config.trainers import WanTrainer  # noqa: E402
 from latentmake.training.loop.caches import Batch  # noqa: E402
+from latentmake.training.lora import add_adapter  # noqa: E402
 from latentmake.training.wan.dit import check_targets  # noqa: E402
 from latentmake.training.wan.estimate import training_memory  # noqa: E402
-from latentmake.training.wan.network import add_lora  # noqa: E402
 from latentmake.training.wan.recipe import Objective  # noqa: E402
 
 MODELS = {
@@ -158,7 +158,7 @@ def steps(
     torch.manual_seed(0)
     network = make_network(sizes, device, dtype)
     half = dtype != torch.float32
-    add_lora(network, rank=options.rank, target_modules=TARGETS, autocast=half)
+    add_adapter(network, rank=options.rank, target_modules=TARGETS, autocast=half)
     if checkpointing:
         network.enable_gradient_checkpointing()
     network.train()

@@ -12,10 +12,10 @@ import pytest
 import torch
 from dit_world import forms, image_dit, inputs, tiny_dit
 from latentmake.config.trainers import WanTrainer
-from latentmake.training.lora import lora_tensors
+from latentmake.training.lora import add_adapter, lora_tensors
 from latentmake.training.wan.dit import check_targets, lora_names, read_dit
 from latentmake.training.wan.estimate import training_memory
-from latentmake.training.wan.network import add_lora, load_transformer, read_lora, write_lora
+from latentmake.training.wan.recipe import load_transformer, read_lora, write_lora
 from safetensors.torch import load_file
 from wan_trainer_world import make_order, train
 
@@ -68,7 +68,7 @@ def test_gradient_checkpointing_takes_less_memory_and_gives_the_same_gradients(
     for checkpointing in (True, False):
         torch.manual_seed(0)
         network = load_transformer(path).to(DEVICE)
-        add_lora(network, rank=8, target_modules=TARGETS, autocast=True)
+        add_adapter(network, rank=8, target_modules=TARGETS, autocast=True)
         with torch.no_grad():
             for name, value in lora_tensors(network).items():
                 if "lora_B" in name:
@@ -105,7 +105,7 @@ def test_a_lora_learns_and_its_files_give_on_a_cpu_what_it_gives_there(
     dit = tiny_dit(heads=2, head=64, num_layers=2)
     path = str(forms(dit, tmp_path)["folder"])
     network = load_transformer(path).to(DEVICE)
-    add_lora(network, rank=8, alpha=4, target_modules=TARGETS, autocast=True)
+    add_adapter(network, rank=8, alpha=4, target_modules=TARGETS, autocast=True)
     network.enable_gradient_checkpointing()
     parameters = [each for each in network.parameters() if each.requires_grad]
     assert {(each.dtype, each.device.type) for each in parameters} == {(torch.float32, DEVICE.type)}
@@ -129,7 +129,7 @@ def test_a_lora_learns_and_its_files_give_on_a_cpu_what_it_gives_there(
         expected = network(**on_device(given, torch.bfloat16)).sample.float().cpu()
     write_lora(network, tmp_path / "lora")
     fresh = load_transformer(path, dtype=torch.float32)
-    read_lora(fresh, tmp_path / "lora")
+    read_lora(fresh, tmp_path / "lora" / lora_names().diffusers)
     found = fresh(**given).sample
     assert torch.cosine_similarity(found.flatten(), expected.flatten(), dim=0) > 0.995
 

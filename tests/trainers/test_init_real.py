@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from latentmake.words.found_model import found_model
+from latentmake.words.found import found_model
 
 pytestmark = pytest.mark.real_trainer
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from dit_world import inputs, original_dit, tiny_dit, write_file
 from latentmake.training.external.installation import Installation
-from latentmake.training.lora import lora_tensors
+from latentmake.training.lora import add_adapter, lora_tensors
 from latentmake.training.wan.dit import lora_names
-from latentmake.training.wan.network import add_lora, write_lora
+from latentmake.training.wan.recipe import write_lora
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.real_trainer
@@ -82,7 +82,7 @@ def test_musubi_tuner_applies_and_merges_the_lora_that_we_trained(
         (dit, TARGETS, folder),
         (outer, [*TARGETS, "proj_out"], folder / "outer"),
     ):
-        add_lora(network, rank=4, alpha=2, target_modules=layers)
+        add_adapter(network, rank=4, alpha=2, target_modules=layers)
         with torch.no_grad():
             for value in lora_tensors(network).values():
                 value.copy_(0.2 * torch.randn(value.shape))

@@ -22,15 +22,14 @@ from config_keys import keys_of
 from latentmake import backends, digest
 from latentmake.config.root import Config
 from latentmake.layouts.layout import parsed
-from latentmake.plan.lock import read_lock
+from latentmake.plan.manifest import read_lock
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.target import PROMPTS
 from latentmake.session import Session
 from latentmake.training.external.backend import Launched
 from latentmake.training.external.order import reasons
 from latentmake.training.loop.checkpoint import as_begun
-from latentmake.training.loop.order import wanted
-from latentmake.training.loop.sample_images import picture_reasons
+from latentmake.training.loop.order import picture_reasons, wanted
 from latentmake.training.order import RunFiles, read_order
 from latentmake.training.sd.unet import SdOrder
 from project import Project, Result
@@ -600,6 +599,8 @@ GENERATION: dict[Key, Change] = {
         "fps": 8,
         "image": "first.png",
         "base": False,
+        "lora": "runs/other",
+        "lora_strength": 0.5,
     }.items()
 } | {
     ("runs", "generate", "prompt_file"): refused("gone.txt", "gone.txt cannot be read"),

@@ -12,8 +12,8 @@ import pytest
 import video_world
 from browser import Browser, until
 from compare_world import colour_of, make_run
-from latentmake.reports.comparison import Pictured, index_of, write_comparison
-from latentmake.training.wan.generation import Clip, GenerationIndex, clip_name
+from latentmake.training.wan.clips import Clip, GenerationIndex, clip_name
+from latentmake.words.pages import Pictured, index_of, write_comparison
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select

@@ -8,7 +8,7 @@ import pytest
 from browser import Browser, until
 from evaluation_world import FPS, make_metrics
 from latentmake.reports import page as pages
-from latentmake.reports.following import write_page
+from latentmake.reports.following import write_evaluation
 from selenium.webdriver.common.keys import Keys
 
 NASTY = "</script><img src=x onerror='window.hurt=1'><script>window.hurt=1</script> & <b>"
@@ -28,7 +28,7 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def page(metrics: Path) -> Path:
     """The page, with its clips embedded."""
     path = metrics.parents[3] / "reports/embedded.html"
-    write_page(metrics.parent, path, lambda line: None)
+    write_evaluation(metrics.parent, path, lambda line: None)
     return path
 
 
@@ -38,7 +38,7 @@ def page_beside(metrics: Path) -> Path:
     path = metrics.parents[3] / "reports/beside.html"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pages, "EMBEDDED", 0)
-        write_page(metrics.parent, path, lambda line: None)
+        write_evaluation(metrics.parent, path, lambda line: None)
     return path
 
 

@@ -6,26 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import video_world
-from latentmake import digest
-from latentmake.training.wan.evaluate import figures_of, mean_of
-from latentmake.training.wan.evaluation import KINDS, Clip, Losses, Metrics, Result
+from latentmake.training.wan.clips import KINDS, EvaluatedClip, Losses, Metrics, Result
+from latentmake.training.wan.draw import figures_of, mean_of
 
 FPS = 24
 TIMESTEPS = [950.0, 500.0, 50.0]
 
 
-def make_clip(folder: Path, name: str, frames: int, size: tuple[int, int] = (64, 48)) -> Clip:
+def make_clip(
+    folder: Path, name: str, frames: int, size: tuple[int, int] = (64, 48)
+) -> EvaluatedClip:
     folder.mkdir(parents=True, exist_ok=True)
     path = video_world.write_video(folder / name, "libx264", frames, size=size)
-    return Clip(
-        key=name,
-        file=name,
-        digest=digest.of_file(path),
-        width=size[0],
-        height=size[1],
-        frames=frames,
-        figures=figures_of(np.stack([*video_world.scene(frames, *size)])),
-    )
+    pictures = np.stack([*video_world.scene(frames, *size)])
+    return EvaluatedClip.written(path, name, [*pictures], figures_of(pictures))
 
 
 def make_metrics(folder: Path, captions: list[str], frames: int = 25) -> Path:

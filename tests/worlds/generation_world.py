@@ -12,9 +12,9 @@ from latentmake.config.models import Model
 from latentmake.files import atomic, cachefile
 from latentmake.layouts import layout
 from latentmake.training.loop.order import Prompt
-from latentmake.training.lora import lora_tensors
-from latentmake.training.wan.generation import GenerationOrder
-from latentmake.training.wan.network import add_lora, write_lora
+from latentmake.training.lora import add_adapter, lora_tensors
+from latentmake.training.wan.clips import GenerationOrder
+from latentmake.training.wan.recipe import write_lora
 from wan_world import tiny_wan_vae
 
 RUN = Path("runs/waves")
@@ -22,7 +22,7 @@ RUN = Path("runs/waves")
 
 def write_lora_of(dit: Any, folder: Path, seed: int = 3, high_noise: bool = False) -> None:
     """Write a LoRA that changes what a network predicts."""
-    add_lora(dit, rank=2, target_modules=["to_q", "to_v"])
+    add_adapter(dit, rank=2, target_modules=["to_q", "to_v"])
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for value in lora_tensors(dit).values():

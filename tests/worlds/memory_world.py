@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from diffusers import WanTransformer3DModel
-from latentmake.training.wan.network import add_lora
+from latentmake.training.lora import add_adapter
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -101,7 +101,7 @@ def count_step(
         kept = exact & set(name.split("."))
         parameter.data = parameter.data.to(torch.float32 if kept else dtype)
     with torch.device("meta"):
-        add_lora(network, rank=rank, target_modules=targets, autocast=half)
+        add_adapter(network, rank=rank, target_modules=targets, autocast=half)
     network.train()
     if gradient_checkpointing:
         network.enable_gradient_checkpointing()

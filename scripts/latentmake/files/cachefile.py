@@ -149,6 +149,17 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
         return {}
 
 
+def shapes_in(path: str | os.PathLike[str]) -> list[tuple[str, tuple[int, ...]]]:
+    """Return name and shape of each array of a cache file; only headers are read.
+
+    Raises:
+        OSError, ValueError: the file cannot be read, or is damaged.
+    """
+    if os.fspath(path).endswith(".npz"):
+        return [(name, shape) for name, _, shape in npz.arrays_of(path)]
+    return [(name, tuple(each.shape)) for name, each in read_head(path).tensors.items()]
+
+
 def recipe_of(metadata: Mapping[str, str]) -> dict[str, object]:
     """Return the recipe in a file's metadata; empty where there is none."""
     try:

@@ -1,4 +1,4 @@
-"""Pages of what follows a training, as its targets are named: `generate` and `evaluate`.
+"""Pages of a training: its section of a report, the clips of `generate`, and `evaluate`.
 
 Clips lie beside the page, which names them: they play from a disk, without a server.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,27 @@ from latentmake.config.root import Config
 from latentmake.errors import CacheError, ConfigError, StorageError
 from latentmake.files import atomic
 from latentmake.files.video import spread_frames
-from latentmake.plan.facts import Facts
-from latentmake.plan.lock import run_folder
-from latentmake.plan.run_plan import RunPlan
+from latentmake.plan.manifest import run_folder
 from latentmake.plan.state import Difference
-from latentmake.reports.page import ClipSources, page, state_in, table, template_digest
-from latentmake.training.backend import Backend
-from latentmake.training.wan.evaluation import KINDS, METRICS, Metrics, evaluation_folder
-from latentmake.training.wan.generation import FOLDER, INDEX, Clip, GenerationIndex
+from latentmake.progress import duration
+from latentmake.reports.page import (
+    ClipSources,
+    embedded,
+    state_in,
+    table,
+    template_digest,
+    write_page,
+)
+from latentmake.training.wan.clips import (
+    FOLDER,
+    INDEX,
+    KINDS,
+    METRICS,
+    Clip,
+    GenerationIndex,
+    Metrics,
+    evaluation_folder,
+)
 
 PAGE = "index.html"
 SHEET = "contact_sheet.png"
@@ -31,6 +45,7 @@ SHEET = "contact_sheet.png"
 _NAMES = ("base", "with the adapter")
 _COLUMNS = 6
 _CELL = 208  # pixels: width of a frame on the sheet
+_WIDTH = 2400  # pixels: width of a picture of the training, at most
 
 
 def _state(index: GenerationIndex) -> str:
@@ -47,28 +62,18 @@ def page_reasons(folder: Path) -> list[Difference]:
     return [] if sheet.is_file() else [Difference(f"{sheet} is missing")]
 
 
-def write_generated(
-    backend: Backend,
-    order: Path,
-    *,
-    log: Path,
-    receipt: Path,
-    threads: int,
-    say: Callable[[str], object],
-) -> None:
-    """Bring the clips of an order up to date by its trainer, and write their page and the receipt.
-
-    Raises:
-        UserError: clips cannot be drawn or decoded, or the disk is full.
-    """
-    folder = receipt.with_name(FOLDER)
-    backend.follow(order, "generate", log=log, threads=threads)
+def write_generated(folder: Path, receipt: Path, say: Callable[[str], object]) -> None:
+    """Write page and contact sheet of the clips in a folder, and the receipt."""
     clips = write_pages(folder, say)
     atomic.write(receipt, json.dumps({"clips": clips, "page": str(folder / PAGE)}).encode())
 
 
 def write_pages(folder: Path, say: Callable[[str], object]) -> int:
-    """Write page and contact sheet of the clips in a folder; return the number of clips."""
+    """Write page and contact sheet of the clips in a folder; return the number of clips.
+
+    Raises:
+        UserError: the index is gone, a clip cannot be decoded, or the disk is full.
+    """
     index = GenerationIndex.read(folder / INDEX)
     if index is None:
         hint = "run the same command again, which writes it anew"
@@ -91,8 +96,7 @@ def write_pages(folder: Path, say: Callable[[str], object]) -> int:
             "rows": rows,
             "tables": [table("settings", "Settings", "", ["setting", "value"], settings)],
         }
-        text = page("gallery", f"Clips of {index.run}", data, _state(index))
-        atomic.write(folder / PAGE, text.encode())
+        write_page(folder / PAGE, "gallery", f"Clips of {index.run}", data, _state(index))
     say(f"{folder / PAGE}: {len(index.clips)} clips")
     return len(index.clips)
 
@@ -170,7 +174,7 @@ def page_state(folder: Path) -> str | None:
         return None
 
 
-def write_page(folder: Path, path: Path, say: Callable[[str], object]) -> None:
+def write_evaluation(folder: Path, path: Path, say: Callable[[str], object]) -> None:
     """Write the page of an evaluation's folder.
 
     Raises:
@@ -192,10 +196,9 @@ def write_page(folder: Path, path: Path, say: Callable[[str], object]) -> None:
             where=error.filename or folder,
             hint="run the same command again, which makes it anew",
         ) from None
-    text = page("gallery", f"Evaluation of {metrics.run}", data, page_state(folder) or "").encode()
-    atomic.write(path, text)
-    count = sum(1 for _ in metrics.clips())
-    say(f"{path}: {count} clips, {len(text) / 1e6:.1f} MB; {_summary(metrics)}")
+    title, state = f"Evaluation of {metrics.run}", page_state(folder) or ""
+    size = write_page(path, "gallery", title, data, state)
+    say(f"{path}: {sum(1 for _ in metrics.clips())} clips, {size}; {_summary(metrics)}")
 
 
 def _data(metrics: Metrics, folder: Path, sources: ClipSources) -> dict[str, Any]:
@@ -292,23 +295,67 @@ def refuse_following(config: Config, run: str, word: str) -> None:
         )
 
 
-def plan_following(
-    facts: Facts, plan: RunPlan, backend: Backend, word: str
-) -> tuple[Path, list[Difference]]:
-    """Return the order of clips or an evaluation, and why these or their page are not up to date.
-
-    Raises:
-        UserError: it could not be carried out.
-    """
-    path, reasons = backend.plan_following(facts, plan, word)
-    if reasons:
-        return path, reasons
+def outdated(run: str, word: str) -> list[Difference]:
+    """Return why the page of a run's clips (`generate`) or of its evaluation is not up to date."""
     if word == "generate":
-        folder = run_folder(plan.name)
-        reasons, receipt = page_reasons(folder / FOLDER), folder / "generated.json"
-        if not reasons and not receipt.is_file():
-            reasons = [Difference(f"{receipt} is missing")]
-        return path, reasons
-    page, state = page_path(plan.name), page_state(evaluation_folder(plan.name))
+        folder = run_folder(run)
+        receipt = folder / "generated.json"
+        missing = [] if receipt.is_file() else [Difference(f"{receipt} is missing")]
+        return page_reasons(folder / FOLDER) or missing
+    page, state = page_path(run), page_state(evaluation_folder(run))
     shown = state is not None and state == state_in(page)
-    return path, [] if shown else [Difference(f"{page} does not show these results")]
+    return [] if shown else [Difference(f"{page} does not show these results")]
+
+
+# -- the section of a report ----------------------------------------------------------------------
+
+
+def training_section(run: str) -> dict[str, Any]:
+    """Return figures of a run's training in words, its curves and its sample pictures."""
+    folder = run_folder(run)
+    record = _record(folder / "training.json")
+    words = [f"{record['steps']} steps"] if record.get("steps") else []
+    words += [duration(record["seconds"] / 60)] if record.get("seconds") else []
+    losses = [record[name] for name in ("loss_start", "loss_end") if record.get(name) is not None]
+    words += ["loss " + " → ".join(f"{loss:.4g}" for loss in losses)] if losses else []
+    pictures = {"Curves": _curves(folder, run), "Sample pictures": _file(folder / "samples.png")}
+    shown = [[name, _scaled(data)] for name, data in pictures.items() if data]
+    if not words and not shown:
+        words = ["Not trained yet."]
+    return {"words": " · ".join(words), "pictures": shown}
+
+
+def _record(path: Path) -> dict[str, Any]:
+    """Return the record of a training, whichever trainer wrote it; {} where there is none."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _file(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _curves(folder: Path, run: str) -> bytes | None:
+    """Return the curves that the training drew, or those of its newest TensorBoard files."""
+    if (drawn := _file(folder / "curves.png")) is not None:
+        return drawn
+    from latentmake.training.loop.pictures import curves_png
+
+    files = sorted(folder.rglob("events.out.tfevents*"), key=lambda path: path.stat().st_mtime)
+    places = dict.fromkeys(path.parent for path in reversed(files))
+    return next((data for place in places if (data := curves_png(place, title=run))), None)
+
+
+def _scaled(data: bytes) -> str:
+    """Return a PNG as a data URI, a large one scaled down."""
+    from PIL import Image
+
+    with Image.open(BytesIO(data), formats=["PNG"]) as image:
+        image.thumbnail((_WIDTH, 2 * _WIDTH))
+        return embedded(image.convert("RGB"), "webp", quality=85)

@@ -13,16 +13,17 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from PIL import Image
-
 from latentmake import digest
-from latentmake.caches.pixels.plain import decode
 from latentmake.config.datasets import Dataset
 from latentmake.errors import SourceError
+from latentmake.files import atomic
 from latentmake.files.media import probe_video
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 FPS = 16.0
 """Frames a second of Wan's clips."""
@@ -86,6 +87,17 @@ def page(kind: str, title: str, data: Any, state: str = "") -> str:
     )
 
 
+def write_page(path: Path, kind: str, title: str, data: Any, state: str = "") -> str:
+    """Write a page as `page` makes it; return its size in words.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    text = page(kind, title, data, state).encode()
+    atomic.write(path, text)
+    return f"{len(text) / 1e6:.1f} MB"
+
+
 def table(
     name: str, title: str, words: str, heads: Sequence[str], rows: Iterable[Sequence[str | float]]
 ) -> dict[str, Any]:
@@ -140,7 +152,6 @@ _WIDTH, _NARROW = 1024, 512  # pixels; wider pictures are scaled down
 _MANY = 200  # pictures; more are narrow
 _PIXEL_ART = 256  # pixels; smaller pictures are embedded without loss
 Picture = tuple[str, int, int, bool]
-_READING = Dataset(path=".")  # as an image of a dataset with the default settings
 
 
 def embedded(image: Image.Image, kind: str, **options: Any) -> str:
@@ -199,7 +210,11 @@ class Pictures:
         return self._sources.address(path), media.width, media.height, small
 
     def _image(self, data: bytes, path: Path) -> Picture:
-        image = decode(data, str(path), _READING)
+        from PIL import Image
+
+        from latentmake.caches.pixels.plain import decode
+
+        image = decode(data, str(path), Dataset(path="."))
         if max(image.size) < _PIXEL_ART:
             return embedded(image, "png", optimize=True), *image.size, True
         image.thumbnail((self._width, 2 * self._width), Image.Resampling.LANCZOS)

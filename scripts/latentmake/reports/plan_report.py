@@ -1,4 +1,4 @@
-"""Report of a plan: its table and estimates, and disks without room."""
+"""Report of a plan: its table and estimates, pictures that do not fit, and disks without room."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ import contextlib
 import re
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
 
 from tabulate import tabulate
 
-from latentmake.files.workspace import human, shortages
+from latentmake.errors import SourceError
+from latentmake.files.workspace import human, is_remote, shortages
+from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import parsed
 from latentmake.plan import receipts
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order
 from latentmake.plan.run_plan import Plan
-from latentmake.plan.state import REASONS
+from latentmake.plan.state import REASONS, PartState
 from latentmake.plan.target import Part
+
+_ENLARGED = 1.01  # times: less is the rounding of sides
+_LOOKED_AT = 1000  # pictures of a dataset whose headers are read: that takes a while on a disk
 
 
 def plan_table(plan: Plan, estimates: Iterable[str] = ()) -> str:
@@ -106,11 +112,8 @@ def report(
     lines += [f"training of {run.name}: {run.forecast}" for run in asked if run.forecast]
     lines += [line for run in asked for line in (run.reason, run.note) if line]
     runs = plan.runs.values()
-    stale = [each for run in runs for state in run.parts.values() for each in state.stale]
-    if any(each.target.size is not None for each in stale):
-        from latentmake.reports.fitting import fitting_lines
-
-        lines = [*dict.fromkeys(fitting_lines(facts, plan)), *lines]
+    lines = [*dict.fromkeys(fitting_lines(facts, plan)), *lines]
+    stale = (each for run in runs for state in run.parts.values() for each in state.stale)
     if any(each.reason == "changed recipe" for each in stale):
         from latentmake.reports.explanation import recipe_changes
 
@@ -129,13 +132,66 @@ def report(
         sys.stderr.write(f"warning: {shortage}\n")
 
 
+def fitting_lines(facts: Facts, plan: Plan) -> Iterator[str]:
+    """Yield a line for each dataset and resolution with such pictures, of those to be encoded.
+
+    Sizes come from the headers of images, each read once, of some of a large dataset; images on S3
+    are left out where no name of a cache file contains their size.
+    """
+    parts = {part: state for run in plan.runs.values() for part, state in run.parts.items()}
+    for part, state in parts.items():
+        kind, _, resolution = parsed(part.name)
+        if kind == "text" or resolution is None or not state.stale:
+            continue
+        settings, layout = facts.config.datasets[part.dataset], facts.layout(part.model)
+        if not layout.external and settings.exif_rotation and len(set(resolution)) > 1:
+            continue  # EXIF may turn an image, and its header's size does not tell
+        sizes = Counter(_sizes(facts, part.dataset, state))
+        enlarged, cut, most = 0, 0, 0.0
+        for size, count in sizes.items():
+            try:
+                resized, _, _, target = layout.place(size, resolution, settings)
+            except SourceError:  # a faulty item, said elsewhere
+                continue
+            scale = max(resized.width / size.width, resized.height / size.height)
+            enlarged += count * (scale > _ENLARGED)
+            most = max(most, scale)
+            cut += count * (2 * target.width * target.height < resized.width * resized.height)
+        what = [f"{_are(enlarged)} enlarged (up to {most:.3g} times)"] * (enlarged > 0)
+        what += [f"{_are(cut)} cut by more than half"] * (cut > 0)
+        if what:
+            number = sizes.total()
+            kind = ("video" if settings.video else "picture") + "s" * (number != 1)
+            yield f"{part.dataset} at {part.name}: of {number} {kind}, {', '.join(what)}"
+
+
+def _sizes(facts: Facts, dataset: str, state: PartState) -> Iterator[Size]:
+    """Yield the size of each item to be encoded, where it is known."""
+    unknown = {}
+    for item in {stale.item.stem: stale.item for stale in state.stale}.values():
+        if item.media is not None:
+            yield Size(item.media.width, item.media.height)
+        elif item.files and not is_remote(item.files[0].path):
+            unknown[item.files[0].path] = item.files[0].stat
+    step = -(-len(unknown) // _LOOKED_AT) or 1
+    if some := dict(islice(unknown.items(), 0, None, step)):
+        from latentmake.data.probe import probed
+
+        found = probed(facts.scan(dataset).roots, some, facts.memo, video=False)
+        yield from (
+            Size(x.width, x.height) for x in found.values() if not isinstance(x, SourceError)
+        )
+
+
+def _are(count: int) -> str:
+    return f"{count} {'is' if count == 1 else 'are'}"
+
+
 def report_built(orders: Sequence[Order]) -> None:
     """Print how many targets a build encoded: `1 text encoded, 0 latents`."""
-    from latentmake.plan.receipts import read_receipt
-
     counts = Counter[str]()
     for order in orders:
         with contextlib.suppress(OSError, ValueError):
-            counts[order.kind] += read_receipt(order.receipt).counts["encoded"]
+            counts[order.kind] += receipts.read_receipt(order.receipt).counts["encoded"]
     latents = counted(counts["latents"], "latent")
     sys.stderr.write(f"{counted(counts['text'], 'text')} encoded, {latents}\n")

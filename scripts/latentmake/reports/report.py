@@ -1,49 +1,27 @@
-"""Pages of a run: one of its caches, training and items, and one of its texts as they are encoded.
-
-    reports/captions_{run}.jsonl    a line for each text
-    reports/captions_{run}.html     the same as cards
-
-Where another program encodes, no tokens are counted.
-"""
+"""Page of a run: its caches, its training and its items."""
 
 from __future__ import annotations
 
-import io
-import json
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from latentmake.errors import UserError
-from latentmake.files import atomic, npz
-from latentmake.files.safetensors import read_head
+from latentmake.files.cachefile import shapes_in
 from latentmake.files.workspace import human
 from latentmake.layouts.layout import parsed
 from latentmake.models.files import vae_factor
 from latentmake.plan.facts import Facts
-from latentmake.plan.lock import run_folder
 from latentmake.plan.run_plan import RunPlan, members
-from latentmake.progress import duration
-from latentmake.reports.cards import PICTURES, Cards, page_data, read_cards
-from latentmake.reports.page import page, table
+from latentmake.reports.captions import read_cards
+from latentmake.reports.cards import PICTURES, page_data
+from latentmake.reports.following import training_section
+from latentmake.reports.page import table, write_page
 from latentmake.reports.status import StatusRow, status_of
-from latentmake.training.order import JsonFile
 
 _LATENTS = "latents"
 _IMAGE, _CLIP = 3, 4  # dimensions of an image's latents [C, h, w] and of a clip's [C, F, h, w]
-_WIDTH = 2400  # pixels of a picture of the training at most
-_EVENTS = "events.out.tfevents*"
-
-
-class _Facts(JsonFile, extra="ignore"):
-    """Figures in the record of a training, whichever trainer wrote it."""
-
-    steps: int | None = None
-    seconds: float | None = None
-    loss_start: float | None = None
-    loss_end: float | None = None
 
 
 def write_report(facts: Facts, plan: RunPlan, path: Path) -> None:
@@ -64,12 +42,9 @@ def write_report(facts: Facts, plan: RunPlan, path: Path) -> None:
         ["Written", time.strftime("%Y-%m-%d %H:%M")],
     ]
     trained = facts.config.runs[plan.name].trainer is not None
-    data["training"] = _training(plan.name) if trained else None
+    data["training"] = training_section(plan.name) if trained else None
     data["tables"] = [_caches(status.rows), _buckets(facts, plan.name)]
-    atomic.write(path, page("cards", f"Report of {plan.name}", data).encode())
-
-
-# -- caches ---------------------------------------------------------------------------------------
+    write_page(path, "cards", f"Report of {plan.name}", data)
 
 
 def _caches(rows: list[StatusRow]) -> dict[str, Any]:
@@ -123,103 +98,9 @@ def _buckets(facts: Facts, name: str) -> dict[str, Any]:
 def _size(path: str) -> tuple[int, int, int] | None:
     """Return width, height and frames of a file's latents; None where no header tells."""
     try:
-        for name, shape in _shapes(path):
+        for name, shape in shapes_in(path):
             if name.startswith(_LATENTS) and len(shape) in (_IMAGE, _CLIP):
                 return shape[-1], shape[-2], shape[1] if len(shape) == _CLIP else 1
     except (OSError, ValueError):
         pass
     return None
-
-
-def _shapes(path: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    if path.endswith(".npz"):
-        for name, _, shape in npz.arrays_of(path):
-            yield name, shape
-    else:
-        for name, tensor in read_head(path).tensors.items():
-            yield name, tuple(tensor.shape)
-
-
-# -- training -------------------------------------------------------------------------------------
-
-
-def _training(run: str) -> dict[str, Any]:
-    """Return figures of a run's training in words, its curves and its sample pictures."""
-    folder = run_folder(run)
-    record = _Facts.read(folder / "training.json") or _Facts()
-    pictures = {"Curves": _curves(folder, run), "Sample pictures": _file(folder / "samples.png")}
-    shown = [[name, _embedded(data)] for name, data in pictures.items() if data]
-    words = [f"{record.steps} steps"] if record.steps else []
-    words += [duration(record.seconds / 60)] if record.seconds else []
-    if record.loss_start is not None and record.loss_end is not None:
-        words.append(f"loss {record.loss_start:.4g} → {record.loss_end:.4g}")
-    if not words and not shown:
-        words = ["Not trained yet."]
-    return {"words": " · ".join(words), "pictures": shown}
-
-
-def _file(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return None
-
-
-def _curves(folder: Path, run: str) -> bytes | None:
-    """Return the curves that the training drew, or those of its newest TensorBoard files."""
-    if (drawn := _file(folder / "curves.png")) is not None:
-        return drawn
-    from latentmake.training.loop.pictures import curves_png
-
-    files = sorted(folder.rglob(_EVENTS), key=lambda path: path.stat().st_mtime)
-    places = dict.fromkeys(path.parent for path in reversed(files))
-    return next((data for place in places if (data := curves_png(place, title=run))), None)
-
-
-def _embedded(data: bytes) -> str:
-    """Return a PNG as a data URI, a large one scaled down."""
-    from PIL import Image
-
-    from latentmake.reports.page import embedded
-
-    with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
-        image.thumbnail((_WIDTH, 2 * _WIDTH))
-        return embedded(image.convert("RGB"), "webp", quality=85)
-
-
-_ON_PAGE = 20_000  # items: a browser needs seconds for as many
-
-
-def write_captions(facts: Facts, run: str, path: Path) -> Cards:
-    """Write the texts of a run as a page, and as JSONL beside it; return them.
-
-    Raises:
-        UserError: a dataset cannot be read, or the disk is full or cannot be written.
-    """
-    found = read_cards(facts, run)
-    atomic.write(path.with_suffix(".jsonl"), "".join(caption_lines(found)).encode())
-    cards = found.cards
-    if len(cards) > _ON_PAGE:
-        left = len(cards) - _ON_PAGE
-        found.notes.append(f"{left} more are in the JSONL file beside this page.")
-        cards = sorted(cards, key=lambda card: not any(text.is_cut for text in card.texts))
-    data = page_data(facts, run, found, cards[:_ON_PAGE])
-    atomic.write(path, page("cards", f"Captions of {run}", data).encode())
-    return found
-
-
-def caption_lines(found: Cards) -> Iterator[str]:
-    """Yield a line of JSON for each text."""
-    for card in found.cards:
-        for number, text in enumerate(card.texts):
-            encoders = {
-                limit.encoder: {
-                    "tokens": seen.tokens,
-                    "kept": seen.kept,
-                    "cut": seen.rest,
-                    "words": list(seen.words),
-                }
-                for limit, seen in zip(found.limits, text.seen, strict=True)
-            }
-            values = {"dataset": card.dataset, "stem": card.item.stem, "variant": number}
-            yield json.dumps(values | {"text": text.text, "encoders": encoders}) + "\n"

@@ -31,9 +31,9 @@ def add_adapter(
     network: Any,
     *,
     rank: int,
-    alpha: float | None,
     target_modules: Sequence[str],
-    autocast: bool,
+    alpha: float | None = None,
+    autocast: bool = False,
     dropout: float = 0.0,
 ) -> None:
     """Freeze a network and add a float32 LoRA to it, by peft; it changes nothing yet.

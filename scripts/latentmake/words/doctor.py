@@ -14,8 +14,7 @@ from latentmake.config.machines import ExternalProgram
 from latentmake.errors import UserError
 from latentmake.files.workspace import free, human
 from latentmake.training.external.installation import proven_commit, said
-from latentmake.words.project import ConfigFiles, Directory, Json, opened
-from latentmake.words.shown import show_values
+from latentmake.words.project import ConfigFiles, Directory, Json, opened, show_values
 
 _PACKAGES = ("snakemake", "torch", "diffusers", "transformers", "accelerate", "safetensors")
 _LINES = 12  # of a log

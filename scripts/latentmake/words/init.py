@@ -19,11 +19,9 @@ from latentmake.files import atomic
 from latentmake.models import recipe
 from latentmake.models.files import resolved
 from latentmake.training.sd.unet import schedule_of, training_digest
-from latentmake.words.found_folders import Found, found_in, slug
-from latentmake.words.found_model import Model, found_model
-from latentmake.words.hub_files import PIPELINE, downloads
+from latentmake.words.found import Found, Model, found_in, found_model, slug
 from latentmake.words.model_section import Section, refuse_trainer, section_of, trainers_of
-from latentmake.words.new_config import Run, clip_frames, config_text, controls_of, shown, size_of
+from latentmake.words.new_config import Run, config_text, controls_of, shown, size_of
 from latentmake.words.project import HOME
 
 Kind = Literal["sd", "wan", "musubi", "sdscripts"]
@@ -32,11 +30,12 @@ _PROGRAMS = {  # trainer -> section, folder's name, a script of it
     "musubi": ("musubi_tuner", "musubi-tuner", "wan_train_network.py"),
     "sdscripts": ("sd_scripts", "sd-scripts", "sdxl_train_network.py"),
 }
-_NAMES = {  # of parts, where they are not the model's keys
-    **{"text.1": "the second `text`", "text.2": "the third `text`"},
-    **{"config": "`config` of `text`", "tokenizer": "`tokenizer` of `text`"},
-}
 _FIRST = Path("models/stable-diffusion-v1-5")
+_DOWNLOAD = (  # without files that no training reads
+    'hf download stable-diffusion-v1-5/stable-diffusion-v1-5 --include "*.json" '
+    '--include "*/merges.txt" --include "*/diffusion_pytorch_model.safetensors" '
+    f'--include "text_encoder/model.safetensors" --local-dir {_FIRST}'
+)
 _TINY = HOME / "data/tiny-sd"
 
 
@@ -64,7 +63,7 @@ def init(
 ) -> None:
     """Write a first configuration for your images and model, with a comment at each setting.
 
-    Prints what was found, what is missing with the command that gets it, and what to run next.
+    Prints what was found, what is missing, and what to run next.
     Exit status: 0 ready to build, 1 something is missing, 2 nothing was written.
     """
     datasets = _named([one for folder in folders for one in found_in(folder)])
@@ -79,10 +78,10 @@ def init(
     kinds = trainers_of(found, musubi=programs["musubi"] is not None)
     kind = trainer or kinds[0]
     refuse_trainer(kind, found, kinds)
-    section = section_of(Section(found, kind, _downloads(found, place), place))
+    beside = found.root if place is str else Path("models") / found.architecture.name
+    section = section_of(Section(found, kind, beside, place))
     run = Run(name, datasets, section, size_of(found, datasets), *_installed(kind, programs), file)
     text = config_text(run)
-    notes += [*_notes(run)]
     missing = [*_missing(run), *(() if section.missing else _faults(text))]
     try:
         atomic.write(file, text.encode())
@@ -94,7 +93,7 @@ def init(
     if found.networks:
         _say("found", f"{found.root}: {found.title}")
     _say("wrote", f"{file}: trains a LoRA by `kind: {kind}`, at {shown(run.size.value)} pixels")
-    for line in notes:
+    for line in (*notes, *_uncaptioned(datasets)):
         _say("note", line)
     for line in missing:
         _say("missing", line)
@@ -145,8 +144,7 @@ def _model(given: str | None) -> tuple[Model, Callable[[Path], Any]]:
 
 def _taken(datasets: list[Found], model: Model) -> tuple[list[Found], list[str]]:
     """Leave out datasets of images or videos that a model does not take, with a line for each."""
-    scripts = model.architecture.scripts
-    version = scripts.versions[model.task or ""] if scripts else None
+    version = model.version
     videos, images = (version.videos, version.images) if version else (False, True)
     taken = [each for each in datasets if (videos if each.video else images)]
     takes = " and ".join(["images"] * images + ["videos"] * videos)
@@ -182,57 +180,34 @@ def _installed(kind: str, programs: dict[str, str | None]) -> tuple[tuple[str, s
     return (section, found or f"../{name}"), "" if found else clone
 
 
-def _notes(run: Run) -> Iterator[str]:
-    """Yield what was decided about captions, sizes and lengths, a line each."""
-    size, model = run.size, run.section.model
-    for each in run.datasets:
+def _uncaptioned(datasets: list[Found]) -> Iterator[str]:
+    """Yield a line for each dataset with items that lack a caption."""
+    for each in datasets:
         if lacking := each.items - each.captioned:
             of = f"{lacking} of {each.counted}" if each.captioned else f"all {each.counted}"
             words = f"`class_tokens: {shown(each.words)}` stands for it"
             yield f"{each.path}: {of} lack a caption: {words}, but captions of their own are better"
-        if small := each.smaller(size.side):
-            yield f"{each.path}: {small} of {each.counted} are enlarged to the resolution"
-        scripts = model.architecture.scripts
-        short = each.shorter(scripts.fps, clip_frames(each, scripts)) if scripts else 0
-        if each.video and 0 < short < each.items:
-            yield f"{each.path}: {short} of {each.counted} are shorter than a clip, and left out"
-    if not size.full:
-        own = f"the {size.own} pixels that {model.title} was made for"
-        yield f"most are smaller than {own}: `resolutions: [{shown(size.value)}]`"
 
 
 def _missing(run: Run) -> Iterator[str]:
     """Yield what is missing, and how to get it, a line each."""
     section, model = run.section, run.section.model
     if not model.networks:
-        yield f"a model; name yours by --model, or run {PIPELINE} --local-dir {section.folder}"
+        yield f"a model; name yours by --model, or run {_DOWNLOAD}"
         if _TINY.is_dir():
             tiny = _TINY.relative_to(Path.cwd()) if _TINY.is_relative_to(Path.cwd()) else _TINY
             yield f"to try it without a download: --model {tiny}, which only shows how it works"
     elif section.missing:
-        known = {key: file for key, file in section.missing.items() if file is not None}
-        for keys, command in downloads(known, section.folder):
-            names = ", ".join(_NAMES.get(key, f"`{key}`") for key in keys)
-            yield f"{names} of the model: {command}"
-        for key in section.missing.keys() - known.keys():
-            yield f"`{key}` of the model: set it in {run.file}"
+        names = ", ".join(f"`{key}`" for key in dict.fromkeys(section.missing))
+        page = f"docs/trainers/{section.kind}.md"
+        where = f"put the files that {page} names into {section.folder}"
+        yield f"{names} of the model: {where}, and run this again with --force"
     if run.clone:
         hint = "then set it up as docs/guides/install-trainers.md says"
         yield f"the trainer `{section.kind}`: {run.clone}, {hint}"
-    scripts = model.architecture.scripts
-    version = scripts.versions[model.task or ""] if scripts else None
-    for each in run.datasets:
-        if version and version.controls[0] and not Path(controls_of(each)).is_dir():
+    for each in run.datasets if model.version and model.version.controls[0] else ():
+        if not Path(controls_of(each)).is_dir():
             yield f"control images of {each.path}: put them into {controls_of(each)}"
-        if each.video and scripts:
-            frames = clip_frames(each, scripts)
-            if each.shorter(scripts.fps, frames) == each.items:
-                yield f"{each.path}: all videos are shorter than a clip of {frames} frames"
-
-
-def _downloads(model: Model, place: Callable[[Path], Any]) -> Path:
-    """Return the folder for files that are missing: beside the model's, or below `models`."""
-    return model.root if place is str else Path("models") / model.architecture.name
 
 
 def _faults(text: str) -> Iterator[str]:

@@ -1,7 +1,4 @@
-"""The model's section of a new configuration: its keys, from what lies on the disk.
-
-What is missing gets the path that it will have after the line `hf download` that is printed for it.
-"""
+"""The model's section of a new configuration: its keys, from what lies on the disk."""
 
 from __future__ import annotations
 
@@ -15,9 +12,8 @@ from latentmake.config.weights import TextWeights
 from latentmake.errors import ConfigError, ModelError
 from latentmake.models.checks import fault_of
 from latentmake.models.files import tokenizer_files
-from latentmake.models.kinds import vae_of
-from latentmake.words.found_model import Model, Part, is_high
-from latentmake.words.hub_files import HUB_FILES, HubFile
+from latentmake.models.headers import vae_of
+from latentmake.words.found import Model, Part, is_high, several
 
 _CLIPS = {"CLIP-L": 768, "OpenCLIP-H": 1024, "CLIP-G": 1280}  # width of a token's embedding
 _T5, _UMT5 = 32128, 256384  # tokens that they know
@@ -26,13 +22,6 @@ _LANGUAGE = {  # the same of the language models that encode captions
     **{"hunyuan_image": 3584, "hunyuan_video_1_5": 3584, "hunyuan_video": 4096, "framepack": 4096},
     **{"z_image": 2560, "flux_2_dev": 5120, "flux_2_klein_4b": 2560, "flux_2_klein_9b": 4096},
     **{"krea2": 2560, "ideogram4": 4096, "anima": 1024, "lumina": 2304},
-}
-_LOW_NOISE = {
-    family: (
-        "Comfy-Org/Wan_2.2_ComfyUI_Repackaged",
-        f"split_files/diffusion_models/wan2.2_{family}_low_noise_14B_fp16.safetensors",
-    )
-    for family in ("t2v", "i2v")
 }
 _RENAMED = r"\bdouble_stream_modulation_img\.linear\."  # FLUX.2 as diffusers has it
 _TOKENIZERS = ("google/umt5-xxl", "umt5-xxl", "tokenizer", ".")
@@ -45,10 +34,10 @@ class Section:
     Attributes:
         model: the model.
         kind: of the trainer.
-        folder: gets what is missing.
+        folder: place of what is missing.
         place: writes a path as the configuration has it.
         keys: key -> value, in order.
-        missing: key -> file on the hub, None where no guide names one.
+        missing: keys whose files are not there.
         network: that is trained.
     """
 
@@ -57,7 +46,7 @@ class Section:
     folder: Path
     place: Callable[[Path], Any] = str
     keys: dict[str, Any] = field(default_factory=dict)
-    missing: dict[str, HubFile | None] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
     network: Part | None = None
 
     @property
@@ -65,13 +54,12 @@ class Section:
         """The architecture's name."""
         return self.model.architecture.name
 
-    def value(self, key: str, path: Path | None) -> Any:
-        """Return the value of a key, the future one of what is missing."""
+    def value(self, key: str, path: Path | None, folder: str = "") -> Any:
+        """Return the value of a key; what is missing is expected in a folder, by default `key`."""
         if path is not None:
             return self.place(path)
-        file = HUB_FILES.get(self.name, {}).get(key)
-        self.missing[key] = file
-        return str(self.folder / key if file is None else file.future(self.folder))
+        self.missing.append(key)
+        return str(self.folder / (folder or key))
 
     def put(self, key: str, path: Path | None) -> None:
         """Set a key; `text.1` is the second text encoder."""
@@ -115,10 +103,7 @@ def section_of(section: Section) -> Section:
     networks = _usable(section.model, kind)
     files = [each for each in networks if each.path.is_file()]
     if row is not WAN and len(files) > 1 and len(files) == len(networks):
-        names = ", ".join(each.path.name for each in files)
-        hint = "name the file of one of them"
-        where = section.model.root
-        raise ModelError(f"holds several models ({names})", where=where, hint=hint)
+        raise several((each.path.name for each in files), section.model.root)
     section.network = next(iter(networks), None)
     if row is WAN:
         _wan(section, networks)
@@ -147,20 +132,19 @@ def _usable(model: Model, kind: str) -> list[Part]:
     return files or [x for x in found if pipeline and x.path.parent == model.root]
 
 
-def _refuse_network(section: Section, key: str) -> None:
-    """Refuse a network that the trainer cannot read, where no guide names a file in its place."""
-    model, file = section.model, HUB_FILES.get(section.name, {}).get(key)
-    if section.network is None and model.networks and file is None:
-        what = f"the trainer {section.kind} cannot read this network of {model.title}"
+def _refuse_network(section: Section) -> None:
+    """Refuse a network that the trainer cannot read."""
+    if section.network is None and section.model.networks:
+        what = f"the trainer {section.kind} cannot read this network of {section.model.title}"
         hint = "name the original release's file, or a complete checkpoint"
-        raise ModelError(what, where=model.networks[0].path, hint=hint)
+        raise ModelError(what, where=section.model.networks[0].path, hint=hint)
 
 
 def _own(section: Section) -> None:
     """Add the keys of Stable Diffusion and Flux, whose caches our encoders make."""
     model, network = section.model, section.network
     key = "unet" if section.kind == "sd" else "checkpoint"
-    _refuse_network(section, key)
+    _refuse_network(section)
     if section.kind == "sdscripts":
         section.keys["layout"] = "sdscripts"
     if network is not None and network.complete:
@@ -176,10 +160,6 @@ def _own(section: Section) -> None:
     if network is not None and key == "checkpoint":
         path = network.path if network.path.is_file() else model.root
         path = network.file if model.architecture.single_file else path
-    if network is None and not model.networks:  # nothing lies there at all
-        section.keys[key] = str(section.folder / "unet")
-        section.missing[key] = None
-        return
     section.put(key, path)
 
 
@@ -204,29 +184,20 @@ def _text(section: Section, name: str, number: int, *, single: bool) -> None:
         single: whether the trainer reads one file of it.
     """
     root, suffix = section.model.root, f"_{number + 1}" if number else ""
-    part = next(_texts(section.model, name, f"text_encoder{suffix}", single=single), None)
-    key = f"text.{number}" if number else "text"
+    folder = f"text_encoder{suffix}"
+    part = next(_texts(section.model, name, folder, single=single), None)
     path = None if part is None else part.file if single else part.path
-    if path is not None and (path.is_dir() or _has_tokenizer(path)):
-        section.put(key, path)
-        return
-    value = section.value(key, path)
-    configs = HUB_FILES[section.name]
-    if path is None and "config" not in configs:
-        if not (root / f"tokenizer{suffix}").is_dir():
-            section.missing["tokenizer"] = HubFile(configs["vae"].repo, f"tokenizer{suffix}/*")
-        section.keys.setdefault("text", []).append(value)
-        return
-    found: dict[str, Any] = {"path": value} if isinstance(value, str) else {**value}
-    for what, folder in (("config", f"text_encoder{suffix}"), ("tokenizer", f"tokenizer{suffix}")):
-        known = "config.json" if what == "config" else "tokenizer_config.json"
-        there = (root / folder / known).is_file()
-        if not there:
-            section.missing[what] = configs.get(what)
-        found[what] = section.place(root / folder) if there else str(section.folder / folder)
-        if what == "config" and there:
-            found[what] = str(root / folder)  # only a path will do
-    section.keys.setdefault("text", []).append(found)
+    value = section.value(f"text.{number}" if number else "text", path, folder)
+    if path is not None and path.is_file() and not _has_tokenizer(path):
+        value = {"path": value} if isinstance(value, str) else {**value}
+        if (root / folder / "config.json").is_file():
+            value["config"] = str(root / folder)  # only a path will do
+        else:
+            value["config"] = section.value("text.config", None, folder)
+        place = root / f"tokenizer{suffix}"
+        there = (place / "tokenizer_config.json").is_file()
+        value["tokenizer"] = section.value("text.tokenizer", place if there else None, place.name)
+    section.keys.setdefault("text", []).append(value)
 
 
 def _texts(model: Model, name: str, folder: str, *, single: bool) -> Iterator[Part]:
@@ -254,7 +225,7 @@ def _has_tokenizer(path: Path) -> bool:
 
 def _wan(section: Section, networks: list[Part]) -> None:
     """Add the keys of a Wan model."""
-    model, scripts = section.model, WAN.scripts
+    model = section.model
     if not networks:
         what = "is in diffusers' names, which musubi-tuner cannot read"
         hint = "name the original release's file, or use --trainer wan"
@@ -266,17 +237,15 @@ def _wan(section: Section, networks: list[Part]) -> None:
 
     section.put("vae", first("Wan VAE"))
     text = first("T5")
-    if text is not None and text.is_dir():
-        section.put("text", text)
-    else:
-        value = section.value("text", text)
-        places = [model.root / each for each in _TOKENIZERS]
+    value = section.value("text", text)
+    if text is not None and text.is_file():
         known = ("tokenizer.json", "spiece.model")
-        tokenizer = [x for x in places if any((x / name).is_file() for name in known)]
-        place = section.value("tokenizer", tokenizer[0] if tokenizer else None)
-        own = {"path": value} if isinstance(value, str) else value
-        section.keys["text"] = {**own, "tokenizer": place}
-    if scripts is not None and "clip" in scripts.versions[str(model.task)].needs:
+        places = (model.root / each for each in _TOKENIZERS)
+        found = (x for x in places if any((x / name).is_file() for name in known))
+        value = {"path": value} if isinstance(value, str) else {**value}
+        value["tokenizer"] = section.value("text.tokenizer", next(found, None), "tokenizer")
+    section.keys["text"] = value
+    if model.version is not None and "clip" in model.version.needs:
         section.put("clip", first("image encoder"))
     low = [each for each in networks if not is_high(each)]
     high = [each for each in networks if is_high(each)]
@@ -284,9 +253,6 @@ def _wan(section: Section, networks: list[Part]) -> None:
     section.network = (low or high)[0]
     if low or musubi:
         section.put("dit", (low[0].file if musubi else low[0].path) if low else None)
-    if "dit" in section.missing:
-        network = section.missing["dit"] = HubFile(*_LOW_NOISE[str(model.task)[:3]])
-        section.keys["dit"] = str(network.future(section.folder))
     if high:
         section.put("dit_high_noise", high[0].file if musubi else high[0].path)
 
@@ -295,7 +261,7 @@ def _by_strategies(section: Section) -> None:
     """Add the keys of an architecture that sd-scripts' own classes encode."""
     model, strategies = section.model, section.model.architecture.strategies
     assert strategies is not None
-    _refuse_network(section, "checkpoint")
+    _refuse_network(section)
     encoders = [strategies.encoder(kind) for kind in ("latents", "text")]
     for network in (x for each in encoders if each is not None for x in each.networks):
         fitting = (
@@ -312,10 +278,10 @@ def _by_strategies(section: Section) -> None:
 
 def _scripted(section: Section) -> None:
     """Add the keys of an architecture that musubi-tuner's own scripts encode."""
-    model, scripts = section.model, section.model.architecture.scripts
-    assert scripts is not None
-    _refuse_network(section, "dit")
-    version = scripts.versions[model.task or ""]
+    model = section.model
+    scripts, version = model.architecture.scripts, model.version
+    assert scripts is not None and version is not None
+    _refuse_network(section)
     files = (*scripts.latents.files, *scripts.text.files)
     for file in {each.key: each for each in files}.values():
         if file.required or file.key in version.needs:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
@@ -13,8 +15,7 @@ from latentmake.caches import gpu
 from latentmake.config.architectures import WAN, Scripts
 from latentmake.reports.plan_report import counted
 from latentmake.training.external.musubi.checks import number_format
-from latentmake.words.found_folders import Found
-from latentmake.words.found_model import Model, json_of
+from latentmake.words.found import Found, Model
 from latentmake.words.model_section import Section
 
 _COLUMN = 34  # of comments, if a line is no longer
@@ -44,14 +45,12 @@ class Size(NamedTuple):
     Attributes:
         value: as the configuration has it.
         side: of a square of its area, in pixels.
-        full: whether the model was made for it.
-        own: the size that the model was made for.
+        why: it was chosen.
     """
 
     value: int | list[int]
     side: float
-    full: bool
-    own: str
+    why: str
 
 
 def size_of(model: Model, found: Sequence[Found]) -> Size:
@@ -61,20 +60,22 @@ def size_of(model: Model, found: Sequence[Found]) -> Size:
     own = (clip[0] * clip[1]) ** 0.5 if clip else float(_own_side(model))
     sides = sorted(side for each in found for side in each.sides)
     middle = sides[len(sides) // 2] if sides else own
-    words = f"{clip[0]} x {clip[1]}" if clip else str(round(own))
     if middle >= 0.9 * own:
-        return Size([*clip] if clip else round(own), own, True, words)
+        why = "pixels; the size that the model was made for"
+        return Size([*clip] if clip else round(own), own, why)
     step = 64 if own >= 256 else model.architecture.side
     side = max(middle // step * step, own // 2 // step * step)
-    return Size(int(side), side, False, words)
+    words = f"{clip[0]} x {clip[1]}" if clip else str(round(own))
+    return Size(int(side), side, f"pixels; most are smaller than the model's {words}")
 
 
 def _own_side(model: Model) -> int:
     """Return the side of the pictures that a model was made for, in pixels."""
-    if model.networks and model.networks[0].path.is_dir():
-        latents = json_of(model.networks[0].path / "config.json").get("sample_size")
-        if isinstance(latents, int) and model.architecture.name in ("sd1", "sd2", "sdxl"):
-            return 8 * latents
+    if model.architecture.name in ("sd1", "sd2", "sdxl"):
+        for each in model.networks[:1]:
+            with suppress(OSError, ValueError, LookupError, TypeError):
+                config = json.loads((each.path / "config.json").read_bytes())
+                return 8 * int(config["sample_size"])
     return _SIDES.get(model.architecture.name, 1024)
 
 
@@ -144,7 +145,7 @@ def config_text(run: Run) -> str:
         _line(1, run.name),
         _line(2, "datasets", [each.name for each in run.datasets]),
         _line(2, "model", section.name),
-        _line(2, "resolutions", [run.size.value], _why_size(run)),
+        _line(2, "resolutions", [run.size.value], run.size.why),
         _line(2, "trainer"),
         *_trainer(run, trained),
     ]
@@ -155,14 +156,8 @@ def config_text(run: Run) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _why_size(run: Run) -> str:
-    if run.size.full:
-        return "pixels; the size that the model was made for"
-    return f"pixels; most are smaller than the model's {run.size.own}"
-
-
 def _dataset(found: Found, run: Run) -> Iterator[str]:
-    row, version = run.section.model.architecture, run.section.model.task or ""
+    scripts, version = run.section.model.architecture.scripts, run.section.model.version
     yield _line(1, found.name)
     why, first = found.counted, "a.mp4" if found.video else "a.jpg"
     if found.captioned and not found.listed:
@@ -181,15 +176,13 @@ def _dataset(found: Found, run: Run) -> Iterator[str]:
     if found.blank:
         blank = counted(found.blank, "caption file")
         yield _line(2, "empty_caption", "allow", f"{blank} without text")
-    scripts = row.scripts
     if found.video and scripts is not None:
         yield from _clips(found, scripts)
-    if scripts is not None and scripts.versions.get(version) is not None:
-        if scripts.versions[version].controls[0]:
-            why = "an image of the same name for each"
-            yield _line(2, "control_directory", controls_of(found), why)
-        if scripts.layers:
-            yield _line(2, "multiple_target", True, "a_1.png, a_2.png are layers of a.png")
+    if version is not None and version.controls[0]:
+        why = "an image of the same name for each"
+        yield _line(2, "control_directory", controls_of(found), why)
+    if scripts is not None and scripts.layers:
+        yield _line(2, "multiple_target", True, "a_1.png, a_2.png are layers of a.png")
     if run.section.kind == "sdscripts" and run.size.side > 1024:
         yield _line(2, "max_bucket_reso", 2 * int(run.size.side), "at least the resolution")
     if run.section.kind == "sdscripts" and run.size.side < 256:
@@ -201,13 +194,8 @@ def controls_of(found: Found) -> str:
     return str(found.path.parent / f"control_{found.name}")
 
 
-def clip_frames(found: Found, scripts: Scripts) -> int:
-    """Return the length of the clips of a dataset of videos, in frames."""
-    return _SECTION if scripts.sections else found.target_frames(scripts.fps)
-
-
 def _clips(found: Found, scripts: Scripts) -> Iterator[str]:
-    frames = clip_frames(found, scripts)
+    frames = _SECTION if scripts.sections else found.target_frames(scripts.fps)
     seconds = f"{frames / scripts.fps:.1f} seconds"
     yield _line(2, "target_frames", [frames], f"{seconds} a clip; 4 n + 1 frames")
     if scripts.sections:

@@ -1,4 +1,4 @@
-"""The project that a word of the command asks about: its configuration, and its plan.
+"""The project that a word of the command asks about, and how words print what they found.
 
 The configuration is the one that Snakemake would read in this folder: its default file or the files
 of `-c`, and the values of a profile.
@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
+import yaml
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from latentmake import backends
 from latentmake.config.document import check_file
@@ -29,6 +35,7 @@ from latentmake.plan.run_plan import Plan
 HOME = Path(__file__).resolve().parents[3]
 """Folder of the Snakefile."""
 _DEFAULT = Path("config/config.yaml")
+_WIDE = 10_000  # characters: `grep` finds whole rows
 
 ConfigFiles = Annotated[
     list[Path] | None,
@@ -148,3 +155,37 @@ def _values(files: Sequence[Path], directory: Path | None) -> dict[str, object]:
         update_config(values, load_configfile(file))
     update_config(values, parse_config(asked.config))
     return values
+
+
+def table(
+    headers: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Collection[str] = ()
+) -> None:
+    """Print rows under their headers; the columns of `numbers` are aligned to the right."""
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for header in headers:
+        side = "right" if header in numbers else "left"
+        shown.add_column(header, justify=side, no_wrap=True)  # type: ignore[arg-type]
+    for row in rows:
+        shown.add_row(*map(Text, row))
+    Console(width=_WIDE, soft_wrap=True).print(shown)
+
+
+def show_values(values: object, *, as_json: bool) -> None:
+    """Print plain values as JSON, or as YAML for people."""
+    if as_json:
+        typer.echo(json.dumps(values, indent=1))
+    else:
+        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=_WIDE)
+        typer.echo(text, nl=False)
+
+
+def printable(line: str) -> str:
+    """Return a line in which bytes of a file name that are not UTF-8 are escaped."""
+    return line.encode("utf-8", "backslashreplace").decode()
+
+
+def show_page(path: Path, *, open_page: bool) -> None:
+    """Print the path of a page that was written, and open it in a browser where asked to."""
+    typer.echo(path)
+    if open_page:
+        typer.launch(path.absolute().as_uri())

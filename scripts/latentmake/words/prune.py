@@ -20,7 +20,6 @@ from typing import Annotated, Any
 import typer
 
 from latentmake import digest
-from latentmake.config.root import Config
 from latentmake.errors import CacheError, ConfigError, StorageError, UserError, refuse_unknown
 from latentmake.files import atomic
 from latentmake.files.cachefile import read_header
@@ -28,11 +27,10 @@ from latentmake.files.workspace import ADOPTED, OWNER, human, other_owner
 from latentmake.layouts.layout import parsed
 from latentmake.plan.build import alone
 from latentmake.plan.facts import Facts
-from latentmake.plan.lock import read_lock
+from latentmake.plan.manifest import read_lock
 from latentmake.plan.store import STORE
-from latentmake.plan.target import parts_of
-from latentmake.words.project import ConfigFiles, Directory, Json, opened
-from latentmake.words.shown import printable, table
+from latentmake.plan.target import Part, parts_of
+from latentmake.words.project import ConfigFiles, Directory, Json, opened, printable, table
 
 _TEMPORARY = re.compile(rf"\.[0-9a-f]{{16,32}}(\.\d+)+{re.escape(atomic.TEMPORARY_SUFFIX)}")
 _FOREIGN = "not written by latentmake"
@@ -80,7 +78,7 @@ def prune(
 ) -> None:
     """List caches that the configuration does not name any more, or remove them with --yes."""
     with opened(configfile, directory, encoders=True) as project:
-        known = prunable(project.config)
+        known = prunable(project.facts)
         for name in datasets or ():
             refuse_unknown("dataset", name, known, "prune")
         with alone() if yes else contextlib.nullcontext():
@@ -114,8 +112,7 @@ def remove(files: Files) -> None:
         if folder.startswith("cache/"):
             with contextlib.suppress(OSError):  # it is not empty, or a link
                 Path(folder).rmdir()
-    if failed:
-        path, fault = failed[0]
+    for path, fault in failed[:1]:
         what = f"cannot be removed ({fault}), and {len(failed) - 1} more"
         raise StorageError(what, where=path, hint="check the permissions of its folder")
 
@@ -155,10 +152,10 @@ def freed(files: Files) -> int:
 # -- found ----------------------------------------------------------------------------------------
 
 
-def prunable(config: Config) -> list[str]:
+def prunable(facts: Facts) -> list[str]:
     """Return the datasets of a configuration, and folders of `cache/` that are none of them."""
     found = {each.name for each in Path("cache").glob("[!.]*") if each.is_dir()}
-    return sorted(found | {*config.datasets})
+    return sorted(found | {*facts.config.datasets})
 
 
 def find(facts: Facts, dataset: str) -> Pruning:
@@ -173,20 +170,24 @@ def find(facts: Facts, dataset: str) -> Pruning:
     found = Pruning()
     _find_caches(facts, dataset, found)
     _find_stored(facts, found)
-    for what, why, path in _manifests(dataset, facts.config):
+    for what, why, path in _manifests(dataset, facts):
         found.groups.setdefault((what, why), {})[path] = os.lstat(path)
     return found
 
 
+def _parts(facts: Facts) -> Iterator[Part]:
+    """Yield the parts that runs need."""
+    for run in facts.config.runs.values():
+        yield from parts_of(facts.config, run, generated=True)
+
+
 def _find_caches(facts: Facts, dataset: str, found: Pruning) -> None:
     """Find caches of unnamed models and parts, and of other layouts than a model's."""
-    spared = _spared(facts.config)
     parts: dict[str, set[str]] = {}
-    for run in facts.config.runs.values():
-        for part in parts_of(facts.config, run, generated=True):
-            if part.dataset == dataset:
-                folder = facts.layout(part.model).folder(*part)
-                parts.setdefault(part.model, set()).add(folder.split("/", 3)[3])
+    for part in _parts(facts):
+        if part.dataset == dataset:
+            folder = facts.layout(part.model).folder(*part)
+            parts.setdefault(part.model, set()).add(folder.split("/", 3)[3])
     for path, stat in _files_below(f"cache/{dataset}"):
         names = Path(path).parts[2:]
         reason = _reason(facts, dataset, parts, names)
@@ -197,8 +198,6 @@ def _find_caches(facts: Facts, dataset: str, found: Pruning) -> None:
             found.left[path] = "a link, or no regular file"
         elif not (is_note or (names[1:] and (_is_temporary(path) or _header(path)))):
             found.left[path] = _FOREIGN
-        elif _is_spared(path, spared):
-            found.left[path] = "the configuration names it"
         else:
             found.groups.setdefault(reason, {})[path] = stat
 
@@ -252,39 +251,15 @@ def _header(path: str) -> Any:
     return None
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts of a configuration, of which some are paths."""
-    if isinstance(value, dict):
-        value = [*value.values()]
-    if isinstance(value, list | tuple):
-        for each in value:
-            yield from _texts(each)
-    elif isinstance(value, str | Path) and str(value) and "\0" not in str(value):
-        yield str(value)
-
-
-def _spared(config: Config) -> list[str]:
-    """Return the real paths in `cache/` that a configuration names: sources, models and others."""
-    root = f"{os.path.realpath('cache')}/"
-    real = (os.path.realpath(text) for text in _texts(config.model_dump()))
-    return sorted({path for path in real if path.startswith(root)})
-
-
-def _is_spared(path: str, spared: list[str]) -> bool:
-    real = os.path.realpath(path)
-    return any(real == each or real.startswith(f"{each}/") for each in spared)
-
-
 def _find_stored(facts: Facts, found: Pruning) -> None:
     """Find files of the store whose recipe no run has, so that no build links them."""
     recipes: set[str] = set()
     try:
-        for run in facts.config.runs.values():
-            for part in parts_of(facts.config, run, generated=True):
-                recipe = facts.recipe(part.dataset, part.model, parsed(part.name).kind)
-                if not recipe:
-                    raise CacheError("is not made yet", where=f"models.{part.model}")
-                recipes.add(digest.of_value(recipe))
+        for part in _parts(facts):
+            recipe = facts.recipe(part.dataset, part.model, parsed(part.name).kind)
+            if not recipe:
+                raise CacheError("is not made yet", where=f"models.{part.model}")
+            recipes.add(digest.of_value(recipe))
     except UserError as error:
         found.left[str(STORE)] = f"a run's recipe is not known ({error})"
         return
@@ -297,11 +272,11 @@ def _find_stored(facts: Facts, found: Pruning) -> None:
             found.groups.setdefault((str(STORE), "no run has their recipe"), {})[path] = stat
 
 
-def _manifests(dataset: str, config: Config) -> Iterator[tuple[str, str, str]]:
+def _manifests(dataset: str, facts: Facts) -> Iterator[tuple[str, str, str]]:
     """Yield manifests and locks of the dataset's runs that are gone; weights and pictures stay."""
     for path in sorted(Path("runs").glob("*/dataset.lock")):
         folder, lock, manifest = path.parent, read_lock(path.parent.name), None
-        if folder.name in config.runs or any(each.is_symlink() for each in (folder, path)):
+        if folder.name in facts.config.runs or any(each.is_symlink() for each in (folder, path)):
             continue
         with contextlib.suppress(OSError):
             manifest = digest.of_file(folder / "manifest.jsonl")

@@ -17,8 +17,7 @@ from latentmake.index.memo import MEMO, Memo, SourceStat, source_stat
 from latentmake.plan.manifest import ManifestOrder
 from latentmake.plan.orders import Order
 from latentmake.plan.receipts import read_receipt
-from latentmake.words.project import Directory, Json
-from latentmake.words.shown import show_values
+from latentmake.words.project import Directory, Json, show_values
 
 
 def show(

@@ -15,8 +15,7 @@ from latentmake.files.workspace import human, usable_cores
 from latentmake.plan.build import alone
 from latentmake.reports import verification
 from latentmake.reports.verification import Finding, Verified
-from latentmake.words.project import ConfigFiles, Directory, Json, Runs, opened
-from latentmake.words.shown import printable
+from latentmake.words.project import ConfigFiles, Directory, Json, Runs, opened, printable
 
 
 def verify(

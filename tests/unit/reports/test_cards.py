@@ -21,7 +21,8 @@ from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target
-from latentmake.reports.cards import page_data, read_cards
+from latentmake.reports.captions import read_cards
+from latentmake.reports.cards import page_data
 from picture_world import clouds
 from PIL import Image
 from video_world import turn, write_video

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from latentmake.files import cachefile, npz
-from latentmake.reports.report import _size, _training
+from latentmake.reports.following import training_section
+from latentmake.reports.report import _size
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
@@ -50,13 +51,13 @@ def test_files_that_are_gone_or_damaged_are_not_counted() -> None:
 
 def pictures() -> dict[str, Image.Image]:
     found = {}
-    for name, uri in _training("r")["pictures"]:
+    for name, uri in training_section("r")["pictures"]:
         found[name] = Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
     return found
 
 
 def test_without_any_training_the_report_says_so() -> None:
-    assert _training("r") == {"words": "Not trained yet.", "pictures": []}
+    assert training_section("r") == {"words": "Not trained yet.", "pictures": []}
 
 
 def test_the_pictures_of_a_training_are_shown_large_ones_scaled_down() -> None:
@@ -66,7 +67,7 @@ def test_the_pictures_of_a_training_are_shown_large_ones_scaled_down() -> None:
     Path("runs/r/training.json").write_text('{"steps": 200, "loss_start": 0.5, "loss_end": 0.25}')
     found = pictures()
     assert (found["Curves"].size, found["Sample pictures"].size) == ((1200, 600), (2400, 1000))
-    assert _training("r")["words"] == "200 steps · loss 0.5 → 0.25"
+    assert training_section("r")["words"] == "200 steps · loss 0.5 → 0.25"
 
 
 def test_curves_of_a_trainer_that_draws_none_are_drawn_from_its_newest_events() -> None:

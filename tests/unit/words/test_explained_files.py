@@ -25,13 +25,8 @@ from latentmake.plan import store
 from latentmake.plan.planner import make_plan
 from latentmake.plan.state import Contents, Judge, Stale
 from latentmake.plan.target import Target, placing_of, view_of
-from latentmake.reports.explanation import (
-    Explanation,
-    _placing_differences,
-    explanation_text,
-    recipe_changes,
-)
-from latentmake.words.explain import explanations
+from latentmake.reports.explanation import _placing_differences, recipe_changes
+from latentmake.words.file_origin import Explanation, explanations
 from safetensors.torch import save_file
 
 TEXT = "cache/shapes/tiny/text/ant_lumina_te.npz"
@@ -68,7 +63,7 @@ def explained(file: str, values: dict[str, Any] | None = None) -> list[Explanati
 
 def one(file: str, values: dict[str, Any] | None = None) -> Explanation:
     (found,) = explained(file, values)
-    assert explanation_text([found]).startswith(f"{file}: {found.state}")
+    assert next(found.lines()).startswith(f"{file}: {found.state}")
     return found
 
 
@@ -86,7 +81,7 @@ def test_fresh_files_are_explained_by_image_caption_or_name() -> None:
         assert explained(str(Path(file).absolute()))[0].path == LATENTS, file
     found = one(TEXT)
     assert (found.differences, found.runs, found.source) == ([], ["tiny"], ["data/ant.txt"])
-    assert " by sd-scripts\n" in explanation_text([found])
+    assert "\n".join(found.lines()).count(" by sd-scripts\n") == 1
 
 
 def test_all_parts_of_a_key_that_differ_are_named() -> None:
@@ -140,12 +135,12 @@ def test_an_undone_edit_is_at_hand() -> None:
 
 def test_damaged_foreign_and_ownerless_files_are_explained_too() -> None:
     path = Path(TEXT)
-    assert "as it was written" in explanation_text([one(TEXT)])
+    assert "as it was written" in "".join(one(TEXT).lines())
     data = bytearray(path.read_bytes())
     data[data.index(b"\x00\x00\x80?")] ^= 1  # the first 1.0 of an array: no key tells
     path.write_bytes(data)
     found = one(TEXT)
-    assert found.state == "fresh" and "damaged: checksum differs" in explanation_text([found])
+    assert found.state == "fresh" and "damaged: checksum differs" in "".join(found.lines())
     other = Path(LATENTS.replace("0300x0080", "0320x0080"))
     shutil.copy(LATENTS, other)
     reason = "its item has no such text, clip or size any more"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from latentmake.config.architectures import ARCHITECTURES
 from latentmake.files.safetensors import Tensor
-from latentmake.words.found_model import Model, Part
+from latentmake.words.found import Model, Part
 from latentmake.words.model_section import Section
 from latentmake.words.new_config import dtype_of
 

@@ -40,7 +40,7 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Find:
         }
         with Memo(None) as memo:
             facts = Facts(parse(values), memo, encoders=False)
-            assert prunable(facts.config) == ["cats", "dogs"]
+            assert prunable(facts) == ["cats", "dogs"]
             return find(facts, "cats")
 
     return make

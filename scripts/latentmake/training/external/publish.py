@@ -32,8 +32,7 @@ from latentmake.files.workspace import System, absolute, is_windows, translate
 from latentmake.index.memo import Memo
 from latentmake.layouts.layout import Layout, layout_of
 from latentmake.plan.facts import Facts
-from latentmake.plan.lock import read_lock
-from latentmake.plan.manifest import lines_of, row_of
+from latentmake.plan.manifest import lines_of, read_lock, row_of
 from latentmake.plan.orders import run_order
 from latentmake.plan.run_plan import members
 from latentmake.progress import Progress

@@ -1,8 +1,8 @@
 """Wan's DiT on a disk, and the order of a training by `wan`.
 
-It may be a folder of diffusers, a folder of the original release, or one .safetensors file in
-either one's names. Headers alone are read; a tensor that is missing or of another shape is refused
-when the network is filled.
+It may be a folder of diffusers (of the network or its pipeline), a folder of the original release,
+or one .safetensors file in either one's names. Headers alone are read; a tensor that is missing or
+of another shape is refused when the network is filled.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from latentmake import digest
 from latentmake.config.models import Model
 from latentmake.config.trainers import WanTrainer
 from latentmake.config.weights import Weights
-from latentmake.errors import ModelError, TrainingError
+from latentmake.errors import ModelError, TrainingError, first_line
 from latentmake.files.safetensors import Tensor, read_head
 from latentmake.models.checks import DIT, ModelFile, other_task
 from latentmake.models.files import config_file, network_config, refuse_missing, weights_files
-from latentmake.models.kinds import kinds_of, one
-from latentmake.models.recipe import FileDigest, files_digest
+from latentmake.models.headers import kinds_of, one
+from latentmake.models.recipe import FileDigest, files_digest, make, weights_digest
 from latentmake.training.loop.order import TrainingOrder
 
 HINT = (
@@ -138,13 +138,9 @@ def _tensors(file: Path) -> dict[str, Tensor]:
 
 
 def _config(shapes: Mapping[str, Sequence[int]], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sizes of a network in the keys of diffusers' WanTransformer3DModel.
+    """Return the sizes of a network, from its shapes, in the keys of diffusers' configuration.
 
-    The number of heads is the configuration's, else that of Wan's own models.
-
-    Args:
-        shapes: by names of diffusers.
-        config: content of a config.json of diffusers or of the original release.
+    The number of heads is the configuration's, of whichever kind, else that of Wan's own models.
 
     Raises:
         ValueError: a tensor is missing or odd, the configuration says something else, or nothing
@@ -218,11 +214,7 @@ def check_networks(
 ) -> list[list[str]]:
     """Return the layers of each network that get a LoRA; refuse networks that cannot be trained.
 
-    Args:
-        model: a Wan model, whose files are there.
-        model_name: its name in the configuration.
-        targets: the trainer's `target_modules`.
-        where: their key in the configuration.
+    `where` is the key of the `targets` in the configuration.
 
     Raises:
         ModelError: a network is missing, damaged, of another kind or of another task.
@@ -245,12 +237,7 @@ def check_targets(
 
     peft's rule: a layer's name, or its end after a dot. Linear layers of the blocks can have one,
     and `proj_out`. musubi-tuner merges the latter's into the weights to generate clips, but its
-    `networks/lora_wan.py` leaves it out.
-
-    Args:
-        targets: the trainer's `target_modules`.
-        shapes: of all tensors by their names in diffusers.
-        where: key of the targets in the configuration.
+    `networks/lora_wan.py` leaves it out. `where` is the key of the targets in the configuration.
 
     Raises:
         TrainingError: a name fits nothing, or a layer that is none of these.
@@ -272,19 +259,9 @@ def check_targets(
 
 
 def dit_digest(model: Any, file_digest: FileDigest = digest.of_file) -> str:
-    """Return the digest of the networks of a model or an order that are trained.
-
-    Planning passes its memo's function.
-
-    Raises:
-        ModelError: files are missing or cannot be read.
-    """
-    return digest.of_value(
-        [
-            [key, files_digest(_files(Weights(path=path)), file_digest)]
-            for key, path in paths_of(model).items()
-        ]
-    )
+    """Return the digest of the networks of a model or an order that are trained; ModelError."""
+    files = {key: _files(Weights(path=path)) for key, path in paths_of(model).items()}
+    return digest.of_value([[key, files_digest(each, file_digest)] for key, each in files.items()])
 
 
 def paths_of(model: Any) -> dict[str, str]:
@@ -336,8 +313,7 @@ _LAYERS = {new: original for original, new in (_IN_BLOCK | {"head.head": LAST}).
 def to_diffusers(name: str) -> str:
     """Return diffusers' name of a tensor; one that has it, or an unknown one, only loses a prefix.
 
-    Args:
-        name: in a file, such as `model.diffusion_model.blocks.0.self_attn.q.weight`.
+    A name in a file is such as `model.diffusion_model.blocks.0.self_attn.q.weight`.
     """
     bare = _PREFIX.sub("", name)
     if (match := _NAME.fullmatch(bare)) is None:
@@ -347,14 +323,7 @@ def to_diffusers(name: str) -> str:
 
 
 def original_layer(layer: str) -> str:
-    """Return the original name of a layer that can have a LoRA, of its name in diffusers.
-
-    Args:
-        layer: such as `blocks.0.attn1.to_q`.
-
-    Raises:
-        KeyError: it is none of these layers.
-    """
+    """Return the original name of a layer such as `blocks.0.attn1.to_q`, which can have a LoRA."""
     block = match[0] if (match := IN_BLOCK.match(layer)) else ""
     return f"{block}{_LAYERS[layer.removeprefix(block)]}"
 
@@ -375,13 +344,7 @@ PLACES = (lambda layer: f"{PREFIX}.{layer}", musubi_place, comfyui_place)
 
 
 class LoraNames(NamedTuple):
-    """Names of the files of one network's LoRA.
-
-    Attributes:
-        diffusers: for `WanPipeline.load_lora_weights`.
-        musubi: for musubi-tuner.
-        comfyui: for ComfyUI.
-    """
+    """Names of the files of one network's LoRA, for the programs that read them."""
 
     diffusers: str = "pytorch_lora_weights.safetensors"
     musubi: str = "musubi.safetensors"
@@ -392,6 +355,29 @@ def lora_names(*, high_noise: bool = False) -> LoraNames:
     """Return the names for a network; those of Wan 2.2's for high noise have a prefix."""
     names = LoraNames()
     return LoraNames(*(f"high_noise_{name}" for name in names)) if high_noise else names
+
+
+def lora_files(place: str, names: Sequence[str], where: str) -> list[str]:
+    """Return the files of a LoRA: a folder with those of these names, or one file.
+
+    `where` is its key in the configuration.
+
+    Raises:
+        TrainingError: one is missing or damaged, or has no rank and layers in its header.
+    """
+    folder = Path(place)
+    files = [folder / name for name in names] if folder.is_dir() else [folder]
+    try:
+        if len(files) != len(names):
+            raise ValueError(f"two networks need a folder with {' and '.join(names)}")
+        for file in files:
+            if "lora_adapter_metadata" not in read_head(file).metadata:
+                raise ValueError(f"{file.name} has no rank and layers in its header")
+    except (OSError, ValueError) as error:
+        hint = "name a folder such as runs/NAME/saved/step-000500, which the trainer wan wrote"
+        what = f"{place} is no LoRA to draw with ({first_line(error)})"
+        raise TrainingError(what, where=where, hint=hint) from None
+    return [str(file) for file in files]
 
 
 _BOUNDARY = {"t2v": 0.875, "i2v": 0.9}  # Wan 2.2's, wan/configs of its release
@@ -468,11 +454,25 @@ class WanOrder(TrainingOrder):
 def boundary_of(trainer: WanTrainer, model: Model) -> float | None:
     """Return the share of the timesteps from which Wan 2.2's network for high noise is used.
 
-    Returns:
-        None for a model with one network.
+    It is None for a model with one network.
     """
     if model.version.boundary is None:
         return None
     if trainer.timestep_boundary is not None:
         return trainer.timestep_boundary / 1000
     return _BOUNDARY["i2v" if model.image_to_video else "t2v"]
+
+
+def made_of(model: Model, name: str, file_digest: FileDigest) -> str:
+    """Return the digest of the networks and encoders of a model, which has a name; ModelError."""
+    try:
+        encoders = [
+            weights_digest(each, file_digest, original=True)
+            for each in (model.vae, model.clip)
+            if each is not None
+        ]
+        text = make("text", None, model, file_digest)
+        return digest.of_value([dit_digest(model, file_digest), *encoders, text])
+    except ModelError as error:
+        what = f"{error.where}: {error.what}"
+        raise ModelError(what, where=f"models.{name}", hint=error.hint) from None

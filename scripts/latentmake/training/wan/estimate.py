@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from latentmake.config.root import Config, Run
 from latentmake.config.trainers import WanTrainer
 from latentmake.files.workspace import Need, human
 from latentmake.geometry.buckets import Size
-from latentmake.plan.lock import run_folder
+from latentmake.plan.manifest import run_folder
 from latentmake.progress import duration
 from latentmake.training.wan.dit import IN_BLOCK, LAST, check_targets, paths_of, read_dit
 
@@ -156,8 +157,7 @@ def _disk(trainer: WanTrainer, numbers: int, optimizer: int) -> int:
 
     `numbers` are trained, and `optimizer` is the size of the optimizer's state.
     """
-    ema = _EACH if trainer.ema_decay is not None else 0
-    checkpoint = numbers * (_EACH + ema) + optimizer
+    checkpoint = numbers * _EACH * (1 + (trainer.ema_decay is not None)) + optimizer
     copies, steps = 1, _steps(trainer)
     if trainer.save_every_n_steps and steps:
         copies += steps // trainer.save_every_n_steps
@@ -169,15 +169,10 @@ def _disk(trainer: WanTrainer, numbers: int, optimizer: int) -> int:
 
 def _seconds_a_step(folder: Path) -> float | None:
     """Return the mean time of a step in the run's last training; None where there was none."""
-    places = [
-        *sorted(folder.glob("checkpoints/step-*/progress.json"))[-1:],
-        folder / "training.json",
-    ]
-    for path in places:
-        try:
+    checkpoints = sorted(folder.glob("checkpoints/step-*/progress.json"))[-1:]
+    for path in (*checkpoints, folder / "training.json"):
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
             record = json.loads(path.read_bytes())
             steps = record.get("step") or record["steps"]
             return float(record["seconds"]) / steps if steps else None
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            continue
     return None

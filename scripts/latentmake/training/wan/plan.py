@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latentmake.config.trainers import WanTrainer
-from latentmake.errors import ModelError
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import rows_of
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import Difference
 from latentmake.training.loop.plan import LoopBackend, begun, order_values
-from latentmake.training.order import read_order
+from latentmake.training.process import RUN, run_child
+from latentmake.training.wan.clips import (
+    EvaluationOrder,
+    clip_reasons,
+    evaluation_order,
+    generation_order,
+    order_of,
+    result_reasons,
+)
 from latentmake.training.wan.dit import (
     PLACES,
     WanOrder,
@@ -41,15 +48,10 @@ class Wan(LoopBackend):
     def order(self, facts: Facts, run: str) -> WanOrder:
         """Return the order of a run."""
         settings = facts.config.runs[run]
-        trainer, model = settings.trainer, facts.config.models[settings.model]
-        assert isinstance(trainer, WanTrainer)
+        trainer: Any = settings.trainer
+        model = facts.config.models[settings.model]
         where = f"runs.{run}.trainer.target_modules"
         layers = check_networks(model, settings.model, trainer.target_modules, where)
-        try:
-            weights = dit_digest(model, facts.memo.digest_of_file)
-        except ModelError as error:
-            what, where = f"{error.where}: {error.what}", f"models.{settings.model}.dit"
-            raise ModelError(what, where=where, hint=error.hint) from None
         order = WanOrder(
             dit=model.dit,
             dit_high_noise=model.dit_high_noise,
@@ -58,7 +60,7 @@ class Wan(LoopBackend):
             needs_clip=model.needs_clip,
             flow_shift=trainer.shift(settings.resolutions),
             boundary=boundary_of(trainer, model),
-            weights=weights,
+            weights=dit_digest(model, facts.memo.digest_of_file),
             **order_values(facts, run, trainer),
         )
         return begun(order, facts, layers, PLACES)
@@ -91,26 +93,38 @@ class Wan(LoopBackend):
         self, facts: Facts, plan: RunPlan, word: str
     ) -> tuple[Path, list[Difference]]:
         """Write the order of clips or of an evaluation; see `Backend.plan_following`."""
-        from latentmake.training.wan.evaluation import plan_evaluation
-        from latentmake.training.wan.generation import plan_generation
-
-        return (plan_generation if word == "generate" else plan_evaluation)(facts, plan)
+        training, file_digest = plan.trainer, facts.memo.digest_of_file
+        assert isinstance(training, WanOrder)
+        order = (generation_order if word == "generate" else evaluation_order)(facts, training)
+        if not facts.asks:
+            order.write(order.path)
+        if waits := plan.awaited(order.texts()):
+            return order.path, waits
+        if isinstance(order, EvaluationOrder):
+            return order.path, result_reasons(order, training, file_digest)
+        return order.path, clip_reasons(order, file_digest)
 
     def follow(self, order: Path, word: str, *, log: Path, threads: int = 2) -> Path:
         """Bring clips or the results of an evaluation up to date; return their folder."""
-        from latentmake.training.wan.evaluation import launch
-
-        return launch(order, word, log=log, threads=threads)
+        found = order_of(order, word)
+        folder = Path(found.output)
+        if word == "evaluate" or clip_reasons(found):
+            run_child(
+                [sys.executable, *RUN, str(order), word],
+                run=found.run,
+                folder=folder,
+                threads=threads,
+                log=log,
+                online=bool(found.model.vae.hub),
+            )
+        return folder
 
     def follow_here(self, order: Path, word: str) -> None:
         """Draw clips or evaluate in this process."""
-        if word == "generate":
-            from latentmake.training.wan.generate import generate
-            from latentmake.training.wan.generation import GenerationOrder, captions_of
+        from latentmake.training.wan.draw import evaluate, generate
 
-            generate(captions_of(read_order(order, GenerationOrder)))
+        found = order_of(order, word)
+        if isinstance(found, EvaluationOrder):
+            evaluate(found)
         else:
-            from latentmake.training.wan.evaluate import evaluate
-            from latentmake.training.wan.evaluation import EvaluationOrder
-
-            evaluate(read_order(order, EvaluationOrder))
+            generate(found)

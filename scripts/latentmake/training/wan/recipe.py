@@ -5,156 +5,175 @@ al. 2024, section 3.1, https://arxiv.org/abs/2403.03206) and shifted to shift s 
 s), as diffusers' FlowMatchEulerDiscreteScheduler and musubi-tuner's `--timestep_sampling shift` do;
 the network sees 1000 s.
 
-The noise follows from seed and size alone: the network with an adapter and the one without begin
-with the same.
+All files of a LoRA hold the same float32 numbers; it adds alpha / rank * up @ down to a layer's
+weight.
+
+| file | key of a layer's down matrix | alpha | source |
+|---|---|---|---|
+| diffusers | `transformer.blocks.0.attn1.to_q.lora_A.weight` | metadata | `WanLoraLoaderMixin` |
+| musubi | `lora_unet_blocks_0_self_attn_q.lora_down.weight` | `.alpha` | `networks/lora_wan.py` |
+| comfyui | `diffusion_model.blocks.0.self_attn.q.lora_down.weight` | `.alpha` | `comfy/lora.py` |
+
+ComfyUI's `model_lora_keys_unet` maps the name of each layer of a model itself ("generic lora
+format"), and its `LoRAAdapter.load` takes `lora_up`, `lora_down` and a scalar `alpha`.
+musubi-tuner's `convert_lora.py` reads that file too; so does diffusers, which multiplies alpha into
+its matrices.
 """
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, TypeAlias
 
-import numpy as np
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler, WanPipeline
-from numpy.typing import NDArray
+from diffusers import WanTransformer3DModel
+from peft.tuners.tuners_utils import BaseTunerLayer
 
-from latentmake.caches.encoders.device import within_memory
-from latentmake.caches.encoders.wan_vae import CHANNELS, WanVae, load_wan_vae
+from latentmake.caches.encoders.local_state import fill, local_state, refusing, without_weights
+from latentmake.caches.encoders.wan_vae import load_wan_vae
+from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.files import atomic
-from latentmake.files.video import write_mp4
-from latentmake.progress import say
 from latentmake.training.loop import recipe as loop
-from latentmake.training.loop.accelerator import seed_of, set_up
 from latentmake.training.loop.caches import WAN, Batch, Sought, copied, read_text
-from latentmake.training.loop.recipe import Drawn, Recipe, Sampler
-from latentmake.training.lora import begin_lora
-from latentmake.training.wan.dit import PLACES, WanOrder, lora_names
-from latentmake.training.wan.generation import ClipSettings
-from latentmake.training.wan.network import (
-    Denoiser,
-    Transformer,
-    add_lora,
-    load_transformer,
-    read_lora,
-    write_lora,
+from latentmake.training.loop.recipe import Drawn, Recipe, seed_of, set_up
+from latentmake.training.lora import (
+    ADAPTER,
+    add_adapter,
+    begin_lora,
+    kohya_bytes,
+    load_lora,
+    lora_bytes,
 )
+from latentmake.training.wan.clips import ClipSettings
+from latentmake.training.wan.dit import (
+    HINT,
+    IGNORED,
+    PLACES,
+    PREFIX,
+    WanOrder,
+    comfyui_place,
+    lora_names,
+    musubi_place,
+    read_dit,
+    to_diffusers,
+)
+from latentmake.training.wan.sampling import TEXT_TOKENS, mp4_decoder, noise_of, sample_latents
 
-TEXT_TOKENS = 512
-"""Tokens that Wan's network attends to; shorter texts are followed by zeros."""
-
-_Pipeline: Any = WanPipeline  # diffusers has no types
-_UniPc: Any = UniPCMultistepScheduler
-_Euler: Any = FlowMatchEulerDiscreteScheduler
+Transformer: TypeAlias = Any  # a WanTransformer3DModel: diffusers and peft have no types
+_Transformer: Transformer = WanTransformer3DModel
 
 
-class Condition(NamedTuple):
-    """Condition of image-to-video.
+def load_transformer(path: str, *, dtype: torch.dtype = torch.bfloat16) -> Transformer:
+    """Load Wan's network on the CPU, frozen.
+
+    See `read_dit` for the path. Weights that have their dtype already are mapped from the files;
+    others take memory once. What diffusers keeps in float32 (`_keep_in_fp32_modules`) is float32
+    whatever the dtype.
+
+    Raises:
+        ModelError: it is missing, damaged, incomplete, or no DiT that can be trained.
+    """
+    config, weights = read_dit(path).config, Weights(path=path)
+    with refusing(weights, "Wan's DiT", HINT):
+        state = {
+            to_diffusers(name): value
+            for name, value in local_state(weights).items()
+            if IGNORED not in name
+        }
+        transformer = without_weights(_Transformer, config)
+        fill(transformer, state)
+        del state
+        kept = set(_Transformer._keep_in_fp32_modules)
+        for name, parameter in transformer.named_parameters():
+            exact = kept.intersection(name.split("."))
+            parameter.data = parameter.data.to(torch.float32 if exact else dtype)
+        # Its tables are no weights, and still on the meta device.
+        rope = transformer.rope
+        transformer.rope = type(rope)(rope.attention_head_dim, rope.patch_size, rope.max_seq_len)
+    return transformer.train()
+
+
+class Denoiser(torch.nn.Module):
+    """One network for all timesteps, or two with a boundary between them.
 
     Attributes:
-        latents: mask and latents of the first frame, [20, f, h, w], as the caches have them.
-        image: hidden states of the CLIP image encoder, [257, D], for Wan 2.1.
+        low: the network for low noise, or the only one; None where it is not trained.
+        high: that for high noise, likewise.
+        boundary: share of the timesteps from which on `high` is used.
     """
 
-    latents: torch.Tensor
-    image: torch.Tensor | None = None
+    def __init__(
+        self, low: Transformer | None, high: Transformer | None = None, boundary: float = 1.0
+    ) -> None:
+        super().__init__()
+        self.low, self.high, self.boundary = low, high, boundary
+
+    def networks(self) -> list[tuple[Transformer, bool]]:
+        """Return the networks, and whether each is the one for high noise."""
+        both = ((self.low, False), (self.high, True))
+        return [(network, high) for network, high in both if network is not None]
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        timestep: torch.Tensor,
+        *,
+        high: Sequence[bool] = (),
+        **named: Any,
+    ) -> Any:
+        """Call the network of each example's timestep, [batch]; return (velocity,).
+
+        Of two networks, `high` says whether each example belongs to the one for high noise.
+        """
+        if self.low is None or self.high is None or all(high) or not any(high):
+            later = self.low is None or (self.high is not None and any(high))
+            network = self.high if later else self.low
+            assert network is not None
+            return network(hidden_states=hidden_states, timestep=timestep, **named)
+        is_high = torch.tensor(high, device=timestep.device)
+        predicted = torch.empty_like(hidden_states[:, : self.low.config.out_channels])
+        for network, chosen in ((self.low, ~is_high), (self.high, is_high)):
+            part = {
+                name: value[chosen] if isinstance(value, torch.Tensor) else value
+                for name, value in named.items()
+            }
+            (found,) = network(
+                hidden_states=hidden_states[chosen], timestep=timestep[chosen], **part
+            )
+            predicted = predicted.to(found.dtype)
+            predicted[chosen] = found
+        return (predicted,)
 
 
-def noise_of(seed: int, frames: int, height: int, width: int) -> torch.Tensor:
-    """Return the noise [16, f, h, w] of a clip of 4 f - 3 frames: diffusers', made on a CPU."""
-    shape = CHANNELS, (frames - 1) // 4 + 1, height // 8, width // 8
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+def write_lora(transformer: Transformer, folder: Path, *, high_noise: bool = False) -> None:
+    """Write the LoRA of a network into a folder, in the files of `lora_names`.
 
-
-def sample_latents(
-    network: Denoiser,
-    text: torch.Tensor,
-    negative: torch.Tensor | None,
-    noise: torch.Tensor,
-    settings: ClipSettings,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    condition: Condition | None = None,
-    done: Callable[[], object] = lambda: None,
-) -> torch.Tensor:
-    """Draw the latents of one clip.
-
-    Args:
-        network: in evaluation mode.
-        text: embedding of the prompt, [T, D].
-        negative: that of the negative prompt; None without guidance.
-        noise: [16, f, h, w], see `noise_of`.
-        settings: of the steps.
-        device: of the network.
-        dtype: of its input.
-        condition: of image-to-video.
-        done: called after each step.
-
-    Returns:
-        Normalised latents [16, f, h, w], float32, on the CPU.
+    The same LoRA gives the same bytes.
     """
-
-    def padded(embedding: torch.Tensor) -> torch.Tensor:
-        kept = embedding[None, :TEXT_TOKENS].to(device, dtype)
-        return torch.nn.functional.pad(kept, (0, 0, 0, TEXT_TOKENS - kept.shape[1]))
-
-    def conditioned(_module: object, args: Any, inputs: dict[str, Any]) -> Any:
-        assert condition is not None
-        first, seen = condition.latents[None].to(device, dtype), condition.image
-        inputs["hidden_states"] = torch.cat([inputs["hidden_states"], first], dim=1)
-        if seen is not None:
-            inputs["encoder_hidden_states_image"] = seen[None].to(device, dtype)
-        return args, inputs
-
-    def stepped(*_: object) -> dict[str, torch.Tensor]:
-        done()
-        return {}
-
-    networks = [each for each in (network.high, network.low) if each is not None]
-    pipeline = _Pipeline(
-        tokenizer=None,
-        text_encoder=None,
-        vae=None,
-        scheduler=_schedule(settings),
-        transformer=networks[0],
-        transformer_2=networks[1] if len(networks) > 1 else None,
-        boundary_ratio=network.boundary if len(networks) > 1 else None,
-    )
-    pipeline.set_progress_bar_config(disable=True)
-    with ExitStack() as hooks:
-        for each in networks:
-            if condition is not None:
-                hook = each.register_forward_pre_hook(conditioned, with_kwargs=True)
-                hooks.enter_context(hook)
-            # Guidance and steps are float32, whatever the network computes in.
-            hook = each.register_forward_hook(lambda module, args, found: (found[0].float(),))
-            hooks.enter_context(hook)
-        latents = pipeline(
-            prompt_embeds=padded(text),
-            negative_prompt_embeds=None if negative is None else padded(negative),
-            latents=noise[None],
-            num_inference_steps=settings.num_inference_steps,
-            guidance_scale=1.0 if negative is None else settings.guidance_scale,
-            callback_on_step_end=stepped,
-            output_type="latent",
-        ).frames
-    found: torch.Tensor = latents[0].float().cpu()
-    return found
+    names = lora_names(high_noise=high_noise)
+    atomic.write(folder / names.diffusers, lora_bytes(transformer, PREFIX))
+    atomic.write(folder / names.musubi, kohya_bytes(transformer, musubi_place))
+    atomic.write(folder / names.comfyui, kohya_bytes(transformer, comfyui_place))
 
 
-def _schedule(settings: ClipSettings) -> Any:
-    shift = settings.flow_shift
-    if settings.scheduler == "euler":
-        return _Euler(shift=shift)
-    return _UniPc(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift)
+def read_lora(transformer: Transformer, file: Path, strength: float = 1.0) -> None:
+    """Put back a LoRA that `write_lora` wrote in diffusers' names, times a strength.
+
+    A network that has none gets one of its sizes. `transformer.disable_adapters()` and
+    `enable_adapters()` then turn it off and on.
+
+    Raises:
+        TrainingError: it is missing or damaged, or of another network.
+    """
+    load_lora(transformer, file, PREFIX, add_adapter)
+    for module in transformer.modules() if strength != 1 else ():
+        if isinstance(module, BaseTunerLayer):
+            module.set_scale(ADAPTER, strength)
 
 
-class ClipSampler(Sampler):
+class ClipSampler:
     """Draws the sample clips of a training."""
 
     def __init__(self, order: WanOrder) -> None:
@@ -194,16 +213,6 @@ class ClipSampler(Sampler):
                     network, text, self._negative, noise, settings, device=device, dtype=dtype
                 )
         return drawn
-
-
-def decode_clip(vae: WanVae, latents: torch.Tensor) -> NDArray[np.uint8] | None:
-    """Decode a clip to [F, H, W, 3]; in tiles where memory does not suffice, else None."""
-    frames = within_memory(vae.decode, latents)
-    if frames is None:
-        say("out of memory: decoding in tiles of 256 x 256 pixels")
-        vae.tile()
-        frames = within_memory(vae.decode, latents)
-    return frames
 
 
 FIRST_FRAME = "latents_image"
@@ -279,13 +288,9 @@ class Objective(loop.Objective):
         return (self.shares(quantiles) * self.timesteps).float()
 
     def draw(self, shape: torch.Size, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw noise of this shape, and timesteps of one network for a micro-batch.
+        """Draw noise of this shape, and timesteps [batch] of one network for a micro-batch.
 
         Of two networks each comes as often as its range of timesteps does.
-
-        Args:
-            shape: of the batch's latents, [batch, channels, frames, height, width].
-            random: generator on the CPU.
         """
         noise = torch.randn(shape, generator=random)
         start, stop = self.ranges[0]
@@ -305,7 +310,7 @@ class Objective(loop.Objective):
         dtype: torch.dtype,
     ) -> torch.Tensor:
         """Return the network's velocity."""
-        inputs = inputs_of(batch, noisy, timesteps, device=noisy.device, dtype=dtype)
+        inputs = inputs_of(batch, noisy, timesteps, dtype)
         if self._boundary is not None:  # asked of the device, it would make the CPU wait
             inputs["high"] = (timesteps >= self._boundary * self.timesteps).tolist()
         predicted: torch.Tensor = network(**inputs)[0]
@@ -313,25 +318,14 @@ class Objective(loop.Objective):
 
 
 def inputs_of(
-    batch: Batch,
-    noisy: torch.Tensor,
-    timesteps: torch.Tensor,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
+    batch: Batch, noisy: torch.Tensor, timesteps: torch.Tensor, dtype: torch.dtype
 ) -> dict[str, Any]:
     """Return the arguments of Wan's network, as diffusers' WanPipeline and its like call it.
 
     Text is followed by zeros, without a mask. Image-to-video's first frame comes behind the noisy
-    latents, in their channels.
-
-    Args:
-        batch: of examples.
-        noisy: latents, [batch, channels, frames, height, width].
-        timesteps: [batch].
-        device: of the network.
-        dtype: of its inputs.
+    latents [batch, channels, frames, height, width], in their channels.
     """
+    device = noisy.device
     hidden = noisy.to(dtype)
     if FIRST_FRAME in batch.more:
         hidden = torch.cat([hidden, copied(batch.more[FIRST_FRAME], device, dtype)], dim=1)
@@ -386,7 +380,7 @@ class WanRecipe(Recipe):
             if path is not None:
                 transformer = load_transformer(path, dtype=dtype)
                 _check(transformer, channels, text_width, path)
-                add_lora(
+                add_adapter(
                     transformer,
                     rank=settings.rank,
                     alpha=settings.alpha,
@@ -410,34 +404,18 @@ class WanRecipe(Recipe):
     def make_decoder(self, device: torch.device) -> Callable[[torch.Tensor], bytes | None]:
         """Load the VAE; return what makes an MP4 of a clip's latents."""
         vae = load_wan_vae(self.order.vae, device, torch.float32, decoder=True)
-
-        def decoded(latents: torch.Tensor) -> bytes | None:
-            frames = decode_clip(vae, latents)
-            if frames is None:
-                return None
-            with tempfile.TemporaryDirectory() as folder:
-                file = Path(folder, "clip.mp4")
-                write_mp4(file, list(frames), self.order.trainer.samples.fps)
-                return file.read_bytes()
-
-        return decoded
+        return mp4_decoder(vae, self.order.trainer.samples.fps)
 
     def write_copy(self, network: Denoiser, folder: Path) -> None:
         """Write each network's LoRA, in the names of diffusers, musubi-tuner and ComfyUI."""
         with atomic.replacing_folder(folder) as new:
-            for transformer, high_noise in _networks(network):
+            for transformer, high_noise in network.networks():
                 write_lora(transformer, new, high_noise=high_noise)
 
     def read_copy(self, network: Denoiser, folder: Path) -> None:
         """Read each network's LoRA."""
-        for transformer, high_noise in _networks(network):
-            read_lora(transformer, folder, high_noise=high_noise)
-
-
-def _networks(network: Denoiser) -> list[tuple[Transformer, bool]]:
-    """Return the networks that are trained, and whether each is the one for high noise."""
-    both = ((network.low, False), (network.high, True))
-    return [(transformer, high) for transformer, high in both if transformer is not None]
+        for transformer, high_noise in network.networks():
+            read_lora(transformer, folder / lora_names(high_noise=high_noise).diffusers)
 
 
 def _check(transformer: Transformer, channels: int, text_width: int, path: str) -> None:

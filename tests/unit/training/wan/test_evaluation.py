@@ -19,9 +19,10 @@ from latentmake.errors import TrainingError, UserError
 from latentmake.files import atomic, cachefile
 from latentmake.files.video import write_mp4
 from latentmake.reports.following import WORDS
-from latentmake.training.wan import generate
+from latentmake.training.wan import sampling
+from latentmake.training.wan.clips import EvaluationOrder, Metrics
 from latentmake.training.wan.dit import WanOrder
-from latentmake.training.wan.evaluate import (
+from latentmake.training.wan.draw import (
     Known,
     cases_of,
     evaluate,
@@ -30,7 +31,6 @@ from latentmake.training.wan.evaluate import (
     mean_of,
     timesteps_of,
 )
-from latentmake.training.wan.evaluation import EvaluationOrder, Metrics
 from latentmake.training.wan.recipe import WanRecipe
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -40,7 +40,7 @@ from wan_world import tiny_wan_vae
 TWO: dict[str, Any] = {
     "networks": ("dit", "dit_high_noise"), "task": "t2v-A14B", "boundary": 0.875, "shift": 5.0,
 }  # fmt: skip
-CPU = (torch.device("cpu"), torch.float32)
+CPU: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
 
 
 @pytest.fixture(autouse=True)
@@ -90,22 +90,23 @@ def test_losses_are_those_of_a_few_lines_of_torch(changes: dict[str, Any], tmp_p
     order = trained(tmp_path, **changes)
     recipe = WanRecipe(order)
     (case,), caches = cases_of(recipe)
-    assert case.item.stem == "item3" and case.name == "shapes/item3 48x32"
+    assert case.stem == "item3" and case.name == "shapes/item3 48x32"
     objective = recipe.make_objective()
     network = recipe.make_network(
         channels=caches.channels, text_width=caches.text_width, dtype=torch.float32
     ).eval()
-    found = {"base": list(losses_of(objective, network, caches, case, *CPU))}
+    found = {"base": losses_of(objective, network, caches, case, **CPU)}
     recipe.read_copy(network, Path(order.output))
-    found["adapter"] = list(losses_of(objective, network, caches, case, *CPU))
+    found["adapter"] = losses_of(objective, network, caches, case, **CPU)
 
-    tensors = load_file(case.latents)
+    example = caches.examples[case.number]
+    tensors = load_file(example.latents.path)
     latents = next(
         e.float() for n, e in tensors.items() if n.startswith("latents_") and "image" not in n
     )
     first = next((e.float()[None] for n, e in tensors.items() if "latents_image" in n), None)
     clip = next((e.float()[None] for n, e in tensors.items() if n.startswith("clip")), None)
-    text = next(iter(load_file(case.text).values())).float()
+    text = next(iter(load_file(example.text.path).values())).float()
     text = torch.cat([text, torch.zeros(512 - len(text), text.shape[1])])[None]
     files = {"": order.dit, "high_noise_": order.dit_high_noise}
     networks = {
@@ -117,7 +118,7 @@ def test_losses_are_those_of_a_few_lines_of_torch(changes: dict[str, Any], tmp_p
         if path is not None
     }
     for number, timestep in enumerate(timesteps_of(objective)):
-        hidden, target = noisy(latents[None], case.latents_key, number, float(timestep) / 1000)
+        hidden, target = noisy(latents[None], case.keys[0], number, float(timestep) / 1000)
         hidden = hidden if first is None else torch.cat([hidden, first], dim=1)
         high = order.boundary is not None and float(timestep) >= 875
         for kind, values in found.items():
@@ -220,7 +221,7 @@ def test_a_killed_evaluation_loses_the_part_in_hand(
         write_mp4(path, frames, fps)
 
     with monkeypatch.context() as patch:
-        patch.setattr(generate, "write_mp4", until_the_adapter)
+        patch.setattr(sampling, "write_mp4", until_the_adapter)
         with pytest.raises(KeyboardInterrupt):
             evaluate(order)
         assert len(written) == 2 and len(Known.of(folder).losses) == 2

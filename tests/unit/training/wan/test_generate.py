@@ -16,19 +16,21 @@ from latentmake.config.models import Model
 from latentmake.config.weights import Weights
 from latentmake.errors import CacheError, SourceError, TrainingError
 from latentmake.files.video import spread_frames, write_mp4
-from latentmake.training.wan import generate as module
-from latentmake.training.wan.generate import condition_of, generate
-from latentmake.training.wan.generation import (
+from latentmake.training.wan import sampling
+from latentmake.training.wan.clips import (
     INDEX,
     Clip,
     GenerationIndex,
     GenerationOrder,
-    adapter_digest,
     captions_of,
     clip_name,
     clip_reasons,
 )
+from latentmake.training.wan.draw import generate
+from latentmake.training.wan.sampling import condition_of
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from wan_world import write_clip_vision
 
 OUT = RUN / "generated"
@@ -52,7 +54,7 @@ def files() -> dict[str, tuple[bytes, int]]:
 
 
 def done(order: GenerationOrder) -> bool:
-    return not clip_reasons(order, adapter_digest(order))
+    return not clip_reasons(order)
 
 
 def test_each_prompt_and_seed_is_a_clip_with_the_adapter_and_one_without() -> None:
@@ -143,7 +145,7 @@ def test_finished_clips_outlive_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
         write_mp4(path, *others)
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, "write_mp4", killed)
+        patched.setattr(sampling, "write_mp4", killed)
         with pytest.raises(KeyboardInterrupt):
             generate(order)
     before = files()
@@ -163,6 +165,27 @@ def test_two_networks_have_a_lora_each() -> None:
     generate(order)
     changed = {name for name, content in files().items() if before[name] != content}
     assert changed == {clip_name("a wave", 0, adapter=True)}
+
+
+def test_the_strength_of_a_lora_is_that_of_its_matrices() -> None:
+    saved = RUN / "saved/step-000001"
+    write_lora_of(tiny_dit(), saved, seed=9)
+    file = saved / "pytorch_lora_weights.safetensors"
+    order = order_of("a wave", lora=str(saved), adapters=[str(file)], strength=0.5)
+    generate(order)
+    assert done(order) and not done(order_of("a wave"))
+    assert index().settings["lora_strength"] == 0.5
+    found = files()[clip_name("a wave", 0, adapter=True)][0]
+    halved = {
+        name: each / 2 if "lora_B" in name else each for name, each in load_file(file).items()
+    }
+    with safe_open(file, "pt") as opened:
+        save_file(halved, file, opened.metadata())
+    generate(order.model_copy(update={"strength": 1.0}))
+    assert files()[clip_name("a wave", 0, adapter=True)][0] == found
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(TrainingError, match=r"; correct runs\.waves\.generate\.lora"):
+        generate(order)
 
 
 def test_faults_are_one_line() -> None:

@@ -6,16 +6,24 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from latentmake import digest
 from latentmake.config.root import parse
 from latentmake.config.trainers import Generation
-from latentmake.errors import ConfigError
+from latentmake.errors import ConfigError, TrainingError
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.plan.planner import make_plan
-from latentmake.training.wan.generation import GenerationOrder, plan_generation, wishes
+from latentmake.training.order import run_values
+from latentmake.training.wan.clips import (
+    GenerationOrder,
+    adapter_digest,
+    generation_order,
+    wishes,
+)
+from latentmake.training.wan.dit import WanOrder, boundary_of
 from PIL import Image
+from safetensors.numpy import save_file
 
 CONFIG: dict[str, Any] = {
     "datasets": {"cats": {"path": "data", "fit": "bucket"}},
@@ -42,22 +50,40 @@ CONFIG: dict[str, Any] = {
 def cats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     # The digest of models that are not here.
-    monkeypatch.setattr("latentmake.training.wan.generation.made_of", lambda *_: "digest")
+    monkeypatch.setattr("latentmake.training.wan.clips.made_of", lambda *_: "digest")
     (tmp_path / "data").mkdir()
     Image.new("RGB", (64, 64)).save(tmp_path / "data/a.png")
     (tmp_path / "data/a.txt").write_text("a caption")
     (tmp_path / "prompts.txt").write_text("one\n\n two \n")
 
 
-def order_of(run: dict[str, Any] | None = None, **changes: Any) -> GenerationOrder:
+def order_of(
+    run: dict[str, Any] | None = None, dataset: dict[str, Any] | None = None, **changes: Any
+) -> GenerationOrder:
     """Return the order of a run with some of its keys changed; `changes` are of `generate`."""
     values = copy.deepcopy(CONFIG)
+    values["datasets"]["cats"] = dataset or values["datasets"]["cats"]
     values["runs"]["first"] |= {**(run or {}), **({"generate": changes} if changes else {})}
     facts = Facts(parse(values), Memo(None), encoders=False)
-    plan = make_plan(facts, ["first"], generated=["first"]).runs["first"]
-    path, reasons = plan_generation(facts, plan)
-    assert reasons
-    return GenerationOrder.model_validate_json(path.read_bytes())
+    config = facts.config
+    run = config.runs["first"]
+    trainer: Any = run.trainer
+    model = config.models[run.model]
+    training = WanOrder(
+        **run_values("first"),
+        dit=model.dit,
+        dit_high_noise=model.dit_high_noise,
+        task=str(model.task),
+        flow_shift=trainer.shift(run.resolutions),
+        boundary=boundary_of(trainer, model),
+        weights="digest",
+        vae=model.vae,
+        prompts=[],
+        negative=None,
+        sample_size=(64, 64),
+        trainer=trainer,
+    )
+    return generation_order(facts, training)
 
 
 def test_defaults_come_from_the_run() -> None:
@@ -84,12 +110,8 @@ def test_defaults_come_from_the_run() -> None:
 def test_clips_are_as_long_as_those_that_a_run_trains_on(
     video: dict[str, Any], frames: int
 ) -> None:
-    from latentmake.training.wan.generation import _longest
-
-    values = copy.deepcopy(CONFIG)
-    values["datasets"]["cats"] |= video
-    config = parse(values)
-    assert _longest(config, config.runs["first"]) == frames
+    dataset = {**CONFIG["datasets"]["cats"], **video}
+    assert order_of(dataset=dataset).settings.frames == frames
 
 
 def test_both_networks_have_an_adapter_and_a_boundary() -> None:
@@ -115,18 +137,42 @@ CHANGES: dict[str, Any] = {
     "prompts": ["another"], "prompt_file": "prompts.txt", "negative_prompt": "dark", "videos": 2,
     "frames": 5, "resolution": 48, "num_inference_steps": 3, "guidance_scale": 1.0,
     "flow_shift": 4.0, "scheduler": "euler", "seed": 9, "fps": 8, "base": False,
-    "image": "data/a.png",
+    "image": "data/a.png", "lora": "lora", "lora_strength": 0.5,
 }  # fmt: skip
 
 
 def test_each_key_changes_the_clips() -> None:
     assert CHANGES.keys() == Generation.model_fields.keys()
-    usual = {wish.key for wish in wishes(order_of(prompts=["a wave"]), "lora")}
+
+    def keys(order: GenerationOrder) -> set[str]:
+        return {wish.key for wish in wishes(order, adapter_digest(order))}
+
+    for number, folder in enumerate(("runs/first", "lora")):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        head = {"lora_adapter_metadata": "{}", "number": str(number)}
+        save_file({"a": np.zeros(1)}, Path(folder) / "pytorch_lora_weights.safetensors", head)
+    usual = keys(order_of(prompts=["a wave"]))
     assert len(usual) == 2
     for key, value in CHANGES.items():
         given = {key: value} if key == "prompt_file" else {"prompts": ["a wave"], key: value}
         run = {"model": "i2v"} if key == "image" else None
-        assert {wish.key for wish in wishes(order_of(run, **given), "lora")} != usual, key
+        assert keys(order_of(run, **given)) != usual, key
+    bases = [
+        next(wishes(order_of(prompts=["a wave"], **more), "")).key
+        for more in ({}, {"lora": "lora", "lora_strength": 0.5})
+    ]
+    assert bases[0] == bases[1]
+
+
+def test_a_lora_that_cannot_be_drawn_with_is_one_line() -> None:
+    with pytest.raises(TrainingError, match=r"generate\.lora: gone is no LoRA .*No such file"):
+        order_of(lora="gone")
+    Path("lora").mkdir()
+    save_file({"a": np.zeros(1)}, "lora/pytorch_lora_weights.safetensors")
+    with pytest.raises(TrainingError, match="has no rank and layers in its header"):
+        order_of(lora="lora")
+    with pytest.raises(TrainingError, match="two networks need a folder"):
+        order_of({"model": "moe"}, lora="lora/pytorch_lora_weights.safetensors")
 
 
 def test_prompts_come_from_a_file_a_line_each() -> None:

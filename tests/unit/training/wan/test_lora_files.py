@@ -10,9 +10,9 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
 from dit_world import image_dit, inputs, tiny_dit
 from latentmake.errors import TrainingError
-from latentmake.training.lora import begin_lora, lora_tensors
+from latentmake.training.lora import add_adapter, begin_lora, lora_tensors
 from latentmake.training.wan.dit import PLACES, lora_names
-from latentmake.training.wan.network import add_lora, read_lora, write_lora
+from latentmake.training.wan.recipe import read_lora, write_lora
 from safetensors.torch import load_file
 from wan_world import tiny_umt5, tiny_wan_vae, write_umt5
 
@@ -23,7 +23,7 @@ FILES = ["comfyui.safetensors", "musubi.safetensors", "pytorch_lora_weights.safe
 
 def trained(dit: Any, *, alpha: float = 2, seed: int = 3, targets: list[str] | None = None) -> Any:
     """Give a network a LoRA that changes what it predicts."""
-    add_lora(dit, rank=4, alpha=alpha, target_modules=targets or TARGETS)
+    add_adapter(dit, rank=4, alpha=alpha, target_modules=targets or TARGETS)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for value in lora_tensors(dit).values():
@@ -146,7 +146,7 @@ def test_a_lora_that_is_read_back_does_what_it_did(tmp_path: Path) -> None:
     torch.manual_seed(7)
     drawn = torch.randn(2)
     torch.manual_seed(7)
-    read_lora(fresh, tmp_path)
+    read_lora(fresh, tmp_path / lora_names().diffusers)
     assert torch.equal(torch.randn(2), drawn)
     assert torch.equal(fresh(**given).sample, expected)
     fresh.disable_adapters()
@@ -154,7 +154,7 @@ def test_a_lora_that_is_read_back_does_what_it_did(tmp_path: Path) -> None:
     fresh.enable_adapters()
     assert torch.equal(fresh(**given).sample, expected)
     other = trained(tiny_dit(), alpha=3.5, seed=8)
-    read_lora(other, tmp_path)
+    read_lora(other, tmp_path / lora_names().diffusers)
     assert torch.equal(other(**given).sample, expected)
 
 
@@ -165,7 +165,7 @@ def test_a_training_begins_with_what_a_lora_of_any_names_does(tmp_path: Path, na
     given = inputs(ours)
     for alpha in (3, 8):
         new = tiny_dit()
-        add_lora(new, rank=4, alpha=alpha, target_modules=[*TARGETS, "proj_out"])
+        add_adapter(new, rank=4, alpha=alpha, target_modules=[*TARGETS, "proj_out"])
         begin_lora(new, tmp_path / name, PLACES)
         assert torch.allclose(new(**given).sample, ours(**given).sample, rtol=0, atol=1e-5)
 
@@ -182,7 +182,7 @@ def test_a_lora_that_a_training_cannot_begin_from_is_refused_in_one_line(tmp_pat
         (tmp_path / "none", 4, TARGETS, "No such file"),
     ):
         network = tiny_dit()
-        add_lora(network, rank=rank, target_modules=targets)
+        add_adapter(network, rank=rank, target_modules=targets)
         with pytest.raises(TrainingError) as caught:
             begin_lora(network, path, PLACES)
         line = str(caught.value)
@@ -208,7 +208,7 @@ def test_a_lora_of_another_network_is_refused_in_one_line(tmp_path: Path) -> Non
         if content is not None:
             file.write_bytes(content)
         with pytest.raises(TrainingError) as caught:
-            read_lora(network, tmp_path)
+            read_lora(network, tmp_path / lora_names().diffusers)
         line = str(caught.value)
         assert "\n" not in line and line.startswith(f"{file}: these trained weights cannot be read")
         assert fault in line
@@ -223,8 +223,8 @@ def test_the_loras_of_two_networks_load_by_name_into_a_pipeline_of_two(tmp_path:
         [*FILES, *(f"high_noise_{name}" for name in FILES)]
     )
     high, low = tiny_dit(), tiny_dit()
-    read_lora(high, folder, high_noise=True)
-    read_lora(low, folder)
+    read_lora(high, folder / lora_names(high_noise=True).diffusers)
+    read_lora(low, folder / lora_names().diffusers)
     expected = generated(pipeline(tmp_path, high, low))
     assert torch.allclose(
         expected,

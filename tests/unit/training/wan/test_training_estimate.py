@@ -12,8 +12,9 @@ import pytest
 import torch
 from diffusers import WanTransformer3DModel
 from latentmake.config.root import parse
+from latentmake.training.lora import add_adapter
 from latentmake.training.wan.estimate import estimate_training, largest_latent
-from latentmake.training.wan.network import add_lora, load_transformer, write_lora
+from latentmake.training.wan.recipe import load_transformer, write_lora
 from memory_world import Sizes
 
 SMALL = Sizes(dim=1536, heads=12, ffn_dim=8960, layers=30)  # 1.3B
@@ -95,7 +96,7 @@ def test_disk_is_that_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     settings = config("dit", checkpoints_total_limit=1, save_every_n_steps=250, steps=1000)
     network = load_transformer("dit")
     targets = settings.runs["films"].trainer.target_modules
-    add_lora(network, rank=32, alpha=32, target_modules=targets)
+    add_adapter(network, rank=32, alpha=32, target_modules=targets)
     write_lora(network, tmp_path / "lora")
     results = sum(file.stat().st_size for file in (tmp_path / "lora").iterdir())
     weights = [each for each in network.parameters() if each.requires_grad]

@@ -23,8 +23,9 @@ from dit_world import (
 )
 from latentmake.errors import ModelError, TrainingError
 from latentmake.models.files import PARTS, folder_in
-from latentmake.training.wan.dit import original_layer, to_diffusers
-from latentmake.training.wan.network import add_lora, load_transformer
+from latentmake.training.lora import add_adapter
+from latentmake.training.wan.dit import check_targets, original_layer, to_diffusers
+from latentmake.training.wan.recipe import load_transformer
 from wan_world import write_wan_vae
 
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0"]
@@ -197,7 +198,7 @@ def test_a_lora_is_float32_over_a_frozen_network_and_changes_nothing_yet(tmp_pat
     loaded = load_transformer(str(forms(tiny_dit(), tmp_path)["folder"]))
     given = {name: value.bfloat16() for name, value in inputs(loaded).items()}
     before = loaded(**given).sample
-    add_lora(loaded, rank=4, alpha=2, target_modules=TARGETS)
+    add_adapter(loaded, rank=4, alpha=2, target_modules=TARGETS)
     trained = {name: each for name, each in loaded.named_parameters() if each.requires_grad}
     assert {each.dtype for each in trained.values()} == {torch.float32}
     assert all("lora_" in name for name in trained)
@@ -216,8 +217,9 @@ def test_a_lora_is_float32_over_a_frozen_network_and_changes_nothing_yet(tmp_pat
     ],
 )
 def test_a_target_that_cannot_have_a_lora_is_refused(target: str, fault: str) -> None:
+    shapes = {name: tuple(each.shape) for name, each in tiny_dit().named_parameters()}
     with pytest.raises(TrainingError) as caught:
-        add_lora(tiny_dit(), rank=4, target_modules=["to_q", target])
+        check_targets(["to_q", target], shapes, "trainer.target_modules")
     assert str(caught.value).startswith(f"trainer.target_modules: {fault}")
     assert "; the usual ones are to_q" in str(caught.value)
 
@@ -227,7 +229,7 @@ def test_a_loras_dropout_hides_inputs_in_training_only() -> None:
     for dropout in (0.0, 0.5):
         network = tiny_dit()
         torch.manual_seed(0)
-        add_lora(network, rank=4, target_modules=TARGETS, dropout=dropout)
+        add_adapter(network, rank=4, target_modules=TARGETS, dropout=dropout)
         with torch.no_grad():
             for name, each in network.named_parameters():
                 if "lora_B" in name:
@@ -246,7 +248,7 @@ def test_without_casts_of_peft_autocast_gives_the_same_bits(tmp_path: Path) -> N
         torch.manual_seed(0)
         network = load_transformer(path)
         targets = [*TARGETS, "ffn.net.0.proj", "ffn.net.2"]
-        add_lora(network, rank=4, target_modules=targets, autocast=autocast)
+        add_adapter(network, rank=4, target_modules=targets, autocast=autocast)
         trained = [each for each in network.parameters() if each.requires_grad]
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():

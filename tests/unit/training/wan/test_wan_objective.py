@@ -17,10 +17,10 @@ from dit_world import image_dit, tiny_dit
 from latentmake.caches.encoders.wan_vae import load_wan_vae
 from latentmake.config.weights import Weights
 from latentmake.errors import TrainingError
-from latentmake.training.loop.accelerator import generator
 from latentmake.training.loop.caches import Batch
-from latentmake.training.wan.network import Denoiser, add_lora
-from latentmake.training.wan.recipe import CLIP, FIRST_FRAME, Objective, inputs_of
+from latentmake.training.loop.recipe import generator
+from latentmake.training.lora import add_adapter
+from latentmake.training.wan.recipe import CLIP, FIRST_FRAME, Denoiser, Objective, inputs_of
 from peft.utils import get_peft_model_state_dict
 from torch.utils._python_dispatch import TorchDispatchMode
 from wan_world import tiny_wan_vae
@@ -81,7 +81,7 @@ def test_the_loss_is_that_of_a_few_lines_of_torch() -> None:
 def test_a_lora_adds_alpha_over_rank_times_its_product() -> None:
     plain, adapted = tiny_dit(), tiny_dit()
     targets = ["to_q", "to_k", "to_v", "to_out.0"]
-    add_lora(adapted, rank=4, alpha=2.0, target_modules=targets)
+    add_adapter(adapted, rank=4, alpha=2.0, target_modules=targets)
     objective = Objective(3.0)
     noise, timesteps = objective.draw(SHAPE, generator("loss"))
     same = losses(objective, Denoiser(adapted), noise, timesteps).raw
@@ -139,11 +139,11 @@ def test_an_example_is_predicted_by_the_network_of_its_timestep() -> None:
     with torch.no_grad():
         high.proj_out.bias += 1
     for network in (low, high):
-        add_lora(network, rank=2, target_modules=["to_q"])
+        add_adapter(network, rank=2, target_modules=["to_q"])
     both, given = Denoiser(low, high, 0.9), batch()
     for timesteps in ([100.0, 899.0], [900.0, 999.0], [950.0, 10.0]):
         t = torch.tensor(timesteps)
-        inputs = inputs_of(given, given.latents, t, device=CPU, dtype=torch.float32)
+        inputs = inputs_of(given, given.latents, t, torch.float32)
         (found,) = both(**inputs, high=(t >= 900).tolist())
         with torch.no_grad():
             expected = [
@@ -233,13 +233,11 @@ def test_inputs_are_those_of_diffusers_pipelines(tmp_path: Any) -> None:
     image.encode_image = lambda *_: clip  # its own resizes otherwise than musubi-tuner's
     seen = _seen(image, i2v, image=picture, **given)
     mine = Batch(noise, text, None, (0,), {FIRST_FRAME: first, CLIP: clip})
-    inputs = inputs_of(mine, noise, seen["timestep"], device=CPU, dtype=torch.float32)
+    inputs = inputs_of(mine, noise, seen["timestep"], torch.float32)
     for name in ("hidden_states", "encoder_hidden_states", "encoder_hidden_states_image"):
         torch.testing.assert_close(inputs[name], seen[name], rtol=0, atol=1e-5, msg=name)
     seen = _seen(WanPipeline(transformer=t2v, **parts), t2v, **given)
-    inputs = inputs_of(
-        Batch(noise, text, None, (0,)), noise, seen["timestep"], device=CPU, dtype=torch.float32
-    )
+    inputs = inputs_of(Batch(noise, text, None, (0,)), noise, seen["timestep"], torch.float32)
     assert inputs["encoder_hidden_states_image"] is None
     for name in ("hidden_states", "encoder_hidden_states"):
         assert torch.equal(inputs[name], seen[name])

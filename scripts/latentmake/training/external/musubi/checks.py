@@ -21,7 +21,7 @@ from latentmake.models.checks import (
     other_task,
     tensors_at,
 )
-from latentmake.models.kinds import LORA, kinds_of, one, weight_file
+from latentmake.models.headers import LORA, kinds_of, one, weight_file
 from latentmake.training.backend import Finding, Verdict
 from latentmake.training.external.musubi.order import MusubiOrder
 

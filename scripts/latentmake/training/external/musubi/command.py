@@ -18,7 +18,7 @@ from latentmake.config.weights import Weights
 from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
 from latentmake.models.files import script_of
-from latentmake.models.kinds import weight_file
+from latentmake.models.headers import weight_file
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.order import MusubiOrder, find
 from latentmake.training.external.order import absolute, command_line, located

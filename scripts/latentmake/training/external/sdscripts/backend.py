@@ -8,7 +8,7 @@ from pathlib import Path
 from latentmake.config import weights
 from latentmake.errors import UserError
 from latentmake.models.checks import ModelFile
-from latentmake.models.kinds import lack
+from latentmake.models.headers import lack
 from latentmake.plan.manifest import rows_of
 from latentmake.training.backend import Finding, image_findings
 from latentmake.training.external.backend import Deployed, Launched

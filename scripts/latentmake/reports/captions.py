@@ -1,0 +1,250 @@
+"""Texts of a run as they are encoded: the tokens that each encoder of its model keeps.
+
+Counts are of the text's own tokens: without those that a tokenizer puts around them (CLIP's BOS and
+EOS, T5's EOS) and without padding. Tokenizers are loaded, networks are not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from statistics import median_low
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from latentmake.caches.tokenizers import clean_caption, load
+from latentmake.config.models import Model
+from latentmake.data.item import Item
+from latentmake.data.texts import read_caption
+from latentmake.errors import SourceError, UserError
+from latentmake.exchange.shapes import text_tokens
+from latentmake.layouts.layout import encoder_name
+from latentmake.models.files import T5_LENGTH
+from latentmake.plan.facts import Facts
+from latentmake.progress import Progress
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_CLIP_SPECIAL, _T5_SPECIAL = 2, 1
+_BARS = 40  # of a histogram
+
+
+class Cut(NamedTuple):
+    """Part of a text that an encoder sees.
+
+    Attributes:
+        tokens: number in the text.
+        kept: number seen, from the first.
+        rest: text of the others; empty where all are seen.
+        words: words that are not seen completely, without commas.
+    """
+
+    tokens: int
+    kept: int
+    rest: str
+    words: tuple[str, ...]
+
+
+def cut(text: str, tokenizer: PreTrainedTokenizerBase, limit: int | None) -> Cut:
+    """Return the parts of a text that an encoder sees and does not see.
+
+    Args:
+        text: as the tokenizer gets it; of Wan, after `caches.tokenizers.clean_caption`.
+        tokenizer: the encoder's. One without offsets gives the rest in its own spelling.
+        limit: tokens that the encoder keeps, as in `limits`; None: all.
+    """
+    placed = bool(tokenizer.is_fast)
+    options = {"add_special_tokens": False, "truncation": False, "verbose": False}
+    found = tokenizer(text, return_offsets_mapping=placed, **options)
+    ids = found["input_ids"]
+    if limit is None or len(ids) <= limit:
+        return Cut(len(ids), len(ids), "", ())
+    if not placed:
+        text, start = tokenizer.decode(ids[limit:], skip_special_tokens=True), 0
+    else:
+        start = found["offset_mapping"][limit][0]
+    words = (each for each in re.finditer(r"[^\s,]+", text) if each.end() > start)
+    return Cut(len(ids), limit, text[start:].strip(), tuple(each[0] for each in words))
+
+
+class Limit(NamedTuple):
+    """Number of tokens that an encoder keeps.
+
+    Attributes:
+        encoder: its name in cache files, such as text_encoder_2; of Wan, umT5.
+        tokens: None where it keeps all, or no configuration on this disk says.
+    """
+
+    encoder: str
+    tokens: int | None
+
+
+def limits(model: Model) -> list[Limit]:
+    """Return how many tokens each text encoder of a model keeps of a caption.
+
+    Raises:
+        ModelError: a configuration cannot be read.
+    """
+    kinds = model.spec.text_encoders or [""] * len(model.text)
+    found = []
+    for number, (kind, place) in enumerate(zip(kinds, model.text, strict=True)):
+        name, longest = encoder_name(number), place.max_length or T5_LENGTH
+        if kind == "umT5":
+            found.append(Limit(kind, min(longest, T5_LENGTH) - _T5_SPECIAL))
+        elif kind == "T5":
+            found.append(Limit(name, longest - _T5_SPECIAL))
+        elif kind:
+            tokens = model.max_token_length
+            found.append(Limit(name, tokens if isinstance(tokens, int) else None))
+        elif (own := text_tokens(place)) is None:
+            found.append(Limit(name, None))
+        else:
+            special = _CLIP_SPECIAL if own.padded else _T5_SPECIAL
+            found.append(Limit(name, own.longest - special))
+    return found
+
+
+class Text(NamedTuple):
+    """One text of an item, and what each encoder keeps of it."""
+
+    text: str
+    seen: list[Cut]
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether an encoder does not see all of it."""
+        return any(each.kept < each.tokens for each in self.seen)
+
+    @property
+    def split(self) -> list[str]:
+        """The text in three parts: kept by all encoders, by some of them, by none."""
+        ends = [
+            len(self.text) - len(seen.rest) if self.text.endswith(seen.rest) else len(self.text)
+            for seen in self.seen
+        ] or [len(self.text)]
+        first, last = min(ends), max(ends)
+        return [self.text[:first], self.text[first:last], self.text[last:]]
+
+
+class Card(NamedTuple):
+    """One item of a dataset with its texts; `fault` says why they cannot be read."""
+
+    dataset: str
+    item: Item
+    texts: list[Text]
+    fault: str = ""
+
+
+class Cards(NamedTuple):
+    """Cards of a run.
+
+    Attributes:
+        cards: one an item.
+        limits: number of tokens that each text encoder sees.
+        faults: a line for each item that is faulty or skipped.
+        notes: lines about what is missing.
+    """
+
+    cards: list[Card]
+    limits: list[Limit]
+    faults: list[str]
+    notes: list[str]
+
+    def encoders(self) -> list[dict[str, Any]]:
+        """Return the lengths of all texts as each encoder sees them."""
+        texts = [text for card in self.cards for text in card.texts]
+        return [
+            _lengths(limit, [text.seen[number] for text in texts])
+            for number, limit in enumerate(self.limits)
+        ]
+
+    def lines(self) -> Iterator[str]:
+        """Yield a line of JSON for each text."""
+        for card in self.cards:
+            for number, text in enumerate(card.texts):
+                encoders = {
+                    limit.encoder: {
+                        "tokens": seen.tokens,
+                        "kept": seen.kept,
+                        "cut": seen.rest,
+                        "words": list(seen.words),
+                    }
+                    for limit, seen in zip(self.limits, text.seen, strict=True)
+                }
+                values = {"dataset": card.dataset, "stem": card.item.stem, "variant": number}
+                yield json.dumps(values | {"text": text.text, "encoders": encoders}) + "\n"
+
+
+def read_cards(facts: Facts, name: str, most: int | None = None) -> Cards:
+    """Read the texts of a run's items, or of `most` of them, spread evenly.
+
+    Raises:
+        UserError: a dataset cannot be read.
+    """
+    run = facts.config.runs[name]
+    limits, see, notes = _token_counter(facts.config.models[run.model])
+    cards, faults = list[Card](), list[str]()
+    found: list[tuple[str, Item]] = []
+    for dataset in run.datasets:
+        items, faulty = facts.items(dataset, run.model)
+        skipped = {each["stem"]: each["line"] for each in facts.skipped(dataset)}
+        faults += [*(fault.line for fault in faulty), *skipped.values()]
+        found += [(dataset, item) for item in items if item.stem not in skipped]
+    if most is not None and (total := len(found)) > most:
+        found = [found[index * (total - 1) // max(1, most - 1)] for index in range(most)]
+        notes.append(f"{most} of {total} items are shown, spread evenly.")
+    for dataset, item in Progress(found, desc=f"captions of {name}", unit="item"):
+        try:
+            own = item.texts
+            if own is None:
+                own = ["" if item.caption is None else read_caption(item.caption)]
+            cards.append(Card(dataset, item, [Text(text, see(text)) for text in own]))
+        except SourceError as error:
+            faults.append(str(error))
+            cards.append(Card(dataset, item, [], str(error)))
+    return Cards(cards, limits, faults, notes)
+
+
+def _token_counter(model: Model) -> tuple[list[Limit], Callable[[str], list[Cut]], list[str]]:
+    """Return the limit of each encoder, and a function from a text to what each keeps of it.
+
+    Where tokens cannot be counted, the third value says why.
+    """
+    try:
+        kept = limits(model) if model.spec.encodes else []
+        tokenizers = [load(place) for place in (model.text if kept else ())]
+    except UserError as error:
+        return [], lambda text: [], [f"tokens are not counted: {error}"]
+    program = "the tokenizers are those of the program that encodes"
+    notes = [] if kept else [f"tokens are not counted: {program}"]
+    cleaned: Callable[[str], str] = clean_caption if model.spec.cleans_captions else str
+
+    @cache
+    def see(text: str) -> list[Cut]:
+        return [
+            cut(cleaned(text), tokenizer, limit.tokens)
+            for tokenizer, limit in zip(tokenizers, kept, strict=True)
+        ]
+
+    return kept, see, notes
+
+
+def _lengths(limit: Limit, seen: Sequence[Cut]) -> dict[str, Any]:
+    """Return the lengths of texts in tokens, in figures and as bars of a histogram."""
+    lengths = [each.tokens for each in seen] or [0]
+    width = -(-(max(lengths) + 1) // _BARS)  # tokens of a bar
+    bars = [0] * (max(lengths) // width + 1)
+    for length in lengths:
+        bars[length // width] += 1
+    return {
+        "name": limit.encoder,
+        "limit": limit.tokens,
+        "texts": len(seen),
+        "cut": sum(each.kept < each.tokens for each in seen),
+        "median": median_low(lengths),
+        "longest": max(lengths),
+        "width": width,
+        "bars": bars if seen else [],
+    }

@@ -1,0 +1,597 @@
+"""Clips and losses that follow a training: orders, keys, records, what is done; no torch here.
+
+A key is a digest of all that shapes a clip or a loss. The records beside the clips have the keys:
+the planner knows what is there, and nothing whose key is unchanged is made again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, StringConstraints
+
+from latentmake import digest
+from latentmake.config.models import Model
+from latentmake.errors import ConfigError, TrainingError
+from latentmake.plan.facts import Facts
+from latentmake.plan.manifest import rows_of, run_folder
+from latentmake.plan.orders import run_order
+from latentmake.plan.state import Difference, short, value_differences
+from latentmake.plan.target import prompt_path
+from latentmake.training.loop.order import Prompt
+from latentmake.training.order import JsonFile, caption_in, lock_content, read_order
+from latentmake.training.wan.dit import WanOrder, lora_files, made_of
+
+FOLDER = "generated"
+"""Folder of the clips of `generate` below that of their run."""
+INDEX = "index.json"
+METRICS = "metrics.json"
+Kind = Literal["real", "base", "adapter"]
+KINDS: tuple[Kind, ...] = ("real", "base", "adapter")
+TIMESTEPS = 10
+"""Timesteps of the losses, spread evenly over the distribution of the training's."""
+CLIP_NAME = r"^[a-z0-9-]+_(real|base|adapter)\.mp4$"
+"""Names of the clips of an evaluation."""
+Figures = dict[str, float | None]
+
+_VERSION = 1  # raised when the same order would give other clips
+_EVALUATION = 1  # raised when the same evaluation would give other results
+_NAME = r"^[a-z0-9-]+_seed-\d+_(base|adapter)\.mp4$"
+_WORDS = 40  # characters of a prompt or a stem in a file's name
+_CAPTIONS = 4  # items whose captions are the prompts where a run names none
+_FRAMES = 81  # where a run trains on images
+_SIZE = {"frames": 0, "width": 0, "height": 0}  # in the place of what each item has
+
+FileDigest = Callable[[Path], str]
+
+
+class ClipSettings(JsonFile):
+    """Settings that shape each clip besides weights, prompt and seed; those of `generate`.
+
+    Attributes:
+        guidance_scale: 1 is none.
+        negative_prompt: "" without guidance.
+        timestep_boundary: share of the timesteps from which on Wan 2.2's network for high noise is
+            used; None of one network.
+        image: digest of the first frame, for image-to-video.
+    """
+
+    frames: int
+    width: int
+    height: int
+    fps: int
+    num_inference_steps: int
+    guidance_scale: float
+    flow_shift: float
+    scheduler: Literal["unipc", "euler"] = "unipc"
+    negative_prompt: str = ""
+    timestep_boundary: float | None = None
+    image: str | None = None
+
+    def values(self) -> dict[str, str | int | float]:
+        """Return those that are set, by name."""
+        return self.model_dump(exclude_none=True)
+
+
+class GenerationOrder(JsonFile):
+    """Order of a run's clips; paths are relative to the working directory.
+
+    Attributes:
+        output: folder of the clips.
+        adapters: files of the LoRA: of Wan 2.2's two networks, that for low noise first.
+        manifest: of the run, for its captions.
+        model: networks, VAE.
+        weights: digest of networks, VAE and text encoder.
+        captions: number of the manifest's first captions that are prompts too.
+        negative: cache file of the negative prompt's embedding; None without guidance.
+        image: path of the first frame, for image-to-video.
+        lora: path of a LoRA that is not the run's own.
+        strength: factor of the LoRA.
+        base: whether each clip is also made without the LoRA.
+        asked: whether the prompts come from the command line.
+        planned: time, in nanoseconds: no two orders are the same file to Snakemake.
+    """
+
+    word: ClassVar[str] = "generate"
+    kind: str
+    run: str
+    output: str
+    adapters: list[str]
+    manifest: str
+    model: Model
+    weights: str
+    prompts: list[Prompt]
+    captions: int
+    negative: str | None
+    seeds: list[int]
+    settings: ClipSettings
+    image: str | None = None
+    lora: str | None = None
+    strength: float = 1.0
+    base: bool
+    asked: bool = False
+    planned: int = 0
+
+    @property
+    def path(self) -> Path:
+        """Path of its file."""
+        return run_order(self.run, self.word, self.planned)
+
+    def key(self, prompt: str, seed: int, adapter: str, **size: int) -> str:
+        """Return the key of a clip of a prompt; `adapter` is the digest of the LoRA, "" for none.
+
+        `size` is frames, width and height, if they differ from the settings'.
+        """
+        shaped = self.settings.values() | size
+        return digest.of_value([_VERSION, self.weights, adapter, prompt, seed, shaped])
+
+    def shown(self) -> dict[str, str | int | float]:
+        """Return all settings of the clips, by name."""
+        lora = {} if self.lora is None else {"lora": self.lora}
+        strength = {} if self.strength == 1 else {"lora_strength": self.strength}
+        return self.settings.values() | lora | strength
+
+    def texts(self) -> list[str]:
+        """Return the texts whose embeddings it needs, besides captions of the run."""
+        negative = [] if self.negative is None else [self.settings.negative_prompt]
+        return [*(each.prompt for each in self.prompts), *negative]
+
+
+class EvaluationOrder(GenerationOrder):
+    """Order of an evaluation: of clips whose prompts and sizes are those of held-out items.
+
+    Attributes:
+        training: path of the training's order.
+        output: folder of results and clips.
+        clips: most items of which clips are made.
+        resolution: name of that of the clips.
+    """
+
+    word: ClassVar[str] = "evaluate"
+    training: str
+    clips: int
+    resolution: str
+
+    def wanted(self, training: WanOrder, adapter: str) -> str:
+        """Return the digest of all that shapes the results of a training with some LoRA.
+
+        Raises:
+            TrainingError: the run's lock is missing or damaged.
+        """
+        made = [self.weights, self.settings.values() | _SIZE, self.seeds[0]]
+        basis = [lock_content(training.lock), adapter, _training_digest(training)]
+        return digest.of_value([_EVALUATION, TIMESTEPS, *basis, self.clips, self.resolution, made])
+
+    def loss_key(self, training: WanOrder, keys: tuple[str, str], adapter: str) -> str:
+        """Return the key of an item's losses, from those of its latents and text, and the LoRA's.
+
+        The digest of the LoRA is "" for none.
+        """
+        made_from = [*keys, _training_digest(training), adapter, TIMESTEPS]
+        return digest.of_value([_EVALUATION, "loss", *made_from])
+
+    def real_key(self, latents: str) -> str:
+        """Return the key of an item's own clip, from that of its latents."""
+        return digest.of_value([_EVALUATION, "real", latents, self.weights, self.settings.fps])
+
+    def drawn_key(
+        self, training: WanOrder, keys: tuple[str, str], adapter: str, size: Sequence[int]
+    ) -> str:
+        """Return the key of a clip of some frames, height and width; see `loss_key`."""
+        latents, text = keys
+        shape = dict(zip(("frames", "height", "width"), size, strict=True))
+        drawn = self.key(text, self.seeds[0], adapter, **shape)
+        first = latents if training.image_to_video else ""
+        return digest.of_value([_EVALUATION, drawn, first, _training_digest(training)])
+
+
+def _training_digest(training: WanOrder) -> str:
+    """Return the digest of a training's network, and of all settings that shape a loss."""
+    settings = training.trainer
+    how = [training.flow_shift, training.boundary, settings.timestep_sampling]
+    return digest.of_value([training.weights, how, settings.mixed_precision])
+
+
+# -- records ---------------------------------------------------------------------------------------
+
+
+class Clip(JsonFile):
+    """A clip in the index.
+
+    Attributes:
+        file: name of the MP4.
+        key: see `GenerationOrder.key`.
+        adapter: digest of the LoRA; "" for a clip without it.
+        asked: whether its prompt came from the command line.
+        size: bytes of the file; 0 of a clip that is still to be drawn.
+    """
+
+    file: Annotated[str, StringConstraints(pattern=_NAME)]
+    key: str
+    prompt: str
+    seed: int
+    adapter: str
+    asked: bool
+    size: int
+
+
+class GenerationIndex(JsonFile):
+    """Index of the clips of a run; written after each of them.
+
+    Attributes:
+        weights: digest of networks, VAE and text encoder.
+        settings: of all clips, see `GenerationOrder.shown`.
+    """
+
+    run: str
+    weights: str
+    settings: dict[str, str | int | float]
+    clips: list[Clip]
+
+
+class Losses(JsonFile):
+    """Losses of one item by one network: one a timestep, and the digest of all that shapes them."""
+
+    key: str
+    values: list[float]
+
+
+class EvaluatedClip(JsonFile):
+    """A clip of an evaluation: the digests of all that shapes it (`key`) and of its file.
+
+    Its figures are of the frames before compression, see `draw.figures_of`.
+    """
+
+    key: str
+    file: Annotated[str, StringConstraints(pattern=CLIP_NAME)]
+    digest: str
+    width: int
+    height: int
+    frames: int
+    figures: Figures
+
+    @classmethod
+    def written(cls, path: Path, key: str, frames: Sequence[Any], figures: Figures) -> Self:
+        """Return the record of a file that holds frames, each [H, W, 3]."""
+        height, width, _ = frames[0].shape
+        return cls(
+            key=key,
+            file=path.name,
+            digest=digest.of_file(path),
+            width=width,
+            height=height,
+            frames=len(frames),
+            figures=figures,
+        )
+
+
+class Result(JsonFile):
+    """Result of one item at one resolution.
+
+    Attributes:
+        name: dataset, stem and resolution.
+        source: path of its image or video.
+        losses: `base` and `adapter`.
+        clips: `real`, `base`, `adapter`; empty for items of which none are made.
+    """
+
+    name: str
+    source: str
+    caption: str
+    losses: dict[str, Losses]
+    clips: dict[Kind, EvaluatedClip] = Field({})
+
+
+class Metrics(JsonFile):
+    """Content of `metrics.json`.
+
+    Attributes:
+        wanted: see `EvaluationOrder.wanted`.
+        timesteps: of the losses, 0 to 1000.
+        loss: mean over the items: `base` and `adapter`, at all timesteps together.
+        loss_by_timestep: the same, one a timestep.
+        figures: `real`, `base`, `adapter` -> figure -> mean over the clips.
+        fps: frames a second of the clips.
+        settings: name -> value, for people.
+        results: one an item and resolution.
+    """
+
+    run: str
+    wanted: str
+    timesteps: list[float]
+    loss: dict[str, float]
+    loss_by_timestep: dict[str, list[float]]
+    figures: dict[Kind, Figures]
+    fps: float
+    settings: dict[str, str]
+    results: list[Result]
+
+    def clips(self) -> Iterator[EvaluatedClip]:
+        """Yield all clips."""
+        for result in self.results:
+            yield from result.clips.values()
+
+
+def clip_name(prompt: str, seed: int, *, adapter: bool) -> str:
+    """Return the name of a clip: some words and the digest of its prompt, seed, with what made."""
+    words, number = _slug(prompt)[:_WORDS].strip("-"), digest.of_bytes(prompt.encode())[:8]
+    made = "adapter" if adapter else "base"
+    return f"{f'{words}-{number}' if words else number}_seed-{seed}_{made}.mp4"
+
+
+def evaluated_name(stem: str, key: str, kind: Kind) -> str:
+    """Return the name of a clip of an evaluation, from its item's stem and its key."""
+    return f"{_slug(stem)[-_WORDS:].strip('-')}-{key[:12]}_{kind}.mp4".removeprefix("-")
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower())
+
+
+def fault_of(clip: EvaluatedClip, folder: str, file_digest: FileDigest = digest.of_file) -> str:
+    """Return what is wrong with a clip's file in a folder; "" where it is as it was written."""
+    path = Path(folder, clip.file)
+    try:
+        return "" if file_digest(path) == clip.digest else f"{path} is not as it was written"
+    except OSError:
+        return f"{path} is missing"
+
+
+# -- state -----------------------------------------------------------------------------------------
+
+
+def adapter_digest(order: GenerationOrder, file_digest: FileDigest = digest.of_file) -> str:
+    """Return the digest of an order's LoRA.
+
+    Raises:
+        TrainingError: a file of it is missing, or cannot be read.
+    """
+    try:
+        files = [file_digest(Path(path)) for path in order.adapters]
+        return digest.of_value(files if order.strength == 1 else [*files, order.strength])
+    except OSError as error:
+        raise TrainingError(
+            f"the trained LoRA cannot be read ({error.strerror})",
+            where=str(error.filename),
+            hint="make it readable, or delete it and give the same command, which trains it again",
+        ) from None
+
+
+def wishes(order: GenerationOrder, adapter: str) -> Iterator[Clip]:
+    """Yield the clips of an order whose prompts are all known, that without the LoRA first."""
+    for prompt in (each.prompt for each in order.prompts):
+        for seed in order.seeds:
+            for used in ("", adapter) if order.base else (adapter,):
+                yield Clip(
+                    file=clip_name(prompt, seed, adapter=bool(used)),
+                    key=order.key(prompt, seed, used),
+                    prompt=prompt,
+                    seed=seed,
+                    adapter=used,
+                    asked=order.asked,
+                    size=0,
+                )
+
+
+def judged(
+    order: GenerationOrder, clips: Iterable[Clip], adapter: str
+) -> tuple[list[Clip], list[Clip]]:
+    """Return the clips that are up to date, the order's first, and those to draw.
+
+    The former include clips of prompts of earlier command lines and, if the order's prompt comes
+    from the command line, those of the configuration.
+    """
+    wanted = {clip.key: clip for clip in wishes(order, adapter)}
+    there = {}
+    for clip in clips:
+        other = (clip.asked or order.asked) and (order.base or clip.adapter)
+        same = clip.seed in order.seeds and clip.adapter in ("", adapter)
+        fits = clip.key == order.key(clip.prompt, clip.seed, clip.adapter)
+        if fits and (clip.key in wanted or (other and same)):
+            with suppress(OSError):  # a clip that is gone is drawn again
+                if Path(order.output, clip.file).stat().st_size == clip.size:
+                    there[clip.key] = clip
+    good = [there[key] for key in dict.fromkeys((*wanted, *there)) if key in there]
+    return good, [clip for key, clip in wanted.items() if key not in there]
+
+
+def clip_reasons(
+    order: GenerationOrder, file_digest: FileDigest = digest.of_file
+) -> list[Difference]:
+    """Return why the clips there are not those of an order.
+
+    Raises:
+        UserError: the LoRA, the manifest or a cache file of text is missing or damaged.
+    """
+    order, adapter = captions_of(order), adapter_digest(order, file_digest)
+    index = GenerationIndex.read(Path(order.output) / INDEX)
+    if index is None:
+        return [Difference("no clip has been drawn yet")]
+    good, missing = judged(order, index.clips, adapter)
+    gone = len(index.clips) - len(good)
+    if not missing and not gone:
+        return []
+    loras = {clip.adapter for clip in index.clips} - {"", adapter}
+    return [
+        *value_differences({"networks": index.weights}, {"networks": order.weights}),
+        *value_differences(index.settings, order.shown()),
+        *(Difference("trained LoRA", short(lora), short(adapter)) for lora in sorted(loras)),
+        Difference(f"clips to draw: {len(missing)}, no longer up to date or asked for: {gone}"),
+    ]
+
+
+def captions_of(order: GenerationOrder) -> GenerationOrder:
+    """Return an order with the captions of the manifest's first trained items among its prompts.
+
+    Raises:
+        UserError: the manifest or a cache file of text is missing or damaged.
+    """
+    if not order.captions:
+        return order
+    rows = (row for row in rows_of(Path(order.manifest)) if not row.validation)
+    files: dict[tuple[str, str], str] = {}
+    for row in rows:
+        files.setdefault((row.dataset, row.stem), row.first_text)
+        if len(files) == order.captions:
+            break
+    texts: dict[str, str] = {}
+    for file in files.values():
+        texts.setdefault(caption_in(file), file)
+    prompts = [Prompt(prompt=caption, text=file) for caption, file in texts.items() if caption]
+    if not prompts:
+        raise TrainingError(
+            "none of the first captions has words to draw a clip from",
+            where=f"run {order.run}",
+            hint=f"set runs.{order.run}.generate.prompts",
+        )
+    return order.model_copy(update={"prompts": [*order.prompts, *prompts], "captions": 0})
+
+
+def result_reasons(
+    order: EvaluationOrder, training: WanOrder, file_digest: FileDigest = digest.of_file
+) -> list[Difference]:
+    """Return why the results of an order are not there, with all their clips as they were written.
+
+    Raises:
+        TrainingError: the LoRA or the run's lock is missing or damaged.
+    """
+    adapter = adapter_digest(order, file_digest)
+    metrics = Metrics.read(Path(order.output) / METRICS)
+    if metrics is None:
+        return [Difference("it has not been evaluated yet")]
+    if metrics.wanted != order.wanted(training, adapter):
+        settings = settings_of(order, training, adapter)
+        known = value_differences({key: metrics.settings.get(key) for key in settings}, settings)
+        return known or [Difference("the items held out, or settings of the evaluation, changed")]
+    faults = (fault_of(clip, order.output, file_digest) for clip in metrics.clips())
+    return [Difference(fault) for fault in faults if fault][:1]
+
+
+def settings_of(order: EvaluationOrder, training: WanOrder, adapter: str) -> dict[str, str]:
+    """Return the settings of an evaluation by name, for people."""
+    clips = order.settings
+    return {
+        "network": ", ".join(filter(None, [training.dit, training.dit_high_noise])),
+        "adapter": adapter[:12],
+        "steps of a clip": str(clips.num_inference_steps),
+        "guidance_scale": str(clips.guidance_scale),
+        "flow_shift of clips": str(clips.flow_shift),
+        "flow_shift of losses": str(training.flow_shift),
+        "scheduler": clips.scheduler,
+        "seed": str(order.seeds[0]),
+        "negative prompt": clips.negative_prompt,
+    }
+
+
+# -- plan ------------------------------------------------------------------------------------------
+
+
+def order_of(path: Path, word: str) -> GenerationOrder:
+    """Read the order of clips or of an evaluation; raises TrainingError."""
+    return read_order(path, GenerationOrder if word == "generate" else EvaluationOrder)
+
+
+def evaluation_folder(run: str) -> Path:
+    """Return the folder of a run's `metrics.json` and clips."""
+    return run_folder(run) / "evaluation"
+
+
+def generation_order(facts: Facts, training: WanOrder) -> GenerationOrder:
+    """Return the order of a run's clips.
+
+    Raises:
+        UserError: the model cannot draw them, or a file is missing.
+    """
+    config, where = facts.config, f"runs.{training.run}"
+    run = config.runs[training.run]
+    model, image = config.models[run.model], config.generation(run).image
+    task = str(model.task)
+    if task.startswith("flf2v") or task.endswith("-FC"):
+        raise ConfigError(
+            f"{task} draws from further pictures, which generate_{training.run} cannot give it",
+            where=f"{where}.model",
+            hint="generate with musubi-tuner, which takes the LoRA",
+        )
+    where, values = f"{where}.generate.image", _values(facts, training)
+    if image is not None:
+        try:
+            seen = {"image": facts.memo.digest_of_file(Path(image))}
+        except OSError as error:
+            what = f"{image} cannot be read ({error.strerror})"
+            hint = "check that the file exists and is readable"
+            raise ConfigError(what, where=where, hint=hint) from None
+        settings = values["settings"].model_copy(update=seen)
+        values |= {"image": image, "settings": settings}
+    elif model.image_to_video:
+        hint = "name the file of the clips' first frame"
+        raise ConfigError(f"{task} draws from a picture", where=where, hint=hint)
+    lora, strength = config.generation(run).lora, config.generation(run).lora_strength
+    if lora is not None:
+        files = lora_files(lora, training.results, f"runs.{training.run}.generate.lora")
+        values |= {"lora": lora, "adapters": files}
+    return GenerationOrder(**values | {"strength": strength})
+
+
+def evaluation_order(facts: Facts, training: WanOrder) -> EvaluationOrder:
+    """Return the order of a run's evaluation; raises ModelError."""
+    run = facts.config.runs[training.run]
+    assert run.validation is not None
+    changes = {
+        "prompts": [],
+        "captions": 0,
+        "output": str(evaluation_folder(training.run)),
+        "training": str(training.path),
+        "clips": run.validation.clips,
+        "resolution": run.resolutions[0].name,
+    }
+    return EvaluationOrder(**_values(facts, training) | changes)
+
+
+def _values(facts: Facts, training: WanOrder) -> dict[str, Any]:
+    """Return the values of the order of a run's clips, without a first frame."""
+    config, name, folder = facts.config, training.run, Path(training.output)
+    run = config.runs[name]
+    model, settings = config.models[run.model], config.generation(run)
+    size = settings.resolution or run.resolutions[0]
+    guided = settings.guidance_scale > 1
+    text = partial(prompt_path, config, run.model)
+    lengths = [0]
+    for dataset in map(config.datasets.__getitem__, run.datasets):
+        if dataset.frame_extraction == "full":
+            lengths.append((dataset.max_frames - 1) // 4 * 4 + 1)
+        else:
+            lengths += dataset.target_frames or []
+    longest = max(lengths) if max(lengths) > 1 else _FRAMES
+    return {
+        "kind": training.kind,
+        "run": name,
+        "output": str(folder / FOLDER),
+        "adapters": [str(folder / each) for each in training.results],
+        "manifest": training.manifest,
+        "model": model,
+        "weights": made_of(model, run.model, facts.memo.digest_of_file),
+        "prompts": [Prompt(prompt=each, text=text(each)) for each in settings.prompts],
+        "captions": 0 if settings.prompts else _CAPTIONS,
+        "negative": text(settings.negative_prompt) if guided else None,
+        "seeds": [settings.seed + number for number in range(settings.videos)],
+        "settings": ClipSettings(
+            frames=settings.frames or longest,
+            width=size.width,
+            height=size.height,
+            fps=settings.fps,
+            num_inference_steps=settings.num_inference_steps,
+            guidance_scale=settings.guidance_scale,
+            flow_shift=settings.flow_shift or training.trainer.shift([size]),
+            scheduler=settings.scheduler,
+            negative_prompt=settings.negative_prompt if guided else "",
+            timestep_boundary=training.boundary,
+        ),
+        "base": settings.base,
+        "asked": config.prompt is not None,
+        "planned": training.planned,
+    }

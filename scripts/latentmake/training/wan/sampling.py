@@ -1,0 +1,277 @@
+"""Drawing of a clip by Wan's network: its condition, its steps, its frames.
+
+The noise follows from seed and size alone: the network with an adapter and the one without begin
+with the same.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from accelerate import cpu_offload_with_hook
+from accelerate.hooks import UserCpuOffloadHook
+from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler, WanPipeline
+from numpy.typing import NDArray
+
+from latentmake.caches.encoders.device import within_memory
+from latentmake.caches.encoders.wan import load_clip_vision
+from latentmake.caches.encoders.wan_vae import CHANNELS, WanVae, load_wan_vae
+from latentmake.caches.pixels.plain import decode
+from latentmake.caches.pixels.scaling import cover
+from latentmake.config.datasets import Dataset
+from latentmake.errors import TrainingError
+from latentmake.files.media import opened
+from latentmake.files.video import write_mp4
+from latentmake.geometry.buckets import Size
+from latentmake.progress import say
+from latentmake.training.wan.clips import ClipSettings, GenerationOrder
+
+TEXT_TOKENS = 512
+"""Tokens that Wan's network attends to; shorter texts are followed by zeros."""
+
+_Pipeline: Any = WanPipeline  # diffusers has no types
+_UniPc: Any = UniPCMultistepScheduler
+_Euler: Any = FlowMatchEulerDiscreteScheduler
+_READING = Dataset(path=".")  # upright, transparency on white
+
+
+class Condition(NamedTuple):
+    """Condition of image-to-video.
+
+    Attributes:
+        latents: mask and latents of the first frame, [20, f, h, w], as the caches have them.
+        image: hidden states of the CLIP image encoder, [257, D], for Wan 2.1.
+    """
+
+    latents: torch.Tensor
+    image: torch.Tensor | None = None
+
+
+def noise_of(seed: int, frames: int, height: int, width: int) -> torch.Tensor:
+    """Return the noise [16, f, h, w] of a clip of 4 f - 3 frames: diffusers', made on a CPU."""
+    shape = CHANNELS, (frames - 1) // 4 + 1, height // 8, width // 8
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def condition_of(order: GenerationOrder, device: torch.device) -> Condition | None:
+    """Return the condition of an order's clips; None where it names no picture.
+
+    The picture covers the clip and is cut around its centre. The encoders are loaded for it alone.
+
+    Raises:
+        SourceError: the picture is gone, damaged, or too narrow.
+        ModelError: an encoder is missing or damaged.
+    """
+    if order.image is None:
+        return None
+    path, model, size = order.image, order.model, order.settings
+    with opened(path) as file:
+        data = file.read()
+    first = cover(decode(data, path, _READING), Size(size.width, size.height), path=path)
+    frame = torch.from_numpy(np.ascontiguousarray(first))[None]
+    pixels = frame.new_zeros(1, size.frames, *frame.shape[1:])
+    pixels[:, 0] = frame
+    vae = load_wan_vae(model.vae, device, torch.float32, tiled=model.vae_cache_cpu)
+    latents = vae.encode_first_frame(pixels, torch.float32)[0].cpu()
+    del vae
+    if model.clip is None:
+        return Condition(latents)
+    half = torch.float32 if device.type == "cpu" else torch.float16
+    seen = load_clip_vision(model.clip, device, half).encode(frame)[0]
+    return Condition(latents, seen.float().cpu())
+
+
+def sample_latents(
+    network: Any,
+    text: torch.Tensor,
+    negative: torch.Tensor | None,
+    noise: torch.Tensor,
+    settings: ClipSettings,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    condition: Condition | None = None,
+    done: Callable[[], object] = lambda: None,
+) -> torch.Tensor:
+    """Draw the normalised latents of one clip, [16, f, h, w], float32, on the CPU.
+
+    Args:
+        network: a `Denoiser` in evaluation mode, on the device.
+        text: embedding of the prompt, [T, D].
+        negative: that of the negative prompt; None without guidance.
+        noise: [16, f, h, w], see `noise_of`.
+        settings: of the steps.
+        device: of the network.
+        dtype: of its input.
+        condition: of image-to-video.
+        done: called after each step.
+    """
+
+    def padded(embedding: torch.Tensor) -> torch.Tensor:
+        kept = embedding[None, :TEXT_TOKENS].to(device, dtype)
+        return torch.nn.functional.pad(kept, (0, 0, 0, TEXT_TOKENS - kept.shape[1]))
+
+    def conditioned(_module: object, args: Any, inputs: dict[str, Any]) -> Any:
+        assert condition is not None
+        first, seen = condition.latents[None].to(device, dtype), condition.image
+        inputs["hidden_states"] = torch.cat([inputs["hidden_states"], first], dim=1)
+        if seen is not None:
+            inputs["encoder_hidden_states_image"] = seen[None].to(device, dtype)
+        return args, inputs
+
+    def stepped(*_: object) -> dict[str, torch.Tensor]:
+        done()
+        return {}
+
+    networks = [each for each in (network.high, network.low) if each is not None]
+    two = {"transformer_2": networks[1], "boundary_ratio": network.boundary} if networks[1:] else {}
+    pipeline = _Pipeline(
+        tokenizer=None,
+        text_encoder=None,
+        vae=None,
+        scheduler=_scheduler(settings),
+        transformer=networks[0],
+        **two,
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    with ExitStack() as hooks:
+        for each in networks:
+            if condition is not None:
+                hook = each.register_forward_pre_hook(conditioned, with_kwargs=True)
+                hooks.enter_context(hook)
+            # Guidance and steps are float32, whatever the network computes in.
+            hook = each.register_forward_hook(lambda module, args, found: (found[0].float(),))
+            hooks.enter_context(hook)
+        latents = pipeline(
+            prompt_embeds=padded(text),
+            negative_prompt_embeds=None if negative is None else padded(negative),
+            latents=noise[None],
+            num_inference_steps=settings.num_inference_steps,
+            guidance_scale=1.0 if negative is None else settings.guidance_scale,
+            callback_on_step_end=stepped,
+            output_type="latent",
+        ).frames
+    found: torch.Tensor = latents[0].float().cpu()
+    return found
+
+
+def _scheduler(settings: ClipSettings) -> Any:
+    shift = settings.flow_shift
+    if settings.scheduler == "euler":
+        return _Euler(shift=shift)
+    return _UniPc(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift)
+
+
+def _frames_of(vae: WanVae, latents: torch.Tensor) -> NDArray[np.uint8] | None:
+    """Decode a clip to [F, H, W, 3]; in tiles where memory does not suffice, else None."""
+    frames = within_memory(vae.decode, latents)
+    if frames is None:
+        say("out of memory: decoding in tiles of 256 x 256 pixels")
+        vae.tile()
+        frames = within_memory(vae.decode, latents)
+    return frames
+
+
+def mp4_decoder(vae: WanVae, fps: int) -> Callable[[torch.Tensor], bytes | None]:
+    """Return what makes an MP4 of a clip's latents; None where memory does not suffice."""
+
+    def decoded(latents: torch.Tensor) -> bytes | None:
+        frames = _frames_of(vae, latents)
+        if frames is None:
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "clip.mp4")
+            write_mp4(file, list(frames), fps)
+            return file.read_bytes()
+
+    return decoded
+
+
+class Painter:
+    """Draws clips of an order's settings, decodes and writes them.
+
+    `dtype` is that of the network's inputs, and `hint` tells what to do if memory does not suffice.
+    """
+
+    def __init__(
+        self, order: GenerationOrder, device: torch.device, dtype: torch.dtype, hint: str
+    ) -> None:
+        self._order, self._device, self._dtype, self._hint = order, device, dtype, hint
+        self._network: Any = None
+        self._negative: torch.Tensor | None = None
+        self._vae: WanVae | None = None
+        self._hooks: list[UserCpuOffloadHook] = []
+
+    def use(self, network: Any, negative: torch.Tensor | None) -> None:
+        """Draw with this network and the embedding of the negative prompt.
+
+        The network is on the device from its first use until a clip is decoded.
+        """
+        self._network, self._negative = network, negative
+        self._hooks = [cpu_offload_with_hook(each, self._device)[1] for each in network.children()]
+        if len(self._hooks) > 1 and self._device.type == "cuda":
+            size = sum(each.numel() * each.element_size() for each in network.parameters())
+            torch.cuda.empty_cache()
+            if 1.5 * size > torch.cuda.mem_get_info()[0]:  # each makes room for the other
+                for hook, other in zip(self._hooks, reversed(self._hooks), strict=True):
+                    hook.hook.prev_module_hook = other
+
+    def draw(
+        self,
+        text: torch.Tensor,
+        noise: torch.Tensor,
+        condition: Condition | None,
+        where: str,
+        done: Callable[[], object],
+    ) -> torch.Tensor:
+        """Return the latents of a clip, drawn by the network in use; see `sample_latents`.
+
+        Raises:
+            TrainingError: memory does not suffice, or the clip is NaN or infinite.
+        """
+        latents = within_memory(
+            sample_latents,
+            self._network,
+            text,
+            self._negative,
+            noise,
+            self._order.settings,
+            device=self._device,
+            dtype=self._dtype,
+            condition=condition,
+            done=done,
+        )
+        if latents is None:
+            what = "memory does not suffice to draw this clip"
+            raise TrainingError(what, where=where, hint=self._hint)
+        if not latents.isfinite().all():
+            hint = "look at the training's loss; lower guidance_scale"
+            raise TrainingError("this clip is NaN or infinite", where=where, hint=hint)
+        return latents
+
+    def write(self, path: Path, latents: torch.Tensor, where: str) -> NDArray[np.uint8]:
+        """Write a clip as MP4; return its frames, [F, H, W, 3].
+
+        Raises:
+            TrainingError: memory does not suffice, even in tiles.
+            StorageError: the disk is full.
+        """
+        for hook in self._hooks:
+            hook.offload()
+        model = self._order.model
+        if self._vae is None:
+            self._vae = load_wan_vae(model.vae, self._device, torch.float32, decoder=True)
+            if model.vae_cache_cpu:
+                self._vae.tile()
+        frames = _frames_of(self._vae, latents)
+        if frames is None:
+            what = "memory does not suffice to decode this clip, even in tiles"
+            raise TrainingError(what, where=where, hint=self._hint)
+        write_mp4(path, frames, self._order.settings.fps)
+        return frames

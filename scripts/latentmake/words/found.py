@@ -1,0 +1,465 @@
+"""Datasets and models on a disk, as `latentmake init` finds them.
+
+Headers tell each network, so nothing is loaded, and names of files hardly count: they choose
+between models of the same network, such as Qwen-Image and Qwen-Image-Edit.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture, Version
+from latentmake.data.item import IMAGE_EXTENSIONS
+from latentmake.errors import DatasetError, ModelError, SourceError
+from latentmake.files.media import VIDEO_EXTENSIONS, opened_video, probe_image, probe_video
+from latentmake.files.safetensors import Tensor
+from latentmake.models.headers import LORA, SUFFIXES, kinds_of, one, tensors_of
+from latentmake.reports.plan_report import counted
+
+_CAPTIONS = (".txt", ".caption")
+_LISTS = ("metadata.jsonl", "metadata.csv")
+_REPEATS = re.compile(r"([1-9]\d{0,5})_(.*\S)")
+_PROBED_IMAGES, _PROBED_VIDEOS = 500, 50
+_BLANK = 64  # bytes: a caption file that may hold no text
+_LONGEST = 33  # frames of a clip: two seconds of Wan
+
+
+class Found(NamedTuple):
+    """A dataset in a folder.
+
+    Attributes:
+        name: for the configuration.
+        path: the folder.
+        items: number of images, or of videos.
+        captioned: number of those with a caption file, or with an entry of `listed`.
+        blank: number of caption files without text.
+        ending: of the caption files.
+        listed: name of its metadata file, if any.
+        sizes: width and height of those that were probed, in pixels.
+        clips: likewise frames, and frames a second; empty for images.
+        repeats: of kohya's `10_sks man`.
+    """
+
+    name: str
+    path: Path
+    items: int
+    captioned: int
+    blank: int = 0
+    ending: str = ".txt"
+    listed: str | None = None
+    sizes: tuple[tuple[int, int], ...] = ()
+    clips: tuple[tuple[int, float], ...] = ()
+    repeats: int = 1
+
+    @property
+    def video(self) -> bool:
+        """Whether it holds videos."""
+        return bool(self.clips)
+
+    @property
+    def words(self) -> str:
+        """The folder's name as a caption: `10_sks man` and `sks_man` are `sks man`."""
+        return (_kohya(self.path) or (1, self.path.absolute().name))[1].replace("_", " ")
+
+    @property
+    def counted(self) -> str:
+        """Its items for people: `30 images`."""
+        return counted(self.items, "video" if self.video else "image")
+
+    @property
+    def sides(self) -> list[float]:
+        """Sides of squares of the same areas, in pixels, the smallest first."""
+        return sorted((width * height) ** 0.5 for width, height in self.sizes)
+
+    @property
+    def described(self) -> str:
+        """One line for people: `30 images, 28 captions, 640 x 480 to 1920 x 1080 pixels`."""
+        areas = sorted(self.sizes, key=lambda size: size[0] * size[1])
+        ends = dict.fromkeys(f"{w} x {h}" for w, h in (*areas[:1], *areas[-1:]))
+        sizes = f", {' to '.join(ends)} pixels" if ends else ""
+        return f"{self.counted}, {counted(self.captioned, 'caption')}{sizes}"
+
+    @property
+    def fps(self) -> float | None:
+        """Frames a second of its videos; None where they differ, or are not known."""
+        rates = {rate for _, rate in self.clips}
+        return next(iter(rates)) or None if len(rates) == 1 else None
+
+    def target_frames(self, fps: float) -> int:
+        """Return the length of a clip, 4 n + 1 frames, that nine of ten videos have.
+
+        Args:
+            fps: frames a second that the model knows.
+        """
+        ends = sorted(int(n * min(1.0, fps / rate) if rate else n) for n, rate in self.clips)
+        return max(1, (min((ends or [1])[len(ends) // 10], _LONGEST) - 1) // 4 * 4 + 1)
+
+
+def slug(name: str) -> str:
+    """Return a name for the configuration: `Michael Gove` becomes `michael_gove`."""
+    plain = unicodedata.normalize("NFKD", name.replace("ß", "ss")).encode("ascii", "ignore")
+    return re.sub(r"[^a-z0-9]+", "_", plain.decode().lower()).strip("_") or "dataset"
+
+
+def _kohya(folder: Path) -> tuple[int, str] | None:
+    """Return repeats and words of a folder that is named as kohya's are; None of others.
+
+    Source: `extract_dreambooth_params` of sd-scripts' library/config_util.py.
+    """
+    match = _REPEATS.fullmatch(folder.name)
+    return (int(match[1]), match[2]) if match else None
+
+
+def found_in(folder: Path) -> list[Found]:
+    """Return the datasets of a folder: its images, its videos, or kohya's folders in it.
+
+    Raises:
+        DatasetError: there is no such folder, or it holds neither images nor videos.
+    """
+    if folder.is_file():
+        hint = "name the folder of the images or videos"
+        if folder.suffix.lower() in (".toml", ".json"):
+            hint = f"for a dataset file of another trainer run `latentmake import {folder}`"
+        raise DatasetError("is a file, not a folder", where=folder, hint=hint)
+    if not folder.is_dir():
+        raise DatasetError("this folder does not exist", where=folder, hint="correct the path")
+    inside = [each for each in sorted(folder.iterdir()) if each.is_dir() and _kohya(each)]
+    found = [one for each in inside for one in _found(each)] or list(_found(folder))
+    if not found:
+        known = ", ".join(sorted(IMAGE_EXTENSIONS | VIDEO_EXTENSIONS))
+        hint = f"put images or videos there ({known})"
+        raise DatasetError("holds neither images nor videos", where=folder, hint=hint)
+    return found
+
+
+def _found(folder: Path) -> Iterator[Found]:
+    """Yield the dataset of images, then that of videos, of a folder with its sub-folders."""
+    below = [each.relative_to(folder) for each in sorted(folder.rglob("*")) if each.is_file()]
+    files = [folder / each for each in below if not any(x.startswith(".") for x in each.parts)]
+    images = [each for each in files if each.suffix.lower() in IMAGE_EXTENSIONS]
+    videos = [each for each in files if each.suffix.lower() in VIDEO_EXTENSIONS]
+    repeats, words = _kohya(folder) or (1, folder.absolute().name)
+    for kind, items in (("images", images), ("videos", videos)):
+        if items:
+            name = f"{slug(words)}_{kind}" if images and videos else slug(words)
+            found = _captions(Found(name, folder, len(items), 0, repeats=repeats), items)
+            yield _probed(found, items, videos=items is videos)
+
+
+def _captions(found: Found, items: list[Path]) -> Found:
+    """Add the captions, from files beside the items or from a metadata file."""
+    files = {ending: [each.with_suffix(ending) for each in items] for ending in _CAPTIONS}
+    there = {ending: [x for x in paths if x.is_file()] for ending, paths in files.items()}
+    ending, captions = max(there.items(), key=lambda each: len(each[1]))
+    listed = next((name for name in _LISTS if (found.path / name).is_file()), None)
+    if not captions and listed is not None:
+        with (found.path / listed).open("rb") as file:
+            rows = sum(1 for line in file if line.strip()) - listed.endswith(".csv")
+        return found._replace(captioned=min(rows, len(items)), listed=listed)
+    blank = sum(x.stat().st_size < _BLANK and not x.read_bytes().strip() for x in captions)
+    ending = ending if captions else ".txt"
+    return found._replace(captioned=len(captions), blank=blank, ending=ending)
+
+
+def _probed(found: Found, items: list[Path], *, videos: bool) -> Found:
+    """Add sizes, lengths and frame rates of some items; a job names those that cannot be read."""
+    sizes, clips = [], []
+    for each in map(
+        str, items[:: -(-len(items) // (_PROBED_VIDEOS if videos else _PROBED_IMAGES))]
+    ):
+        with suppress(SourceError):
+            media = probe_video(each) if videos else probe_image(each)
+            if videos:
+                with opened_video(each) as (_, stream, _):
+                    clips.append((media.frames, round(float(stream.average_rate or 0), 3)))
+            sizes.append((media.width, media.height))
+    return found._replace(sizes=tuple(sizes), clips=tuple(clips) or ((1, 0.0),) * videos)
+
+
+_DEPTH, _MOST = 3, 400  # folders below the one that is named, and files of weights in them
+_LIBRARIES = ("diffusion_pytorch_model", "model", "pytorch_model")
+_LIBRARY = re.compile(rf"({'|'.join(_LIBRARIES)})[.-]")
+_SHARD = re.compile(r"-(\d{5})-of-\d{5}$")
+_PAIRS = ("transformer", "transformer_2", "high_noise_model", "low_noise_model")
+_SHARED = ("diffusion_models", "unet", "checkpoints")
+
+# Architecture, a name of one of its network's tensors, and a word of the path that tells it from
+# another of the same network. The first that fits counts.
+_NETWORKS: tuple[tuple[str, str, str], ...] = (
+    ("sdxl", r"^conditioner\.embedders\.1\.|\b(label_emb\.0|add_embedding)\.", ""),
+    ("sd2", r"^cond_stage_model\.model\.", ""),
+    ("sd1", r"^cond_stage_model\.|\b(input_blocks|down_blocks)\.\d\..*attn2\.", ""),
+    ("framepack", r"\bclean_x_embedder\.", ""),
+    ("hunyuan_video_1_5", r"\bcond_type_embedding\.", ""),
+    ("hunyuan_image", r"\bbyt5_in\.", ""),
+    ("kandinsky5", r"\bvisual_transformer_blocks\.0\.", ""),
+    ("krea2", r"\btxtfusion\.", ""),
+    ("ideogram4", r"\bllm_cond_proj\.", ""),
+    ("hidream_o1", r"\bfinal_layer2\.", ""),
+    ("anima", r"\bllm_adapter\.", ""),
+    ("qwen_image_layered", r"\btransformer_blocks\.0\.img_mod\.", "layered"),
+    ("qwen_image_edit", r"\btransformer_blocks\.0\.img_mod\.", "edit"),
+    ("qwen_image", r"\btransformer_blocks\.0\.img_mod\.", ""),
+    ("z_image", r"(^|\.)(x_pad_token|cap_pad_token|all_x_embedder)\b", ""),
+    ("lumina", r"\bcap_embedder\.", ""),
+    ("flux_2_klein_4b", r"\bdouble_stream_modulation_img\.", "4b"),
+    ("flux_2_klein_9b", r"\bdouble_stream_modulation_img\.", "9b"),
+    ("flux_2_dev", r"\bdouble_stream_modulation_img\.", ""),
+    ("hunyuan_video", r"\bsingle_blocks\.0\.modulation\.linear\.|embedder\.token_refiner\.", ""),
+    ("flux_kontext", r"\b(double_blocks\.0\.img_mod\.lin|single_transformer_blocks)\.", "kontext"),
+    ("flux", r"\b(double_blocks\.0\.img_mod\.lin|single_transformer_blocks)\.", ""),
+    ("sd3", r"\bjoint_blocks\.0\.|\btransformer_blocks\.0\.(norm1_context|ff_context)\.", ""),
+    ("wan", r"\bblocks\.0\.(cross_attn\.k|attn2\.to_k)\.", ""),
+)
+_FLUX_2 = {6144: "flux_2_dev", 3072: "flux_2_klein_4b", 4096: "flux_2_klein_9b"}  # by width
+_KNOWN = "Stable Diffusion, SDXL, SD 3, Flux, Wan, Qwen-Image, Z-Image and others"
+
+
+class Part(NamedTuple):
+    """A network on a disk: a file, or the folder of a diffusers or transformers network.
+
+    Attributes:
+        path: of the file, the first of its shards, or the folder.
+        tensors: by name; of a torch file without shapes.
+    """
+
+    path: Path
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """Kinds of network that it may be, see `models.kinds`."""
+        return kinds_of(self.tensors)
+
+    def has(self, pattern: str) -> bool:
+        """Whether a tensor has such a name."""
+        return any(re.search(pattern, name) for name in self.tensors)
+
+    def shape(self, ending: str) -> tuple[int, ...]:
+        """Return the shape of the first tensor whose name ends so; () where there is none."""
+        return next((x.shape for name, x in self.tensors.items() if name.endswith(ending)), ())
+
+    @property
+    def complete(self) -> bool:
+        """Whether it is a file with VAE, text encoders and network of Stable Diffusion."""
+        return self.has(r"^first_stage_model\.") and self.has(r"^(cond_stage_model|conditioner)\.")
+
+    @property
+    def file(self) -> Path:
+        """The file, or the first of the folder's files of weights."""
+        return self.path if self.path.is_file() else _weights(self.path)[0]
+
+
+class Model(NamedTuple):
+    """A model on a disk.
+
+    Attributes:
+        architecture: facts about it.
+        task: as the configuration has it; None where the architecture has none.
+        networks: that may be trained; all of Wan's are of one task.
+        parts: all networks on the disk.
+        root: the folder that was looked at.
+    """
+
+    architecture: Architecture
+    task: str | None
+    networks: list[Part]
+    parts: list[Part]
+    root: Path
+
+    @property
+    def title(self) -> str:
+        """Its architecture as people call it."""
+        known = self.architecture.scripts or self.architecture.strategies
+        assert known is not None
+        return f"{known.title} {self.task}" if self.task else known.title
+
+    @property
+    def version(self) -> Version | None:
+        """The version of its architecture that its task names; None without musubi-tuner."""
+        scripts = self.architecture.scripts
+        return scripts.versions.get(self.task or "") if scripts else None
+
+    @property
+    def others(self) -> list[Part]:
+        """The networks that are not trained."""
+        return [each for each in self.parts if each not in self.networks]
+
+
+def found_model(place: Path, label: str = "") -> Model:
+    """Return the model in a file or folder.
+
+    Args:
+        place: a file of the network, beside or above the folders of its encoders; a pipeline's
+            folder; or a folder with all files of a model.
+        label: words about it besides those of its path.
+
+    Raises:
+        ModelError: nothing is there, no network that is known, or those of several models.
+    """
+    if not place.exists():
+        raise ModelError("this model does not exist", where=place, hint="correct its path")
+    if _LIBRARY.match(place.name) and (place.parent / "config.json").is_file():
+        place = place.parent  # a file of a folder stands for all of it
+    if place.is_dir() and place.name in _PAIRS:  # a pipeline, or Wan's original release
+        place = place.parent
+    root = place if place.is_dir() else place.parent
+    if root.name in (*_SHARED, *_PAIRS):  # ComfyUI's `models`
+        root = root.parent
+    own = [_of_file(place)] if place.is_file() else []
+    parts = list(own)
+    if not (own and own[0].complete):
+        parts += [x for x in _parts(root) if not own or x.path != place]
+    named = own or [x for x in parts if x.path.is_relative_to(place)]
+    networks: dict[str, list[Part]] = {}
+    for each in named:
+        words = f"{label} {place.absolute().name} {each.path.name}".lower()
+        if name := _name_of(each, words):
+            networks.setdefault(name, []).append(each)
+    if len(networks) > 1:
+        raise several(
+            (f"{found[0].path.name} is {name}" for name, found in networks.items()), place
+        )
+    if not networks:
+        kinds = [kind for each in named for kind in each.kinds.values()]
+        what = f"is {one(kinds[0])}, not a model" if kinds and len(named) == 1 else "holds no model"
+        raise ModelError(what, where=place, hint=f"name the file or folder of one: {_KNOWN}")
+    ((name, found),) = networks.items()
+    if name == WAN.name:
+        return _wan(parts, found, root, place)
+    task = _task(ARCHITECTURES[name], f"{label} {place.name} {found[0].path.name}")
+    return Model(ARCHITECTURES[name], task, found, parts, root)
+
+
+def several(names: Iterable[str], place: Path) -> ModelError:
+    """Return the error of a place with more than one model."""
+    hint = "name the file or folder of one of them"
+    return ModelError(f"holds several models ({', '.join(names)})", where=place, hint=hint)
+
+
+def _name_of(part: Part, words: str) -> str | None:
+    """Return the architecture of a network; None for an encoder, a LoRA and what is unknown."""
+    if LORA in part.kinds:
+        return None
+    for name, pattern, word in _NETWORKS:
+        if part.has(pattern) and word in words:
+            if name == "sd1" and part.shape("attn2.to_k.weight")[-1:] == (1024,):
+                return "sd2"
+            if name in _FLUX_2.values():
+                width = part.shape("double_stream_modulation_img.lin.weight")[-1:]
+                return _FLUX_2.get(width[0], name) if width else name
+            return name
+    return None
+
+
+def _task(architecture: Architecture, label: str) -> str | None:
+    """Return the task whose words a label has, else the first that needs nothing special."""
+    versions = architecture.scripts.versions if architecture.scripts else {}
+    words = re.split(r"[^a-z0-9]+", label.lower())
+
+    def rank(name: str) -> tuple[int, bool, bool, int]:
+        named = sum(any(word.endswith(x) for word in words) for x in re.split("[-_]", name))
+        version = versions[name]
+        free = version.controls[0] == 0 and not version.needs
+        return -named, named == 0 and "base" not in name, not free, len(name)
+
+    return min(versions, key=rank) if len(versions) > 1 else None
+
+
+def _wan(parts: list[Part], networks: list[Part], root: Path, place: Path) -> Model:
+    """Return a Wan model: its task by the channels and the width of its network.
+
+    Raises:
+        ModelError: it is Wan 2.2's 5B model, or one of several models.
+    """
+    width, channels = (*networks[0].shape("patch_embedding.weight"), 5120, 16)[:2]
+    if channels == 48 and width == 3072:
+        what, hint = "is Wan 2.2's 5B model, which no trainer knows", "use Wan 2.1, or Wan 2.2 A14B"
+        raise ModelError(what, where=place, hint=hint)
+    high = [each for each in networks if is_high(each)]
+    if place.is_file():  # the other one of a pair
+        alike = [x for x in parts if x.has(_NETWORKS[-1][1]) and x != networks[0]]
+        pair = [x for x in alike if x.path.name == _other(networks[0].path.name)]
+        networks, high = [*networks, *pair], [*high, *filter(is_high, pair)]
+    if len(networks) > 1 + len(high):
+        raise several((each.path.name for each in networks), place)
+    two = bool(high) or any("low_noise" in str(each.path) for each in networks)
+    reads_clip = networks[0].has(r"\b(img_emb|image_embedder)\.")
+    name = f"{place.name} {networks[0].path.name}".lower()
+    family = "flf2v" if "flf2v" in name else "i2v" if channels == 36 or reads_clip else "t2v"
+    size = "1.3B" if width == 1536 else "14B"
+    if two or (family == "i2v" and channels == 36 and not reads_clip):
+        size = "A14B"
+    task = f"{family}-{size}{'-FC' * (channels == 48)}"
+    return Model(WAN, task, networks, parts, root)
+
+
+def _other(name: str) -> str:
+    """Return the name of the other network of Wan 2.2's pair."""
+    low, high = ("low_noise", "high_noise")
+    return name.replace(low, high) if low in name else name.replace(high, low)
+
+
+def is_high(part: Part) -> bool:
+    """Whether it is Wan 2.2's network for high noise; see `models.files`."""
+    pair = part.path.name == "transformer" and part.path.with_name("transformer_2").is_dir()
+    return pair or "high_noise" in f"{part.path.parent.name}/{part.path.name}"
+
+
+def _parts(root: Path) -> list[Part]:
+    """Return the networks in a folder; those that cannot be read are left out."""
+    found: list[Part] = []
+    for folder, folders, names in os.walk(root, followlinks=True):
+        place = Path(folder)
+        deep = len(place.relative_to(root).parts) >= _DEPTH
+        folders[:] = [] if deep else sorted(x for x in folders if not x.startswith("."))
+        found += _in_folder(place, sorted(names))
+        if len(found) > _MOST:
+            break
+    return found
+
+
+def _in_folder(place: Path, names: list[str]) -> Iterator[Part]:
+    weights = _weights(place) if "config.json" in names else []
+    for file in weights[:1]:
+        with suppress(ModelError):
+            yield _of_file(file)._replace(path=place)
+    for name in names:
+        shard = _SHARD.search(Path(name).stem)
+        of_library = weights and _LIBRARY.match(name)
+        if name.endswith(SUFFIXES) and not of_library and (not shard or shard[1] == "00001"):
+            with suppress(ModelError):
+                yield _of_file(place / name)
+
+
+def _weights(folder: Path) -> list[Path]:
+    """Return the files of weights of a library's folder, safetensors first."""
+    for suffix in SUFFIXES:
+        for stem in _LIBRARIES:
+            if (single := folder / f"{stem}{suffix}").is_file():
+                return [single]
+            if shards := sorted(folder.glob(f"{stem}-*-of-*{suffix}")):
+                return shards
+    return []
+
+
+def _of_file(file: Path) -> Part:
+    """Return the network of a file; of the first of several shards, that of all.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    shards = [file]
+    if match := _SHARD.search(file.stem):
+        shards = sorted(file.parent.glob(f"{file.stem[: match.start()]}-*-of-*{file.suffix}"))
+    try:
+        found = [tensors_of(each) for each in shards]
+    except ValueError as error:
+        raise ModelError(str(error), where=file, hint="name a file of weights") from None
+    return Part(file, {name: x for each in found for name, x in each.items()})

@@ -1,0 +1,116 @@
+"""`latentmake import` and `latentmake adopt`: datasets and caches of other programs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from latentmake.errors import ConfigError
+from latentmake.files.workspace import usable_cores
+from latentmake.plan import store
+from latentmake.plan.build import alone
+from latentmake.plan.run_plan import RunPlan
+from latentmake.plan.target import PROMPTS
+from latentmake.words.project import ConfigFiles, Directory, opened
+
+if TYPE_CHECKING:
+    from latentmake.exchange.adoption import Format
+
+
+def import_(
+    file: Annotated[
+        Path, typer.Argument(help="Dataset file of musubi-tuner or sd-scripts, TOML or JSON.")
+    ],
+    name: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Name of the run.", show_default="the file's")
+    ] = None,
+    architecture: Annotated[
+        str | None,
+        typer.Option(help="Architecture of the model.", show_default="as the caches say"),
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="Task of the model, such as t2v-14B.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="File to write.", show_default="print it")
+    ] = None,
+    directory: Directory = None,
+) -> None:
+    """Make a configuration of another trainer's dataset file; notes in it say what differs."""
+    from latentmake.exchange.datasets_toml import imported, write
+
+    if directory is not None and not directory.is_dir():
+        raise ConfigError("there is no such folder", where=directory, hint="check --directory")
+    os.chdir(directory or ".")
+    run = name or re.sub(r"[^A-Za-z0-9_.-]+", "_", file.stem).lstrip("_.-")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", run):
+        hint = "use letters, digits, `.`, `_` and `-`"
+        raise ConfigError("is no name of a run", where=f"--name {run}", hint=hint)
+    found = imported(file, run, architecture, task)
+    for path, data in found.written.items():
+        write(Path(path), data)
+    if output is None:
+        typer.echo(found.text, nl=False)
+    else:
+        write(output, found.text.encode())
+        typer.echo(
+            f"{output}: runs {', '.join(found.values['runs'])}; the first lines say what differs"
+        )
+
+
+def adopt(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs of the configuration.")],
+    configfile: ConfigFiles = None,
+    directory: Directory = None,
+) -> None:
+    """Take over caches that other programs made of a run's items; nothing is encoded."""
+    from latentmake.exchange.ai_training import plan_adopt
+    from latentmake.exchange.trainer_caches import TrainerCaches
+
+    with opened(configfile, directory, encoders=True) as project, alone():
+        facts, names = project.facts, project.run_names(runs)
+        plans = project.plan(names).runs
+        for name in names:
+            run, form = project.config.runs[name], None
+            if facts.layout(run.model).external:
+                datasets = project.config.datasets
+                form = TrainerCaches(
+                    name, {each: datasets[each].adopt_from for each in run.datasets}
+                )
+            adopt_run(plans[name], form or plan_adopt(facts, name), say=typer.echo)
+
+
+def adopt_run(plan: RunPlan, form: Format, *, say: Callable[[str], None]) -> Counter[str]:
+    """Adopt the stale targets of a run; no build runs meanwhile.
+
+    Args:
+        plan: of the run.
+        form: of the other program's files.
+        say: receives why files are not adopted, and the sum.
+
+    Returns:
+        Number of targets in each of `adoption.STATES`.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+    """
+    from latentmake.exchange.adoption import FRESH, STATES, WITHOUT, adopt
+
+    orders = [
+        order
+        for order in plan.orders
+        if order.dataset != PROMPTS and not order.reuses and form.takes(order)
+    ]
+    states = [state for part, state in plan.parts.items() if part.dataset != PROMPTS]
+    stale = sum(len(order.paths) for order in orders)
+    total = Counter({FRESH: sum(state.fresh for state in states)})
+    total[WITHOUT] = sum(len(state.stale) for state in states) - stale
+    store.keep(orders)
+    total += adopt(orders, form, say=say, threads=usable_cores())
+    store.forget_made(orders)
+    say(f"{plan.name}: " + ", ".join(f"{total[state]} {state}" for state in STATES))
+    return total

@@ -1,0 +1,255 @@
+"""The words that write a page: `latentmake captions`, `report` and `compare`.
+
+`compare` matches runs by prompt text and step, and generated clips by prompt and seed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from pydantic import JsonValue
+
+from latentmake.config.root import Config
+from latentmake.errors import ConfigError, TrainingError, UserError
+from latentmake.files import atomic
+from latentmake.plan.manifest import run_folder
+from latentmake.reports.captions import read_cards
+from latentmake.reports.cards import page_data
+from latentmake.reports.page import FPS, ClipSources, Pictures, as_text, write_page
+from latentmake.reports.report import write_report
+from latentmake.training.loop.order import PictureIndex, read_index
+from latentmake.training.order import Record
+from latentmake.training.wan.clips import FOLDER, INDEX, GenerationIndex
+from latentmake.words.project import ConfigFiles, Directory, Json, Open, Run, opened, show_page
+
+_ON_PAGE = 20_000  # items: a browser needs seconds for as many
+PLAYED = frozenset({".mp4", ".webm"})
+"""Endings of clips that browsers play."""
+_ALL_STEPS = "*"
+_DIGEST = 12  # digits of a digest on a page
+_LONGEST = 100  # characters of runs' names in the name of a page
+
+
+def captions(
+    run: Run,
+    open_page: Open = False,
+    as_json: Json = False,
+    configfile: ConfigFiles = None,
+    directory: Directory = None,
+) -> None:
+    """Write a page with every text of a run as it is encoded, its tokens, and what is cut off."""
+    path = Path(f"reports/captions_{run}.html")
+    with opened(configfile, directory) as project:
+        project.run_names([run])
+        found = read_cards(project.facts, run)
+        lines, cards = [*found.lines()], found.cards
+        atomic.write(path.with_suffix(".jsonl"), "".join(lines).encode())
+        if (left := len(cards) - _ON_PAGE) > 0:
+            found.notes.append(f"{left} more are in the JSONL file beside this page.")
+            cards = sorted(cards, key=lambda card: not any(text.is_cut for text in card.texts))
+        data = page_data(project.facts, run, found, cards[:_ON_PAGE])
+        write_page(path, "cards", f"Captions of {run}", data)
+    if as_json:
+        typer.echo("".join(lines), nl=False)
+        return
+    for line in found.notes:
+        typer.echo(line)
+    for each in found.encoders():
+        cut = f"{each['cut']} of {each['texts']} texts are cut"
+        typer.echo(f"{each['name']}: {cut}, the longest has {each['longest']} tokens")
+    for fault in found.faults:
+        typer.echo(f"faulty: {fault}")
+    show_page(path, open_page=open_page)
+
+
+def report(
+    run: Run,
+    open_page: Open = False,
+    configfile: ConfigFiles = None,
+    directory: Directory = None,
+) -> None:
+    """Write a page with the caches of a run, its training, its buckets and its items."""
+    path = Path(f"reports/report_{run}.html")
+    with opened(configfile, directory) as project:
+        (name,) = project.run_names([run])
+        write_report(project.facts, project.plan([name]).runs[name], path)
+    show_page(path, open_page=open_page)
+
+
+def compare(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs with sample pictures.")],
+    open_page: Open = False,
+    configfile: ConfigFiles = None,
+    directory: Directory = None,
+) -> None:
+    """Write a page with the sample pictures and clips of runs; nothing is trained."""
+    with opened(configfile, directory) as project:
+        found = [pictured(project.config, name) for name in project.run_names(runs)]
+    path = page_path([run.name for run in found])
+    write_comparison(found, path, typer.echo)
+    if open_page:
+        typer.launch(path.absolute().as_uri())
+
+
+# -- a comparison ---------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """A row of a page.
+
+    Attributes:
+        occurrence: of the prompt, from 0.
+        seed: of a generated clip.
+    """
+
+    prompt: str
+    occurrence: int = 0
+    seed: int | None = None
+
+    @property
+    def label(self) -> str:
+        """Its text on the page."""
+        text = as_text(self.prompt) or "(the empty prompt)"
+        if self.seed is not None:
+            return f"{text} (seed {self.seed})"
+        return f"{text} ({self.occurrence + 1})" if self.occurrence else text
+
+
+class Pictured(NamedTuple):
+    """A run with pictures, clips or both."""
+
+    name: str
+    samples: PictureIndex | None
+    clips: GenerationIndex | None
+
+    def files(self) -> Iterator[tuple[Row, str, Path]]:
+        """Yield row, step and path of each picture; generated clips are of all steps."""
+        folder = run_folder(self.name)
+        if self.samples is not None:
+            for step, names in zip(self.samples.steps, self.samples.files, strict=True):
+                seen: Counter[str] = Counter()
+                for prompt, name in zip(self.samples.prompts, names, strict=True):
+                    row = Row(prompt, seen[prompt])
+                    seen[prompt] += 1
+                    if name is not None:
+                        yield row, str(step), folder / "samples" / name
+        for clip in self.clips.clips if self.clips else ():
+            if clip.adapter:
+                yield Row(clip.prompt, seed=clip.seed), _ALL_STEPS, folder / FOLDER / clip.file
+
+    def settings(self) -> dict[str, JsonValue]:
+        """Return its settings, names joined by dots."""
+        own: dict[str, JsonValue] = {**self.samples.settings} if self.samples else {}
+        if self.clips is not None:
+            own["generate"] = {**self.clips.settings}
+        return dict(_flat(own))
+
+
+def index_of(run: str) -> PictureIndex | None:
+    """Return the index of a run's pictures; None without pictures of the present weights."""
+    index = read_index(run_folder(run) / "samples")
+    record = Record.read(run_folder(run) / "training.json")
+    if index is None or not index.prompts or not index.steps:
+        return None
+    return index if record is None or record.wanted == index.wanted else None
+
+
+def pictured(config: Config, name: str) -> Pictured:
+    """Return a run with its pictures.
+
+    Raises:
+        UserError: it has none; the hint says how to make them.
+    """
+    clips = GenerationIndex.read(run_folder(name) / FOLDER / INDEX)
+    found = Pictured(name, index_of(name), clips if clips is not None and clips.clips else None)
+    if found.samples is None and found.clips is None:
+        raise _without_pictures(config, name)
+    return found
+
+
+def _without_pictures(config: Config, name: str) -> UserError:
+    run = config.runs[name]
+    draws = getattr(run.trainer, "draws", None)
+    if draws is None:
+        what = "draws no sample pictures: only the trainers sd and wan do"
+        return ConfigError(what, where=f"run {name}")
+    if not draws:
+        hint = f"make clips: snakemake --cores all generate_{name}"
+        hint = hint if run.generate else "set `samples: {prompts: [...]}` of its trainer"
+        return ConfigError("draws no samples without prompts", where=f"run {name}", hint=hint)
+    hint = f"make them: snakemake --cores all train_{name}"
+    return TrainingError("has no sample pictures yet", where=f"run {name}", hint=hint)
+
+
+def page_path(names: Sequence[str]) -> Path:
+    """Return the path of the page of some runs."""
+    joined = "_vs_".join(names)
+    if len(joined) > _LONGEST:
+        joined = f"{names[0][:_LONGEST]}_and_{len(names) - 1}_more"
+    return Path("reports", f"compare_{joined}.html")
+
+
+def write_comparison(runs: Sequence[Pictured], path: Path, say: Callable[[str], object]) -> None:
+    """Write the page of some runs; `say` receives pictures that cannot be shown, and its size.
+
+    Raises:
+        StorageError: the page cannot be written.
+    """
+    values = gather(runs, path, say)
+    size = write_page(path, "compare", values["title"], values)
+    say(f"{path}: {len(values['pictures'])} pictures, {size}")
+
+
+def gather(runs: Sequence[Pictured], path: Path, say: Callable[[str], object]) -> dict[str, Any]:
+    """Return the values of the page at a path; `say` receives pictures that cannot be shown."""
+    found = {run.name: [*run.files()] for run in runs}
+    files = [file for each in found.values() for _, _, file in each]
+    clips = [file for file in files if file.suffix.lower() in PLAYED]
+    pictures = Pictures(len(files) - len(clips), ClipSources(path, clips))
+    rows = list(dict.fromkeys(row for each in found.values() for row, _, _ in each))
+    sides = []
+    for name, each in found.items():
+        cells: dict[Row, dict[str, int | str]] = {row: {} for row in rows}
+        for row, step, file in each:
+            cells[row][step] = pictures.add(file)
+        sides.append({"name": name, "cells": [*cells.values()]})
+    for fault in pictures.faults:
+        say(f"not shown: {fault}")
+    speeds = [float(run.clips.settings.get("fps", FPS)) for run in runs if run.clips]
+    return {
+        "title": " vs ".join(found),
+        "sides": sides,
+        "rows": [row.label for row in rows],
+        "steps": sorted({step for run in runs if run.samples for step in run.samples.steps}),
+        "pictures": pictures.embedded,
+        "clips": pictures.clips,
+        "fps": max(speeds, default=FPS),
+        "settings": settings_table([run.settings() for run in runs]),
+    }
+
+
+def _flat(settings: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _text(key: str, value: JsonValue) -> str:
+    if key in ("weights", "data") and isinstance(value, str):
+        return value[:_DIGEST]
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def settings_table(settings: Sequence[Mapping[str, JsonValue]]) -> list[tuple[str, list[str]]]:
+    """Return the settings of runs: (name, a text for each run, "–" for a missing one)."""
+    keys = dict.fromkeys(key for each in settings for key in each)
+    return [
+        (key, [_text(key, each[key]) if key in each else "–" for each in settings]) for key in keys
+    ]

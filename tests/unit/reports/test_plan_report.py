@@ -1,0 +1,88 @@
+"""A plan counts pictures that do not fit, and names faults in the order of their lines."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from latentmake.config.root import parse
+from latentmake.data.item import Fault
+from latentmake.index.memo import Memo
+from latentmake.plan.facts import Facts
+from latentmake.plan.planner import make_plan
+from latentmake.plan.run_plan import Plan, RunPlan
+from latentmake.reports import plan_report
+from latentmake.reports.plan_report import fitting_lines, plan_table
+from PIL import Image
+
+SDXL = {"architecture": "sdxl", "layout": "sdscripts", "vae": "vae", "text": ["a", "b"]}
+
+
+def lines(
+    sizes: dict[str, tuple[int, int]], model: dict[str, Any] = SDXL, **changes: Any
+) -> list[str]:
+    """Return the lines for a folder of pictures of some sizes."""
+    for name, size in sizes.items():
+        Path("data").mkdir(exist_ok=True)
+        Image.new("RGB", size).save(f"data/{name}.png")
+        Path(f"data/{name}.txt").write_text(name)
+    values = {
+        "datasets": {"cats": {"path": "data", **changes}},
+        "models": {"big": model},
+        "runs": {"first": {"datasets": "cats", "model": "big", "resolutions": [256, 512]}},
+    }
+    facts = Facts(parse(values), Memo(None), encoders=False)
+    return [*fitting_lines(facts, make_plan(facts, ["first"]))]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_enlarged_and_cut_pictures_are_counted_for_each_resolution() -> None:
+    sizes = {"small": (128, 200), "wide": (1400, 512), "tall": (512, 1400), "right": (512, 512)}
+    assert lines(sizes) == [
+        "cats at 256: of 4 pictures, 1 is enlarged (up to 2 times), 2 are cut by more than half",
+        "cats at 512: of 4 pictures, 1 is enlarged (up to 4 times), 2 are cut by more than half",
+    ]
+
+
+def test_buckets_cut_little_and_rounding_enlarges_nothing() -> None:
+    assert lines({"wide": (1400, 700), "near": (511, 511)}, fit="bucket") == []
+    assert lines({"small": (100, 100)}, fit="bucket", bucket_no_upscale=True) == []
+
+
+PLAIN = {"vae": "vae", "text": "a"}
+
+
+def test_images_of_our_own_trainers_are_counted_by_their_headers() -> None:
+    assert lines({"small": (128, 200), "wide": (1400, 512)}, PLAIN) == [
+        "cats at 256: of 2 pictures, 1 is enlarged (up to 2 times), 1 is cut by more than half",
+        "cats at 512: of 2 pictures, 1 is enlarged (up to 4 times), 1 is cut by more than half",
+    ]
+
+
+def test_an_unreadable_image_is_left_out() -> None:
+    Path("data").mkdir()
+    Path("data/broken.png").write_bytes(b"no image")
+    Path("data/broken.txt").write_text("broken")
+    assert lines({"small": (256, 256)}, PLAIN) == [
+        "cats at 512: of 1 picture, 1 is enlarged (up to 2 times)"
+    ]
+
+
+def test_of_a_large_dataset_some_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_report, "_LOOKED_AT", 3)
+    (line,) = lines({f"{number}": (400, 400) for number in range(8)}, PLAIN)
+    assert line == "cats at 512: of 3 pictures, 3 are enlarged (up to 1.28 times)"
+
+
+def test_faults_of_a_list_stand_in_the_order_of_its_lines() -> None:
+    numbers = (10, 4, 5, 47)
+    faults = [Fault(f"list.jsonl, line {x}", "a", "is not JSON", "correct it") for x in numbers]
+    table = plan_table(Plan({"r": RunPlan("r", {}, faults={"d": faults})}, []))
+    found = re.findall(r"faulty: list\.jsonl, line (\d+): is not JSON; correct it", table)
+    assert found == ["4", "5", "10", "47"]
