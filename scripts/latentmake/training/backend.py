@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from tabulate import tabulate
-
 from latentmake.errors import TrainingError
 from latentmake.files.media import IMAGE_FORMATS
 from latentmake.models.checks import ModelFile
@@ -37,6 +35,8 @@ class Finding(NamedTuple):
 
 def checklist(findings: Iterable[Finding]) -> str:
     """Return the checklist as a table, a verdict each."""
+    from tabulate import tabulate  # which jobs that only encode do not have
+
     return tabulate(
         [[each.what, each.verdict, each.note] for each in findings],
         headers=["checked", "verdict", "note"],
