@@ -17,7 +17,7 @@ import pytest
 from conftest import sources
 from latentmake.config.root import parse
 from latentmake.training.external.musubi.command import local_arguments
-from latentmake.training.external.sdscripts import command as sdscripts
+from latentmake.training.external.sdscripts import order as sdscripts
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
 from rows_world import ROWS, make_row_run
 

@@ -24,9 +24,8 @@ from latentmake.plan.manifest import ManifestOrder, write_manifest
 from latentmake.plan.planner import make_plan
 from latentmake.training.backend import Finding
 from latentmake.training.external.sdscripts.backend import SdScripts
-from latentmake.training.external.sdscripts.command import local_arguments
 from latentmake.training.external.sdscripts.deploy import deploy
-from latentmake.training.external.sdscripts.order import SdScriptsOrder
+from latentmake.training.external.sdscripts.order import SdScriptsOrder, local_arguments
 from order_world import carry_out
 from safetensors.torch import load_file, save_file
 

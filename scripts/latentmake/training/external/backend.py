@@ -34,6 +34,8 @@ from latentmake.training.external.publish import Publication
 from latentmake.training.order import read_order
 
 Order = TypeVar("Order", bound=ExternalOrder)
+Deployed = tuple[Path, Changes]
+"""Folder of links, and what was done to it."""
 
 
 class Launched(Backend, Generic[Order]):
@@ -62,8 +64,8 @@ class Launched(Backend, Generic[Order]):
         """Check settings against the program's sources, and its needs against this machine."""
 
     @abstractmethod
-    def deploy(self, order: Order) -> tuple[Path, Changes] | None:
-        """Write what the program reads besides the caches; return the folder of links, if any."""
+    def deploy(self, order: Order) -> Deployed | None:
+        """Write what the program reads besides the caches; None where nothing is linked."""
 
     @abstractmethod
     def command(self, order: Order, program: Installation, resume: Resume) -> list[str]:

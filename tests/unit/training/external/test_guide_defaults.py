@@ -16,8 +16,8 @@ from latentmake.plan.run_plan import RunPlan
 from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.command import local_arguments
 from latentmake.training.external.musubi.order import MusubiOrder
-from latentmake.training.external.sdscripts.command import local_arguments as sdscripts_arguments
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
+from latentmake.training.external.sdscripts.order import local_arguments as sdscripts_arguments
 from latentmake.training.sd.unet import SdOrder
 from latentmake.training.wan.dit import WanOrder
 from musubi_world import RUN, called, make_run, stand_in, write_order

@@ -9,11 +9,10 @@ import glob
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from latentmake.files.sync import Changes
 from latentmake.models.checks import ModelFile
 from latentmake.plan.manifest import rows_of
 from latentmake.training.backend import Finding, image_findings, of_faults
-from latentmake.training.external.backend import Launched
+from latentmake.training.external.backend import Deployed, Launched
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.checks import model_files, networks, precision, space
 from latentmake.training.external.musubi.command import MODULES, local_arguments, pick_attention
@@ -76,7 +75,7 @@ class Musubi(Launched[MusubiOrder]):
         yield of_faults("cache folders", faults, many if folders[1:] else "1 folder")
         yield space(order, models)
 
-    def deploy(self, order: MusubiOrder) -> tuple[Path, Changes] | None:
+    def deploy(self, order: MusubiOrder) -> Deployed | None:
         """Write the dataset TOML, and link the caches of items with several texts."""
         changes = deploy(order)
         return None if changes is None else (Path(order.output, DEPLOYED), changes)

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from latentmake.config import weights
 from latentmake.errors import UserError
-from latentmake.files.sync import Changes
 from latentmake.models.checks import ModelFile
+from latentmake.models.headers import lack
 from latentmake.plan.manifest import rows_of
 from latentmake.training.backend import Finding, image_findings
-from latentmake.training.external.backend import Launched
+from latentmake.training.external.backend import Deployed, Launched
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.order import Resume
-from latentmake.training.external.sdscripts.command import local_arguments, model_files
 from latentmake.training.external.sdscripts.deploy import deploy, deployed
-from latentmake.training.external.sdscripts.order import SdScriptsOrder
+from latentmake.training.external.sdscripts.order import (
+    SdScriptsOrder,
+    encoder_places,
+    local_arguments,
+)
 from latentmake.training.external.sdscripts.publish import SdScriptsPublication
 
 
@@ -55,10 +59,35 @@ class SdScripts(Launched[SdScriptsOrder]):
             note = f"{program.folder} may be too old to read sizes from metadata: update it"
             yield Finding("version", "warning", note)
 
-    def deploy(self, order: SdScriptsOrder) -> tuple[Path, Changes]:
+    def deploy(self, order: SdScriptsOrder) -> Deployed:
         """Link images and caches into the folder that sd-scripts reads."""
         folder = Path(order.output, "sdscripts")
         return folder, deploy(order, folder)
 
     def command(self, order: SdScriptsOrder, program: Installation, resume: Resume) -> list[str]:
         return [str(program.script(program.program.script)), *local_arguments(order, resume)]
+
+
+def model_files(order: SdScriptsOrder) -> Iterator[ModelFile]:
+    """Yield the checkpoint, inspected, and the encoders that a script cannot be given."""
+    yield ModelFile("checkpoint", order.model.checkpoint or "", fault=_checkpoint_fault(order))
+    keys = {file.flag: file.key for file in order.strategies.files}
+    for flag, path in encoder_places(order).items() if order.strategies.insists else ():
+        place = Path(path)
+        if not (place.is_file() or (flag in order.strategies.folders and place.is_dir())):
+            fault = f"is no file: name one, or add [{flag}, FILE] to the trainer's `arguments`"
+            yield ModelFile(keys[flag], path, fault=fault)
+
+
+def _checkpoint_fault(order: SdScriptsOrder) -> str:
+    place, title = Path(order.model.checkpoint or ""), order.architecture
+    if not place.exists():
+        return weights.absence(place)
+    if not (place.is_file() or place.is_dir()):
+        return "is no regular file"
+    if place.is_dir() and order.model.spec.single_file:
+        hint = "name the .safetensors file of the original release"
+        return f"is a folder, and sd-scripts reads {title} from one file: {hint}"
+    if place.suffix != ".safetensors":
+        return ""
+    return lack(place, order.strategies.marks, f"network of {title}")

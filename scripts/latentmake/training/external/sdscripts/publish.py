@@ -15,18 +15,19 @@ from latentmake.training.backend import Finding
 from latentmake.training.external.installation import Installation, elsewhere
 from latentmake.training.external.order import located
 from latentmake.training.external.publish import Files, Kind, Made, Publication, Step
-from latentmake.training.external.sdscripts.command import (
-    caching_arguments,
-    encoder_places,
-    training_arguments,
-)
 from latentmake.training.external.sdscripts.deploy import (
     METADATA,
     bucket_settings,
     dataset_toml,
     deployed,
 )
-from latentmake.training.external.sdscripts.order import SdScriptsOrder, find
+from latentmake.training.external.sdscripts.order import (
+    SdScriptsOrder,
+    caching_arguments,
+    encoder_places,
+    find,
+    training_arguments,
+)
 
 
 class SdScriptsPublication(Publication[SdScriptsOrder]):

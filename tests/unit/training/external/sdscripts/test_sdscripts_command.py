@@ -19,20 +19,20 @@ from latentmake.errors import CacheError, SourceError, TrainingError
 from latentmake.layouts.layout import SdScripts as Names
 from latentmake.training.external.launch import prepare
 from latentmake.training.external.order import Resume, accelerate_arguments
-from latentmake.training.external.sdscripts.command import (
-    caching_arguments,
-    encoder_places,
-    local_arguments,
-    model_files,
-    training_arguments,
-)
+from latentmake.training.external.sdscripts.backend import model_files
 from latentmake.training.external.sdscripts.deploy import (
     dataset_toml,
     default_blocks,
     deploy,
     deployed,
 )
-from latentmake.training.external.sdscripts.order import SdScriptsOrder
+from latentmake.training.external.sdscripts.order import (
+    SdScriptsOrder,
+    caching_arguments,
+    encoder_places,
+    local_arguments,
+    training_arguments,
+)
 from latentmake.training.external.sdscripts.publish import SdScriptsPublication
 from latentmake.training.order import RunFiles, Wanted
 from pydantic import ValidationError
