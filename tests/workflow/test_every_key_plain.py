@@ -159,7 +159,9 @@ CHANGES: dict[Key, Change] = {
     ),
     ("runs", "model"): Change("other", makes=frozenset({"latents", "text"}), why="under its name"),
     ("runs", "resolutions"): Change([32, 16]),
-    ("runs", "validation", "items"): Change(2, before={"items": 1}),
+    ("runs", "validation", "items"): Change(
+        2, before={"items": 1}, makes=frozenset({"manifest"}), why="no setting of the trainer"
+    ),
     ("runs", "validation", "clips"): nothing(1, "sd draws no clips", before={"items": 1}),
     ("runs", "validation", "every"): Change(1, before={"items": 1}),
     # -- its trainer

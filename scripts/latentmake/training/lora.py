@@ -24,7 +24,10 @@ ADAPTER = "default"
 """Name of the LoRA in its network: peft's own."""
 
 _MATRICES = {"lora_A": "lora_down", "lora_B": "lora_up"}  # peft's names, and kohya's
-_FAULTS = (LatentmakeError, OSError, ValueError, TypeError, LookupError, AttributeError)
+_FAULTS = (
+    *(LatentmakeError, OSError, ValueError, TypeError, LookupError, AttributeError),
+    *(RuntimeError, SafetensorError),
+)
 
 
 def add_adapter(
@@ -147,7 +150,7 @@ def load_lora(
         if (rank, alpha) != (config.r, config.lora_alpha):
             raise ValueError("it has another rank or alpha")
         _copy(network, file, [lambda layer: f"{prefix}.{layer}"])
-    except (*_FAULTS, RuntimeError, SafetensorError) as error:
+    except _FAULTS as error:
         raise unreadable(error, file) from None
 
 
@@ -159,7 +162,7 @@ def begin_lora(network: Any, file: Path, places: Sequence[Place]) -> None:
     """
     try:
         _copy(network, file, places)
-    except (*_FAULTS, RuntimeError, SafetensorError) as error:
+    except _FAULTS as error:
         raise misfit(error, file, "trainer") from None
 
 

@@ -211,21 +211,13 @@ def read_order(path: Path, kind: type[_Order]) -> _Order:
 
 
 def lock_digest(path: str) -> str:
-    """Return the digest of all keys that a `dataset.lock` holds, of items that train.
-
-    Raises:
-        TrainingError: it is missing or damaged.
-    """
+    """Return the digest of a `dataset.lock`'s keys, of items that train; raises TrainingError."""
     lock = _lock(path)
     return str(lock.get("trained") or lock["digest"])
 
 
 def lock_content(path: str) -> str:
-    """Return the digest of all keys that a `dataset.lock` holds, of items held out too.
-
-    Raises:
-        TrainingError: it is missing or damaged.
-    """
+    """Return the same of items held out too."""
     return str(_lock(path)["digest"])
 
 
@@ -263,43 +255,26 @@ _POINTS = 20
 
 
 class RunFiles:
-    """The files below a run's output folder.
-
-    Attributes:
-        results: files of the trained weights, under these names only once they are complete.
-        weights: the first of them.
-        record: a `Record` or `LaunchedRecord`, written after them.
-        receipt: of the build, written last.
-        logs: TensorBoard's files.
-        samples: the sample pictures and their index.
-        grid: all of them as one.
-        checkpoints: a folder each.
-        saved: copies of the trained weights along the way, a folder a step.
-        save: a file by which a user asks for such a copy at once.
-        work: a launched trainer's own output folder: weights and states of epochs, last weights.
-        last: its last weights.
-        progress: what the states in `work` belong to.
-        earlier: results of an earlier training, until there are new ones.
-        resumed: the states that a training was resumed from.
-    """
+    """The files below a run's output folder."""
 
     def __init__(self, order: RunOrder) -> None:
         self.run, self.output = order.run, Path(order.output)
+        # Trained weights have these names only once they are complete; the record comes after them.
         self.results = [self.output / name for name in order.results]
         self.weights = self.results[0]
-        self.record = self.output / "training.json"
-        self.receipt = self.output / "trained.json"
-        self.logs = self.output / "logs"
-        self.samples = self.output / "samples"
-        self.grid = self.output / "samples.png"
-        self.checkpoints = self.output / "checkpoints"
-        self.saved = self.output / "saved"
-        self.save = self.output / "save"
-        self.work = self.output / "output"
-        self.last = self.work / self.weights.name
-        self.progress = self.work / "wanted.json"
-        self.earlier = self.work / "previous"
-        self.resumed = self.work / "resumed"
+        self.record = self.output / "training.json"  # a `Record` or `LaunchedRecord`
+        self.receipt = self.output / "trained.json"  # of the build, written last
+        self.logs = self.output / "logs"  # TensorBoard's files
+        self.samples = self.output / "samples"  # sample pictures and their index
+        self.grid = self.output / "samples.png"  # all of them as one
+        self.checkpoints = self.output / "checkpoints"  # a folder each
+        self.saved = self.output / "saved"  # copies of the weights along the way, a folder a step
+        self.save = self.output / "save"  # a file by which a user asks for such a copy at once
+        self.work = self.output / "output"  # a launched trainer's own: weights, states of epochs
+        self.last = self.work / self.weights.name  # its last weights
+        self.progress = self.work / "wanted.json"  # what the states there belong to
+        self.earlier = self.work / "previous"  # results of an earlier training, until then
+        self.resumed = self.work / "resumed"  # the states that a training was resumed from
 
     def trained(self, want: Wanted) -> Record | None:
         """Return the record of the trained weights, if they are there and came from `want`."""
