@@ -7,7 +7,7 @@ sys.path.insert(0, snakemake.scriptdir)  # before any other installed copy of th
 from pathlib import Path
 
 from latentmake.entry import logged
-from latentmake.exchange.ai_training.export import ExportOrder, export
+from latentmake.exchange.export import ExportOrder, export
 
 with logged(snakemake.log[0]) as say:
     order = ExportOrder.model_validate_json(Path(snakemake.input.order).read_bytes())

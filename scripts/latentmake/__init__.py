@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from latentmake.training.clip_dataset import ClipDataset, collate_fn
-    from latentmake.training.loop.cached_clips import CachedClipDataset
+    from latentmake.training.loop.caches import CachedClipDataset
 
 __version__ = "0.2.0"
 
@@ -21,7 +21,7 @@ captions are read and composed, what is stale. No remembered state of before the
 __all__ = ["PLAN_VERSION", "CachedClipDataset", "ClipDataset", "__version__", "collate_fn"]
 
 _LAZY = {
-    "CachedClipDataset": "latentmake.training.loop.cached_clips",
+    "CachedClipDataset": "latentmake.training.loop.caches",
     "ClipDataset": "latentmake.training.clip_dataset",
     "collate_fn": "latentmake.training.clip_dataset",
 }

@@ -34,10 +34,11 @@ BACKENDS = {
 """Kind -> module and class, imported on first use."""
 
 _ENCODERS = {
-    "musubi": ("latentmake.training.external.musubi", "ScriptsEncoding"),
-    "sdscripts": ("latentmake.training.external.sdscripts", "StrategiesEncoding"),
+    "musubi": ("latentmake.training.external.musubi", "command", "ScriptsEncoding"),
+    "sdscripts": ("latentmake.training.external.sdscripts", "order", "StrategiesEncoding"),
 }
-"""Encoder of a model -> package of the program that encodes, and the class of its jobs."""
+"""Encoder of a model -> package of the program that encodes, its module that has the program's
+digest, and the class of its jobs."""
 
 _WITHOUT_TRAINER = {"musubi": "musubi"}
 """Layout -> kind of a run without `trainer`, which can be published."""
@@ -86,8 +87,8 @@ def facts_of(config: Config, **options: bool) -> Facts:
 
 def program_digest(program: ExternalProgram, model: Model, kind: str, memory: Memo) -> str:
     """Return the digest of the program that encodes a model's `latents` or `text`."""
-    module = import_module(f"{_ENCODERS[model.encoder][0]}.installation")
-    found: str = module.program_digest(program, model, kind, memory)
+    package, module, _ = _ENCODERS[model.encoder]
+    found: str = import_module(f"{package}.{module}").program_digest(program, model, kind, memory)
     return found
 
 
@@ -95,6 +96,6 @@ def encoder_of(order: Order) -> ExternalEncoder | None:
     """Return the external program's encoder of an order; None where our encoders do it."""
     if order.model_settings.encoder not in _ENCODERS:
         return None
-    package, name = _ENCODERS[order.model_settings.encoder]
+    package, _, name = _ENCODERS[order.model_settings.encoder]
     found: ExternalEncoder = getattr(import_module(f"{package}.encode"), name).make
     return found

@@ -245,15 +245,15 @@ def plan_extras(
 
 
 def _export(facts: Facts, run: RunPlan) -> str:
-    from latentmake.exchange.ai_training.plan import plan_export
+    from latentmake.exchange.export import plan_export
 
-    return write_order(run.name, "export", plan_export(facts, run, facts.config.runs[run.name]))
+    return write_order(run.name, "export", plan_export(facts, run.name))
 
 
 def _clips(facts: Facts, run: RunPlan) -> tuple[str, Need]:
-    from latentmake.exchange.clip_files.order import plan_clips
+    from latentmake.exchange.clip_files import plan_clips
 
-    clips = plan_clips(facts, run, facts.config.runs[run.name])
+    clips = plan_clips(facts, run.name)
     return write_order(run.name, "clips", clips), clips.need
 
 

@@ -121,7 +121,7 @@ class Session:
                     check_run_folder(Path("runs", name))
         # All orders lie there before Snakemake looks: it remembers what a folder holds.
         for path in sorted(request.files):
-            from latentmake.plan.single import single
+            from latentmake.plan.batches import single
 
             self._singles[path] = single(facts, path)
         orders = {name: plan.order_paths for name, plan in self.plan.runs.items()}

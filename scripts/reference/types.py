@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from latentmake.config.fields import OneOf, Resolution, expanded, listed, place
+from latentmake.config.fields import OneOrMore, Resolution, expanded, place
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize
 from pydantic.fields import FieldInfo
 
@@ -55,15 +55,13 @@ def _words(annotation: Any, metadata: Sequence[Any]) -> Iterator[str]:
     metadata = [y for x in metadata for y in (x.metadata if isinstance(x, FieldInfo) else [x])]
     if origin is Annotated:
         yield from _words(arguments[0], (*arguments[1:], *metadata))
-    elif names := next((x.names() for x in metadata if isinstance(x, OneOf) and x.refuses), None):
-        yield from (f"`{name}`" for name in names)
     elif annotation is bool:
         yield from ("`true`", "`false`")
     elif origin is Literal:
         yield from (f"`{value}`" for value in arguments)
     elif origin is list:
         members = list(dict.fromkeys(_words(arguments[0], ())))
-        if any(isinstance(x, BeforeValidator) and x.func is listed for x in metadata):
+        if any(isinstance(x, OneOrMore) for x in metadata):
             yield from (*members, "list of them")
         else:
             yield f"list of {_plural(alternatives(members))}"

@@ -30,11 +30,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import gpu_world as world
 from exact_world import error, pictures
-from latentmake.caches.encode import Say, carry_out, load_encoder
+from latentmake.caches.encode import carry_out, load_encoder
 from latentmake.caches.encoders import load
 from latentmake.caches.encoders.device import DTYPES, pick_device
 from latentmake.caches.encoders.wan_vae import WanVae
 from latentmake.caches.inputs import Encoded, Loaded, Sample
+from latentmake.caches.job import Say
 from latentmake.config.models import Model
 from latentmake.plan.orders import Order
 from latentmake.plan.receipts import read_receipt

@@ -43,8 +43,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from latentmake.files import cachefile
 from latentmake.plan.manifest import Row
-from latentmake.training.loop.accelerator import BatchOrder
 from latentmake.training.loop.caches import PLAIN, Caches
+from latentmake.training.loop.recipe import BatchOrder
 
 HIDDEN_STATE = PLAIN.text.name
 LATENTS = {"scaling_factor": "0.18215", "shift_factor": "0.0", "pixel_width": "512"}

@@ -42,7 +42,7 @@ def make(path: Path, entries: int, length: int) -> None:
 
 def read(path: Path) -> None:
     """Read it as planning does, and print seconds, entries and memory."""
-    from latentmake.data.rows import metadata_of
+    from latentmake.data.lists import metadata_of
 
     began = time.monotonic()
     count = len(metadata_of("bench", str(path), "images"))

@@ -15,8 +15,8 @@ from latentmake.config.external_trainers import SdScriptsTrainer
 from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.config.models import Model
 from latentmake.training.external.installation import Installation, Program
-from latentmake.training.external.launch import Resume
 from latentmake.training.external.musubi.command import local_arguments as musubi_arguments
+from latentmake.training.external.order import Resume
 from latentmake.training.external.sdscripts.command import local_arguments as command_arguments
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
 from musubi_world import make_run

@@ -18,7 +18,7 @@ from conftest import sources
 from latentmake.config.root import parse
 from latentmake.training.external.musubi.command import local_arguments
 from latentmake.training.external.sdscripts import command as sdscripts
-from latentmake.training.external.sdscripts.backend import SdScripts
+from latentmake.training.external.sdscripts.order import SdScriptsOrder
 from rows_world import ROWS, make_row_run
 
 pytestmark = pytest.mark.real_trainer
@@ -169,7 +169,7 @@ def rows_of_sd_scripts() -> Iterator[Row]:
         model |= {"text": [f"text_{each}" for each in range(encoders)], "checkpoint": "m.sft"}
         run = {"datasets": "d", "model": "m", "resolutions": 1024, "trainer": {"kind": "sdscripts"}}
         values = {"datasets": {"d": {"path": "d"}}, "models": {"m": model}, "runs": {"r": run}}
-        order = SdScripts().order(parse({**values, "sd_scripts": {"path": "s"}}), "r")
+        order = SdScriptsOrder.of_run(parse({**values, "sd_scripts": {"path": "s"}}), "r")
         script = f"{order.script}.py"
         library = folder / "library"
         yield Row(

@@ -23,8 +23,7 @@ import world
 from conftest import sources
 from latentmake.config.root import parse
 from latentmake.data.texts import read_caption
-from latentmake.exchange.adoption import adopt
-from latentmake.exchange.datasets_toml.importing import Imported, imported
+from latentmake.exchange.datasets_toml import Imported, imported
 from latentmake.exchange.trainer_caches import TrainerCaches
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
@@ -32,6 +31,7 @@ from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.plan.run_plan import RunPlan
+from latentmake.words.adopt import adopt_run
 
 pytestmark = pytest.mark.real_trainer
 
@@ -388,6 +388,7 @@ image_dir = "path/to/image/directory"
 resolution = [256, 320]
 enable_bucket = false
 [[datasets.subsets]]
+image_dir = "full"
 metadata_file = "full.jsonl"
 """,
 )
@@ -481,8 +482,9 @@ def test_latents_that_sdscripts_own_code_cached_are_adopted(
         return facts, make_plan(facts, ["cats"]).runs["cats"]
 
     facts, plan = planned()
-    run, said = facts.config.runs["cats"], list[str]()
-    counts = adopt(plan, TrainerCaches.of(facts.config, "cats", run), say=said.append)
+    said: list[str] = []
+    form = TrainerCaches("cats", {"images": facts.config.datasets["images"].adopt_from})
+    counts = adopt_run(plan, form, say=said.append)
     assert counts["adopted"] == len(IMAGES), said
     latents = [
         state for part, state in planned()[1].parts.items() if parsed(part.name).kind != "text"

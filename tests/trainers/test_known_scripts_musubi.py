@@ -8,7 +8,7 @@ from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
 from latentmake.index.memo import Memo
-from latentmake.training.external.musubi.installation import program_digest
+from latentmake.training.external.musubi.command import program_digest
 
 pytestmark = pytest.mark.real_trainer
 

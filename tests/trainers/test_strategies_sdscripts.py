@@ -26,6 +26,7 @@ from latentmake.training.backend import Finding
 from latentmake.training.external.sdscripts.backend import SdScripts
 from latentmake.training.external.sdscripts.command import local_arguments
 from latentmake.training.external.sdscripts.deploy import deploy
+from latentmake.training.external.sdscripts.order import SdScriptsOrder
 from order_world import carry_out
 from safetensors.torch import load_file, save_file
 
@@ -163,7 +164,7 @@ def rewrite(path: Path) -> None:
 def findings(project: Project) -> list[Finding]:
     """Return the checklist of the run."""
     backend, facts = SdScripts(), project.facts()
-    order = backend.order(facts.config, "tiny")
+    order = SdScriptsOrder.of_run(facts.config, "tiny")
     found = [*backend.data_findings(order), *backend.preflight(order, facts.memo, quick=True)]
     assert {"sd-scripts", "arguments", "images and caches"} <= {each.what for each in found}
     return found
@@ -171,7 +172,7 @@ def findings(project: Project) -> list[Finding]:
 
 def load(project: Project, *mode: str) -> dict[str, Any]:
     """Let sd-scripts' own dataset load each batch, as its training script does."""
-    order = SdScripts().order(parse(project.values), "tiny")
+    order = SdScriptsOrder.of_run(parse(project.values), "tiny")
     deploy(order, Path("runs/tiny/sdscripts"))
     if mode:
         for path in Path("runs/tiny/sdscripts").rglob("*.npz"):

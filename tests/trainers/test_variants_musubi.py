@@ -14,12 +14,10 @@ import musubi_world
 import pytest
 import torch
 from conftest import PYTHON, sources
-from latentmake import backends
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import parse
 from latentmake.files import atomic
 from latentmake.training.external.installation import Installation
-from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.deploy import deploy, training_toml
 from latentmake.training.external.musubi.order import MusubiOrder
 from real_models import CAPTION, STEMS, WORLDS
@@ -167,9 +165,7 @@ def test_the_real_scripts_encode_each_text_and_the_real_datasets_load_it_with_it
     assert project.changed(before).content == names
 
     config = parse(project.config)
-    backend = backends.of_run(config, "real")
-    assert isinstance(backend, Musubi)
-    order = backend.order(config, "real")
+    order = MusubiOrder.of_run(config, "real")
     deploy(order)
     project.configure(lambda values: values["datasets"]["shapes"].pop("captions"))
     folder = Path(order.training_folder("shapes", (64, 64)))

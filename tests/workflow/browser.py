@@ -119,10 +119,6 @@ class Browser:
         """Return what the browser has to say against the page, since the last time."""
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
-    def prefer(self, scheme: str) -> None:
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-
 
 @contextmanager
 def started() -> Iterator[Browser]:

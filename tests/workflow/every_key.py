@@ -22,15 +22,14 @@ from config_keys import keys_of
 from latentmake import backends, digest
 from latentmake.config.root import Config
 from latentmake.layouts.layout import parsed
-from latentmake.plan.lock import read_lock
+from latentmake.plan.manifest import read_lock
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.target import PROMPTS
 from latentmake.session import Session
 from latentmake.training.external.backend import Launched
 from latentmake.training.external.order import reasons
 from latentmake.training.loop.checkpoint import as_begun
-from latentmake.training.loop.order import wanted
-from latentmake.training.loop.sample_images import picture_reasons
+from latentmake.training.loop.order import picture_reasons, wanted
 from latentmake.training.order import RunFiles, read_order
 from latentmake.training.sd.unet import SdOrder
 from project import Project, Result
@@ -220,7 +219,7 @@ def _outdated(config: Config, plan: RunPlan) -> tuple[bool, bool | None]:
     assert trainer is not None and plan.trainer_order is not None
     if isinstance(trainer, Launched):
         run = read_order(plan.trainer_order, trainer.order_type)
-        return bool(reasons(run, lock, lambda: trainer.weights_digest(run, digest.of_file))), None
+        return bool(reasons(run, lock, lambda: run.weights_digest(digest.of_file))), None
     order = read_order(plan.trainer_order, SdOrder)
     order = as_begun(order, wanted(order, lock))
     want = wanted(order, lock)

@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import musubi_world
 import numpy as np
 import pytest
 import sdscripts
@@ -130,30 +129,16 @@ def setting(**values: Any) -> Callable[[Project], None]:
     )
 
 
-def old(project: Project) -> None:
-    folder = project / "musubi-tuner"
-    musubi_world.stand_in(folder, without=("discrete_flow_shift",), own_venv=False)
-
-
 FAULTS: dict[str, tuple[list[Callable[[Project], None]], list[str]]] = {
     "a flag that the trainer does not know": (
         [setting(arguments=["--fp8_bas"])],
         ["--fp8_bas", "did you mean --fp8_base"],
-    ),
-    "a trainer that is too old": ([old], ["--discrete_flow_shift", "update it"]),
-    "an attention that is not installed": (
-        [setting(attention="flash3")],
-        ["attention", "flash_attn_interface"],
     ),
     "a precision that the DiT has not": (
         [setting(mixed_precision="fp16"), demand],
         ["mixed_precision: bf16"],
     ),
     "a DiT in diffusers' names": ([diffusers_names], ["models.wan.dit", "diffusers' names"]),
-    "a missing configuration of accelerate": (
-        [setting(accelerate_config="none.yaml")],
-        ["accelerate_config", "none.yaml"],
-    ),
     "a flag that belongs to a key": (
         [setting(arguments=["--output_name", "x"])],
         ["runs.tiny.trainer", "leave out --output_name"],

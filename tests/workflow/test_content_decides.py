@@ -79,24 +79,15 @@ def test_the_manifest_of_a_moved_dataset_names_files_that_are_there(built: Proje
 
 
 def test_editing_one_caption_changes_exactly_one_text_cache(built: Project) -> None:
-    """And so does undoing it, which gives the bytes of before. bee's caption equals fox's."""
-    caption = built / "data/shapes/fox.txt"
-    before, lock, old = built.snapshot(), built.lock()["digest"], caption.read_bytes()
-    caption.write_text("a blue square with a shadow\n")
+    """The caption of bee equals that of fox."""
+    before, lock = built.snapshot(), built.lock()["digest"]
+    (built / "data/shapes/fox.txt").write_text("a blue square with a shadow\n")
     result = built.run("caches_tiny")
     assert result.encoded("text") == Counts(encoded=1)
     assert result.encoded("latents") == Counts()
     assert built.changed(before) == NOTHING._replace(content=built.texts("fox"))
     assert built.lock()["digest"] != lock
     assert built.run("caches_tiny").idle
-
-    edited = built.snapshot()
-    caption.write_bytes(old)
-    result = built.run("caches_tiny")
-    assert result.encoded() == Counts(spooled=1)
-    assert built.changed(edited) == NOTHING._replace(content=built.texts("fox"))
-    assert built.changed(before) == NOTHING  # the very file of before, from the store
-    assert built.lock()["digest"] == lock
 
 
 def test_an_image_replaced_under_an_older_mtime_changes_exactly_its_latents(
@@ -144,19 +135,6 @@ def test_another_vae_encodes_all_latents_and_no_text(built: Project) -> None:
     changes = built.changed(before)
     assert changes.content == built.latents(*world.CAPTIONS)
     assert changes == NOTHING._replace(content=changes.content)
-
-
-@pytest.mark.parametrize(
-    ("key", "latents", "text"),
-    [("vae_dtype", 12, 0), ("text_dtype", 0, 6), ("dtype", 12, 6)],
-)
-def test_another_dtype_makes_what_it_shapes_stale(
-    built: Project, key: str, latents: int, text: int
-) -> None:
-    built.configure(lambda config: config["models"]["micro"].update({key: "bfloat16"}))
-    table = built.run("-n", "caches_tiny").table()
-    changed = {kind: row["changed recipe"] for (_, kind), row in table.items()}
-    assert changed == {"latents 16": latents / 2, "latents 32": latents / 2, "text": text}
 
 
 def test_leaving_a_resolution_out_and_taking_it_back_encodes_nothing(built: Project) -> None:

@@ -15,10 +15,11 @@ import torch
 import video_world
 import wan
 from diffusers import WanTransformer3DModel
-from latentmake import CachedClipDataset, ClipDataset, collate_fn
 from latentmake.errors import UserError
 from latentmake.index.memo import MEMO, Memo
 from latentmake.plan.receipts import Past, learn_job
+from latentmake.training.clip_dataset import ClipDataset, collate_fn
+from latentmake.training.loop.caches import CachedClipDataset
 from project import Project
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader

@@ -161,6 +161,7 @@ CHANGES: dict[Key, Change] = {
     ),
     ("runs", "validation", "items"): refused(1, "validation"),
     ("runs", "validation", "clips"): refused(1, "validation"),
+    ("runs", "validation", "every"): refused(1, "validation"),
     # -- its trainer
     ("runs", "trainer", "kind"): refused("sd", "unknown key"),
     ("runs", "trainer", "network_dim"): Change(3),

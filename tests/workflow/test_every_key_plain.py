@@ -159,8 +159,9 @@ CHANGES: dict[Key, Change] = {
     ),
     ("runs", "model"): Change("other", makes=frozenset({"latents", "text"}), why="under its name"),
     ("runs", "resolutions"): Change([32, 16]),
-    ("runs", "validation", "items"): refused(1, "validation"),
-    ("runs", "validation", "clips"): refused(1, "validation"),
+    ("runs", "validation", "items"): Change(2, before={"items": 1}),
+    ("runs", "validation", "clips"): nothing(1, "sd draws no clips", before={"items": 1}),
+    ("runs", "validation", "every"): Change(1, before={"items": 1}),
     # -- its trainer
     ("runs", "trainer", "kind"): refused("musubi", "unknown key"),
     ("runs", "trainer", "adapter"): Change(_without("rank", adapter="full")),

@@ -154,6 +154,7 @@ CHANGES: dict[Key, Change] = {
     ("runs", "resolutions"): Change([128, 64]),
     ("runs", "validation", "items"): refused(1, "validation"),
     ("runs", "validation", "clips"): refused(1, "validation"),
+    ("runs", "validation", "every"): refused(1, "validation"),
     # -- its trainer
     ("runs", "trainer", "kind"): refused("sd", "unknown key"),
     ("runs", "trainer", "script"): Change("sdxl_train"),

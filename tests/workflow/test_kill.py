@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import re
@@ -159,6 +160,13 @@ def test_no_training_outlives_its_build_and_the_same_command_goes_on(built: Proj
         assert not alive
         said = (built / "started.txt").read_text()
         assert "Traceback" not in said, said
+
+
+def test_a_job_that_outlived_a_killed_snakemake_is_not_done_again(built: Project) -> None:
+    """Snakemake records what a job has begun under the path of its output, in base64."""
+    record = base64.urlsafe_b64encode(b"runs/tiny/manifest.jsonl").decode()
+    (built / ".snakemake/incomplete" / record).write_text('{"external_jobid": null}')
+    assert built.run("caches_tiny").idle
 
 
 def _working_in(folder: Path) -> list[psutil.Process]:

@@ -247,15 +247,6 @@ def test_nothing_but_a_new_and_whole_lora_is_success(
     assert (built / "runs/tiny/trained.json").is_file()
 
 
-def test_an_old_cache_that_would_win_is_named(built: Project) -> None:
-    sdscripts.with_trainer(built)
-    old = built / "runs/tiny/sdscripts/shapes_64/ant.npz"
-    old.parent.mkdir(parents=True)
-    old.write_bytes(b"old")
-    result = built.run("train_tiny", check=False)
-    result.one_line("shapes_64/ant.npz: is a cache of an old kind", "remove it")
-
-
 def test_what_a_training_lacks_is_named_before_anything_is_made(
     micro: Path, tmp_path: Path
 ) -> None:
@@ -313,16 +304,3 @@ def test_a_removed_image_leaves_nothing_behind(built: Project) -> None:
     before = built.snapshot()
     built.run("caches_tiny")
     assert built.changed(before).removed == latents("sub/fox")
-
-
-def test_a_damaged_file_is_made_anew_and_a_damaged_image_named(built: Project) -> None:
-    path = built / min(latents("dog"))
-    data = path.read_bytes()
-    path.write_bytes(data[:-40])
-    built.run("caches_tiny")
-    assert path.read_bytes() == data
-    image = built / "data/shapes/dog.png"
-    image.write_bytes(image.read_bytes()[:200])
-    result = built.run("caches_tiny", check=False)
-    assert result.returncode != 0
-    result.one_line("data/shapes/dog.png", "damaged or cut short")

@@ -138,9 +138,7 @@ def checkpoint(folder: Path, kind: Kind) -> State:
     parts = {part.name: load_file(next(part.glob("*.safetensors"))) for part in folder.iterdir()
              if next(part.glob("*.safetensors"), None)}  # fmt: skip
     found = {f"model.diffusion_model.{k}": v for k, v in of_unet(parts["unet"]).items()}
-    for name, value in parts["vae"].items():
-        attends = "attentions" in name and value.dim() == 2
-        found[f"first_stage_model.{of_vae(name)}"] = value[:, :, None, None] if attends else value
+    found |= {f"first_stage_model.{k}": v for k, v in whole_vae(parts["vae"]).items()}
     first = {
         "text_model." + name.removeprefix("text_model."): value
         for name, value in parts["text_encoder"].items()
@@ -192,12 +190,20 @@ def _of_unet(name: str, layers: int, known: Mapping[str, Any]) -> str:
     return name
 
 
-def of_vae(name: str) -> str:
+def whole_vae(state: Mapping[str, torch.Tensor], blocks: int = 4) -> State:
+    """Return the weights of a VAE in the names of LDM, whose attention is made of convolutions."""
+    return {
+        of_vae(name, blocks): (value[:, :, None, None] if value.dim() == 2 else value).contiguous()
+        for name, value in state.items()
+    }
+
+
+def of_vae(name: str, blocks: int = 4) -> str:
     """Return a VAE's name of LDM."""
     name = re.sub(r"encoder\.down_blocks\.(\d+)\.resnets\.", r"encoder.down.\1.block.", name)
     name = re.sub(
         r"decoder\.up_blocks\.(\d+)\.(resnets|upsamplers)",
-        lambda m: f"decoder.up.{3 - int(m[1])}.{m[2]}",
+        lambda m: f"decoder.up.{blocks - 1 - int(m[1])}.{m[2]}",
         name,
     )
     name = name.replace(".resnets.", ".block.").replace("upsamplers.0.", "upsample.")

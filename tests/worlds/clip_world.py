@@ -41,9 +41,8 @@ def item_of(
     """Return an item with a target for each clip and size."""
     if media is None:
         media = probe(str(path))
-    plain = {"frame_extraction": "chunk", "frame_stride": 1, "frame_sample": 1, "max_frames": 129}
-    plain |= {"source_fps": None, "span": span or Span(), "timing": media.timing}
-    found = clips(media.frames, **{**plain, **ways})
+    asked = Dataset.model_construct(**{"frame_extraction": "chunk", **ways})
+    found = clips(media.frames, asked, span or Span(), media.timing)
     targets = tuple(
         Target(
             f"{size.width}x{size.height}",

@@ -11,8 +11,7 @@ from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
 from latentmake.files import atomic
 from latentmake.reports.comparison import Pictured, index_of
-from latentmake.training.loop.order import Prompt
-from latentmake.training.loop.sample_images import INDEX, PictureIndex, picture_name
+from latentmake.training.loop.order import INDEX, PictureIndex, Prompt, picture_name
 from latentmake.training.order import Wanted
 from latentmake.training.sd.unet import SdOrder
 from PIL import Image

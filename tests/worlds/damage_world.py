@@ -18,16 +18,6 @@ from typing import Any
 import world
 from PIL import Image
 
-__all__ = [
-    "as_json",
-    "changed",
-    "damaged",
-    "damaged_json",
-    "damaged_text",
-    "make_project",
-    "videos",
-]
-
 _ROOT = Path(__file__).parents[2]
 _SCHEMA = json.loads((_ROOT / "config/schema.json").read_text(encoding="utf-8"))
 _Nodes = list[dict[str, Any]]

@@ -6,8 +6,6 @@ import os
 import tempfile
 from pathlib import Path
 
-__all__ = ["await_another_time"]
-
 
 def await_another_time(path: Path) -> None:
     """Wait until a change of a file would show in its times."""

@@ -16,8 +16,6 @@ from pickle import dumps
 
 Shapes = dict[str, tuple[int, ...]]
 
-UNET = "down_blocks.0.attentions.0.transformer_blocks.0"
-
 
 def _unet(width: int, *, xl: bool = False) -> Shapes:
     block = f"down_blocks.{int(xl)}.attentions.0.transformer_blocks.0"

@@ -24,7 +24,6 @@ import wan_world
 import world
 import yaml
 from project import ROOT
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from video_world import write_video
 
@@ -152,14 +151,6 @@ def as_sdscripts(path: Path, place: Path) -> None:
     """Write a cache file as sd-scripts does: the same arrays, and nothing of ours."""
     with np.load(path) as found:
         np.savez(place, **{name: found[name] for name in found.files})
-
-
-def as_musubi(path: Path, place: Path) -> None:
-    """Write a cache file as musubi-tuner does: the same tensors, and nothing of ours."""
-    with safe_open(path, framework="pt") as file:
-        metadata = {k: v for k, v in file.metadata().items() if not k.startswith("latentmake.")}
-    place.parent.mkdir(parents=True, exist_ok=True)
-    save_file(load_file(path), place, metadata)
 
 
 # -- guides ---------------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ from typing import NamedTuple
 from latentmake.caches.inputs import Reading, Sample, stored_size
 from latentmake.caches.job import Job
 from latentmake.caches.pipeline import Pipeline
-from latentmake.caches.pixels.cutting import Cut, cut
-from latentmake.caches.pixels.scaling import Film, Key
+from latentmake.caches.pixels.scaling import Cut, Film, Key, cut
 from latentmake.caches.reading import refuse_changed
 from latentmake.errors import SourceError
 from latentmake.files.readers import Readers

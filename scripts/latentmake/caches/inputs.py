@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentmake.config.datasets import Dataset
-from latentmake.data.captions import decode_text
 from latentmake.data.item import BUCKET, Item
+from latentmake.data.texts import decode_text
 from latentmake.errors import SourceError
 from latentmake.files.media import check_image, probe_image
 from latentmake.geometry.buckets import Size

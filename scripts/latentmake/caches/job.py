@@ -20,7 +20,7 @@ from latentmake.data.item import Item
 from latentmake.errors import SourceError, unreadable
 from latentmake.files import atomic, cachefile
 from latentmake.plan import store
-from latentmake.plan.lock import read_lock
+from latentmake.plan.manifest import read_lock
 from latentmake.plan.orders import Order, Work
 from latentmake.progress import Progress
 
@@ -134,7 +134,7 @@ class Job:
             samples = {each.key: each for each in reading.samples if each.key in new}
             reading.missing = {target: key for key, target in new.items()}
             reading.samples = [*samples.values()]
-            self.making |= new.keys()
+            self.making.update(new)  # `|=` of keys would copy all of them
 
     def count(self, reading: Reading, progress: Progress) -> None:
         """Note the result of a reading and its targets that need no encoding."""

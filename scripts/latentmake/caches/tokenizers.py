@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from latentmake.config.weights import TextWeights
 from latentmake.errors import ModelError, first_line
-from latentmake.models.checkpoints import pads_with_zero
 from latentmake.models.files import tokenizer_files
+from latentmake.models.headers import pads_with_zero
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

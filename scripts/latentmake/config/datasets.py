@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from latentmake.config.fields import (
     COLOUR,
@@ -18,11 +18,11 @@ from latentmake.config.fields import (
     Closed,
     DiskPath,
     Ending,
+    Listed,
     Number,
     Real,
     ResolutionField,
     Shapes,
-    listed,
     shaped,
     worded,
 )
@@ -285,9 +285,7 @@ class Dataset(Closed):
     finished items are not encoded again. `skip` trains without the faulty items and lists them in
     `manifest.jsonl` and `dataset.lock`; a file that you fix later is included again. Use `skip`
     for large collections."""
-    adopt_from: Annotated[
-        list[DiskPath], BeforeValidator(listed, json_schema_input_type=DiskPath | list[DiskPath])
-    ] = shaped([], Shapes("machine", layouts=("musubi", "sdscripts")))
+    adopt_from: Listed[DiskPath] = shaped([], Shapes("machine", layouts=("musubi", "sdscripts")))
     """Folders with caches that musubi-tuner or sd-scripts made of these items. `latentmake adopt`
     takes them over in place of encoding; see the guides for
     [musubi-tuner](../guides/musubi-tuner.md) and [kohya](../guides/kohya.md). Caches of
@@ -309,20 +307,16 @@ class Dataset(Closed):
     Qwen-Image-Layered."""
     fp_latent_window_size: Number = shaped(9, _SECTIONS, ge=1)
     """Latent frames of a section. For FramePack."""
-    fp_1f_clean_indices: Annotated[
-        list[Annotated[Number, Field(ge=0)]] | None,
-        BeforeValidator(listed, json_schema_input_type=int | list[int] | None),
-    ] = shaped(None, _ONE_FRAME, min_length=1)
+    fp_1f_clean_indices: Listed[Annotated[Number, Field(ge=0)]] | None = shaped(
+        None, _ONE_FRAME, min_length=1
+    )
     """Time index of each control image; an item has as many control images as there are indices.
     For FramePack with `task: one_frame`."""
     fp_1f_target_index: Number | None = shaped(None, _ONE_FRAME, ge=0)
     """Time index of the image that is trained; required for FramePack with `task: one_frame`."""
     fp_1f_no_post: bool = shaped(False, _ONE_FRAME)
     """Do not add an empty frame behind the control images. For FramePack with `task: one_frame`."""
-    target_frames: Annotated[
-        list[Annotated[Number, Field(ge=1)]] | None,
-        BeforeValidator(listed, json_schema_input_type=int | list[int] | None),
-    ] = shaped(None, _LENGTHS)
+    target_frames: Listed[Annotated[Number, Field(ge=1)]] | None = shaped(None, _LENGTHS)
     """Lengths of the clips in frames, each 4 n + 1, such as `[1, 25, 45]`. This key makes the
     dataset one of [videos](#videos)."""
     frame_extraction: Literal["head", "chunk", "slide", "uniform", "full"] = shaped("head", _CLIPS)

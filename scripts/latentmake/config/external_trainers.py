@@ -6,17 +6,17 @@ caches and training would not fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeAlias, get_args
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
+from latentmake.config.architectures import SDSCRIPTS, Script
 from latentmake.config.fields import (
     MACHINE,
     Applies,
     BatchSize,
     Number,
-    OneOf,
     Rank,
     Real,
     Shapes,
@@ -32,9 +32,6 @@ from latentmake.config.trainers import (
     Trainer,
     Workers,
 )
-
-if TYPE_CHECKING:
-    from latentmake.config.architectures import Script
 
 _STATES = "`save_every_n_epochs` saves states, and a killed training is resumed by itself"
 _CACHES = "datasets and caches are named by latentmake"
@@ -211,13 +208,12 @@ class MusubiTrainer(Trainer):
         return self
 
 
-def _training_scripts() -> Iterable[str]:
-    from latentmake.config.architectures import SDSCRIPTS
+if TYPE_CHECKING:
+    TrainingScript = str
+else:  # pydantic refuses any other
+    _SCRIPTS = dict.fromkeys(name for row in SDSCRIPTS.values() for name in row.scripts)
+    TrainingScript = Literal[tuple(_SCRIPTS)]
 
-    return dict.fromkeys(name for row in SDSCRIPTS.values() for name in row.scripts)
-
-
-TrainingScript: TypeAlias = Annotated[str, OneOf(_training_scripts)]
 OF_CAPTIONS = frozenset(
     {"--shuffle_caption", "--caption_dropout_rate", "--caption_dropout_every_n_epochs"}
     | {"--caption_tag_dropout_rate", "--token_warmup_min", "--token_warmup_step"}

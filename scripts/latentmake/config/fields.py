@@ -11,7 +11,17 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Self,
+    TypeVar,
+    get_args,
+    get_origin,
+)
 
 from pydantic import (
     AfterValidator,
@@ -29,7 +39,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic.config import JsonDict
-from pydantic_core import PydanticKnownError, core_schema
+from pydantic_core import core_schema
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 _ENDING = r"^\.[^/\\]+$"
@@ -122,31 +132,6 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]+://[A-Za-z0-9][^/]+(/(?!/)|$)")
 DiskPath = Annotated[str, AfterValidator(expanded)]
 
 
-class OneOf:
-    """Annotation of a text that is one of some names; the function is called if a value is there.
-
-    The rows of architectures are many lines, and most projects name none. Another text is refused
-    here, or by a later check if not `refuses`.
-    """
-
-    def __init__(self, names: Callable[[], Iterable[str]], *, refuses: bool = True) -> None:
-        self.names, self.refuses = names, refuses
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        checked = core_schema.no_info_after_validator_function(self._checked, handler(source))
-        return checked if self.refuses else handler(source)
-
-    def __get_pydantic_json_schema__(self, _schema: Any, _handler: Any) -> dict[str, Any]:
-        return {"type": "string", "enum": [*self.names()]}
-
-    def _checked(self, value: str) -> str:
-        if value not in (names := [*self.names()]):
-            *others, last = map(repr, names)
-            expected = f"{', '.join(others)} or {last}"
-            raise PydanticKnownError("literal_error", {"expected": expected})
-        return value
-
-
 class Closed(BaseModel):
     """A section that refuses unknown keys, and keys without an effect.
 
@@ -233,9 +218,21 @@ def _resolution(value: object) -> object:
     raise ValueError("should be a side in pixels, or [width, height]")
 
 
-def listed(value: object) -> object:
-    """One value may stand for a list of one; null is none."""
-    return value if value is None or isinstance(value, list | tuple) else [value]
+class OneOrMore:
+    """Annotation of a list: one value may stand for a list of one."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        several = handler(source)
+        either = core_schema.union_schema([several["items_schema"], several])
+        return core_schema.no_info_before_validator_function(
+            lambda value: value if isinstance(value, list | tuple | None) else [value],
+            several,
+            json_schema_input_schema=either,
+        )
+
+
+_Item = TypeVar("_Item")
+Listed = Annotated[list[_Item], OneOrMore()]
 
 
 _SIDE = {"type": "integer", "exclusiveMinimum": 0, "maximum": MAX_SIDE}

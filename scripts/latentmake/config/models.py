@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
-from latentmake.config.architectures import GENERIC, Architecture, File, Version, options_in
+from latentmake.config.architectures import (
+    ARCHITECTURES,
+    GENERIC,
+    MUSUBI,
+    WAN,
+    Architecture,
+    ArchitectureName,
+    File,
+    Version,
+    options_in,
+)
 from latentmake.config.external_trainers import caching_flags, refuse_flags
 from latentmake.config.fields import (
     TEXT,
@@ -16,10 +31,9 @@ from latentmake.config.fields import (
     Closed,
     DiskPath,
     Dtype,
+    Listed,
     Number,
-    OneOf,
     Shapes,
-    listed,
     shaped,
 )
 from latentmake.config.weights import (
@@ -31,17 +45,7 @@ from latentmake.config.weights import (
     WeightsPlace,
 )
 
-
-def _architectures() -> Iterable[str]:
-    from latentmake.config.architectures import ARCHITECTURES
-
-    return ARCHITECTURES
-
-
-def _tasks() -> Iterable[str]:
-    from latentmake.config.architectures import MUSUBI
-
-    return dict.fromkeys(task for row in MUSUBI.values() for task in row.versions if task)
+_TASKS = [*dict.fromkeys(task for row in MUSUBI.values() for task in row.versions if task)]
 
 
 def _only(models: str, when: Callable[[Any], object]) -> Applies:
@@ -122,11 +126,7 @@ class Model(Closed):
     """The VAE, which makes the latents: a path or [section](#place-of-weights). It is an
     `AutoencoderKL`, or the VAE of the architecture. Every model needs one except HiDream O1, which
     has no VAE."""
-    text: Annotated[
-        list[TextPlace],
-        BeforeValidator(listed, json_schema_input_type=TextPlace | list[TextPlace]),
-        Field(json_schema_extra=TEXT),
-    ] = Field([])
+    text: Listed[TextPlace] = shaped([], TEXT)
     """The text encoders, in the order of the network: CLIP, T5, umT5 or those of the architecture.
     Each is a path or [section](#text-encoders). The folder of a pipeline stands for all of its text
     encoders. Every model needs them except HiDream O1."""
@@ -145,9 +145,7 @@ class Model(Closed):
     """Folder of the noise schedule (`scheduler_config.json`), or of its pipeline. By default
     `scheduler` beside the UNet, or in the same hub repository. Set it if the UNet is a single file
     that lies elsewhere."""
-    architecture: Annotated[str, OneOf(_architectures)] | None = shaped(
-        None, Shapes("latents", "text", "weights")
-    )
+    architecture: ArchitectureName | None = shaped(None, Shapes("latents", "text", "weights"))
     """Architecture of the model. `sd1`, `sd2`, `sdxl`, `sd3` and `flux` select the [layers of the
     text encoders](#layers-of-the-text-encoders). `lumina`, `hunyuan_image` and `anima` are encoded
     by sd-scripts, all others by musubi-tuner; see [architectures](architectures.md). `wan` is the
@@ -190,7 +188,7 @@ class Model(Closed):
         ),
     )
     """Hide padding tokens from T5. For `sd3` and `flux` with `layout: sdscripts`."""
-    task: Annotated[str, OneOf(_tasks, refuses=False)] | None = shaped(
+    task: Annotated[str, WithJsonSchema({"type": "string", "enum": _TASKS})] | None = shaped(
         None, Shapes("latents", "text", "weights", applies=[_MUSUBI])
     )
     """Variant of the model, as in `--task` or `--model_version` of musubi-tuner. Without
@@ -285,11 +283,7 @@ class Model(Closed):
         name, task = values.get("architecture"), values.get("task")
         if name == "wan":
             name, values = None, {key: values[key] for key in values if key != "architecture"}
-        row = GENERIC
-        if isinstance(name, str):
-            from latentmake.config.architectures import ARCHITECTURES
-
-            row = ARCHITECTURES.get(name, GENERIC)
+        row = ARCHITECTURES.get(name, GENERIC) if isinstance(name, str) else GENERIC
         if row.checkpoints and values.get("checkpoint") and task is None:
             values = _of_checkpoint(values, row)
         if row.scripts is not None:
@@ -312,11 +306,9 @@ class Model(Closed):
     @property
     def spec(self) -> Architecture:
         """Facts about its architecture."""
-        if self.architecture is None and self.task is None:
-            return GENERIC
-        from latentmake.config.architectures import ARCHITECTURES, WAN
-
-        return WAN if self.architecture is None else ARCHITECTURES[self.architecture]
+        if self.architecture is None:
+            return GENERIC if self.task is None else WAN
+        return ARCHITECTURES[self.architecture]
 
     @property
     def version(self) -> Version:

@@ -23,14 +23,15 @@ from latentmake.config.external_trainers import (
 )
 from latentmake.config.fields import (
     CLIPS,
+    MACHINE,
     MANIFEST,
     Closed,
+    Listed,
     Name,
     Number,
     Resolution,
     ResolutionField,
     Shapes,
-    listed,
     shaped,
 )
 from latentmake.config.machines import (
@@ -56,25 +57,22 @@ class Validation(Closed, shapes=Shapes("manifest", "weights")):
     clips: Number = shaped(8, CLIPS, ge=0)
     """Number of held-out items for which `evaluate_{run}` draws clips: videos first, then images,
     in the order of datasets and names. With `0` it only computes losses."""
+    every: Number | None = shaped(None, MACHINE, ge=1)
+    """Steps between two losses of the held-out items along a training, from its start to its end:
+    `validation_loss` in TensorBoard and `curves.png`. By default it computes none."""
 
 
 class Run(Closed):
     """Datasets, a model, resolutions and a trainer."""
 
-    datasets: Annotated[
-        list[str],
-        BeforeValidator(listed, json_schema_input_type=str | list[str]),
-        Field(min_length=1, json_schema_extra=MANIFEST),
-    ]
+    datasets: Listed[str] = Field(min_length=1, json_schema_extra=MANIFEST)
     """Names of `datasets` to train on."""
     model: str = Field(json_schema_extra=Shapes("latents", "text", "weights"))
     """Name of the model in `models`. After a change, only latents and embeddings that the other
     model lacks are made."""
-    resolutions: Annotated[
-        list[ResolutionField],
-        BeforeValidator(listed, json_schema_input_type=ResolutionField | list[ResolutionField]),
-        Field(min_length=1, json_schema_extra=Shapes("latents", "manifest")),
-    ]
+    resolutions: Listed[ResolutionField] = Field(
+        min_length=1, json_schema_extra=Shapes("latents", "manifest")
+    )
     """Sizes at which every item is encoded: `512` for a square, `[512, 768]` or `512x768` for
     width and height, at most 8192 a side. With `fit: bucket` a size stands for its area. Sides are
     multiples of the VAE's factor (8 for Stable Diffusion, 16 for Wan; see
@@ -92,7 +90,7 @@ class Run(Closed):
     generate: Generation | None = None
     """[Clips](generate.md) that `generate_{run}` draws, with the trainer `wan`."""
     validation: Validation | None = None
-    """[Items held out](validation.md) of the training, with the trainer `wan`."""
+    """[Items held out](validation.md) of the training, with the trainers `sd` and `wan`."""
 
 
 Fault: TypeAlias = tuple[str, str, str]
@@ -155,10 +153,10 @@ def _faults_of_trainer(where: str, run: Run, model: Model) -> Iterator[Fault]:
         if all(getattr(model, key) is None for key in keys):
             hint = f"add `{keys[0]}` to models.{run.model}, or leave out the run's `trainer`"
             yield f"{where}.model", f"the model {run.model} has no `{keys[0]}` to train", hint
-    if run.validation is not None and not (trainer and trainer.evaluates):
+    if run.validation is not None and not (trainer and trainer.holds_out):
         what = "the run has no trainer that could leave items out"
         if trainer is not None:
-            what = f"the trainer {trainer.kind} evaluates no items that are held out; only wan does"
+            what = f"the trainer {trainer.kind} holds no items out; sd and wan do"
         hint = "leave it out, or hold images or videos out by a dataset of their own"
         yield f"{where}.validation", what, hint
 

@@ -17,6 +17,7 @@ from latentmake.config.fields import (
     BatchSize,
     Closed,
     DiskPath,
+    Listed,
     Number,
     Rank,
     Real,
@@ -24,7 +25,6 @@ from latentmake.config.fields import (
     ResolutionField,
     Shapes,
     Steps,
-    listed,
     shaped,
     with_prompt_file,
     worded,
@@ -47,7 +47,8 @@ class Trainer(Closed, shapes=WEIGHTS):
     network: ClassVar[str]  # the model's key that names what is trained
     alternatives: ClassVar[tuple[str, ...]] = ()  # keys that may be set in its place
     generates: ClassVar[bool] = False  # whether `generate_{run}` makes clips by its result
-    evaluates: ClassVar[bool] = False  # whether it holds items out, for `evaluate_{run}`
+    evaluates: ClassVar[bool] = False  # whether `evaluate_{run}` compares it on held-out items
+    holds_out: ClassVar[bool] = False  # whether it leaves held-out items out
 
     @property
     def prompts(self) -> list[str]:
@@ -110,6 +111,7 @@ class LoopTrainer(Trainer):
     """A trainer of ours: a LoRA or more of a network, from caches alone."""
 
     draws_captions: ClassVar[bool] = True  # whether its samples are of captions without `prompts`
+    holds_out: ClassVar[bool] = True
     # Defaults of earlier releases, which digests of settings leave out.
     former_defaults: ClassVar[Mapping[str, object]] = {"mixed_precision": "no"}
 
@@ -322,9 +324,7 @@ _FROM_IMAGE = Applies("draws from text only", row=lambda model: model.image_to_v
 class Generation(Closed, shapes=CLIPS):
     """Clips that `generate_{run}` draws with the trained network."""
 
-    prompts: Annotated[
-        list[Prompt], BeforeValidator(listed, json_schema_input_type=str | list[str])
-    ] = shaped([], Shapes("clips", applies=[_DIFFERENT]))
+    prompts: Listed[Prompt] = shaped([], Shapes("clips", applies=[_DIFFERENT]))
     """Prompts; by default the captions of the run's first four items."""
     prompt_file: DiskPath | None = Field(None, min_length=1)
     """Text file with one prompt a line, instead of `prompts`. Its lines count, not its name."""

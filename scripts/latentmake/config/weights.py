@@ -25,9 +25,9 @@ from latentmake.config.fields import (
     Closed,
     DiskPath,
     Ending,
+    Listed,
     Number,
     Shapes,
-    listed,
     place,
     shaped,
 )
@@ -220,10 +220,7 @@ class Adopt(Closed):
     latents: _CacheEnding | None = None
     """Ending of the latents: `.img_sdvae`, `.img_sdxl`, or the ending that you gave to the
     scripts."""
-    text: Annotated[
-        list[_CacheEnding] | None,
-        BeforeValidator(listed, json_schema_input_type=_CacheEnding | list[_CacheEnding] | None),
-    ] = None
+    text: Listed[_CacheEnding] | None = None
     """Endings of the embeddings, one for each text encoder in their order: `.txt_t5cache`,
     `.txt_clipl`."""
 

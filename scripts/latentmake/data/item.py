@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from stat import S_ISDIR
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import PlainSerializer
 
@@ -15,8 +15,15 @@ from latentmake.geometry.clips import Media, Span
 from latentmake.index.memo import SourceStat
 from latentmake.layouts.layout import DROPPED, Layout, parsed
 
-if TYPE_CHECKING:
-    from latentmake.data.rows import Row
+
+class Row(NamedTuple):
+    """The file that a row names, its caption and tags as far as it has some, and other columns."""
+
+    name: str
+    caption: str | None
+    tags: str | None
+    others: dict[str, Any]
+
 
 IMAGE_EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif"}

@@ -12,25 +12,22 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from latentmake import digest
 from latentmake.caches.inputs import Reading
 from latentmake.caches.reading import identify
-from latentmake.data.item import Item
 from latentmake.errors import CacheError, SourceError, storage_error
 from latentmake.files import atomic, cachefile
 from latentmake.files.workspace import ADOPTED as RECORD
 from latentmake.index.memo import target_stat
-from latentmake.plan import store
 from latentmake.plan.orders import FOLDER, Order, Work
 from latentmake.plan.receipts import Receipt
-from latentmake.plan.run_plan import RunPlan
-from latentmake.plan.target import PROMPTS, Target
+from latentmake.plan.target import Target
 from latentmake.progress import Progress
 
 _DIGITS = 20  # of each digest
@@ -98,14 +95,6 @@ class OtherSizeError(CacheError):
     """A file is of another resolution of the run."""
 
 
-class File(NamedTuple):
-    """A file of another program, and the digest of its bytes."""
-
-    path: Path
-    data: bytes
-    digest: str
-
-
 class Format(Protocol):
     """Caches of another program."""
 
@@ -113,39 +102,37 @@ class Format(Protocol):
     def careful(self) -> bool:
         """Whether a file that may be older never replaces a cache file of other content."""
 
-    def takes(self, work: Order) -> bool:
+    def takes(self, order: Order) -> bool:
         """Whether targets of an order can be adopted."""
 
-    def candidates(self, work: Order, item: Item, target: Target) -> Iterator[tuple[Path, ...]]:
-        """Yield files that together may be a target."""
-
-    def name(self, work: Order, path: Path) -> str:
-        """Return the name of a file in the record of adopted files."""
+    def candidates(self, order: Order, work: Work, target: Target) -> Iterator[dict[str, Path]]:
+        """Yield files that together may be a target, by their names in the record."""
 
     def check(
-        self, files: Sequence[File], work: Order, source: Reading, target: Target, key: str
+        self, files: Mapping[Path, bytes], order: Order, reading: Reading, target: Target, key: str
     ) -> bool:
         """Check files; return whether they tell what they were made of.
 
         Raises:
             CacheError: they do not fit.
+            SourceError: the item's caption is faulty.
         """
 
     def made(
-        self, files: Sequence[File], work: Order, source: Reading, stamp: dict[str, str]
+        self, files: Mapping[Path, bytes], order: Order, reading: Reading, stamp: dict[str, str]
     ) -> bytes:
         """Return the cache file; a CacheError says why there is none."""
 
 
 def adopt(
-    plan: RunPlan, form: Format, *, say: Callable[[str], None], threads: int = 1
+    orders: Sequence[Order], form: Format, *, say: Callable[[str], None], threads: int = 1
 ) -> Counter[str]:
-    """Adopt the stale targets of a run; no build runs meanwhile.
+    """Adopt the targets of some orders; no build runs meanwhile.
 
     Args:
-        plan: of the run.
+        orders: for the stale targets of a run.
         form: of the other program's files.
-        say: receives why files are not adopted, and the sum.
+        say: receives why files are not adopted.
         threads: that read and write files.
 
     Returns:
@@ -154,28 +141,8 @@ def adopt(
     Raises:
         StorageError: the disk is full or cannot be written.
     """
-    works = [
-        order
-        for order in plan.orders
-        if order.dataset != PROMPTS and not order.reuses and form.takes(order)
-    ]
-    states = [state for part, state in plan.parts.items() if part.dataset != PROMPTS]
-    stale = sum(len(order.paths) for order in works)
-    total = Counter({FRESH: sum(state.fresh for state in states)})
-    total[WITHOUT] = sum(len(state.stale) for state in states) - stale
-    store.keep(works)
-    total += adopt_works(works, form, say=say, threads=threads)
-    store.forget_made(works)
-    say(f"{plan.name}: " + ", ".join(f"{total[state]} {state}" for state in STATES))
-    return total
-
-
-def adopt_works(
-    works: Sequence[Order], form: Format, *, say: Callable[[str], None], threads: int = 1
-) -> Counter[str]:
-    """Adopt the targets of some orders; see `adopt`."""
     total: Counter[str] = Counter()
-    planned, count = time.time_ns(), sum(len(work.paths) for work in works)
+    planned, count = time.time_ns(), sum(len(order.paths) for order in orders)
     pool = ThreadPoolExecutor(max(threads, _LEAST_THREADS))
     with (
         ExitStack() as stack,
@@ -183,19 +150,17 @@ def adopt_works(
     ):
         stack.callback(pool.shutdown, cancel_futures=True)
         records: dict[Path, Record] = {}
-        for number, work in enumerate(works):
-            path = Path(f"cache/{work.dataset}/{work.model}", RECORD)
+        for number, order in enumerate(orders):
+            path = Path(f"cache/{order.dataset}/{order.model}", RECORD)
             if path not in records:
                 records[path] = stack.enter_context(Record(path))
-            batch = _Batch(work, form, records[path])
+            batch = _Batch(order, form, records[path])
             counts: Counter[str] = Counter()
-            for item, (states, lines) in zip(
-                work.items, pool.map(batch.item, work.items), strict=True
-            ):
-                for line in lines:
+            for work, states in zip(order.items, pool.map(batch.adopt, order.items), strict=True):
+                for line in dict.fromkeys(line for _, line in states if line):
                     say(f"not adopted: {line}")
-                counts += states
-                progress.update(len(item.targets))
+                counts.update(state for state, _ in states)
+                progress.update(len(work.targets))
             total += counts
             receipt = FOLDER / f"adopted-{planned}-{number}.receipt.json"
             Receipt(batch.sources, batch.targets, [], dict(counts), 0.0).write(receipt)
@@ -210,125 +175,108 @@ class _Batch:
         targets: path -> stat and key of written targets.
     """
 
-    def __init__(self, work: Order, form: Format, record: Record) -> None:
+    def __init__(self, order: Order, form: Format, record: Record) -> None:
         self.sources: dict[str, list[Any]] = {}
         self.targets: dict[str, list[Any]] = {}
-        self._work = work
+        self._order = order
         self._form = form
         self._record = record
-        self._recipe = digest.of_value(work.recipe)
+        self._recipe = digest.of_value(order.recipe)
         self._made: dict[tuple[str, str], Path] = {}
-        self._placing: dict[str, str] = {}
         self._lock = threading.Lock()
 
-    def item(self, wanted: Work) -> tuple[Counter[str], list[str]]:
-        """Adopt an item's targets; return their number by state, and why files do not fit."""
-        item, number = wanted.item, len(wanted.targets)
+    def adopt(self, work: Work) -> list[tuple[str, str]]:
+        """Adopt an item's targets; return the state of each, and why no file fits."""
         candidates = {
-            target: [*self._form.candidates(self._work, item, target)] for target in wanted.targets
+            target: [*self._form.candidates(self._order, work, target)] for target in work.targets
         }
         if not any(candidates.values()):
-            return Counter({WITHOUT: number}), []
-        reading = Reading(wanted)
+            return [(WITHOUT, "")] * len(candidates)
+        reading = Reading(work)
         try:
-            identify(self._work, self._recipe, reading)
-            if wanted.content not in (None, reading.content):
-                raise OutdatedError("was edited just now", where=item.name)
-        except (CacheError, SourceError) as error:
-            return Counter({_state_of(error): number}), [str(error)]
-        except OSError as error:
-            line = f"{error.filename or item.name}: cannot be read ({error.strerror})"
-            return Counter({UNFIT: number}), [line]
+            identify(self._order, self._recipe, reading)
+            if work.content not in (None, reading.content):
+                raise OutdatedError("was edited just now", where=work.item.name)
+        except (CacheError, SourceError, OSError) as error:
+            return [_refused(error, work.item.name)] * len(candidates)
         self.sources |= reading.sources
-        self._placing |= reading.placing
-        counts: Counter[str] = Counter()
-        lines: dict[str, None] = {}
-        for target, several in candidates.items():
-            state, line = self._adopt(target, reading.keys[target], reading, several)
-            counts[state] += 1
-            if line:
-                lines[line] = None
-        return counts, [*lines]
+        return [self._adopt(target, reading, several) for target, several in candidates.items()]
 
     def _adopt(
-        self, target: Target, key: str, source: Reading, candidates: list[tuple[Path, ...]]
+        self, target: Target, reading: Reading, candidates: list[dict[str, Path]]
     ) -> tuple[str, str]:
         """Adopt the first files that fit a target; return its state, and why none fits."""
         existing = header_of(Path(target.path))
-        if existing is not None and existing.key == key:
+        if existing is not None and existing.key == reading.keys[target]:
             return FRESH, ""
-        found: list[CacheError] = []
-        for paths in candidates:
+        found: list[tuple[str, str]] = []
+        for files in candidates:
             try:
-                self._take(paths, target, key, source, existing)
-            except CacheError as error:
-                found.append(error)
-            except OSError as error:
-                where = error.filename or paths[0]
-                found.append(CacheError(f"cannot be read ({error.strerror})", where=where))
+                self._take(files, target, reading, existing)
+            except OtherSizeError:
+                found.append((WITHOUT, ""))
+            except (CacheError, SourceError, OSError) as error:
+                found.append(_refused(error, next(iter(files.values()))))
             else:
                 return ADOPTED, ""
-        if not found or isinstance(found[0], OtherSizeError):
-            return WITHOUT, ""
         # Of several folders, those of other resolutions hold files of the same name.
-        first = next((each for each in found if isinstance(each, OutdatedError)), found[0])
-        return _state_of(first), str(first)
+        outdated = (each for each in found if each[0] == OUTDATED)
+        return next(outdated, found[0] if found else (WITHOUT, ""))
 
     def _take(
         self,
-        paths: tuple[Path, ...],
+        paths: dict[str, Path],
         target: Target,
-        key: str,
-        source: Reading,
+        reading: Reading,
         existing: cachefile.Header | None,
     ) -> None:
         """Write one cache file from another program's.
 
         Raises:
             CacheError: they do not fit, or are of other content.
+            SourceError: the item's caption is faulty.
             OSError: one cannot be read.
             StorageError: the disk is full or cannot be written.
         """
-        files = [
-            File(path, data, digest.of_bytes(data))
-            for path, data in ((path, path.read_bytes()) for path in paths)
-        ]
-        names = [self._form.name(self._work, path) for path in paths]
-        sure = self._form.check(files, self._work, source, target, key)
-        adopted = " ".join(file.digest for file in files)
-        if not sure:
-            edited = existing is not None and existing.source != source.content
-            place = source.item.name
+        order, key = self._order, reading.keys[target]
+        files = {path: path.read_bytes() for path in paths.values()}
+        digests = {name: digest.of_bytes(files[path]) for name, path in paths.items()}
+        adopted = " ".join(digests.values())
+        if not self._form.check(files, order, reading, target, key):
+            edited = existing is not None and existing.source != reading.content
             if (edited and existing is not None and existing.adopted == adopted) or any(
-                self._record.is_of_other(name, file.digest, source.content)
-                for name, file in zip(names, files, strict=True)
+                self._record.is_of_other(name, file, reading.content)
+                for name, file in digests.items()
             ):
-                what = f"is of what {place} held before it was edited"
-                raise OutdatedError(what, where=paths[0])
+                what = f"is of what {reading.item.name} held before it was edited"
+                raise OutdatedError(what)
             if edited and self._form.careful:
-                raise OutdatedError(
-                    f"may be of what {place} held before it was edited, as {target.path} is",
-                    where=paths[0],
-                    hint="remove that file to adopt this one all the same",
-                )
+                what = f"may be of what {reading.item.name} held before it was edited, as "
+                hint = "remove that file to adopt this one all the same"
+                raise OutdatedError(f"{what}{target.path} is", hint=hint)
         with self._lock:
             made = self._made.get((key, adopted))
-        if made is None or not store.link(made, Path(target.path), key):
-            recipe, view = self._work.recipe, self._placing.get(key, "")
-            stamp = cachefile.stamp(key=key, source=source.content, recipe=recipe, view=view)
+        if made is not None:
+            atomic.link(made, Path(target.path))
+        else:
+            view = reading.placing.get(key, "")
+            stamp = cachefile.stamp(key=key, source=reading.content, recipe=order.recipe, view=view)
             stamp[cachefile.ADOPTED] = adopted
-            data = self._form.made(files, self._work, source, stamp)
-            for name, file in zip(names, files, strict=True):
-                self._record.note(name, file.digest, source.content)
+            data = self._form.made(files, order, reading, stamp)
+            for name, file in digests.items():
+                self._record.note(name, file, reading.content)
             atomic.write(Path(target.path), data)
         with self._lock:
             self._made.setdefault((key, adopted), Path(target.path))
             self.targets[target.path] = [*target_stat(Path(target.path).stat()), key]
 
 
-def _state_of(error: CacheError | SourceError) -> str:
-    """Return the state of a target whose files are refused."""
-    return OUTDATED if isinstance(error, OutdatedError) else UNFIT
+def _refused(error: CacheError | SourceError | OSError, where: str | Path) -> tuple[str, str]:
+    """Return the state of a target whose files are refused, and why."""
+    if isinstance(error, OSError):
+        return UNFIT, f"{error.filename or where}: cannot be read ({error.strerror})"
+    error.where = error.where or str(where)
+    return OUTDATED if isinstance(error, OutdatedError) else UNFIT, str(error)
 
 
 def header_of(path: Path) -> cachefile.Header | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from latentmake.config.weights import TextWeights, Weights
-from latentmake.errors import ModelError
+from latentmake.errors import ConfigError, ModelError
 from latentmake.files.safetensors import read_head
 from latentmake.models.files import T5_LENGTH, network_config, projection_file, vae_factor
 
@@ -92,16 +92,6 @@ def _projected_width(projection: str) -> int:
     return int(shape[0])
 
 
-def attended_width(unet: Weights) -> int | None:
-    """Return the width of the embeddings that a UNet attends to; None where no file here says.
-
-    Raises:
-        ModelError: the configuration cannot be read.
-    """
-    width = (network_config(unet) or {}).get("cross_attention_dim")
-    return width if isinstance(width, int) else None
-
-
 def text_tokens(weights: TextWeights) -> Tokens | None:
     """Return the number of tokens of a text encoder's embeddings; None as above.
 
@@ -115,6 +105,28 @@ def text_tokens(weights: TextWeights) -> Tokens | None:
         return Tokens(weights.max_length or T5_LENGTH, padded=False)
     limit = config.get("max_position_embeddings") or 77
     return Tokens(min(weights.max_length or limit, limit), padded=True)
+
+
+def text_shape(weights: TextWeights, ending: str, unet: Weights | None) -> Text | None:
+    """Return what files of a text encoder hold; None where no file here says.
+
+    A projection of a class of its own gives the width that the UNet attends to.
+
+    Raises:
+        ModelError: a configuration or the projection cannot be read.
+    """
+    tokens, width = text_tokens(weights), text_width(weights)
+    if width is None and weights.projection is not None and unet is not None:
+        attended = (network_config(unet) or {}).get("cross_attention_dim")
+        width = attended if isinstance(attended, int) else None
+    return None if tokens is None or width is None else Text(ending, tokens, width)
+
+
+def unknown_shape(where: str) -> ConfigError:
+    """Return the error for a network of which no file here tells what it makes."""
+    what = "no config.json on this disk says what its caches are like"
+    hint = "name a folder that has one as `path`, or the file as `config`"
+    return ConfigError(what, where=where, hint=hint)
 
 
 def _text_config(weights: TextWeights) -> dict[str, Any] | None:

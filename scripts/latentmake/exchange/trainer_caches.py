@@ -1,21 +1,69 @@
 """Caches of musubi-tuner and sd-scripts, for adoption: bytes are kept, and stamped with our key.
 
-A file must have the name, the tensors and the shapes that a target is to have.
+A file must have the name, the tensors and the shapes that a target is to have. These are those of
+musubi-tuner's dataset/cache_io.py and of sd-scripts' library/strategy_*.py. A text of musubi-tuner
+says its caption; no other file says what it was made of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
-from latentmake.caches.inputs import Reading
-from latentmake.config.root import Config, Run
-from latentmake.data.item import Item
+from latentmake import digest
+from latentmake.caches.inputs import Reading, caption_of, stored_size
 from latentmake.errors import CacheError, ConfigError
-from latentmake.exchange import arrays, tensors
-from latentmake.exchange.adoption import File
-from latentmake.plan.orders import Order
+from latentmake.exchange.adoption import OutdatedError
+from latentmake.exchange.shapes import latents_shape, text_width
+from latentmake.files import npz
+from latentmake.files.cachefile import CAPTION, head_of
+from latentmake.files.safetensors import DTYPES, largest, parse_head
+from latentmake.geometry.buckets import crop_ltrb
+from latentmake.layouts.layout import SIZED, array_name, frames_and_sides
+from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target
+
+_OLD = ".npz"  # ending of latents of Stable Diffusion in former versions of sd-scripts
+_CLOSE = 1e-6
+_KEPT = ("caption_separator", "caption_and_tags", "seed")  # which sd-scripts' captions have too
+_CHUNK = 75
+_CONTROL = "latents_control"
+
+
+class _Tensor(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes | memoryview
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype in DTYPES and DTYPES[self.dtype].exponent > 0
+
+    @property
+    def name(self) -> str:
+        """The dtype as settings name it."""
+        return DTYPES[self.dtype].name if self.dtype in DTYPES else self.dtype
+
+    def numbers(self) -> list[float]:
+        """Return the numbers of an array in an npz file.
+
+        Raises:
+            CacheError: they are of no dtype that such a file has.
+        """
+        import numpy as np
+
+        if self.dtype not in DTYPES:
+            raise CacheError(f"holds an array of {self.dtype}")
+        found: list[float] = np.frombuffer(self.data, DTYPES[self.dtype].numpy).tolist()
+        return found
+
+
+Tensors = dict[str, _Tensor]
 
 
 class TrainerCaches:
@@ -23,61 +71,259 @@ class TrainerCaches:
 
     careful = True
 
-    def __init__(self, folders: Mapping[str, Sequence[str]]) -> None:
-        self._folders = folders
-
-    @classmethod
-    def of(cls, config: Config, name: str, run: Run) -> TrainerCaches:
-        """Return those of a run's datasets.
+    def __init__(self, run: str, named: Mapping[str, Sequence[str]]) -> None:
+        """Take the folders of a run's datasets, each as its `adopt_from` names them.
 
         Raises:
             ConfigError: no folder of caches is named, or one is missing.
         """
-        named = {dataset: config.datasets[dataset].adopt_from for dataset in run.datasets}
-        folders = {dataset: paths for dataset, paths in named.items() if paths}
-        if not folders:
+        self._folders = {dataset: folders for dataset, folders in named.items() if folders}
+        if not self._folders:
             what = "no dataset of the run says where its caches are"
-            hint = f"set datasets.{run.datasets[0]}.adopt_from to their folder"
-            raise ConfigError(what, where=f"run {name}", hint=hint)
-        for dataset, paths in folders.items():
-            for path in paths:
-                if not Path(path).is_dir():
-                    there = Path(path).exists()
-                    what = f"{path} is no folder" if there else f"{path} does not exist"
+            hint = f"set datasets.{next(iter(named))}.adopt_from to their folder"
+            raise ConfigError(what, where=f"run {run}", hint=hint)
+        for dataset, folders in self._folders.items():
+            for folder in folders:
+                if not Path(folder).is_dir():
+                    there = Path(folder).exists()
+                    what = f"{folder} {'is no folder' if there else 'does not exist'}"
                     where, hint = f"datasets.{dataset}.adopt_from", "name the folder of the caches"
                     raise ConfigError(what, where=where, hint=hint)
-        return cls(folders)
 
-    def takes(self, work: Order) -> bool:
+    def takes(self, order: Order) -> bool:
         """Whether a dataset names folders."""
-        return work.dataset in self._folders
+        return order.dataset in self._folders
 
-    def candidates(self, work: Order, item: Item, target: Target) -> Iterator[tuple[Path, ...]]:
+    def candidates(self, order: Order, work: Work, target: Target) -> Iterator[dict[str, Path]]:
         """Yield the files of the folders that may be a target."""
-        names = arrays.names if work.layout.npz else tensors.names
-        for folder in self._folders[work.dataset]:
-            for name in names(work, item, target):
+        for folder in self._folders[order.dataset]:
+            for name in _names(order, work.item.stem, target):
                 if (path := Path(folder, name)).is_file():
-                    yield (path,)
-
-    def name(self, work: Order, path: Path) -> str:
-        """Return the path as it is."""
-        return str(path)
+                    yield {str(path): path}
 
     def check(
-        self, files: Sequence[File], work: Order, source: Reading, target: Target, key: str
+        self, files: Mapping[Path, bytes], order: Order, reading: Reading, target: Target, key: str
     ) -> bool:
         """Check a file; return whether it tells what it was made of: a caption does."""
-        (file,) = files
-        check = arrays.check if work.layout.npz else tensors.check
+        ((path, data),) = files.items()
         try:
-            return check(file.data, work, source, target, file.path.name)
-        except CacheError as error:
-            raise type(error)(error.what, where=file.path, hint=error.hint) from None
+            tensors, metadata = _arrays(data) if order.layout.npz else _tensors(data)
+        except ValueError as error:
+            raise CacheError(str(error)) from None
+        if order.layout.npz and order.kind == "text":
+            solid = _check_text_arrays(tensors, order)
+        elif order.layout.npz:
+            solid = _check_latent_arrays(tensors, order, reading, target)
+        else:
+            scripts = order.model_settings.spec.scripts
+            assert scripts is not None
+            if (architecture := metadata.get("architecture")) != scripts.header:
+                raise CacheError(f"is of the architecture {architecture}, not {scripts.header}")
+            if order.kind == "text":
+                solid = _check_text(tensors, metadata, order, reading)
+            else:
+                _check_name(path.name, metadata, order)
+                solid = _check_latents(tensors, order, reading, target)
+        for name, tensor in tensors.items():
+            if largest(tensor.dtype, tensor.data) is None:
+                raise CacheError(f"holds NaN or infinity ({name})")
+            # Others may be zeros by right, such as masks and FramePack's clean latents.
+            if name in solid and not any(tensor.data):
+                raise CacheError(f"holds nothing but zeros ({name})")
+        return order.kind == "text" and not order.layout.npz
 
     def made(
-        self, files: Sequence[File], work: Order, source: Reading, stamp: dict[str, str]
+        self,
+        files: Mapping[Path, bytes],
+        order: Order,
+        reading: Reading,
+        stamp: dict[str, str],
     ) -> bytes:
-        """Return the file with our stamp."""
-        stamped = arrays.stamped if work.layout.npz else tensors.stamped
-        return stamped(files[0].data, stamp)
+        """Return the file with our stamp, as metadata or an archive's comment; all else stays."""
+        (data,) = files.values()
+        if order.layout.npz:
+            return npz.stamped(data, stamp)
+        head = parse_head(data)
+        metadata = {**head.metadata, **stamp}
+        if "caption1" in metadata:
+            # musubi-tuner keeps our key when it writes another caption into the file.
+            metadata[CAPTION] = digest.of_bytes(str(metadata["caption1"]).encode())
+        body = memoryview(data)[len(head.data) :]
+        return b"".join((head_of(head.entries, metadata, body), body))
+
+
+def _names(order: Order, stem: str, target: Target) -> Iterator[str]:
+    """Yield the names that a target's file may have, below a folder."""
+    layout, spec = order.layout, order.model_settings.spec
+    if order.kind == "text":
+        yield f"{stem if layout.npz else layout.base(stem)}{layout.text_ending}"
+        return
+    if layout.npz and not spec.sized_arrays and spec.encodes:
+        yield f"{stem}{_OLD}"  # which sd-scripts prefers
+    folder = layout.folder(order.dataset, order.model, target.part)
+    path = target.path
+    yield path.removeprefix(f"{folder}/") if layout.npz else path.rpartition("/")[2]
+
+
+def _tensors(data: bytes) -> tuple[Tensors, Mapping[str, str]]:
+    head = parse_head(data)
+    body = memoryview(data)[len(head.data) :]
+    tensors = {
+        name: _Tensor(each.dtype, each.shape, body[each.start : each.end])
+        for name, each in head.tensors.items()
+    }
+    return tensors, head.metadata
+
+
+def _arrays(data: bytes) -> tuple[Tensors, Mapping[str, str]]:
+    npz.comment_of(data, len(data))
+    tensors = {}
+    for name, member in npz.split(data)[1].items():
+        dtype, shape, start = npz.parse_array(member)
+        if dtype.endswith("O"):
+            raise ValueError("holds Python objects")
+        tensors[name.removesuffix(".npy")] = _Tensor(dtype, shape, memoryview(member)[start:])
+    return tensors, {}
+
+
+def _demand(wanted: Iterable[str], found: Tensors, *, begins: bool = False, hint: str = "") -> None:
+    """Refuse a file without one of some names, or of beginnings of names."""
+    for each in sorted(wanted):
+        if not any(name == each or (begins and name.startswith(each)) for name in found):
+            others = ", ".join(sorted(found)) or "nothing"
+            raise CacheError(f"holds no {each}{'*' * begins}, but {others}", hint=hint)
+
+
+# -- musubi-tuner ---------------------------------------------------------------------------------
+
+
+def _check_text(
+    found: Tensors, metadata: Mapping[str, str], order: Order, reading: Reading
+) -> set[str]:
+    scripts, item = order.model_settings.spec.scripts, reading.item
+    assert scripts is not None
+    _demand(scripts.tensors, found, begins=True)
+    solid = {name for name in found if name.startswith(scripts.tensors[0])}
+    for name in solid:
+        if not (found[name].shape and all(found[name].shape)):
+            raise CacheError(f"holds {name} of the shape {list(found[name].shape)}")
+    text = order.layout.caption(caption_of(reading.data, item.source, order.dataset_settings))
+    if (caption := metadata.get("caption1")) != text:
+        what = f"is of the caption {str(caption)[:60]!r}, and {item.name} is another"
+        raise OutdatedError(what)
+    return solid
+
+
+def _check_name(name: str, metadata: Mapping[str, str], order: Order) -> None:
+    sized = SIZED.fullmatch(name.removesuffix(order.layout.latents_ending))
+    for number, key in enumerate(("width", "height"), 2):
+        if sized and metadata.get(key) != str(int(sized[number])):
+            raise CacheError(f"has another {key} in its header than in its name")
+
+
+def _check_latents(found: Tensors, order: Order, reading: Reading, target: Target) -> set[str]:
+    model, item, scripts = order.model_settings, reading.item, order.model_settings.spec.scripts
+    assert scripts is not None and target.size is not None
+    size = order.layout.size(stored_size(item), target.size, order.dataset_settings)
+    frames, sides = frames_and_sides(model, size, target.clip)
+    pattern = re.compile(rf"latents_({frames}x)?{sides}_(float32|float16|bfloat16)?")
+    named = next(filter(None, map(pattern.match, found)), None)
+    if named is None:
+        others = ", ".join(key for key in found if key.startswith("latents_")) or "none"
+        raise CacheError(f"holds no latents of {sides} (height x width), but {others}")
+    name, shape = named.string, found[named.string].shape
+    # Some architectures have the channels last.
+    rows, channels = [*pairwise(shape)], scripts.channels.get("latents")
+    height, width = map(int, sides.split("x"))
+    if (height, width) not in rows or channels not in (None, *shape):
+        raise CacheError(f"holds {name} of the shape {list(shape)}")
+    _demand(model.version.tensors, found, begins=True, hint="encode it, or set the model's `task`")
+    controls, needed = sum(key.startswith(_CONTROL) for key in found), len(item.controls)
+    if scripts.counts_controls and controls != needed:
+        raise CacheError(f"holds latents of {controls} controls ({_CONTROL}_*), not of {needed}")
+    wanted = model.vae_dtype or (model.dtype if model.spec.encodes else None)
+    if named[2] and wanted not in (None, named[2]):
+        hint = f"set vae_dtype: {named[2]} of models.{order.model}"
+        raise CacheError(f"holds latents in {named[2]}, not in {wanted}", hint=hint)
+    return {key for key in found if re.match(r"latents_\d", key)}
+
+
+# -- sd-scripts -----------------------------------------------------------------------------------
+
+
+def _check_latent_arrays(
+    found: Tensors, order: Order, reading: Reading, target: Target
+) -> set[str]:
+    model, settings = order.model_settings, order.dataset_settings
+    strategies, architecture = model.spec.strategies, model.architecture
+    assert strategies is not None and architecture is not None and target.size is not None
+    image = stored_size(reading.item)
+    size = order.layout.size(image, target.size, settings)
+    height, width = size.height // strategies.pixels, size.width // strategies.pixels
+    kinds = ["latents", "original_size", "crop_ltrb"]
+    kinds += [each for each in ("alpha_mask",) if settings.alpha_mask]
+    kinds += [each for each in ("latents_flipped",) if settings.flip_aug]
+    keys = {kind: array_name(kind, architecture, height, width) for kind in kinds}
+    _demand(keys.values(), found)
+    latents, known = (
+        found[keys["latents"]],
+        latents_shape(model.vae) if model.spec.encodes else None,
+    )
+    channels = strategies.channels or (known.channels if known else None)
+    if latents.shape[-2:] != (height, width) or channels not in (None, latents.shape[0]):
+        wanted = [channels or "C", height, width]
+        raise CacheError(f"holds latents of the shape {list(latents.shape)}, not {wanted}")
+    if latents.dtype != "F32":
+        raise CacheError(f"holds latents in {latents.name}, not in float32")
+    if (pixels := found[keys["original_size"]].numbers()) != [*image]:
+        raise CacheError(f"is of an image of {pixels} pixels")
+    crop, own = found[keys["crop_ltrb"]].numbers(), crop_ltrb(size, image)
+    close = partial(math.isclose, rel_tol=10 * _CLOSE, abs_tol=_CLOSE)
+    if len(crop) != len(own) or not all(map(close, crop, own)):
+        raise CacheError(f"is of another bucket than {size.width} x {size.height}")
+    return {keys["latents"]}
+
+
+def _check_text_arrays(found: Tensors, order: Order) -> set[str]:
+    model, captions = order.model_settings, order.dataset_settings.captions
+    if captions is not None:
+        fields = [each for each in type(captions).model_fields if each not in _KEPT]
+        if key := captions.first_set(*fields):
+            what = f"is of the caption as it is, and captions.{key} of datasets.{order.dataset} "
+            what += "changes it"
+            raise CacheError(what, hint="leave that out, or let it be encoded")
+    wanted = _text_names(order)
+    _demand(wanted, found)
+    floats = {name for name in wanted if found[name].is_float}
+    dtype = "float16" if model.caption_dtype == "float16" else "float32"
+    for name in sorted(floats):
+        if found[name].name != dtype and model.spec.encodes:
+            hint = f"set text_dtype: {found[name].name} of models.{order.model}"
+            raise CacheError(f"holds {name} in {found[name].name}, not in {dtype}", hint=hint)
+    for key in ("apply_t5_attn_mask", "apply_lg_attn_mask"):
+        if key in wanted and (applied := any(found[key].data)) != getattr(model, key):
+            hint = f"set {key}: {str(applied).lower()} of models.{order.model}"
+            raise CacheError(f"was made with {key} {applied}", hint=hint)
+    if "hidden_state1" in wanted and model.spec.encodes:
+        tokens = 77 if model.max_token_length == _CHUNK else int(model.max_token_length) + 2
+        for number, place in enumerate(model.text, 1):
+            shape, width = found[f"hidden_state{number}"].shape, text_width(place)
+            if shape[0] != tokens or width not in (None, shape[-1]):
+                what = f"holds hidden_state{number} of the shape {list(shape)}, not "
+                raise CacheError(f"{what}{[tokens, width or 'D']}")
+    return floats - {"txt_ids"}
+
+
+def _text_names(order: Order) -> set[str]:
+    """Return the names of the arrays in a file of text."""
+    model = order.model_settings
+    strategies, clips = model.spec.strategies, len(model.spec.clips)
+    if strategies is not None and strategies.text is not None:
+        return set(strategies.text.arrays)
+    if clips == len(model.text):
+        return {"hidden_state1", "hidden_state2", "pool2"}
+    found = {"t5_out", "t5_attn_mask", "apply_t5_attn_mask"}
+    if clips == 1:
+        return found | {"l_pooled", "txt_ids"}
+    more = {"lg_out", "lg_pooled", "clip_l_attn_mask", "clip_g_attn_mask", "apply_lg_attn_mask"}
+    return found | more

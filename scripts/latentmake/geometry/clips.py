@@ -12,7 +12,10 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate, groupby, islice, pairwise, repeat
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from latentmake.config.datasets import Dataset
 
 _TOLERANCE = Fraction(1, 50)
 """Of a frame: containers round timestamps, Matroska and WebM to milliseconds."""
@@ -210,59 +213,47 @@ def kept_indices(
 
 
 def clips(
-    count: int,
-    *,
-    target_frames: Sequence[int],
-    frame_extraction: str,
-    frame_stride: int,
-    frame_sample: int,
-    max_frames: int,
-    source_fps: SourceFps,
-    span: Span = _ALL,
-    timing: str = "",
-    rate: float = WAN_FPS,
+    count: int, settings: Dataset, span: Span = _ALL, timing: str = "", rate: float = WAN_FPS
 ) -> list[Clip]:
     """Return the clips of a video, shorter lengths first, each by its place, none twice.
 
+    Lengths are rounded down to 4 n + 1; `uniform` of one clip is `head`, and `full` makes one clip
+    whatever the lengths.
+
     Args:
         count: frames in the file.
-        target_frames: lengths of clips; rounded down to 4 n + 1.
-        frame_extraction: see `config.datasets`; `uniform` of one clip is `head`, and `full` makes
-            one clip whatever the lengths.
-        frame_stride: frames from the beginning of a clip of `slide` to that of the next.
-        frame_sample: clips of each length of `uniform`.
-        max_frames: most frames of the one clip of `full`.
-        source_fps: frame rate of the file; None keeps each frame.
+        settings: the dataset's section of the configuration.
         span: the part of the file that clips are cut from; a single one is one clip of its length.
-        timing: durations of its frames, needed with `auto`.
+        timing: durations of its frames, needed with `source_fps: auto`.
         rate: frames a second that it is converted to.
 
     Raises:
         ValueError: `auto` without durations.
     """
-    kept = kept_indices(count, source_fps, span, timing, rate)
+    way = settings.frame_extraction
+    kept = kept_indices(count, settings.source_fps, span, timing, rate)
     if span.single:
         return [Clip(0, len(kept))] if len(kept) == span.frames else []
-    if frame_extraction == "full":
-        length = (min(len(kept), max_frames) - 1) // 4 * 4 + 1
+    if way == "full":
+        length = (min(len(kept), settings.max_frames) - 1) // 4 * 4 + 1
         return [Clip(0, length)] if length > 0 else []
-    lengths = sorted({(length - 1) // 4 * 4 + 1 for length in target_frames})
-    if frame_extraction == "uniform" and frame_sample == 1:
-        frame_extraction = "head"
-    if frame_extraction == "head" and lengths:
+    lengths = sorted({(length - 1) // 4 * 4 + 1 for length in settings.target_frames or ()})
+    if way == "uniform" and settings.frame_sample == 1:
+        way = "head"
+    if way == "head" and lengths:
         # It stops reading by time: a file below that rate ends before its clip is full.
         kept = [(index, time) for index, time in kept if time < lengths[-1] * span.stride]
     found: list[Clip] = []
     for length in lengths:
         last = len(kept) - length
         starts: Sequence[int] = [0]
-        if frame_extraction == "chunk":
+        if way == "chunk":
             starts = range(0, last + 1, length)
-        elif frame_extraction == "slide":
-            starts = range(0, last + 1, frame_stride)
-        elif frame_extraction == "uniform":  # numpy.linspace(0, last, frame_sample, dtype=int)
-            step = last / (frame_sample - 1)
-            starts = [*(int(index * step) for index in range(frame_sample - 1)), last]
+        elif way == "slide":
+            starts = range(0, last + 1, settings.frame_stride)
+        elif way == "uniform":  # numpy.linspace(0, last, settings.frame_sample, dtype=int)
+            step = last / (settings.frame_sample - 1)
+            starts = [*(int(index * step) for index in range(settings.frame_sample - 1)), last]
         found += [Clip(start, length) for start in starts if last >= 0]
     return list(dict.fromkeys(found))
 

@@ -213,18 +213,7 @@ class Layout:
 
     def clips(self, media: Media, settings: Dataset, span: Span | None = None) -> list[Clip]:
         """Return the clips that are made of a video, or of a span of it; in sections, if any."""
-        found = clips(
-            media.frames,
-            target_frames=settings.target_frames or [],
-            frame_extraction=settings.frame_extraction,
-            frame_stride=settings.frame_stride,
-            frame_sample=settings.frame_sample,
-            max_frames=settings.max_frames,
-            source_fps=settings.source_fps,
-            span=span or Span(),
-            timing=media.timing,
-            rate=self.rate,
-        )
+        found = clips(media.frames, settings, span or Span(), media.timing, self.rate)
         window = settings.fp_latent_window_size
         return [clip for clip in found if not self.sections or sections(clip, window)]
 

@@ -22,9 +22,9 @@ from latentmake.config.weights import Weights
 from latentmake.errors import ConfigError, ModelError
 from latentmake.files.safetensors import Tensor
 from latentmake.layouts.layout import layout_of
-from latentmake.models import checkpoints
+from latentmake.models import headers
 from latentmake.models.files import network_config, script_of, scripted_files, vae_factor
-from latentmake.models.kinds import SUFFIXES, kinds_of, one, tensors_of, vae_of, weight_file
+from latentmake.models.headers import SUFFIXES, kinds_of, one, tensors_of, vae_of, weight_file
 
 Role = Literal["vae", "unet", "text"]
 """Key of a Stable Diffusion model that takes a network."""
@@ -53,8 +53,8 @@ def check_run(config: Config, name: str, run: Run) -> None:
             ("unet", model.unet),
         )
         for role, place in places:
-            if place is not None and checkpoints.part_of(place):
-                checkpoints.check(place, model.architecture, f"{key}.checkpoint")
+            if place is not None and headers.part_of(place):
+                headers.check_checkpoint(place, model.architecture, f"{key}.checkpoint")
             elif place is not None:
                 check_kind(place, role, f"{key}.{role}")
     if layout_of(model.layout_name).external:

@@ -16,7 +16,7 @@ from latentmake.config.models import Model
 from latentmake.config.root import Config
 from latentmake.config.weights import TextWeights, Weights, download
 from latentmake.errors import ConfigError, ModelError
-from latentmake.models import checkpoints
+from latentmake.models import headers
 
 if TYPE_CHECKING:
     from latentmake.config.architectures import Script
@@ -260,7 +260,7 @@ def network_config(weights: Weights) -> dict[str, Any] | None:
     """Read the configuration of a network; None where none is on this disk."""
     path = None if weights.hub is not None else config_file(weights)
     if path is None:
-        return checkpoints.config_of(weights) if checkpoints.part_of(weights) else None
+        return headers.config_of(weights) if headers.part_of(weights) else None
     try:
         found = json.loads(path.read_bytes())
         if not isinstance(found, dict):
@@ -304,8 +304,8 @@ def tokenizer_files(weights: TextWeights, *, umt5: bool = False) -> list[Path]:
     path, named = Path(weights.path or ""), weights.tokenizer
     folder = path.parent if path.suffix in _ORIGINAL_SUFFIXES else path
     hint = "name its folder as `tokenizer` beside the text encoder's `path`"
-    if checkpoints.part_of(weights):
-        folder, hint = checkpoints.tokenizer_of(weights), checkpoints.TOKENIZER_HINT
+    if headers.part_of(weights):
+        folder, hint = headers.tokenizer_of(weights), headers.TOKENIZER_HINT
     elif folder.name.startswith("text_encoder"):
         sibling = folder.with_name(folder.name.replace("text_encoder", "tokenizer", 1))
         own = any((folder / name).is_file() for name in _TOKENIZER_FILES)

@@ -19,7 +19,7 @@ from latentmake.config.models import Model
 from latentmake.config.weights import NO_WEIGHTS, TextWeights, Weights
 from latentmake.errors import ModelError
 from latentmake.layouts.layout import layout_of
-from latentmake.models import checkpoints
+from latentmake.models import headers
 from latentmake.models.files import (
     projection_file,
     script_of,
@@ -27,7 +27,7 @@ from latentmake.models.files import (
     tokenizer_files,
     weights_files,
 )
-from latentmake.models.kinds import lack
+from latentmake.models.headers import lack
 
 if TYPE_CHECKING:
     from latentmake.config.architectures import Encoder
@@ -248,7 +248,7 @@ def weights_digest(
     """
     if weights.hub is not None:
         return digest.of_value(["hub", weights.hub, weights.revision, weights.subfolder])
-    own = checkpoints.section_of(weights) if checkpoints.part_of(weights) else None
+    own = headers.section_of(weights) if headers.part_of(weights) else None
     files = weights_files(weights, original=original) if own is None else [own]
     return files_digest(files, file_digest)
 

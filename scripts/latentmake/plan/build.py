@@ -30,6 +30,7 @@ BUILDS = Path(".latentmake/builds")
 _LOCK = Path(".latentmake/building.lock")
 _JOBS = Path(".latentmake/jobs.lock")
 _SNAKEMAKE = Path(".snakemake/locks")
+_INCOMPLETE = Path(".snakemake/incomplete")
 _CLUSTER = "cluster"
 _GRACE = 20.0  # seconds; a job gives a trainer 10
 
@@ -56,6 +57,11 @@ class Build:
                 with _JOBS.open("ab") as jobs:
                     fcntl.flock(jobs, fcntl.LOCK_EX)  # a moment: its watchdog ends them
                 _unlock(self._machine)
+                # What bears its name is whole, also where its job outlived a Snakemake that was
+                # killed; by this record that job would run again, without an order.
+                for record in _INCOMPLETE.rglob("*"):
+                    if record.is_file():
+                        record.unlink()
             try:
                 fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -21,9 +21,8 @@ from latentmake.index.listing import Folder, packed, unpacked
 from latentmake.index.memo import Listing, TargetStat
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
-from latentmake.plan.lock import place_of
 from latentmake.plan.state import PartState, State
-from latentmake.plan.target import PROMPTS, prompt_items
+from latentmake.plan.target import PROMPTS, place_of, prompt_items
 
 _MOST_CHANGED = 0.1  # share of the items above which all are judged
 _ALWAYS = 64  # items that are few, however few there are

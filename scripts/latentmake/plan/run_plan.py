@@ -17,7 +17,7 @@ from latentmake.data.item import Fault
 from latentmake.files.workspace import Need
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
-from latentmake.plan.lock import (
+from latentmake.plan.manifest import (
     CAPTIONS,
     Lock,
     keys_digest,

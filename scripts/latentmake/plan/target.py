@@ -7,6 +7,7 @@ texts of each resolution, `text@480x832`, `text.1@480x832`.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -180,3 +181,12 @@ def joined(item: Item, contents: Sequence[str]) -> str:
     last = 1 + len(item.controls)
     layers = ["layers", *contents[last:]] if contents[last:] else []
     return digest.of_lines([*contents[:last], *layers])
+
+
+def place_of(item: Item, layout: Layout) -> str:
+    """Return what a manifest says of where the pixels of an item are."""
+    span, row = item.span, item.row  # beside: a Wan model's control has the name of its image
+    beside = [*item.controls, *item.layers] if layout.numbered_controls else []
+    if span is None and row is None and not beside:
+        return item.image
+    return json.dumps([item.image, span, row, *([beside] if beside else [])])

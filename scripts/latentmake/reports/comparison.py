@@ -17,9 +17,9 @@ from latentmake.config.root import Config
 from latentmake.config.trainers import LoopTrainer
 from latentmake.errors import ConfigError, TrainingError, UserError
 from latentmake.files import atomic
-from latentmake.plan.lock import run_folder
+from latentmake.plan.manifest import run_folder
 from latentmake.reports.page import FPS, ClipSources, Pictures, as_text, page
-from latentmake.training.loop.sample_images import PictureIndex, read_index
+from latentmake.training.loop.order import PictureIndex, read_index
 from latentmake.training.order import Record
 from latentmake.training.wan.clips import FOLDER, INDEX, GenerationIndex
 

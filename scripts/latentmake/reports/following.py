@@ -17,7 +17,7 @@ from latentmake.errors import CacheError, ConfigError, StorageError
 from latentmake.files import atomic
 from latentmake.files.video import spread_frames
 from latentmake.plan.facts import Facts
-from latentmake.plan.lock import run_folder
+from latentmake.plan.manifest import run_folder
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import Difference
 from latentmake.reports.page import ClipSources, page, state_in, table, template_digest

@@ -23,7 +23,7 @@ from latentmake.files.workspace import human
 from latentmake.layouts.layout import parsed
 from latentmake.models.files import vae_factor
 from latentmake.plan.facts import Facts
-from latentmake.plan.lock import run_folder
+from latentmake.plan.manifest import run_folder
 from latentmake.plan.run_plan import RunPlan, members
 from latentmake.progress import duration
 from latentmake.reports.cards import PICTURES, Cards, page_data, read_cards

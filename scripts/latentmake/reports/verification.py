@@ -22,7 +22,7 @@ from latentmake.files.cachefile import Header
 from latentmake.layouts.layout import parsed
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
-from latentmake.plan.lock import run_folder
+from latentmake.plan.manifest import run_folder
 from latentmake.plan.target import PROMPTS, parts_of, prompt_items, prompts_of
 from latentmake.progress import Progress
 from latentmake.reports.explanation import recipe_differences

@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
-from latentmake.caches.pixels.cutting import Cut, cut
-from latentmake.caches.pixels.scaling import Film
+from latentmake.caches.pixels.scaling import Cut, Film, cut
 from latentmake.config.root import Config, parse
-from latentmake.data.clips import indices_of, prompt_of
 from latentmake.data.datasets import Datasets
 from latentmake.data.item import Item
-from latentmake.errors import ConfigError, DatasetError
+from latentmake.data.probe import indices_of, prompt_of
+from latentmake.errors import DatasetError
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, SourceFps, Span
 from latentmake.index.memo import Memo
@@ -23,7 +22,6 @@ from latentmake.layouts.layout import Musubi
 from latentmake.models.files import T5_LENGTH
 
 _NAME = "source"
-_SIDE = 16  # of a Wan network's patches, in pixels
 
 
 class _Clips(Musubi):
@@ -74,7 +72,6 @@ class ClipDataset(TorchDataset[dict[str, Any]]):
         source_fps: SourceFps = None,
         **settings: Any,
     ) -> None:
-        _check(frames, height, width, stride)
         self.source = os.fspath(source)
         config = _config(
             {
@@ -133,21 +130,6 @@ class ClipDataset(TorchDataset[dict[str, Any]]):
             "prompt": self._prompts[item.stem],
             "row": {**(item.row or {}), **place},
         }
-
-
-def _check(frames: int, height: int, width: int, stride: int) -> None:
-    """Refuse numbers that no clip of Wan's can have; a ConfigError names the argument."""
-    if frames < 1 or frames % 4 != 1:
-        below = max((frames - 1) // 4 * 4 + 1, 1)
-        what, hint = f"frames={frames} is not 4 n + 1", f"use {below} or {below + 4}"
-        raise ConfigError(what, where="ClipDataset", hint=hint)
-    for name, side in (("height", height), ("width", width)):
-        if side < _SIDE or side % _SIDE:
-            hint = f"use {max(side // _SIDE, 1) * _SIDE}"
-            what = f"{name}={side} is not a multiple of {_SIDE}"
-            raise ConfigError(what, where="ClipDataset", hint=hint)
-    if stride < 1:
-        raise ConfigError(f"stride={stride} is below 1", where="ClipDataset", hint="use 1 or more")
 
 
 def _config(dataset: dict[str, Any], resolution: tuple[int, int]) -> Config:

@@ -24,7 +24,7 @@ from latentmake import digest
 from latentmake.errors import CacheError, TrainingError, storage_error
 from latentmake.files import atomic
 from latentmake.files.safetensors import read_head
-from latentmake.plan.lock import read_lock, run_folder
+from latentmake.plan.manifest import read_lock, run_folder
 from latentmake.plan.orders import run_order
 from latentmake.plan.state import Difference, short, text_of, value_differences
 
@@ -87,28 +87,32 @@ class Basis(JsonFile):
     data: dict[str, str]
     network: str
 
-    def differences(self, folder: Path, was: Wanted | None) -> list[Difference]:
+    def differences(
+        self, folder: Path, was: Wanted | None, chosen: Iterable[str] = ()
+    ) -> list[Difference]:
         """Return what differs from the last training, whose record is in a folder.
 
-        Records of earlier releases have digests alone.
+        Records of earlier releases have digests alone, or lack settings of today; of these, only
+        the ones that are `chosen`, and so differ from their defaults, can be a reason.
         """
         if was is None:
             return [Difference("it has not been trained yet")]
         now, known = self.wanted, Basis.read(folder / BASIS)
         old = known if known and known.wanted == was else self.model_copy(update={"network": ""})
-        # A release may know more settings than the one that trained.
-        settings = {key: self.settings.get(key, value) for key, value in old.settings.items()}
+        gone = {key: value for key, value in old.settings.items() if key not in self.settings}
+        named = {*old.settings, *chosen}
+        settings = {key: value for key, value in self.settings.items() if key in named} | gone
         found = []
         if was.data != now.data:
-            changed = value_differences(old.data, self.data)
-            found += changed or [Difference("the dataset changed")]
+            digests = Difference("dataset's digest", short(was.data), short(now.data))
+            found += value_differences(old.data, self.data) or [digests]
         if was.settings != now.settings:
-            changed = value_differences(old.settings, settings)
-            found += changed or [Difference("the settings changed")]
+            digests = Difference("settings' digest", short(was.settings), short(now.settings))
+            found += value_differences(old.settings, settings) or [digests]
         if was.weights != now.weights:
             ends = [f" ({place})" if place else "" for place in (old.network, self.network)]
-            digests = short(was.weights) + ends[0], short(now.weights) + ends[1]
-            found.append(Difference("network's digest", *digests))
+            networks = short(was.weights) + ends[0], short(now.weights) + ends[1]
+            found.append(Difference("network's digest", *networks))
         if was.resumed != now.resumed:
             first = short(was.resumed) or "none", short(now.resumed) or "none"
             found.append(Difference("checkpoint that it begins with", *first))

@@ -172,10 +172,12 @@ def last_error(output: str, status: int) -> str:
         return theirs[-1][:500]
     killed = re.findall(r"died with <Signals\.(SIG\w+)", output)
     name = killed[-1] if killed else signal.Signals(-status).name if status < 0 else ""
-    if name:
-        reason = " (too little memory?)" if name == "SIGKILL" else ""
-        return f"it was killed by {name}{reason}"
-    return f"it ended with status {status}"
+    return killed_by(name) if name else f"it ended with status {status}"
+
+
+def killed_by(name: str) -> str:
+    """Return the line about a process that a signal ended."""
+    return f"it was killed by {name}{' (too little memory?)' if name == 'SIGKILL' else ''}"
 
 
 RUN = ("-m", "latentmake.training.run")

@@ -14,11 +14,10 @@ import diffusers
 import torch
 
 from latentmake.errors import TrainingError, UserError
-from latentmake.training.loop.accelerator import decided
 from latentmake.training.loop.launch import read
-from latentmake.training.loop.order import wanted
+from latentmake.training.loop.order import picture_reasons, wanted
 from latentmake.training.loop.plan import LoopBackend
-from latentmake.training.loop.sample_images import picture_reasons
+from latentmake.training.loop.recipe import decided
 from latentmake.training.loop.samples import draw_later
 from latentmake.training.loop.train import Training
 from latentmake.training.order import RunFiles

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from latentmake.files.workspace import usable_cores
+from latentmake.plan import store
 from latentmake.plan.build import alone
+from latentmake.plan.run_plan import RunPlan
+from latentmake.plan.target import PROMPTS
 from latentmake.words.project import ConfigFiles, Directory, opened
+
+if TYPE_CHECKING:
+    from latentmake.exchange.adoption import Format
 
 
 def adopt(
@@ -17,20 +25,49 @@ def adopt(
     directory: Directory = None,
 ) -> None:
     """Take over caches that other programs made of a run's items; nothing is encoded."""
-    from latentmake.exchange.adoption import Format
-    from latentmake.exchange.adoption import adopt as adopt_files
-    from latentmake.exchange.ai_training.plan import plan_adopt
+    from latentmake.exchange.ai_training import plan_adopt
     from latentmake.exchange.trainer_caches import TrainerCaches
 
     with opened(configfile, directory, encoders=True) as project, alone():
         facts, names = project.facts, project.run_names(runs)
         plans = project.plan(names).runs
         for name in names:
-            run = project.config.runs[name]
-            theirs = facts.layout(run.model).external
-            form: Format = (
-                TrainerCaches.of(project.config, name, run)
-                if theirs
-                else plan_adopt(facts, plans[name], run)
-            )
-            adopt_files(plans[name], form, say=typer.echo, threads=usable_cores())
+            run, form = project.config.runs[name], None
+            if facts.layout(run.model).external:
+                datasets = project.config.datasets
+                form = TrainerCaches(
+                    name, {each: datasets[each].adopt_from for each in run.datasets}
+                )
+            adopt_run(plans[name], form or plan_adopt(facts, name), say=typer.echo)
+
+
+def adopt_run(plan: RunPlan, form: Format, *, say: Callable[[str], None]) -> Counter[str]:
+    """Adopt the stale targets of a run; no build runs meanwhile.
+
+    Args:
+        plan: of the run.
+        form: of the other program's files.
+        say: receives why files are not adopted, and the sum.
+
+    Returns:
+        Number of targets in each of `adoption.STATES`.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+    """
+    from latentmake.exchange.adoption import FRESH, STATES, WITHOUT, adopt
+
+    orders = [
+        order
+        for order in plan.orders
+        if order.dataset != PROMPTS and not order.reuses and form.takes(order)
+    ]
+    states = [state for part, state in plan.parts.items() if part.dataset != PROMPTS]
+    stale = sum(len(order.paths) for order in orders)
+    total = Counter({FRESH: sum(state.fresh for state in states)})
+    total[WITHOUT] = sum(len(state.stale) for state in states) - stale
+    store.keep(orders)
+    total += adopt(orders, form, say=say, threads=usable_cores())
+    store.forget_made(orders)
+    say(f"{plan.name}: " + ", ".join(f"{total[state]} {state}" for state in STATES))
+    return total

@@ -13,7 +13,7 @@ import latentmake
 from latentmake.config.machines import ExternalProgram
 from latentmake.errors import UserError
 from latentmake.files.workspace import free, human
-from latentmake.training.external.arguments import proven_commit, said
+from latentmake.training.external.installation import proven_commit, said
 from latentmake.words.project import ConfigFiles, Directory, Json, opened
 from latentmake.words.shown import show_values
 

@@ -16,13 +16,13 @@ from latentmake import backends
 from latentmake.data.item import Item
 from latentmake.data.texts import read_caption
 from latentmake.errors import CacheError, ConfigError, SourceError, UserError, nearest
-from latentmake.exchange.clip_files.order import CLIPS, LIST, plan_clips
+from latentmake.exchange.clip_files import CLIPS, LIST, plan_clips
 from latentmake.files.cachefile import read_metadata, verify
 from latentmake.files.workspace import is_remote
 from latentmake.layouts.layout import parsed
+from latentmake.plan.batches import judge_one, named_targets
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan, stale_targets
-from latentmake.plan.single import judge_one, named_targets
 from latentmake.plan.state import Difference, short
 from latentmake.plan.store import mark_reusable
 from latentmake.plan.target import (
@@ -121,19 +121,16 @@ def _cache_reasons(plan: RunPlan) -> list[Difference]:
 
 def _clip_reasons(project: Project, run: str, place: str) -> list[Difference]:
     """Return why clips of a run, or one of them, are cut again."""
-    from latentmake.exchange.clip_files.cut import file_differences  # which needs numpy
-
-    order = plan_clips(project.facts, RunPlan(run, {}), project.config.runs[run])
-    folder = CLIPS / run
-    named = {str(folder / f"{file.name}.npz"): file for file in order.files}
-    whole = place in (f"clips_{run}", str(folder / LIST))
+    order = plan_clips(project.facts, run)
+    named = {str(order.path(file)): file for file in order.files}
+    whole = place in (f"clips_{run}", str(CLIPS / run / LIST))
     if not whole and place not in named:
         return [Difference("no clip of the run has this name; the next build removes it")]
     asked = named if whole else {place: named[place]}
     return [
         each._replace(name=f"{path}: {each.name}" if whole else each.name)
         for path, file in asked.items()
-        for each in file_differences(order, file)
+        for each in order.differences(file, file.source()[-1])
     ]
 
 

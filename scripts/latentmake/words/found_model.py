@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
 from latentmake.errors import ModelError
 from latentmake.files.safetensors import Tensor
-from latentmake.models.kinds import LORA, SUFFIXES, kinds_of, one, tensors_of
+from latentmake.models.headers import LORA, SUFFIXES, kinds_of, one, tensors_of
 
 _DEPTH, _MOST = 3, 400  # folders below the one that is named, and files of weights in them
 _LIBRARIES = ("diffusion_pytorch_model", "model", "pytorch_model")

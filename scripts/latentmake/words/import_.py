@@ -31,7 +31,7 @@ def import_(
     directory: Directory = None,
 ) -> None:
     """Make a configuration of another trainer's dataset file; notes in it say what differs."""
-    from latentmake.exchange.datasets_toml.importing import imported, write
+    from latentmake.exchange.datasets_toml import imported, write
 
     if directory is not None and not directory.is_dir():
         raise ConfigError("there is no such folder", where=directory, hint="check --directory")

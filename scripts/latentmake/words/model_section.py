@@ -15,7 +15,7 @@ from latentmake.config.weights import TextWeights
 from latentmake.errors import ConfigError, ModelError
 from latentmake.models.checks import fault_of
 from latentmake.models.files import tokenizer_files
-from latentmake.models.kinds import vae_of
+from latentmake.models.headers import vae_of
 from latentmake.words.found_model import Model, Part, is_high
 from latentmake.words.hub_files import HUB_FILES, HubFile
 

@@ -28,7 +28,7 @@ from latentmake.files.workspace import ADOPTED, OWNER, human, other_owner
 from latentmake.layouts.layout import parsed
 from latentmake.plan.build import alone
 from latentmake.plan.facts import Facts
-from latentmake.plan.lock import read_lock
+from latentmake.plan.manifest import read_lock
 from latentmake.plan.store import STORE
 from latentmake.plan.target import parts_of
 from latentmake.words.project import ConfigFiles, Directory, Json, opened

@@ -18,7 +18,7 @@ import pytest
 import torch
 from clip_world import SIZE, Encoder, check_caches, fingerprint, item_of, order_of, whole
 from latentmake.caches.inputs import Loaded, Sample
-from latentmake.caches.pixels.cutting import cut
+from latentmake.caches.pixels.scaling import cut
 from latentmake.errors import SourceError
 from latentmake.files.readers import READ_TIMEOUT, Readers
 from latentmake.geometry.buckets import Size
@@ -156,17 +156,6 @@ def test_what_was_encoded_before_the_job_died_is_kept(film: Path) -> None:
     check_caches(item, whole(film), scaled)
 
 
-def test_equal_videos_are_encoded_once(film: Path, tmp_path: Path) -> None:
-    (copy := tmp_path / "copy.mp4").write_bytes(film.read_bytes())
-    items = [item_of("a", film, **WAYS["chunk"]), item_of("b", copy, **WAYS["chunk"])]
-    encoder = Encoder()
-    receipt = carry(order_of(*items), encoder, threads=2)
-    assert len(encoder.stems) == len(items[0].targets)
-    assert receipt.counts["linked"] == len(items[1].targets)
-    for one, other in zip(items[0].targets, items[1].targets, strict=True):
-        assert Path(one.path).samefile(other.path)
-
-
 # -- faults ---------------------------------------------------------------------------------------
 
 
@@ -259,59 +248,7 @@ def test_a_video_that_changes_while_it_is_read_is_named(tmp_path: Path) -> None:
     assert carry(order_of(items["b"]), Encoder()).counts["kept"] == len(items["b"].targets)
 
 
-def test_a_video_that_is_shorter_than_when_it_was_planned_is_named(tmp_path: Path) -> None:
-    path = write_video(tmp_path / "a.mp4", "libx264", 40)
-    item = item_of("a", path, target_frames=[5])
-    write_video(path, "libx264", 12)
-    with pytest.raises(SourceError, match="ends after 12 frames, but frame 12 is needed"):
-        carry(order_of(item), Encoder())
-
-
-# -- clips in files, and controls -----------------------------------------------------------------
-
-
-def test_a_clip_in_an_npz_file_gives_what_its_video_gives(film: Path, tmp_path: Path) -> None:
-    video = item_of("video", film, sizes=(SMALL,), target_frames=[9])
-    carry(order_of(video), Encoder())
-    frames = whole(film)
-    for save in (np.savez, np.savez_compressed):
-        save(tmp_path / "clip.npz", frames=np.stack(frames[18:27]))
-        clip = item_of("clip", tmp_path / "clip.npz", sizes=(SMALL,), target_frames=[9])
-        carry(order_of(clip), Encoder())
-        (target,) = clip.targets
-        expected = load_file(video.targets[2].path)["latents"]
-        assert torch.equal(load_file(target.path)["latents"], expected)
-
-
-def test_controls_are_cut_in_step_and_their_last_frame_is_repeated(
-    film: Path, tmp_path: Path
-) -> None:
-    control = write_video(tmp_path / "control.mkv", "mpeg4", 70)
-    item = item_of("a", film, control=control, target_frames=[9])
-    carry(order_of(item), Encoder(), threads=2)
-    frames = whole(control)
-    frames += [frames[-1]] * 60
-    for target in item.targets:
-        assert target.clip
-        start = target.clip.start
-        expected = fingerprint(np.stack(frames[start : start + 9]))
-        assert torch.equal(load_file(target.path)["control"], expected)
-    check_caches(item, whole(film), scaled)
-
-
-# -- time and rotation ----------------------------------------------------------------------------
-
-
-def test_frames_that_are_shown_longer_are_repeated(tmp_path: Path) -> None:
-    path = write_video(tmp_path / "a.mp4", "libx264", 10)
-    media = Media(64, 48, 10, "1/8:1x10")  # 8 frames a second
-    item = item_of("a", path, media=media, target_frames=[5], source_fps="auto")
-    assert len(item.targets) == 4
-    carry(order_of(item, source_fps="auto"), Encoder())
-    shown = [frame for frame in whole(path) for _ in range(2)]
-    for number, target in enumerate(item.targets):
-        expected = fingerprint(np.stack(shown[5 * number : 5 * number + 5]))
-        assert torch.equal(load_file(target.path)["latents"], expected)
+# -- rotation -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rotation", [90, 180, 270])

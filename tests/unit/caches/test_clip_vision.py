@@ -8,12 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from latentmake.caches.encoders.clip_vision import (
-    ClipVision,
-    _converted,
-    _inferred,
-    load_clip_vision,
-)
+from latentmake.caches.encoders.wan import ClipVision, _converted, _inferred, load_clip_vision
 from latentmake.config.weights import Weights
 from safetensors.torch import save_file
 from torch.nn import functional

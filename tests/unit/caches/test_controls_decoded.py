@@ -9,6 +9,7 @@ from controlled_world import configured, draw, put
 from latentmake.caches.inputs import Reading, Sample, samples_of
 from latentmake.caches.reading import identify
 from latentmake.config.machines import MusubiTuner
+from latentmake.config.root import Config
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
@@ -16,6 +17,12 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target
 from PIL import Image
+
+
+def order_of(kind: str, config: Config, work: Work) -> Order:
+    section, model = config.datasets["pictures"], config.models["model"]
+    tuner = MusubiTuner(path="musubi-tuner")
+    return Order(kind, "pictures", "model", section, model, {}, (work,), musubi_tuner=tuner)
 
 
 @pytest.fixture
@@ -30,12 +37,7 @@ def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Order:
     (item,) = facts.items("pictures", "model")[0]
     source = item.inputs("text@64", facts.layout("model"))
     work = Work(source, (Target("text@64", "cache/cat.safetensors", None),))
-    section = config.datasets["pictures"]
-    tuner = MusubiTuner(path="musubi-tuner")
-    return Order(
-        *("text", "pictures", "model", section, config.models["model"], {}, (work,)),
-        musubi_tuner=tuner,
-    )
+    return order_of("text", config, work)
 
 
 def made(order: Order) -> list[Sample]:
@@ -79,12 +81,7 @@ def layered(mode: str) -> list[Sample]:
     facts = Facts(config, Memo(None))
     (item,) = facts.items("pictures", "model")[0]
     work = Work(item.inputs("64", facts.layout("model")), (Target("64", "x", None, Size(64, 64)),))
-    section, model = config.datasets["pictures"], config.models["model"]
-    tuner = MusubiTuner(path="musubi-tuner")
-    order = Order(
-        *("latents", "pictures", "model", section, model, {}, (work,)), musubi_tuner=tuner
-    )
-    return made(order)
+    return made(order_of("latents", config, work))
 
 
 def test_layers_have_an_alpha_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,7 @@
-"""An order is carried out once, whatever befalls it; one bad source stops no other."""
+"""Orders are carried out once, whatever befalls them; one bad source stops no other.
+
+Orders that one process carries out share a GPU, and the account of its time names the bottleneck.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +9,40 @@ import contextlib
 import dataclasses
 import gc
 import os
-from collections.abc import Callable, Iterator
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from latentmake import digest
+from latentmake.caches import encode, pipeline
 from latentmake.caches.inputs import Loaded, Sample
 from latentmake.caches.job import Job
+from latentmake.caches.pipeline import Pipeline
 from latentmake.errors import ModelError, SourceError
 from latentmake.files import atomic, cachefile
 from latentmake.files.media import probe_image
 from latentmake.index.memo import source_stat, target_stat
 from latentmake.plan import store
 from latentmake.plan.orders import Order
-from latentmake.plan.receipts import Receipt
-from order_world import Encoder, carry_out, key_of, order, put_image, target, whole_numbers
+from latentmake.plan.receipts import Receipt, read_receipt
+from order_world import (
+    Encoder,
+    carry_out,
+    key_of,
+    order,
+    put_image,
+    silent,
+    target,
+    whole_numbers,
+)
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def cats(count: int, **options: Any) -> dict[str, Path | str]:
@@ -388,12 +401,6 @@ def test_an_order_without_work_still_leaves_its_receipt() -> None:
     assert carry(order("latents", {}), Encoder()).targets == {}
 
 
-def test_the_outcome_is_said_in_numbers() -> None:
-    said: list[str] = []
-    carry(order("latents", cats(2)), Encoder(), say=said.append)
-    assert said == ["latents of cats: 2 encoded"]
-
-
 # -- files at hand --------------------------------------------------------------------------------
 
 
@@ -462,3 +469,136 @@ def test_a_file_at_hand_that_becomes_another_meanwhile_is_not_linked(
     assert encoder.stems == ["new"]
     header = cachefile.read_header(cache_of("new"))
     assert header.source == digest.of_file(Path("data/00.png"))
+
+
+# -- several orders --------------------------------------------------------------------------------
+
+
+def latents(*stems: str, **options: Any) -> Order:
+    sources = {stem: put_image(Path(f"data/{stem}.png"), (ord(stem), 2, 3)) for stem in stems}
+    return order("latents", {**sources}, **options)
+
+
+def carry_all(orders: Iterable[Order], batch_size: int = 1) -> Encoder:
+    """Carry out some orders with one encoder."""
+    encoder = Encoder()
+    encode.carry_out(orders, say=silent, load=lambda _: Loaded(encoder, batch_size))
+    return encoder
+
+
+def test_a_faulty_item_stops_no_other_order_and_all_are_named() -> None:
+    orders = [latents("a", "b"), latents("c"), latents("d")]
+    for stem in "ad":
+        Path(f"data/{stem}.png").write_bytes(b"")
+    with pytest.raises(SourceError) as caught:
+        carry_all(orders)
+    for words in ("1 of 2 items", "a.png: is an empty", "1 of 1 items", "d.png: is an empty"):
+        assert words in str(caught.value)
+    assert [each.receipt.exists() for each in orders] == [False, True, False]
+    put_image(Path("data/a.png"), (1, 2, 3))
+    put_image(Path("data/d.png"), (4, 5, 6))
+    assert sorted(carry_all(orders).stems) == ["a", "d"]
+
+
+def test_what_an_order_has_made_is_linked_for_the_next() -> None:
+    orders = [latents("a", "b"), latents("c", "d")]
+    Path("data/c.png").write_bytes(Path("data/b.png").read_bytes())
+    assert sorted(carry_all(orders).stems) == ["a", "b", "d"]
+    assert read_receipt(orders[1].receipt).counts["linked"] == 1
+    first, second = (list(read_receipt(each.receipt).targets) for each in orders)
+    assert any(Path(one).samefile(other) for one in first for other in second)
+
+
+def test_a_batch_holds_samples_of_several_orders_and_each_leaves_its_receipt_once_it_is_done() -> (
+    None
+):
+    first, second, third = latents("a"), latents("b", "c"), latents("d")
+
+    def orders() -> Iterator[Order]:
+        yield first
+        assert not first.receipt.exists()
+        yield second
+        deadline = time.monotonic() + 60
+        while not Path(first.paths[0]).exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not second.receipt.exists()
+        yield third
+
+    encoder = carry_all(orders(), 2)
+    assert [[stem for stem, _ in batch] for batch in encoder.batches] == [["a", "b"], ["c", "d"]]
+    counts = [read_receipt(each.receipt).counts["encoded"] for each in (first, second, third)]
+    assert counts == [1, 2, 1]
+
+
+def test_what_an_order_could_not_encode_is_refused_for_the_next() -> None:
+    orders = [latents("a", on_error="skip"), latents("b", "c", on_error="skip")]
+    Path("data/b.png").write_bytes(Path("data/a.png").read_bytes())
+    zeros = Encoder(lambda sample, tensor: tensor * (sample.item.stem == "c"))
+    encode.carry_out(orders, say=silent, load=lambda _: Loaded(zeros, 1))
+    faults = [[each["stem"] for each in read_receipt(x.receipt).faults] for x in orders]
+    assert faults == [["a"], ["b"]] and sorted(zeros.stems) == ["a", "c"]
+
+
+# -- the account of time ---------------------------------------------------------------------------
+
+
+class Clock:
+    """A clock that goes on as a test says."""
+
+    def __init__(self) -> None:
+        self.now = 1.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(pipeline, "time", made)
+    return made
+
+
+def words_of(clock: Clock, *seconds: tuple[str, float], workers: int, queues: bool) -> str:
+    """Return the words on stays one after the other; `idle` is none."""
+    made = Pipeline(lambda _: Loaded(Encoder()))
+    made.loaded = Loaded(Encoder(), workers=workers, queues=queues)
+    for stage, passed in seconds:
+        if stage == "idle":
+            clock.now += passed
+            continue
+        with made._stage(stage):
+            clock.now += passed
+    return made.words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        ([("encoding", 9.0), ("writing", 1.0)], "busy 90%, bottleneck: encoding"),
+        ([("encoding", 3.0), ("idle", 7.0), ("writing", 0.0)], "busy 30%, bottleneck: reading"),
+        ([("encoding", 3.0), ("writing", 7.0)], "busy 30%, bottleneck: writing"),
+        ([("encoding", 4.0)], ""),  # too short to tell
+    ],
+)  # fmt: skip
+def test_the_bottleneck_is_what_the_device_waits_for(
+    clock: Clock, seconds: list[tuple[str, float]], words: str
+) -> None:
+    words = words.replace("busy", "device busy")
+    assert words_of(clock, *seconds, workers=1, queues=True) == words
+
+
+def test_each_worker_of_a_cpu_is_a_part_of_the_device(clock: Clock) -> None:
+    words = words_of(clock, ("encoding", 8.0), workers=2, queues=False)
+    assert words == "device busy 50%, bottleneck: reading"
+
+
+def test_the_last_line_of_a_job_and_its_receipt_have_the_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pipeline, "_SHORTEST", 0.0)
+    said: list[str] = []
+    receipt = carry(order("latents", cats(1)), Encoder(), say=said.append)
+    words = r"device busy \d+%, bottleneck: (reading|encoding|writing)"
+    assert re.fullmatch(rf"latents of cats: 1 encoded; {words}", said[-1])
+    assert said[-1].endswith(f"; {receipt.words}")

@@ -13,7 +13,7 @@ import av
 import cv2
 import numpy as np
 import pytest
-from clip_world import InProcess
+from clip_world import MODEL, InProcess
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from item_world import work_of
@@ -23,7 +23,6 @@ from latentmake.caches.pixels import plain as pixels
 from latentmake.caches.pixels.scaling import cover
 from latentmake.caches.pixels.stored import open_image
 from latentmake.config.datasets import Dataset
-from latentmake.config.models import Model
 from latentmake.errors import SourceError
 from latentmake.files.media import probe_image, probe_video
 from latentmake.geometry.buckets import Size
@@ -34,6 +33,7 @@ from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target
 from numpy.typing import NDArray
 from PIL import Image
+from refusals import refused
 from video_world import KINDS, write_kind, write_video
 
 Pixels = NDArray[np.uint8]
@@ -92,12 +92,7 @@ def opened(data: bytes, limit: int = LIMIT) -> Image.Image:
 
 
 def refusal(data: bytes, limit: int = LIMIT) -> str:
-    with pytest.raises(SourceError) as caught:
-        opened(data, limit)
-    line = str(caught.value)
-    assert line.startswith("a.png: ")
-    assert "\n" not in line
-    return line
+    return refused(lambda: opened(data, limit), "a.png", SourceError)
 
 
 # -- opening images -------------------------------------------------------------------------------
@@ -144,14 +139,9 @@ def test_all_else_becomes_rgb_as_pillow_does_it(
 
 def test_faults_are_named_as_in_other_images() -> None:
     data = encoded(noise((31, 23)))
+    dataset = Dataset(path="data", max_image_pixels=LIMIT)
     for broken in (b"", b"hello", data[: len(data) // 2], data[: len(data) * 3 // 4]):
-        with pytest.raises(SourceError) as caught:
-            pixels.decode(
-                broken,
-                "a.png",
-                Dataset(path="data", max_image_pixels=LIMIT),
-            )
-        assert refusal(broken) == str(caught.value)
+        assert refusal(broken) == refused(lambda x=broken: pixels.decode(x, "a.png", dataset))
     assert "has 31 x 23 pixels, more than 712 in all" in refusal(data, 712)
     assert opened(data, 713).size == (31, 23)
 
@@ -208,8 +198,8 @@ WAYS: list[dict[str, Any]] = [
 
 
 def all_clips(count: int, fps: float | None, **changes: Any) -> list[Clip]:
-    plain = {"target_frames": [1, 5, 9], "frame_stride": 1, "frame_sample": 1, "max_frames": 129}
-    return clips(count, **{**plain, **changes}, source_fps=fps)
+    asked = {"target_frames": [1, 5, 9], **changes, "source_fps": fps}
+    return clips(count, Dataset.model_construct(**asked))
 
 
 def made(
@@ -251,15 +241,7 @@ def samples_of_clips(work: Order, item: Work, missing: dict[Target, str]) -> lis
 
 
 def order_of(settings: Dataset, *items: Work) -> Order:
-    return Order(
-        kind="latents",
-        dataset="cats",
-        model="wan",
-        dataset_settings=settings,
-        model_settings=Model.model_validate({"vae": "vae", "text": ["t5"], "task": "t2v-1.3B-FC"}),
-        recipe={},
-        items=items,
-    )
+    return Order("latents", "cats", "wan", settings, MODEL, {}, items)
 
 
 def pixels_of(samples: list[Sample]) -> list[Pixels]:
@@ -277,15 +259,7 @@ def check(path: Path, fps: float | None, wanted: list[tuple[Size, Clip]]) -> Non
         assert np.array_equal(clip, np.stack(expected))
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_clips_of_every_kind_of_video_are_those_of_the_rules(tmp_path: Path, name: str) -> None:
-    path = write_kind(tmp_path, name)
-    cut = all_clips(24, 30.0, frame_extraction="chunk")
-    assert len(cut) > 10
-    check(path, 30.0, [(size, clip) for clip in cut for size in (Size(48, 32), Size(96, 80))])
-
-
-@pytest.mark.parametrize("fps", [None, 8.0, 16.0, 25.0, 59.94])
+@pytest.mark.parametrize("fps", [None, 8.0, 25.0])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: str(way["frame_extraction"]))
 def test_clips_of_every_way_and_rate_are_those_of_the_rules(
     tmp_path: Path, way: dict[str, Any], fps: float | None
@@ -294,33 +268,6 @@ def test_clips_of_every_way_and_rate_are_those_of_the_rules(
     cut = all_clips(21, fps, **way)
     assert cut
     check(path, fps, [(Size(64, 48), clip) for clip in cut])
-
-
-def test_portrait_and_landscape_are_cut_to_their_buckets(tmp_path: Path) -> None:
-    for size in ((48, 80), (80, 48), (160, 96), (36, 64)):
-        path = write_video(tmp_path / f"{size}.mp4", "mpeg4", 5, size=size)
-        bucket = bucket_of(Size(*size))
-        check(path, None, [(bucket, Clip(0, 5))])
-
-
-def test_clips_come_in_the_order_asked_for(tmp_path: Path) -> None:
-    path = write_video(tmp_path / "a.mp4", "libx264", 12)
-    size, other = Size(32, 32), Size(48, 32)
-    check(
-        path,
-        None,
-        [(size, Clip(7, 5)), (other, Clip(0, 1)), (size, Clip(2, 5)), (size, Clip(7, 5))],
-    )
-
-
-def test_nothing_is_read_beyond_the_last_frame_needed(tmp_path: Path) -> None:
-    path = write_video(tmp_path / "a.mkv", "ffv1", 12)
-    wanted, media = [(Size(64, 48), Clip(0, 5))], probe_video(str(path))
-    whole = pixels_of(made(path, None, wanted))
-    data = path.read_bytes()
-    path.write_bytes(data[: len(data) * 3 // 4])
-    found = pixels_of(made(path, None, wanted, media=media))
-    assert np.array_equal(found[0], whole[0])
 
 
 # -- videos that control others -------------------------------------------------------------------
@@ -395,12 +342,8 @@ def test_the_first_frame_of_a_control_says_its_bucket(tmp_path: Path) -> None:
 
 def clip_refusal(data: bytes, folder: Path, frames: int = 5) -> str:
     (path := folder / "broken.mp4").write_bytes(data)
-    with pytest.raises(SourceError) as caught:
-        made(path, None, [(Size(64, 48), Clip(0, frames))], media=Media(64, 48, 24))
-    line = str(caught.value)
-    assert line.startswith(f"{path}: ")
-    assert "\n" not in line
-    return line
+    wanted = [(Size(64, 48), Clip(0, frames))]
+    return refused(lambda: made(path, None, wanted, media=Media(64, 48, 24)), path, SourceError)
 
 
 @pytest.mark.parametrize("name", KINDS)

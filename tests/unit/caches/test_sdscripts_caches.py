@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 import pytest
-import text_world
 import torch
 from item_world import work_of
-from latentmake.caches.encoders.sdscripts import text_arrays
+from latentmake.caches.encoders.sdscripts import file_bytes, text_arrays
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.files import cachefile
@@ -63,15 +63,8 @@ def order(which: Model, resolution: str = "128", **dataset: Any) -> Order:
         ((name, _),) = layout.named(folder, resolution, f"sub/{stem}", media, settings)
         target = Target(resolution, name, None, Size(side, side))
         items.append(work_of(f"sub/{stem}", path, None, (target,), media=media))
-    return Order(
-        kind="latents",
-        dataset="shapes",
-        model="tiny",
-        dataset_settings=settings,
-        model_settings=which,
-        recipe=recipe.make("latents", settings, which),
-        items=tuple(items),
-    )
+    made = recipe.make("latents", settings, which)
+    return Order("latents", "shapes", "tiny", settings, which, made, tuple(items))
 
 
 def made(which: Model, **dataset: Any) -> dict[str, Path]:
@@ -230,17 +223,9 @@ MULTIPLE = ("sd3", "flux")
 def test_text_is_what_sd_scripts_would_train_on(
     architecture: str, dtype: torch.dtype, masked: bool
 ) -> None:
-    settings: dict[str, Any] = {}
-    if masked:
-        settings = {
-            "sdxl": {},
-            "sd3": {"apply_lg_attn_mask": True, "apply_t5_attn_mask": True},
-            "flux": {"apply_t5_attn_mask": True},
-        }[architecture]
-    which = model(architecture, **settings)
+    masks = {"sdxl": (), "sd3": ("lg", "t5"), "flux": ("t5",)}[architecture]
+    which = model(architecture, **{f"apply_{each}_attn_mask": masked for each in masks})
     given = tensors(architecture, dtype)
-    from latentmake.caches.encoders.sdscripts import file_bytes
-
     path = Path("text.npz")
     path.write_bytes(file_bytes("text", which, given, {}))
     assert text_fault(path, architecture, lg_mask=masked, t5_mask=masked) is None
@@ -252,50 +237,6 @@ def test_text_is_what_sd_scripts_would_train_on(
     if architecture == "sdxl":
         pooled = given["text_encoder_2.pooled"].float().numpy()
         assert np.array_equal(arrays["pool2"].astype(np.float32), pooled)
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("texts")
-    text_world.make_texts(folder)
-    return folder
-
-
-@pytest.mark.parametrize("architecture", ["sdxl", "sd3", "flux"])
-def test_text_of_real_encoders_is_what_sd_scripts_would_train_on(
-    texts: Path, architecture: str
-) -> None:
-    applied = {"sdxl": {}, "sd3": {"apply_lg_attn_mask": True}, "flux": {}}[architecture]
-    which = text_world.model_of(
-        texts, architecture, layout="sdscripts", dtype="bfloat16", t5_length=24, **applied
-    )
-    layout = layout_of(which.layout_name)
-    items = []
-    for stem, caption in {"a": "a red circle", "b": ""}.items():
-        ((path, _),) = layout.named("cache/shapes/tiny/text", "text", f"sub/{stem}", None, None)
-        target = Target("text", path, None)
-        items.append(work_of(f"sub/{stem}", None, caption, (target,)))
-    work = Order(
-        kind="text",
-        dataset="shapes",
-        model="tiny",
-        dataset_settings=Dataset(path="data"),
-        model_settings=which,
-        recipe=recipe.make("text", None, which),
-        items=tuple(items),
-    )
-    carry_out(work, say=silent)
-    for path in work.paths:
-        fault = text_fault(Path(path), architecture, lg_mask=bool(applied))
-        assert fault is None, (path, fault)
-        found = read(Path(path))
-        if architecture == "sdxl":
-            assert found["hidden_state1"].shape == (77, text_world.WIDTH)
-            assert found["pool2"].shape == (12,)
-        else:
-            assert found["t5_out"].shape == (24, text_world.WIDTH)
-            tokens = {"a": range(2, 24), "b": [1]}[Path(path).name[0]]
-            assert found["t5_attn_mask"].sum() in tokens
 
 
 # -- sd-scripts' own judgement --------------------------------------------------------------------
@@ -313,7 +254,7 @@ def test_its_own_strategies_find_the_files_valid(
         monkeypatch.delitem(sys.modules, name)
     which = model(architecture)
     files = made(which, flip_aug=True, alpha_mask=True)
-    strategy = latents_strategy(architecture)
+    strategy = strategy_of("Latents", architecture)
     for stem, path in files.items():
         beside = Path("data/sub", path.name)
         os.link(path, beside)
@@ -325,9 +266,7 @@ def test_its_own_strategies_find_the_files_valid(
         assert found[1] == list(SIZES[stem]) and len(found[2]) == 4
         assert found[3].shape == found[0].shape and found[4].shape == PLACES[stem][::-1]
     if architecture in ("sdxl", "sd3", "flux"):
-        from latentmake.caches.encoders.sdscripts import file_bytes
-
-        text = text_strategy(architecture)
+        text = strategy_of("TextEncoderOutputs", architecture)
         written = Path(text.get_outputs_npz_path(str(Path("data/sub/wide.png").absolute())))
         assert written.name == f"wide{SdScripts(architecture).text_ending}"
         written.write_bytes(file_bytes("text", which, tensors(architecture), {}))
@@ -335,29 +274,15 @@ def test_its_own_strategies_find_the_files_valid(
         assert all(array is not None for array in text.load_outputs_npz(str(written)))
 
 
-def latents_strategy(architecture: str) -> Any:
-    if architecture == "sd3":
-        from library.strategy_sd3 import Sd3LatentsCachingStrategy
-
-        return Sd3LatentsCachingStrategy(True, 1, False)
-    if architecture == "flux":
-        from library.strategy_flux import FluxLatentsCachingStrategy
-
-        return FluxLatentsCachingStrategy(True, 1, False)
-    from library.strategy_sd import SdSdxlLatentsCachingStrategy
-
-    return SdSdxlLatentsCachingStrategy(architecture != "sdxl", True, 1, False)
-
-
-def text_strategy(architecture: str) -> Any:
-    if architecture == "sd3":
-        from library.strategy_sd3 import Sd3TextEncoderOutputsCachingStrategy
-
-        return Sd3TextEncoderOutputsCachingStrategy(True, 1, False)
-    if architecture == "flux":
-        from library.strategy_flux import FluxTextEncoderOutputsCachingStrategy
-
-        return FluxTextEncoderOutputsCachingStrategy(True, 1, False)
-    from library.strategy_sdxl import SdxlTextEncoderOutputsCachingStrategy
-
-    return SdxlTextEncoderOutputsCachingStrategy(True, 1, False)
+def strategy_of(what: str, architecture: str) -> Any:
+    """Return sd-scripts' strategy of `Latents` or `TextEncoderOutputs`."""
+    name = "sd" if what == "Latents" and architecture[:3] in ("sd1", "sd2", "sdx") else architecture
+    (kind,) = (
+        each
+        for each in vars(import_module(f"library.strategy_{name}")).values()
+        if isinstance(each, type)
+        and each.__name__.endswith(f"{what}CachingStrategy")
+        and each.__module__.endswith(name)
+    )
+    is_old = (architecture != "sdxl",) if name == "sd" else ()
+    return kind(*is_old, True, 1, False)

@@ -9,18 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from item_world import work_of
 from latentmake.caches import tokenizers
-from latentmake.config.datasets import Dataset
+from latentmake.caches.encoders.text import text_encoders
 from latentmake.config.models import Model
 from latentmake.errors import ModelError
-from latentmake.models import recipe
-from latentmake.plan.orders import Order
-from latentmake.plan.target import Target
 from latentmake.reports import kept_tokens
-from order_world import carry_out
 from pydantic import ValidationError
-from safetensors import safe_open
+from refusals import refused
 from text_world import (
     EXTRA,
     ROUNDING,
@@ -85,7 +80,8 @@ def plain_states(reads: list[Read], layer: int | None, normalised: bool) -> torc
 
 @pytest.mark.parametrize("number", [1, 3])
 @pytest.mark.parametrize(
-    ("architecture", "skip"), [("sd1", None), ("sd1", 2), ("sd2", None), ("sd2", 3), ("sdxl", None)]
+    ("architecture", "skip"),
+    [("sd1", None), ("sd1", 1), ("sd1", 2), ("sd2", None), ("sd2", 3), ("sdxl", None)],
 )
 def test_hidden_states_and_pooled_are_those_of_a_plain_reading_of_the_rules(
     root: Path, architecture: str, skip: int | None, number: int
@@ -184,17 +180,8 @@ def test_encoders_that_count_differently_get_equally_many_chunks(root: Path) -> 
 # -- layers ---------------------------------------------------------------------------------------
 
 
-def test_skipping_to_the_last_layer_skips_nothing(root: Path) -> None:
-    (one,) = encoders_of(root, "sd1", clip_skip=1).encode([letters(20)])
-    (other,) = encoders_of(root, "sd1").encode([letters(20)])
-    torch.testing.assert_close(one, other, **ROUNDING)
-
-
 def refusal(root: Path, architecture: str, **changes: Any) -> str:
-    with pytest.raises(ModelError) as caught:
-        encoders_of(root, architecture, **changes)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return refused(lambda: encoders_of(root, architecture, **changes), kind=ModelError)
 
 
 def test_what_an_architecture_cannot_use_is_refused_in_a_line(root: Path) -> None:
@@ -339,41 +326,22 @@ def test_a_tokenizer_that_is_missing_or_damaged_is_named(
     folder.mkdir(parents=True)
     if content is not None:
         (folder / "tokenizer.json").write_text(content)
-    with pytest.raises(ModelError) as caught:
-        tokenizers.load(model_of(tmp_path, "sd1").text[0])
-    assert str(caught.value).startswith(f"{tmp_path}/clip/t")
-    assert "\n" not in str(caught.value)
+    place = model_of(tmp_path, "sd1").text[0]
+    line = refused(lambda: tokenizers.load(place), kind=ModelError)
+    assert line.startswith(f"{tmp_path}/clip/t")
 
 
-# -- a job ----------------------------------------------------------------------------------------
+# -- what is stored -------------------------------------------------------------------------------
 
 
-def test_a_job_names_what_it_cut_at_its_end_and_writes_masks_as_whole_numbers(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    captions = {f"{length}": letters(length) for length in (10, 80, 90, 100, 200)}
-    items = []
-    for stem, caption in captions.items():
-        (tmp_path / f"{stem}.txt").write_text(caption)
-        target = Target("text", f"{stem}.safetensors", None)
-        items.append(work_of(stem, f"{stem}.txt", None, (target,)))
-    model = model_of(root, "sdxl", text_dtype="bfloat16")
-    order = Order(
-        kind="text", dataset="cats", model="tiny", dataset_settings=Dataset(path="data"),
-        model_settings=model, recipe=recipe.make("text", None, model),
-        items=tuple(items),
-    )  # fmt: skip
-    said: list[str] = []
-    carry_out(order, say=said.append)
-    assert [line for line in said if " cut to " in line] == [
-        f"4 captions are cut to the first 75 tokens by {name}: 100.txt, 200.txt, 80.txt ..."
-        for name in ("text_encoder", "text_encoder_2")
-    ]
-    with safe_open("10.safetensors", "pt") as file:
-        assert file.get_tensor("text_encoder_2.hidden_state").dtype == torch.bfloat16
-        assert file.get_tensor("text_encoder_2.attention_mask").dtype == torch.int64
-        assert file.get_tensor("text_encoder_2.attention_mask").sum() == 12
+def test_masks_are_stored_as_whole_numbers_whatever_the_format_of_embeddings(root: Path) -> None:
+    encoders = text_encoders(
+        model_of(root, "sdxl"), torch.device("cpu"), torch.float32, stored=torch.bfloat16
+    )
+    (found,) = encoders.encode([letters(10)])
+    assert found["text_encoder_2.hidden_state"].dtype == torch.bfloat16
+    assert found["text_encoder_2.attention_mask"].dtype == torch.int64
+    assert found["text_encoder_2.attention_mask"].sum() == 12
 
 
 # -- the configuration ----------------------------------------------------------------------------

@@ -111,6 +111,18 @@ def test_pixels_are_rounded_to_the_stored_format_first(places: dict[str, Path]) 
     assert not torch.equal(found, vae.encode(pixels, EXACT))
 
 
+@pytest.mark.parametrize("normalised", [False, True])
+def test_zeros_of_a_broken_network_get_no_mask_so_that_they_are_refused(
+    state: State, tmp_path: Path, normalised: bool
+) -> None:
+    bias = torch.zeros_like(state["conv1.bias"])
+    bias[:16] = torch.tensor(MEAN) * normalised
+    broken = {**state, "conv1.weight": 0 * state["conv1.weight"], "conv1.bias": bias}
+    vae = loaded(save_original(broken, tmp_path / "broken")[".pth"])
+    assert not vae.encode(video(5), EXACT).any()
+    assert not vae.encode_first_frame(video(5), EXACT).any()
+
+
 class _Convolutions(TorchFunctionMode):
     """Notes which convolutions are computed."""
 

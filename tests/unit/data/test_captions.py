@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from latentmake.config.datasets import Captions
-from latentmake.data.captions import clean, decode_text, newlines, variants
+from latentmake.data.texts import clean, decode_text, newlines, variants
 from latentmake.errors import SourceError
 
 # What no step divides at: no separators, no braces, no line ends, no space around.

@@ -18,8 +18,8 @@ from latentmake.config.models import Model
 from latentmake.data import lists
 from latentmake.data import probe as probing
 from latentmake.data.item import Fault, Item, Scan
+from latentmake.data.lists import CAPTIONS, NAMES
 from latentmake.data.probe import measured
-from latentmake.data.rows import CAPTIONS, NAMES
 from latentmake.data.texts import with_texts
 from latentmake.errors import DatasetError
 from latentmake.geometry.clips import Clip, Span, kept_indices

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from latentmake.data.item import IMAGE, File, Item
 from latentmake.errors import SourceError, StorageError
-from latentmake.exchange.clip_files.cut import cut
-from latentmake.exchange.clip_files.order import ClipFile, ClipsOrder, npz_bytes
+from latentmake.exchange.clip_files import ClipFile, ClipsOrder, npz_bytes
+from latentmake.exchange.cut_clips import cut
 from latentmake.files.media import probe_video
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Span

@@ -20,10 +20,9 @@ from latentmake.caches.pixels import plain
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import parse
 from latentmake.errors import CacheError, ConfigError
-from latentmake.exchange.adoption import STATES, Record, adopt_works
-from latentmake.exchange.ai_training.adopt import AiTraining
-from latentmake.exchange.ai_training.export import ExportOrder, export
-from latentmake.exchange.ai_training.plan import plan_adopt, plan_export
+from latentmake.exchange.adoption import STATES, Record, adopt
+from latentmake.exchange.ai_training import AiTraining, plan_adopt
+from latentmake.exchange.export import ExportOrder, export, plan_export
 from latentmake.exchange.shapes import Latents, Text, Tokens
 from latentmake.files import cachefile
 from latentmake.geometry.buckets import Size
@@ -32,7 +31,6 @@ from latentmake.layouts.layout import layout_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import FOLDER, Order
 from latentmake.plan.receipts import read_receipt
-from latentmake.plan.run_plan import RunPlan
 from order_world import order, put_image, silent, target
 from safetensors.torch import load_file
 from xxhash import xxh3_128_hexdigest
@@ -102,7 +100,7 @@ def run(
         texts=[TEXTS[ending] for ending in texts],
         sizes=[Size(16, 16)],
     )
-    counts = adopt_works(works, form, say=say)
+    counts = adopt(works, form, say=say)
     return [counts[state] for state in STATES]
 
 
@@ -125,9 +123,7 @@ def write_out(
         "folder": "out",
         "part": "16",
         "ending": LATENTS,
-        "dtype": "float32",
         "texts": [(TEXTS[each].ending, TEXTS[each].tokens.padded) for each in texts],
-        "text_dtype": "float32",
         "overwrite": False,
     }
     counts = export(ExportOrder(**values | changes), say=say)
@@ -478,18 +474,6 @@ def test_a_file_of_somebody_else_that_holds_just_that_is_left_in_peace() -> None
     assert path.stat().st_ctime_ns == before
 
 
-@pytest.mark.usefixtures("adopted")
-def test_precision_that_caches_lost_is_told() -> None:
-    said: list[str] = []
-    write_out((CLIP,), say=said.append, text_dtype="bfloat16", dtype="float16")
-    assert said[:2] == [
-        "latents: written in float32 from caches in float16, of no more precision",
-        "text: written in float32 from caches in bfloat16, of no more precision",
-    ]
-    write_out((T5,), say=(again := list[str]()).append, text_dtype="bfloat16")
-    assert len(again) == 1
-
-
 # -- what is refused at once ----------------------------------------------------------------------
 
 
@@ -508,9 +492,11 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("plan", [plan_adopt, plan_export])
 @pytest.mark.parametrize("name", IMPOSSIBLE)
-def test_what_cannot_be_is_one_line(plan: Callable[..., Path], name: str) -> None:
+def test_what_cannot_be_is_one_line(plan: Callable[[Facts, str], object], name: str) -> None:
     dataset, model, words = IMPOSSIBLE[name]
     put_image(Path("data/a.png"), (1, 2, 3))
+    Path("text").mkdir()
+    Path("text/config.json").write_text('{"model_type": "t5", "d_model": 8}')
     config = parse(
         {
             "datasets": {"cats": {"path": "data", **dataset}},
@@ -521,7 +507,7 @@ def test_what_cannot_be_is_one_line(plan: Callable[..., Path], name: str) -> Non
         }
     )
     with pytest.raises(ConfigError, match=words) as caught:
-        plan(Facts(config, Memo(None)), RunPlan("first", parts={}), config.runs["first"])
+        plan(Facts(config, Memo(None)), "first")
     assert "\n" not in str(caught.value)
 
 
@@ -538,7 +524,6 @@ def test_an_export_is_of_one_of_the_resolutions_of_its_run(asked: object, words:
             "export": {"resolution": asked},
         }
     )
-    facts = Facts(config, Memo(None))
     with pytest.raises(ConfigError, match=words) as caught:
-        plan_export(facts, RunPlan("first", parts={}), config.runs["first"])
+        plan_export(Facts(config, Memo(None)), "first")
     assert str(caught.value).startswith("export.resolution: ")

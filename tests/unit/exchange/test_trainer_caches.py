@@ -13,7 +13,7 @@ import pytest
 import world
 from latentmake.config.root import parse
 from latentmake.errors import ConfigError
-from latentmake.exchange.adoption import STATES, adopt
+from latentmake.exchange.adoption import STATES
 from latentmake.exchange.trainer_caches import TrainerCaches
 from latentmake.files.cachefile import read_header
 from latentmake.geometry.buckets import Size, crop_ltrb
@@ -21,6 +21,7 @@ from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.plan.run_plan import RunPlan
+from latentmake.words.adopt import adopt_run
 from numpy.typing import NDArray
 from safetensors.numpy import load, load_file, save_file
 
@@ -98,9 +99,9 @@ class Run:
     def adopt(self) -> list[int]:
         """Adopt; return how many targets are in which state."""
         facts, plan = self.plan()
-        run = facts.config.runs["cats"]
+        form = TrainerCaches("cats", {"cats": facts.config.datasets["cats"].adopt_from})
         self.said = []
-        counts = adopt(plan, TrainerCaches.of(facts.config, "cats", run), say=self.said.append)
+        counts = adopt_run(plan, form, say=self.said.append)
         return [counts[state] for state in STATES]
 
     def line(self, *words: str) -> str:

@@ -124,18 +124,11 @@ def test_a_link_shares_the_file_and_replaces_what_bore_the_name(path: Path) -> N
     atomic.write(second, b"old")
     atomic.link(path, second)
     assert second.read_bytes() == b"whole"
+    for existing in (path, second):  # names of one file, which stay
+        atomic.link(existing, path)
+        atomic.link(existing, second)
     assert second.samefile(path)
     assert everything_in(path.parent) == ["deeper/second", path.name]
-
-
-def test_linking_two_names_of_one_file_changes_nothing(path: Path) -> None:
-    atomic.write(path, b"whole")
-    second = path.with_name("second")
-    for _ in range(2):
-        atomic.link(path, second)
-    atomic.link(path, path)
-    assert second.samefile(path)
-    assert everything_in(path.parent) == [path.name, "second"]
 
 
 def test_where_links_fail_a_copy_is_made(path: Path) -> None:

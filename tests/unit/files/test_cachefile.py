@@ -1,4 +1,7 @@
-"""A cache file is whole or not there, the same for the same content, and says what made it."""
+"""A cache file is whole or not there, the same for the same content, and says what made it.
+
+Any change of it is found and named, and nothing is said of a sound one.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import json
 import os
 import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import permutations
 from pathlib import Path
 
@@ -20,9 +24,20 @@ from hypothesis import strategies as st
 from latentmake import digest
 from latentmake.errors import CacheError
 from latentmake.files import atomic, cachefile, npz
-from latentmake.files.cachefile import KEY, RECIPE, SOURCE, Header, read_metadata, recipe_of
+from latentmake.files.cachefile import (
+    FOREIGN,
+    KEY,
+    RECIPE,
+    SOURCE,
+    Checked,
+    Header,
+    read_metadata,
+    recipe_of,
+    verify,
+)
+from latentmake.files.safetensors import PLACEHOLDERS, checksum
 from safetensors import safe_open
-from safetensors.torch import load, save_file
+from safetensors.torch import load
 
 TENSORS = {
     "b": torch.arange(6, dtype=torch.float32).reshape(2, 3),
@@ -36,6 +51,7 @@ ARRAYS = {
 }
 RECIPE_VALUES: dict[str, object] = {"format": 1, "layout": "sdscripts"}
 STAMP = cachefile.stamp(key="k" * 64, source="s" * 64, recipe=RECIPE_VALUES)
+OLD = {name: STAMP[name] for name in STAMP.keys() - PLACEHOLDERS.keys()}
 WHOLE = cachefile.serialize(TENSORS, STAMP | {"caption": "a café ☕"})
 BODY = WHOLE[8 + int.from_bytes(WHOLE[:8], "little") :]
 ARCHIVE = npz.serialize(ARRAYS, STAMP)
@@ -57,6 +73,24 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def archived(tmp_path: Path) -> Path:
     return tmp_path / "sub" / "ant_0040x0036_sdxl.npz"
+
+
+@contextmanager
+def file_of(data: bytes, ending: str = "") -> Iterator[Path]:
+    """Put some bytes into a file; one serves all examples."""
+    path = Path(f"/tmp/latentmake-test-{os.getpid()}{ending}")
+    path.write_bytes(data)
+    try:
+        yield path
+    finally:
+        path.unlink()
+
+
+def refuse(path: Path) -> None:
+    """Check that a file is refused in one line."""
+    with pytest.raises(CacheError) as caught:
+        cachefile.read_header(path)
+    assert str(caught.value).startswith(f"{path}: ")
 
 
 def seal_of(data: bytes, seal: str) -> str:
@@ -136,6 +170,16 @@ def test_a_header_says_what_the_file_was_made_from_under_any_name(
     (path := tmp_path / name).write_bytes(whole)
     expected = HEADER._replace(checksum=SUMS[whole])
     assert cachefile.read_header(path) == cachefile.read_header(str(path)) == expected
+    assert verify(path) == Checked(None, expected, RECIPE_VALUES)
+
+
+def test_a_file_of_an_older_release_has_no_checksum(path: Path) -> None:
+    for data in (cachefile.serialize(TENSORS, OLD), npz.serialize(ARRAYS, OLD)):
+        atomic.write(path, data)
+        assert verify(path) == Checked(None, HEADER, RECIPE_VALUES)
+        assert not verify(path).has_checksum
+    atomic.write(path, WHOLE)
+    assert verify(path).has_checksum
 
 
 def test_a_header_longer_than_one_read_is_read_whole(path: Path) -> None:
@@ -152,55 +196,41 @@ def test_a_file_cut_anywhere_is_found_damaged(tmp_path: Path, name: str, whole: 
     path.write_bytes(whole)
     for length in reversed(range(len(whole))):
         os.truncate(path, length)
-        with pytest.raises(CacheError):
-            cachefile.read_header(path)
+        refuse(path)
+        assert verify(path).damage is not None, length
+        if length in (0, len(whole) // 2, len(whole) - 1):
+            assert str(verify(path).damage).startswith("is cut short"), length
 
 
 @FORMATS
 @settings(deadline=None)
 @given(st.binary(min_size=1, max_size=40))
 def test_a_file_that_has_grown_is_found_damaged(whole: bytes, tail: bytes) -> None:
-    check(whole + tail, refuse)
+    with file_of(whole + tail) as path:
+        refuse(path)
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_other_bytes_are_no_cache_file(data: bytes) -> None:
-    check(data, refuse)
+    with file_of(data) as path:
+        refuse(path)
 
 
 @FORMATS
-@settings(deadline=None)
-@given(st.integers(8, len(ARCHIVE) - 1), st.integers(0, 255))
-def test_a_changed_byte_never_stops_the_reader(whole: bytes, place: int, value: int) -> None:
-    data = bytearray(whole)
-    data[place % len(whole)] = value
-
-    def read(path: Path) -> None:
-        try:
-            header = cachefile.read_header(path)
-        except CacheError as error:
-            assert str(error).startswith(str(path))
-        else:
-            assert header.picture is None
-            assert all(isinstance(each, str) for each in header if each is not None)
-
-    check(bytes(data), read)
-
-
-def check(data: bytes, read: Callable[[Path], object]) -> None:
-    """Put some bytes into a file and look at it; one file serves all examples."""
-    path = Path(f"/tmp/latentmake-test-{os.getpid()}")
-    path.write_bytes(data)
-    try:
-        read(path)
-    finally:
-        path.unlink()
-
-
-def refuse(path: Path) -> None:
-    with pytest.raises(CacheError):
-        cachefile.read_header(path)
+def test_any_flipped_bit_is_found_and_never_stops_the_reader(whole: bytes) -> None:
+    for place in range(len(whole)):
+        changed = bytearray(whole)
+        changed[place] ^= 1 << place % 8
+        with file_of(bytes(changed)) as path:
+            assert verify(path).damage is not None, place
+            try:
+                header = cachefile.read_header(path)
+            except CacheError as error:
+                assert str(error).startswith(str(path))
+            else:
+                assert header.picture is None
+                assert all(isinstance(each, str) for each in header if each is not None)
 
 
 def with_header(header: object, tail: bytes = b"") -> bytes:
@@ -227,22 +257,15 @@ def with_header(header: object, tail: bytes = b"") -> bytes:
         with_header(b"") + b"x",
         struct.pack("<Q", 2**63) + b"{}",
         b"",
+        ARCHIVE[1:],
+        ARCHIVE[:100] + ARCHIVE[101:],
     ],
-    ids=range(16),
+    ids=range(18),
 )
-def test_a_hostile_header_is_one_line_and_no_traceback(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / "hostile"
-    path.write_bytes(data)
-    with pytest.raises(CacheError) as caught:
-        cachefile.read_header(path)
-    assert str(caught.value).startswith(f"{path}: ")
-
-
-def test_a_safetensors_file_of_others_is_not_ours(path: Path) -> None:
-    path.parent.mkdir()
-    save_file(TENSORS, path, {"architecture": "wan"})
-    with pytest.raises(CacheError, match="was not made by latentmake"):
-        cachefile.read_header(path)
+def test_a_hostile_header_is_one_line_and_no_traceback(data: bytes) -> None:
+    for ending in ("", ".npz"):
+        with file_of(data, ending) as path:
+            refuse(path)
 
 
 def test_a_missing_file_is_missing_and_not_damaged(path: Path) -> None:
@@ -283,22 +306,6 @@ def test_metadata_that_an_archive_cannot_hold_is_refused() -> None:
         npz.serialize(ARRAYS, {"caption": "x" * 70_000})
 
 
-def test_a_file_that_lost_its_beginning_or_middle_is_found_damaged(archived: Path) -> None:
-    for data in (ARCHIVE[1:], ARCHIVE[:100] + ARCHIVE[101:]):
-        atomic.write(archived, data)
-        with pytest.raises(CacheError):
-            cachefile.read_header(archived)
-
-
-def test_a_file_that_numpy_wrote_again_is_no_longer_ours(archived: Path) -> None:
-    atomic.write(archived, ARCHIVE)
-    with np.load(archived) as found:
-        arrays = {name: found[name] for name in found.files}
-    np.savez(archived, **arrays)
-    with pytest.raises(CacheError, match="was not made by latentmake"):
-        cachefile.read_header(archived)
-
-
 def test_a_safetensors_file_under_an_npz_name_is_no_npz(archived: Path) -> None:
     atomic.write(archived, struct.pack("<Q", 2) + b"{}")
     with pytest.raises(CacheError, match="no npz file"):
@@ -316,3 +323,165 @@ def test_the_recipe_is_told_by_either_kind_of_file_and_by_no_other(archived: Pat
         assert recipe_of(read_metadata(damaged)) == {}
         damaged.unlink()
         assert recipe_of(read_metadata(damaged)) == {}
+
+
+# -- the check of a whole file --------------------------------------------------------------------
+
+LATENTS = torch.arange(24, dtype=torch.float32).reshape(4, 2, 3)
+CHANGED = "checksum differs"
+KINDS = ("safetensors", "npz")
+
+
+def written(
+    kind: str, latents: torch.Tensor = LATENTS, stamp: dict[str, str] = STAMP, **more: torch.Tensor
+) -> bytes:
+    tensors = {"latents": latents, **more}
+    if kind == "npz":
+        return npz.serialize({name: each.numpy() for name, each in tensors.items()}, stamp)
+    return cachefile.serialize(tensors, stamp | {"scaling_factor": "0.18"})
+
+
+def found_in(data: bytes, kind: str = "safetensors") -> str | None:
+    with file_of(data, f".{kind}") as path:
+        return verify(path).damage
+
+
+def with_tensor(kind: str, values: torch.Tensor, stamp: dict[str, str] = STAMP) -> bytes:
+    """Return a file with other values than those of its checksum."""
+    whole = written(kind, stamp=stamp)
+    start = whole.index(LATENTS.numpy().tobytes())
+    body = values.numpy().tobytes()
+    return whole[:start] + body + whole[start + len(body) :]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (torch.zeros(4, 2, 3), "is all zeros (latents)"),
+        (torch.full((4, 2, 3), float("nan")), "holds NaN or infinity (latents)"),
+        (LATENTS / (LATENTS - 5), "holds NaN or infinity (latents)"),
+    ],
+)
+def test_values_that_no_encoder_makes_are_named(
+    kind: str, values: torch.Tensor, reason: str
+) -> None:
+    assert found_in(written(kind, values), kind) == reason
+    assert found_in(written(kind, values, OLD), kind) == reason
+    assert found_in(with_tensor(kind, values), kind) == CHANGED
+
+
+def test_other_values_are_found_by_the_checksum_alone() -> None:
+    """An archive has sums of its own."""
+    for kind in KINDS:
+        assert found_in(with_tensor(kind, LATENTS + 1), kind) == CHANGED
+    assert found_in(with_tensor("safetensors", LATENTS + 1, OLD)) is None
+    assert found_in(with_tensor("npz", LATENTS + 1, OLD), "npz") == CHANGED  # ZIP has its own
+
+
+SPECIAL = (0.0, -0.0, 1e-39, -1e-7, 3.0, float("nan"), float("inf"), -float("inf"))  # two denormal
+BITS = {
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+    torch.float32: torch.int32,
+    torch.float64: torch.int64,
+}
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    dtype=st.sampled_from([*BITS, torch.int64]),
+    length=st.integers(1, 40) | st.sampled_from([(1 << 18) - 100, (1 << 18) + 3]),
+    first=st.sampled_from([*SPECIAL, None]),
+    others=st.lists(st.tuples(st.integers(0, 1 << 18), st.sampled_from(SPECIAL)), max_size=2),
+    by_checksum=st.booleans(),
+)
+def test_values_are_judged_by_their_bits(
+    dtype: torch.dtype,
+    length: int,
+    first: float | None,
+    others: list[tuple[int, float]],
+    by_checksum: bool,
+) -> None:
+    dice = torch.Generator().manual_seed(length)
+    values = torch.randn(length, generator=dice) if first is None else torch.full((length,), first)
+    for place, value in others:
+        values[place % length] = value
+    values = values.nan_to_num(0, 7, -7).long() if dtype is torch.int64 else values.to(dtype)
+    bits = values.view(BITS.get(dtype, dtype))
+    expected = None
+    if dtype in BITS and not values.isfinite().all():
+        expected = "holds NaN or infinity (latents)"
+    elif dtype in BITS and not bits.any():
+        expected = "is all zeros (latents)"
+    stamp = STAMP if by_checksum else OLD
+    assert found_in(written("safetensors", values, stamp)) == expected
+
+
+def test_what_is_zero_by_right_is_sound() -> None:
+    masks = {"attention_mask": torch.zeros(64, dtype=torch.int64), "alpha_mask": torch.zeros(64)}
+    for kind in KINDS:
+        assert found_in(written(kind, stamp=OLD, **masks), kind) is None
+    for stamp in (OLD, STAMP):
+        text = stamp | {cachefile.RECIPE: '{"kind":"text"}'}
+        assert found_in(written("safetensors", torch.zeros(4, 2, 3), text)) is None
+        assert found_in(written("safetensors", torch.zeros(4, 2, 3), stamp)) is not None
+    assert found_in(with_tensor("safetensors", torch.zeros(4, 2, 3), text)) == "checksum differs"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_edited_header_is_damaged(kind: str) -> None:
+    whole = written(kind)
+    for old, new in ((b"k" * 64, b"o" * 64), (b"s" * 64, b"o" * 64), (b"sdscripts", b"sdscriptz")):
+        assert whole.count(old) == 1
+        assert found_in(whole.replace(old, new), kind) == "has a damaged header"
+
+
+def test_a_header_that_is_no_json_is_damaged() -> None:
+    whole = written("safetensors")
+    for place in (8, 9, 30):
+        changed = whole[:place] + b"\xff{" + whole[place + 2 :]
+        assert found_in(changed) == "has a damaged header"
+    (length,) = struct.unpack_from("<Q", whole)
+    assert found_in(struct.pack("<Q", length + 1000) + whole[8:]) is not None
+    again = json.dumps(json.loads(whole[8 : 8 + length])).encode()
+    again = struct.pack("<Q", len(again)) + again + whole[8 + length :]
+    assert found_in(again) == "was rewritten by another program"
+    assert found_in(whole + b"x") == "is cut short or has grown"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        cachefile.serialize(TENSORS, {"architecture": "wan"}),
+        b"\x89PNG\r\n\x1a\n" + bytes(range(100)),
+        b"some text, and more of it",
+    ],
+    ids=["safetensors", "png", "text"],
+)
+def test_a_file_of_another_program_is_not_ours(data: bytes) -> None:
+    with file_of(data, ".npz") as path:
+        assert verify(path) == Checked(FOREIGN)
+    with file_of(data) as path:
+        assert verify(path) == Checked(FOREIGN)
+        refuse(path)
+
+
+def test_a_file_of_zeros_from_end_to_end_may_have_been_ours() -> None:
+    assert found_in(bytes(500)) == "has a damaged header"
+
+
+def test_a_compressed_archive_is_checked_by_what_it_holds() -> None:
+    arrays = io.BytesIO()
+    np.savez_compressed(arrays, latents=LATENTS.numpy())
+    data = npz.stamped(arrays.getvalue(), STAMP)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        assert archive.testzip() is None
+    assert npz.comment_of(data, len(data)).count(checksum([_npy(LATENTS)]).encode()) == 1
+    assert found_in(data, kind="npz") is None
+
+
+def _npy(tensor: torch.Tensor) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, tensor.numpy())
+    return buffer.getvalue()

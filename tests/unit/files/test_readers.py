@@ -23,6 +23,7 @@ from latentmake.files.media import probe_video
 from latentmake.files.readers import Readers, probe_videos
 from latentmake.files.video import frame_of
 from reader_world import counting, dying, facts, wrong
+from refusals import refused
 from video_world import write_video
 
 SCRIPTS = Path(module.__file__).parents[2]
@@ -50,11 +51,7 @@ def pids(of: Readers) -> list[int]:
 
 
 def refusal(of: Readers, path: str, *what: Any) -> str:
-    with pytest.raises(SourceError) as caught:
-        [*of.each(path, *what)]
-    line = str(caught.value)
-    assert line.startswith(f"{path}: ") and "\n" not in line and "; " in line
-    return line
+    return refused(lambda: [*of.each(path, *what)], path, SourceError)
 
 
 def test_values_come_one_by_one_and_a_process_serves_again(video: str, readers: Readers) -> None:

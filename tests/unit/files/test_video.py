@@ -1,8 +1,13 @@
-"""Frames read by their index are those of a full sequential decode, wherever decoding begins."""
+"""Frames read by their index are those of a full sequential decode, wherever decoding begins.
+
+MP4 files that are written are what a browser plays, and nearly what was given.
+"""
 
 from __future__ import annotations
 
 import random
+import resource
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +18,9 @@ import pytest
 from clip_world import whole
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from latentmake.errors import SourceError
+from latentmake.errors import SourceError, StorageError
 from latentmake.files import video as file
-from latentmake.files.video import EndedError, probe, read_frames
+from latentmake.files.video import EndedError, probe, read_frames, write_mp4
 from latentmake.geometry.clips import Media, kept_indices
 from numpy.typing import NDArray
 from video_world import KINDS, rewrap, scene, write_kind, write_video
@@ -306,3 +311,77 @@ def test_damage_is_named(tmp_path: Path) -> None:
     path.write_bytes(flipped)
     with pytest.raises(SourceError, match="CRC"):
         [*read_frames(str(path), range(9))]
+
+
+# -- MP4 files ------------------------------------------------------------------------------------
+
+
+def frames(count: int, width: int, height: int) -> list[NDArray[np.uint8]]:
+    rows, columns = np.mgrid[0:height, 0:width]
+    return [
+        np.stack([columns * 2 + 5 * index, rows * 3, np.full_like(rows, 40 + index)], axis=-1)
+        .clip(0, 255)
+        .astype(np.uint8)
+        for index in range(count)
+    ]
+
+
+def test_a_clip_is_h264_that_browsers_play(tmp_path: Path) -> None:
+    path = tmp_path / "deep/clip.mp4"
+    write_mp4(path, frames(9, 64, 48), fps=16)
+    data = path.read_bytes()
+    assert data[4:8] == b"ftyp"
+    assert 0 < data.index(b"moov") < data.index(b"mdat")  # plays before all of it is there
+    with av.open(str(path)) as clip:
+        (stream,) = clip.streams.video
+        assert len(clip.streams) == 1
+        assert stream.codec_context.name == "h264"
+        assert stream.codec_context.pix_fmt == "yuv420p"
+        assert (stream.width, stream.height, stream.average_rate) == (64, 48, 16)
+        assert stream.codec_context.colorspace == 1 and stream.codec_context.color_range == 1
+        assert [float(frame.time) for frame in clip.decode(stream)] == [n / 16 for n in range(9)]
+
+
+def test_its_frames_are_nearly_those_given(tmp_path: Path) -> None:
+    given = frames(5, 64, 48)
+    write_mp4(tmp_path / "clip.mp4", given)
+    found = whole(tmp_path / "clip.mp4")
+    assert len(found) == 5
+    worst = max(float(np.abs(a.astype(int) - b).mean()) for a, b in zip(found, given, strict=True))
+    assert worst < 4
+
+
+def test_the_same_frames_give_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_mp4(tmp_path / name, frames(5, 32, 32))
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_odd_sides_become_even_by_repeating_the_last_line(tmp_path: Path) -> None:
+    write_mp4(tmp_path / "clip.mp4", frames(2, 33, 17))
+    assert whole(tmp_path / "clip.mp4")[0].shape == (18, 34, 3)
+
+
+def test_no_frame_is_no_clip_and_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no frame"):
+        write_mp4(tmp_path / "clip.mp4", [])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """Let no file become longer than some bytes, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.usefixtures("small_files")
+def test_a_full_disk_is_one_line_and_leaves_no_half_clip(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (20, 64, 64, 3), dtype=np.uint8)
+    with pytest.raises(StorageError, match=r"clip\.mp4"):
+        write_mp4(tmp_path / "clip.mp4", list(noise))
+    assert not list(tmp_path.iterdir())

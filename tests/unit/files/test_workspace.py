@@ -1,4 +1,7 @@
-"""A project's folders can be written, and one project owns each cache folder."""
+"""A project's folders can be written, and one project owns each cache folder.
+
+What has no room on its disk is refused before it is written; a folder has a name on each system.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,30 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from latentmake.errors import ConfigError, StorageError
 from latentmake.files import workspace
-from latentmake.files.workspace import OWNER, check_folder, check_run_folder, claim, other_owner
+from latentmake.files.workspace import (
+    OWNER,
+    Need,
+    absolute,
+    check_folder,
+    check_run_folder,
+    claim,
+    free,
+    human,
+    is_windows,
+    other_owner,
+    shortages,
+    translate,
+    usable_cores,
+)
 
 PACKAGE = Path(workspace.__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -199,3 +218,136 @@ def test_a_project_under_another_mount_is_the_same(shared: Path, folder: Path) -
     finally:
         os.chdir(folder)
         subprocess.run(["umount", place], check=True)
+
+
+# -- disks and cores ------------------------------------------------------------------------------
+
+
+def test_what_has_no_room_is_one_line_a_disk(tmp_path: Path) -> None:
+    there = free(tmp_path / "not" / "made" / "yet")
+    half = Need("latents of wan", str(tmp_path / "cache"), there * 6 // 10)
+    assert not list(shortages([half, Need("nothing", "cache", 0)]))
+    both = [half, half._replace(what="clips", folder=str(tmp_path / "clips"))]
+    (error,) = shortages(both)
+    line = str(error)
+    assert line.startswith(f"{tmp_path}/cache: {human(half.size)} of latents of wan, ")
+    assert "of clips must be written, but only" in line and "; free some space" in line
+    assert not (tmp_path / "not").exists()
+
+
+def test_bytes_for_people() -> None:
+    sizes = (999, 250_000, 4_190_000, 503_000_000, 4.137e11, 1.2e12)
+    named = ["1.0 kB", "0.2 MB", "4.2 MB", "0.5 GB", "413.7 GB", "1.2 TB"]
+    assert [*map(human, sizes)] == named
+
+
+def test_cores_are_those_that_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 5, 6}, raising=False)
+    assert usable_cores() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")  # macOS tells no affinity
+    assert usable_cores() == os.cpu_count()
+    asking = Path(workspace.__file__).parents[1].rglob("*.py")
+    assert [x.name for x in asking if "sched_getaffinity" in x.read_text()] == ["workspace.py"]
+
+
+# -- names of a folder on Linux, WSL and Windows --------------------------------------------------
+
+MAPS = [
+    {"linux": "/data", "windows": "E:\\Daten", "wsl": "/mnt/e/Daten"},
+    {"linux": "/data/models", "windows": "\\\\nas\\models"},
+    {"wsl": "/home/u", "windows": "\\\\wsl.localhost\\Ubuntu\\home\\u\\"},
+    {"linux": "/srv/drive", "wsl": "/mnt/f"},
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "linux", "windows", "wsl"),
+    [
+        ("/data/a b.png", "/data/a b.png", "E:/Daten/a b.png", "/mnt/e/Daten/a b.png"),
+        ("/data", "/data", "E:/Daten", "/mnt/e/Daten"),
+        ("/database", "/database", None, "/database"),  # whole components
+        ("/Data/x", "/Data/x", None, "/Data/x"),  # case counts
+        ("/data/models/v", "/data/models/v", "//nas/models/v", "/mnt/e/Daten/models/v"),  # longest
+        ("/mnt/e/Daten/x", "/data/x", "E:/Daten/x", "/mnt/e/Daten/x"),
+        ("/mnt/e/other", "/mnt/e/other", "E:/other", "/mnt/e/other"),
+        ("/mnt/f/x", "/srv/drive/x", "F:/x", "/mnt/f/x"),
+        ("/mnt/d", "/mnt/d", "D:/", "/mnt/d"),
+        ("/mnt/disk/x", "/mnt/disk/x", None, "/mnt/disk/x"),
+        ("/home/u/x", "/home/u/x", "//wsl.localhost/Ubuntu/home/u/x", "/home/u/x"),
+        ("e:\\daten\\X", "/data/X", "E:/Daten/X", "/mnt/e/Daten/X"),  # case does not count
+        ("D:\\x\\y", "/mnt/d/x/y", "D:/x/y", "/mnt/d/x/y"),
+        ("D:/", "/mnt/d", "D:/", "/mnt/d"),
+        ("D:", "/mnt/d", "D:/", "/mnt/d"),
+        ("\\\\NAS\\Models\\v", "/data/models/v", "//nas/models/v", None),
+        ("//other/share", None, "//other/share", None),
+        ("/data/./a//b/../c/", "/data/a/c", "E:/Daten/a/c", "/mnt/e/Daten/a/c"),
+        ("/", "/", None, "/"),
+    ],
+)
+def test_names_of_each_system(
+    path: str, linux: str | None, windows: str | None, wsl: str | None
+) -> None:
+    assert translate(path, "linux", MAPS) == linux
+    assert translate(path, "windows", MAPS) == windows
+    assert translate(path, "wsl", MAPS) == wsl
+
+
+def test_a_root_can_be_mapped_and_drives_still_win() -> None:
+    maps = [{"linux": "/", "windows": "//wsl.localhost/Ubuntu/"}]
+    assert translate("/home/u", "windows", maps) == "//wsl.localhost/Ubuntu/home/u"
+    assert translate("/mnt/d/u", "windows", maps) == "D:/u"
+    assert translate("//WSL.localhost/ubuntu/home/u", "linux", maps) == "/home/u"
+    assert translate("X:/a", "linux", [{"linux": "/mnt/x", "windows": "X:"}]) == "/mnt/x/a"
+
+
+def test_a_map_wins_over_a_drive_of_the_same_length_and_the_first_over_the_second() -> None:
+    maps = [{"linux": "/mnt/d", "windows": "Z:"}, {"linux": "/mnt/d", "windows": "Y:"}]
+    assert translate("/mnt/d/x", "windows", maps) == "Z:/x"
+
+
+component = st.text(
+    st.characters(
+        exclude_characters='/\\:*?"<>|\0', exclude_categories=["Cs", "Cc"], max_codepoint=0x2FFF
+    ),
+    min_size=1,
+    max_size=8,
+).filter(lambda text: text not in (".", "..") and not text.startswith("mnt"))
+components = st.lists(component, max_size=5)
+
+
+@given(
+    st.dictionaries(component, components, min_size=1, max_size=4),
+    st.data(),
+    components,
+    st.sampled_from(["D:", "//server/share"]),
+)
+def test_maps_there_and_back(
+    prefixes: dict[str, list[str]], data: st.DataObject, rest: list[str], root: str
+) -> None:
+    maps = [
+        {"linux": "/".join(["", first, *more]), "windows": f"{root}/{number}"}
+        for number, (first, more) in enumerate(prefixes.items())
+    ]
+    chosen = data.draw(st.sampled_from(maps))
+    path = "/".join([str(chosen["linux"]), *rest])
+    windows = translate(path, "windows", maps)
+    assert windows == "/".join([str(chosen["windows"]), *rest])
+    assert translate(windows, "linux", maps) == path
+    shouted = windows.replace(root, root.swapcase(), 1).replace("/", "\\")
+    assert translate(shouted, "linux", maps) == path
+
+
+@pytest.mark.parametrize(
+    ("path", "windows"),
+    [
+        *((path, True) for path in ("D:\\x", "d:/x", "\\\\s\\x", "//s/x")),
+        *((path, False) for path in ("/x", "x", "C:x", "\\x", "")),
+    ],
+)
+def test_what_is_a_path_of_windows(path: str, windows: bool) -> None:
+    assert is_windows(path) is windows
+
+
+def test_absolute_leaves_windows_alone(folder: Path) -> None:
+    assert absolute("a/../b") == f"{folder}/b"
+    assert absolute("D:\\x") == "D:\\x"

@@ -11,18 +11,10 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from latentmake.config.datasets import Dataset
 from latentmake.geometry.clips import Clip, clips, kept_indices
 
 ROOT = Path(__file__).resolve().parents[3]
-SETTINGS: dict[str, Any] = {
-    "target_frames": [5, 9],
-    "frame_extraction": "head",
-    "frame_stride": 1,
-    "frame_sample": 1,
-    "max_frames": 129,
-    "source_fps": None,
-}
-
 rates = st.one_of(
     st.none(),
     st.sampled_from([8.0, 12.0, 15.0, 16.0, 23.976, 24.0, 25.0, 29.97, 30.0, 50.0, 59.94, 60.0]),
@@ -31,7 +23,7 @@ rates = st.one_of(
 
 
 def found(count: int, **changes: Any) -> list[Clip]:
-    return clips(count, **{**SETTINGS, **changes})
+    return clips(count, Dataset.model_construct(**{"target_frames": [5, 9], **changes}))
 
 
 # -- a second reading of the rules ----------------------------------------------------------------
@@ -96,7 +88,7 @@ def choices(draw: st.DrawFn) -> dict[str, Any]:
 @settings(deadline=None, max_examples=400)
 @given(st.integers(0, 400), choices())
 def test_clips_are_those_of_the_rules(count: int, each: dict[str, Any]) -> None:
-    assert clips(count, **each) == list(dict.fromkeys(crops(count, each)))
+    assert found(count, **each) == list(dict.fromkeys(crops(count, each)))
 
 
 @settings(deadline=None, max_examples=300)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,14 +12,7 @@ from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, SourceFps, Span, Timing, clips, kept_indices
 from latentmake.layouts.layout import layout_of
 
-SETTINGS: dict[str, Any] = {
-    "target_frames": [5],
-    "frame_extraction": "chunk",
-    "frame_stride": 1,
-    "frame_sample": 1,
-    "max_frames": 129,
-    "source_fps": None,
-}
+SETTINGS = Dataset(path="data", target_frames=[5], frame_extraction="chunk")
 
 spans = st.builds(
     Span, st.integers(0, 60), st.none() | st.integers(1, 40), st.integers(1, 6), st.booleans()
@@ -57,8 +49,8 @@ def test_the_frames_of_a_span_are_those_of_reading_on(
 @given(st.integers(0, 120), rates)
 def test_the_span_of_everything_changes_nothing(count: int, fps: float | None) -> None:
     assert kept_indices(count, fps, Span()) == kept_indices(count, fps)
-    each = {**SETTINGS, "source_fps": fps}
-    assert clips(count, **each, span=Span()) == clips(count, **each)
+    each = SETTINGS.model_copy(update={"source_fps": fps})
+    assert clips(count, each, Span()) == clips(count, each)
 
 
 def timings(count: int) -> st.SearchStrategy[list[int]]:
@@ -122,15 +114,15 @@ def test_auto_needs_timestamps() -> None:
 
 
 def test_a_single_span_is_one_clip_or_none() -> None:
-    assert clips(20, **SETTINGS, span=Span(7, 13, 1, single=True)) == [Clip(0, 13)]
-    assert clips(19, **SETTINGS, span=Span(7, 13, 1, single=True)) == []
-    assert clips(20, **SETTINGS, span=Span(7, 13)) == [Clip(0, 5), Clip(5, 5)]
+    assert clips(20, SETTINGS, Span(7, 13, 1, single=True)) == [Clip(0, 13)]
+    assert clips(19, SETTINGS, Span(7, 13, 1, single=True)) == []
+    assert clips(20, SETTINGS, Span(7, 13)) == [Clip(0, 5), Clip(5, 5)]
 
 
 def test_head_of_a_thinned_video_is_as_long_as_asked_for() -> None:
-    each = {**SETTINGS, "frame_extraction": "head"}
-    assert clips(20, **each, span=Span(stride=4)) == [Clip(0, 5)]
-    assert clips(16, **each, span=Span(stride=4)) == []
+    each = SETTINGS.model_copy(update={"frame_extraction": "head"})
+    assert clips(20, each, Span(stride=4)) == [Clip(0, 5)]
+    assert clips(16, each, Span(stride=4)) == []
 
 
 def variant(clip: Clip, span: Span | None, fps: SourceFps = None) -> str:

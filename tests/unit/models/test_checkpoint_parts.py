@@ -19,7 +19,7 @@ from latentmake.config.root import parse
 from latentmake.config.weights import TextWeights, Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.index.memo import Memo
-from latentmake.models import checkpoints
+from latentmake.models import headers
 from latentmake.models.files import (
     network_config,
     resolved,
@@ -137,7 +137,7 @@ def test_configurations_are_those_that_were_published(published: Path) -> None:
     kind = published.stem
 
     def found(part: str) -> dict[str, Any]:
-        return checkpoints.config_of(Weights(path=str(published), subfolder=part))
+        return headers.config_of(Weights(path=str(published), subfolder=part))
 
     for key, value in UNETS[kind].items():
         assert found("unet")[key] == value, key
@@ -198,7 +198,7 @@ def test_a_checkpoint_is_a_whole_model(place: Path) -> None:
     assert planned.training_order is not None
     model = facts.config.models["micro"]
     assert [model.vae.path, model.text[0].path] == [FILE["checkpoint"]] * 2
-    assert model.unet is not None and checkpoints.part_of(model.unet) == "unet"
+    assert model.unet is not None and headers.part_of(model.unet) == "unet"
 
 
 def test_what_lies_beside_a_checkpoint_is_not_its_configuration(place: Path) -> None:
@@ -329,4 +329,4 @@ def test_a_pickle_is_to_be_converted(tmp_path: Path) -> None:
     file = tmp_path / "old.ckpt"
     torch.save({}, file)
     with pytest.raises(ModelError, match="convert it to safetensors"):
-        checkpoints.tensors_in(file)
+        headers.tensors_in(file)

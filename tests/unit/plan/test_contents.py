@@ -14,9 +14,9 @@ from latentmake import digest
 from latentmake.config.root import parse
 from latentmake.files import atomic, cachefile, npz
 from latentmake.index.memo import Memo
-from latentmake.plan import lock
+from latentmake.plan import manifest
 from latentmake.plan.facts import Facts
-from latentmake.plan.lock import Lock, keys_digest, lock_digest
+from latentmake.plan.manifest import Lock, keys_digest, lock_digest
 from latentmake.plan.planner import make_plan
 from latentmake.plan.run_plan import RunPlan, plan_manifest
 from latentmake.plan.state import PartState
@@ -197,7 +197,7 @@ def test_a_trainer_that_encodes_captions_itself_trains_on_those_of_its_lock() ->
     digests.append(("one", digest.of_file(Path("data/one.txt"))))
     keys = {
         "cats/64": PartState().keys or "",
-        f"cats/{lock.CAPTIONS}": keys_digest(sorted(digests)),
+        f"cats/{manifest.CAPTIONS}": keys_digest(sorted(digests)),
     }
     folder.mkdir(parents=True)
     (folder / "manifest.jsonl").touch()

@@ -13,8 +13,16 @@ from item_world import inputs_of, plain_path
 from latentmake import digest
 from latentmake.errors import ConfigError
 from latentmake.files import atomic, cachefile
-from latentmake.plan.lock import Lock, chosen, keys_digest, lock_digest, read_lock, refuse_too_many
-from latentmake.plan.manifest import ManifestOrder, Member
+from latentmake.plan.manifest import (
+    Lock,
+    ManifestOrder,
+    Member,
+    chosen,
+    keys_digest,
+    lock_digest,
+    read_lock,
+    refuse_too_many,
+)
 from latentmake.plan.manifest import write_manifest as _write
 from latentmake.plan.receipts import Receipt
 from order_world import silent

@@ -17,8 +17,15 @@ from latentmake.errors import CacheError, DatasetError, TrainingError
 from latentmake.files import atomic, cachefile
 from latentmake.geometry.clips import Span
 from latentmake.plan import manifest
-from latentmake.plan.lock import Lock, keys_digest, lock_digest, read_lock
-from latentmake.plan.manifest import ManifestOrder, Member, rows_of
+from latentmake.plan.manifest import (
+    Lock,
+    ManifestOrder,
+    Member,
+    keys_digest,
+    lock_digest,
+    read_lock,
+    rows_of,
+)
 from latentmake.plan.receipts import Receipt
 from order_world import silent
 from safetensors.torch import save_file

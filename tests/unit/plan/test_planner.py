@@ -13,9 +13,9 @@ from latentmake.errors import ConfigError, UserError
 from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.files.workspace import OWNER
 from latentmake.index.memo import Memo
+from latentmake.plan.batches import single
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import _refuse_other_items, make_plan
-from latentmake.plan.single import single
 from latentmake.plan.state import PartState, Stale
 from latentmake.plan.target import PROMPTS, Target, prompt_path
 from PIL import Image

@@ -26,7 +26,7 @@ from latentmake.index.listing import Folder
 from latentmake.index.memo import Memo, SourceStat, source_stat
 from latentmake.layouts import layout
 from latentmake.layouts.layout import layout_of, parsed
-from latentmake.plan.lock import keys_digest
+from latentmake.plan.manifest import keys_digest
 from latentmake.plan.state import UNKNOWN, Contents, Judge, State
 from safetensors.torch import save_file
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from latentmake import CachedClipDataset
 from latentmake.errors import CacheError
 from latentmake.files import atomic, cachefile
+from latentmake.training.loop.caches import CachedClipDataset
 
 STAMP = cachefile.stamp(key="k", source="s", recipe={})
 LATENTS, TEXT = "cache/a_wan.safetensors", "cache/a_wan_te.safetensors"

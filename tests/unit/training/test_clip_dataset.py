@@ -11,9 +11,9 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from latentmake import ClipDataset, collate_fn
 from latentmake.errors import UserError
 from latentmake.geometry.clips import kept_indices
+from latentmake.training.clip_dataset import ClipDataset, collate_fn
 from torch.utils.data import DataLoader
 from video_world import write_video
 
@@ -100,9 +100,9 @@ def refusal(*arguments: object, **settings: object) -> str:
 
 
 def test_mistakes_are_one_line_at_once(videos: Path, tmp_path: Path) -> None:
-    assert "frames=80 is not 4 n + 1; use 77 or 81" in refusal(videos, frames=80)
-    assert "height=40 is not a multiple of 16; use 32" in refusal(videos, frames=5, height=40)
-    assert "stride=0" in refusal(videos, stride=0)
+    assert "`target_frames` has a length that is not 4 n + 1" in refusal(videos, frames=80)
+    assert "40 pixels are not a multiple of 16" in refusal(videos, frames=5, height=40)
+    assert "sample_stride: 0 should be" in refusal(videos, stride=0)
     assert "frame_extration" in refusal(videos, frame_extration="chunk")
     assert "does not exist" in refusal(tmp_path / "gone", **SHAPE)
     (tmp_path / "broken.mp4").write_bytes(b"no video")

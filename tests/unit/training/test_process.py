@@ -35,10 +35,10 @@ time.sleep(600)
 STARTER = """
 import os, sys
 from pathlib import Path
-from latentmake.training.process import run
+from latentmake.training.process import run_program
 command = [sys.executable, "-c", sys.argv[1], sys.argv[2]]
 try:
-    run(command, environment=os.environ, log=Path(sys.argv[3]))
+    run_program(command, environment=os.environ, log=Path(sys.argv[3]))
 except KeyboardInterrupt:
     sys.exit(77)
 """

@@ -18,13 +18,12 @@ from latentmake.training.process import run_lock
 JOB = """
 import os, sys
 from pathlib import Path
-from latentmake.training import process
-from latentmake.training.process import run_lock
+from latentmake.training.process import run_lock, run_program
 launcher = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
 trains = "import time; print('trains', flush=True); time.sleep(600)"
 with run_lock(Path(sys.argv[1]), print):
     command = [sys.executable, "-c", launcher, trains]
-    process.run(command, environment=os.environ, log=Path(sys.argv[2]))
+    run_program(command, environment=os.environ, log=Path(sys.argv[2]))
 """
 
 

@@ -65,8 +65,8 @@ from latentmake.config.models import Model
 from latentmake.config.weights import TextWeights, Weights
 from latentmake.errors import ModelError
 from latentmake.layouts.layout import encoder_name, layout_of
-from latentmake.models.checkpoints import part_of, prefix_of
 from latentmake.models.files import T5_LENGTH, network_config, weights_files
+from latentmake.models.headers import part_of, prefix_of
 
 Kind = Literal["CLIP", "CLIP with its projection", "T5"]
 

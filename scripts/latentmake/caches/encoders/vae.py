@@ -10,7 +10,7 @@ from diffusers import AutoencoderKL
 from latentmake.caches.encoders.device import upload
 from latentmake.caches.encoders.local_state import State, load_network, place, renamed
 from latentmake.config.weights import Weights
-from latentmake.models.checkpoints import vae_config
+from latentmake.models.headers import vae_config
 
 TILE = 512
 """Pixels a side of a tile. Not the `sample_size` of a configuration, which single files lack."""

@@ -1,14 +1,15 @@
-"""Backend of an external trainer: a launched program with an environment of its own."""
+"""Backend of a launched trainer: a program with an environment of its own."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from latentmake.config.root import Config
 from latentmake.errors import ModelError, TrainingError
+from latentmake.files.sync import Changes
 from latentmake.index.memo import Memo
 from latentmake.models.checks import ModelFile
 from latentmake.plan.facts import Facts
@@ -22,46 +23,33 @@ from latentmake.training.backend import (
     model_finding,
     refuse_failed,
 )
-from latentmake.training.external import arguments
-from latentmake.training.external.installation import Installation
-from latentmake.training.external.launch import Resume
-from latentmake.training.external.order import ExternalOrder, reasons
+from latentmake.training.external.installation import (
+    Installation,
+    environment_finding,
+    flags,
+    proven_commit,
+)
+from latentmake.training.external.order import ExternalOrder, Resume, missing_files, reasons
 from latentmake.training.external.publish import Publication
-from latentmake.training.order import RunFiles, read_order
+from latentmake.training.order import read_order
 
 Order = TypeVar("Order", bound=ExternalOrder)
 
 
 class Launched(Backend, Generic[Order]):
-    """Backend of one external trainer; a subclass answers the questions that come first.
+    """Backend of one launched trainer; a subclass says what differs besides its order.
 
     Attributes:
-        name: of the program.
-        memory_hint: what to try when GPU memory runs out.
-        beginning: of the names of a LoRA's tensors; "" where results have others.
+        publication: makes the published folder of a run; raises ConfigError where a key is missing.
     """
 
-    name: ClassVar[str]
     order_type: type[Order]
-    memory_hint: ClassVar[str]
-    beginning: ClassVar[str] = ""
+    publication: Callable[[Order], Publication[Order]]
     publishes = True
 
     @abstractmethod
-    def order(self, config: Config, run: str) -> Order:
-        """Return the order of a run."""
-
-    @abstractmethod
-    def weights_digest(self, order: Order, file_digest: Callable[[Path], str]) -> str:
-        """Return the digest of the networks that are trained; raises ModelError."""
-
-    @abstractmethod
-    def find(self, order: Order, memory: Memo | None = None) -> Installation:
-        """Find the program; raises TrainingError."""
-
-    @abstractmethod
     def models(self, order: Order, *, quick: bool) -> Sequence[ModelFile]:
-        """Return the model's files, inspected; see `program_findings`."""
+        """Return the model's files, inspected; with `quick` those that are trained."""
 
     @abstractmethod
     def data_findings(self, order: Order) -> Iterable[Finding]:
@@ -69,67 +57,34 @@ class Launched(Backend, Generic[Order]):
 
     @abstractmethod
     def program_findings(
-        self,
-        order: Order,
-        program: Installation,
-        models: Sequence[ModelFile],
-        *,
-        quick: bool,
+        self, order: Order, program: Installation, models: Sequence[ModelFile]
     ) -> Iterable[Finding]:
-        """Check settings against the program's sources.
-
-        With `quick`, while planning, neither GPU nor disk space is looked for.
-        """
-
-    def packages(self, order: Order, program: Installation) -> set[str]:
-        """Return the packages that the settings need besides those that its script imports."""
-        eight_bit = order.trainer.optimizer_type.lower().endswith("8bit")
-        return {"bitsandbytes"} if eight_bit and program.sources.mentions("bitsandbytes") else set()
+        """Check settings against the program's sources, and its needs against this machine."""
 
     @abstractmethod
-    def deploy(self, order: Order, files: RunFiles, say: Say) -> None:
-        """Write what the program reads besides the caches."""
-
-    @abstractmethod
-    def epochs(self, order: Order) -> int | None:
-        """Return the epochs of a training; None where steps end it."""
-
-    @abstractmethod
-    def can_resume(self, order: Order, resume: Resume) -> bool:
-        """Whether a training resumed from a state takes just the steps that are left."""
+    def deploy(self, order: Order) -> tuple[Path, Changes] | None:
+        """Write what the program reads besides the caches; return the folder of links, if any."""
 
     @abstractmethod
     def command(self, order: Order, program: Installation, resume: Resume) -> list[str]:
         """Return the training script and its arguments; all paths are absolute."""
 
-    def result(self, order: Order) -> str:
-        """Return what is trained, in a word."""
-        del order
-        return "LoRA"
-
-    @abstractmethod
-    def publication(self, order: Order) -> Publication[Order]:
-        """Return the published folder of a run; a ConfigError says that a key is missing."""
-
     def plan(self, facts: Facts, plan: RunPlan, *, train: bool) -> None:
         """Write the order of a run, and decide whether it is to be trained."""
-        order = self.order(facts.config, plan.name)
+        order = self.order_type.of_run(facts.config, plan.name)
         plan.trainer, plan.trainer_order = order, order.path
         if not facts.asks:
             order.write()
-
-        def weights() -> str:
-            return self.weights_digest(order, facts.memo.digest_of_file)
-
         if order.trained:
             found = [] if plan.lock else plan.outdated
+            weights = partial(order.weights_digest, facts.memo.digest_of_file)
             plan.reasons = [*found, *reasons(order, plan.lock, weights)]
         if plan.reasons:
             plan.note = order.described()
             if train:
-                self.refuse(order, facts.memo)
+                self._refuse(order, facts.memo)
 
-    def refuse(self, order: Order, memory: Memo) -> None:
+    def _refuse(self, order: Order, memory: Memo) -> None:
         """Refuse a training that lacks something, before its caches are made; raises UserError."""
         models = self.models(order, quick=True)
         for file in models:
@@ -153,24 +108,39 @@ class Launched(Backend, Generic[Order]):
             order: the run.
             memory: keeps what is found out about the program; None asks anew.
             models: the model's files, where they have been looked at already.
-            quick: see `program_findings`; the program's commit is not looked at either.
+            quick: as while planning: leave out the encoders and the program's commit.
         """
         if models is None:
             models = self.models(order, quick=quick)
         yield from map(model_finding, models)
         try:
-            program = self.find(order, memory)
+            program = order.find(memory)
             note = program.note or str(program.script(program.program.script))
-            yield Finding(self.name, "warning" if program.note else "ok", note)
+            yield Finding(order.name, "warning" if program.note else "ok", note)
             if not quick:
-                yield arguments.proven_commit(program.program.section, program.folder)
-            yield arguments.environment(program, self.packages(order, program))
+                yield proven_commit(order.section, program.folder)
+            yield environment_finding(program, order.packages(program))
         except TrainingError as error:
-            yield Finding(self.name, "failed", str(error))
+            yield Finding(order.name, "failed", str(error))
             return
-        yield from self.program_findings(order, program, models, quick=quick)
-        yield from arguments.paths(order.trainer.arguments, program.folder)
+        yield from self.program_findings(order, program, models)
+        yield from self._argument_findings(order, program)
         yield from accelerate_config(order.trainer.accelerate_config)
+
+    def _argument_findings(self, order: Order, program: Installation) -> Iterator[Finding]:
+        """Check the command line, files that it names, and whether states are of any use."""
+        resume = Resume(Path("state") if order.trainer.save_every_n_epochs else None)
+        yield flags(program, self.command(order, program, resume))
+        if resume.state and not order.counts and not order.can_resume(resume):
+            note = (
+                "a killed training begins anew, unless its states say how far it came: its end or "
+                "its learning rate depends on the number of steps; set `max_train_epochs` and a "
+                "constant LR scheduler"
+            )
+            yield Finding("resume", "warning", note)
+        for name in missing_files(order.trainer.arguments, program.folder):
+            note = f"{name} is neither in the project's folder nor in {program.folder}"
+            yield Finding("arguments", "warning", f"{note}: correct the path")
 
     def job_findings(self, order: Order) -> Iterator[Finding]:
         """Check all that a training needs, in its job."""
@@ -196,7 +166,7 @@ class Launched(Backend, Generic[Order]):
 
     def check_publication(self, facts: Facts, run: str) -> None:
         """Refuse a publication whose files the trainer would refuse."""
-        publication = self.publication(self.order(facts.config, run))
+        publication = self.publication(self.order_type.of_run(facts.config, run))
         refuse_failed(publication.findings(facts.memo))
 
     def publish(self, order: Path, say: Say) -> None:
@@ -205,5 +175,5 @@ class Launched(Backend, Generic[Order]):
 
     def order_publication(self, facts: Facts, run: str, manifest: Path) -> Path:
         """Write the order of a publication of the items of another manifest than the run's."""
-        order = self.order(facts.config, run)
+        order = self.order_type.of_run(facts.config, run)
         return order.model_copy(update={"manifest": str(manifest)}).write()

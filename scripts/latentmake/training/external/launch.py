@@ -1,4 +1,4 @@
-"""Training by an external trainer: launch it, explain a failure, accept the result, resume.
+"""Training by a launched trainer: resume or begin it, explain a failure, accept the result.
 
 It runs in its own environment and folder. An exit status of 0 is not taken for success: only a new
 and complete result is.
@@ -19,10 +19,10 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from latentmake import digest
 from latentmake.caches import gpu
@@ -34,8 +34,13 @@ from latentmake.plan.orders import FOLDER
 from latentmake.plan.receipts import Receipt as ReadFiles
 from latentmake.training import process
 from latentmake.training.backend import passed
-from latentmake.training.external.arguments import absolute, accelerate_arguments
-from latentmake.training.external.order import ExternalOrder, wanted
+from latentmake.training.external.order import (
+    ExternalOrder,
+    Resume,
+    absolute,
+    accelerate_arguments,
+    wanted,
+)
 from latentmake.training.order import (
     JsonFile,
     LaunchedRecord,
@@ -49,34 +54,12 @@ from latentmake.training.order import (
 _KEPT = 2  # states: the one to resume from, and one more should it be damaged
 
 
-class Resume(NamedTuple):
-    """Where a training is resumed.
-
-    Attributes:
-        state: folder of the state; None at the beginning.
-        done: epochs that stand behind it.
-        counted: whether the state itself says how far it came.
-        steps: optimizer steps of an epoch, where a state tells; else 0.
-    """
-
-    state: Path | None = None
-    done: int = 0
-    counted: bool = False
-    steps: int = 0
-
-
 class _Progress(JsonFile):
     """File beside the states: their training, and the epochs done when it was last started."""
 
     wanted: Wanted
     epochs: int = 0
     steps: int = 0
-
-
-def belongs(files: RunFiles, want: Wanted) -> bool:
-    """Whether the files in the trainer's folder come from this training."""
-    progress = _Progress.read(files.progress)
-    return progress is not None and progress.wanted == want
 
 
 def prepare(
@@ -103,23 +86,19 @@ def prepare(
     if progress is None or progress.wanted != want:
         for path in _results(files):
             _move(path, files.earlier / path.name)
-        if files.resumed.exists():
-            shutil.rmtree(files.resumed)
+        _remove(files.resumed)
     else:
         if files.last.exists():  # the last LoRA must be a new one
             _move(files.last, files.earlier / files.last.name)
         _collect(files, progress.epochs, epochs)
-        found = [_resume(state, number, progress) for number, state in _collected(files)]
-        resume = next(filter(usable, found), resume)
+        kept = files.resumed.iterdir() if files.resumed.is_dir() else ()
+        found = sorted(((_number(x, files.run) or 0, x) for x in kept), reverse=True)
+        for _, state in found[_KEPT:]:
+            shutil.rmtree(state)
+        states = [_resume(state, number, progress) for number, state in found[:_KEPT]]
+        resume = next(filter(usable, states), resume)
     _Progress(wanted=want, epochs=resume.done, steps=resume.steps).write(files.progress)
     return resume
-
-
-def tidy(files: RunFiles) -> None:
-    """Remove what was kept until there is a new LoRA: earlier results, and states resumed from."""
-    for folder in (files.earlier, files.resumed):
-        if folder.exists():
-            shutil.rmtree(folder)
 
 
 def _results(files: RunFiles) -> list[Path]:
@@ -128,10 +107,14 @@ def _results(files: RunFiles) -> list[Path]:
     return sorted(path for path in files.work.iterdir() if name.fullmatch(path.name))
 
 
+def _remove(folder: Path) -> None:
+    if folder.is_dir():
+        shutil.rmtree(folder)
+
+
 def _move(path: Path, to: Path) -> None:
     to.parent.mkdir(parents=True, exist_ok=True)
-    if to.is_dir():
-        shutil.rmtree(to)
+    _remove(to)
     path.replace(to)
 
 
@@ -155,18 +138,6 @@ def _collect(files: RunFiles, before: int, epochs: int | None) -> None:
             continue  # how many epochs it stands for is not known
         if _is_complete(state):
             _move(state, files.resumed / f"{files.run}-{number:06d}-state")
-        else:
-            shutil.rmtree(state)
-
-
-def _collected(files: RunFiles) -> Iterator[tuple[int, Path]]:
-    """Yield the collected states, the last first; remove all but two."""
-    if not files.resumed.is_dir():
-        return
-    found = [(_number(state, files.run) or 0, state) for state in files.resumed.iterdir()]
-    for index, (number, state) in enumerate(sorted(found, reverse=True)):
-        if index < _KEPT:
-            yield number, state
         else:
             shutil.rmtree(state)
 
@@ -213,10 +184,6 @@ def _values(state: Path) -> dict[str, Any]:
     return found
 
 
-_USAGE = re.compile(r"^\S*\.py: error: (.+)$", re.MULTILINE)
-_UNKNOWN = re.compile(r"unrecognized arguments: (.+)")
-
-
 def train(
     trainer: Any,
     order_path: Path,
@@ -230,13 +197,13 @@ def train(
 
     `trainer` is the `Launched` that calls this, whose module imports this one.
     """
-    order = read_order(order_path, trainer.order_type)
+    order: ExternalOrder = read_order(order_path, trainer.order_type)
     files = RunFiles(order)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.open("wb").close()  # emptied, not replaced: whoever holds it open goes on writing to it
     say = partial(process.say, log)
     passed(trainer.job_findings(order), say)  # first, since networks take a while to read
-    weights = _digest_with_receipt(partial(trainer.weights_digest, order))
+    weights = _digest_with_receipt(order.weights_digest)
     record, data = LaunchedRecord.read(files.record), lock_digest(order.lock)
     if (
         record
@@ -251,14 +218,7 @@ def train(
 
 
 class _Training:
-    """A training whose result is not there.
-
-    Args:
-        trainer: the program's `Launched`.
-        order: of the training.
-        want: digests that its record gets.
-        log: gets all output.
-    """
+    """A training whose result is not there; `want` becomes that of its record."""
 
     def __init__(self, trainer: Any, order: ExternalOrder, want: Wanted, log: Path) -> None:
         self.trainer, self.order, self.wanted, self.log = trainer, order, want, log
@@ -268,24 +228,31 @@ class _Training:
     def run(self, processes: int, threads: int) -> LaunchedRecord:
         """Train, or go on from a state; return the record of the result."""
         trainer, order, files, settings = self.trainer, self.order, self.files, self.order.trainer
-        program = trainer.find(order)
-        if belongs(files, self.wanted) and not _fault(files.last):
+        program = order.find()
+        progress = _Progress.read(files.progress)
+        if progress and progress.wanted == self.wanted and not _fault(files.last):
             self.say(f"{order.run}: all epochs were done before")
             return self._accept("", 0.0)
-        trainer.deploy(order, files, self.say)
-        usable = partial(trainer.can_resume, order)
-        self.resume = prepare(files, self.wanted, epochs=trainer.epochs(order), usable=usable)
+        if (deployed := trainer.deploy(order)) is not None:
+            place, changes = deployed
+            self.say(
+                f"{order.run}: {place}: {changes.linked} files linked, {changes.copied} written, "
+                f"{changes.unchanged} unchanged, {changes.removed} removed"
+            )
+        self.resume = prepare(files, self.wanted, epochs=order.epochs, usable=order.can_resume)
         if self.resume.state is not None:
             done = self.resume.done
             self.say(f"{order.run}: resumed from {self.resume.state}, {done} epochs are done")
         command = trainer.command(order, program, self.resume)
-        config = settings.accelerate_config and absolute(settings.accelerate_config)
-        launcher = program.launcher(
-            accelerate_arguments(settings.mixed_precision, processes=processes, config=config)
-        )
-        if launcher is None:
-            launcher = [str(program.python)]
+        launcher = [str(program.python)]
+        if program.lacking(["accelerate"]):
             self.say(f"{order.run}: warning: {program.python} has no accelerate: run without it")
+        else:
+            config = settings.accelerate_config and absolute(settings.accelerate_config)
+            launcher += ["-m", "accelerate.commands.launch"]
+            launcher += accelerate_arguments(
+                settings.mixed_precision, processes=processes, config=config
+            )
         with gpu.hold(processes, f"run {order.run}", self.say):
             started = time.monotonic()
             status, output = process.run_program(
@@ -304,13 +271,13 @@ class _Training:
     def _accept(self, output: str, seconds: float) -> LaunchedRecord:
         """Give a new and complete result its name, and write its record."""
         files, run = self.files, self.order.run
-        if fault := _fault(files.last, self.trainer.beginning):
+        if fault := _fault(files.last, self.order.beginning):
             last = next((x for x in reversed(re.split(r"[\r\n]+", output)) if x.strip()), "nothing")
             hint = process.last_error(output, 0)
             hint = last.strip() if hint.startswith("it ended with status") else hint
             raise TrainingError(
                 f"run {run}: the trainer ended without an error, but wrote no "
-                f"{self.trainer.result(self.order)} ({files.last} {fault}); its last line: "
+                f"{self.order.result} ({files.last} {fault}); its last line: "
                 f"{hint[:300]}",
                 hint=f"all output: {self.log}",
             )
@@ -323,28 +290,21 @@ class _Training:
             files={files.weights.name: digest.of_file(files.weights)},
         )
         record.write(files.record)
-        tidy(files)
+        _remove(files.earlier)
+        _remove(files.resumed)
         self.say(f"{run}: trained: {files.weights}")
         return record
 
     def _failure(self, output: str, status: int) -> TrainingError:
         """Return the one line that says why the program failed."""
-        run, log = self.order.run, f"all output: {self.log}"
-        usage = _USAGE.findall(output)
-        unknown = _UNKNOWN.fullmatch(usage[-1].strip()) if usage else None
-        if unknown is not None:
-            flags = " ".join(each for each in unknown[1].split() if each.startswith("--"))
-            return TrainingError(
-                f"run {run}: this {self.trainer.name} is too old for {flags or unknown[1]}",
-                hint=f"update it, or remove the setting; {log}",
-            )
-        reason = usage[-1].strip() if usage else process.last_error(output, status)
-        hints = [log]
+        reason, hints = process.last_error(output, status), [f"all output: {self.log}"]
+        if "unrecognized arguments" in reason:
+            hints.insert(0, f"update {self.order.name}, or remove the setting")
         if "OutOfMemory" in reason or "out of memory" in reason:
-            hints.insert(0, self.trainer.memory_hint)
+            hints.insert(0, self.order.memory_hint)
         if self.resume.state is not None:
             hints.insert(0, f"if the state {self.resume.state} is damaged, delete it")
-        return TrainingError(f"run {run}: {reason}", hint="; ".join(hints))
+        return TrainingError(f"run {self.order.run}: {reason}", hint="; ".join(hints))
 
 
 def _fault(path: Path, beginning: str = "") -> str | None:

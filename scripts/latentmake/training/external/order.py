@@ -1,10 +1,15 @@
-"""Order of a run of an external trainer, for training, checklist and publication; its digests."""
+"""Order of a run of a launched trainer; digests of its settings, and what its command lines share.
+
+The trainer runs in a folder of its own, where a path relative to the project means nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from pydantic import Field
 
@@ -15,7 +20,10 @@ from latentmake.config.machines import Publish
 from latentmake.config.models import Model
 from latentmake.config.root import Config
 from latentmake.errors import ModelError
+from latentmake.files.workspace import is_windows
+from latentmake.index.memo import Memo
 from latentmake.plan.state import Difference
+from latentmake.training.external.installation import Installation
 from latentmake.training.order import LaunchedRecord, RunFiles, RunOrder, Wanted, run_values
 
 _VERSION = 2  # of trainings with the defaults of their guides
@@ -26,10 +34,30 @@ _RENEWED = frozenset(
 )
 
 
-class ExternalOrder(RunOrder):
-    """Fields that all external trainers share.
+class Resume(NamedTuple):
+    """Where a training is resumed.
 
     Attributes:
+        state: folder of the state; None at the beginning.
+        done: epochs that stand behind it.
+        counted: whether the state itself says how far it came.
+        steps: optimizer steps of an epoch, where a state tells; else 0.
+    """
+
+    state: Path | None = None
+    done: int = 0
+    counted: bool = False
+    steps: int = 0
+
+
+class ExternalOrder(RunOrder):
+    """Order of a run of a launched trainer; a subclass says what differs of one program.
+
+    Attributes:
+        name: of the program.
+        section: of the configuration, which names its folder; a field of the order, too.
+        memory_hint: what to try when GPU memory runs out.
+        beginning: of the names of a LoRA's tensors; "" where results have others.
         datasets: name -> its section of the configuration, in the run's order.
         resolutions: (width, height) in pixels, in the run's order.
         trained: whether the run has a trainer; without one it is published alone.
@@ -37,6 +65,10 @@ class ExternalOrder(RunOrder):
         defaults: those defaults: keys, and further flags of the training script.
     """
 
+    name: ClassVar[str]
+    section: ClassVar[str]
+    memory_hint: ClassVar[str]
+    beginning: ClassVar[str] = ""
     datasets: dict[str, Dataset]
     resolutions: list[tuple[int, int]]
     model_name: str
@@ -45,6 +77,68 @@ class ExternalOrder(RunOrder):
     trainer: MusubiTrainer | SdScriptsTrainer
     defaults: dict[str, Setting] = Field({})
     publish: Publish
+
+    @classmethod
+    def of_run(cls, config: Config, name: str) -> Self:
+        """Return the order of a run; of one without `trainer` that of a publication alone."""
+        run, model = config.runs[name], config.models[config.runs[name].model]
+        trainer = run.trainer or MusubiTrainer(kind="musubi")
+        assert isinstance(trainer, MusubiTrainer | SdScriptsTrainer)
+        return cls(
+            **run_values(name),
+            **{cls.section: getattr(config, cls.section)},
+            **with_defaults(trainer, cls.recommended(model, trainer)),
+            datasets={dataset: config.datasets[dataset] for dataset in run.datasets},
+            resolutions=[(size.width, size.height) for size in run.resolutions],
+            model_name=run.model,
+            model=model,
+            trained=run.trainer is not None,
+            publish=config.publish,
+        )
+
+    @staticmethod
+    @abstractmethod
+    def recommended(model: Model, trainer: Any) -> Mapping[str, Setting]:
+        """Return the keys and flags of the guide of a model's architecture."""
+
+    @abstractmethod
+    def find(self, memory: Memo | None = None) -> Installation:
+        """Find the program; raises TrainingError."""
+
+    @abstractmethod
+    def weights_digest(self, file_digest: Callable[[Path], str]) -> str:
+        """Return the digest of the networks that are trained; raises ModelError."""
+
+    @property
+    @abstractmethod
+    def epochs(self) -> int | None:
+        """Epochs of the training; None where steps end it."""
+
+    @abstractmethod
+    def can_resume(self, resume: Resume) -> bool:
+        """Whether a training resumed from a state takes just the steps that are left."""
+
+    def left(self, resume: Resume) -> Self:
+        """Return the order of the epochs that are left, where a program counts from one again."""
+        if resume.state is None or resume.counted:
+            return self
+        left = {"max_train_epochs": max(0, (self.epochs or 0) - resume.done)}
+        return self.model_copy(update={"trainer": self.trainer.model_copy(update=left)})
+
+    @property
+    def result(self) -> str:
+        """What is trained, in a word."""
+        return "LoRA"
+
+    @property
+    def counts(self) -> bool:
+        """Whether its states are known to say how far they came."""
+        return False
+
+    def packages(self, program: Installation) -> set[str]:
+        """Return the packages that the settings need besides those that its script imports."""
+        eight_bit = self.trainer.optimizer_type.lower().endswith("8bit")
+        return {"bitsandbytes"} if eight_bit and program.sources.mentions("bitsandbytes") else set()
 
     @property
     def results(self) -> list[str]:
@@ -72,19 +166,6 @@ class ExternalOrder(RunOrder):
         words = [_words(key.removeprefix("--"), value) for key, value in self.defaults.items()]
         known = ", ".join(filter(None, words))
         return known and f"training of {self.run}: by the guide of {self.model.title}: {known}"
-
-
-def fields_of(config: Config, name: str) -> dict[str, Any]:
-    """Return the fields of a run's order that all external trainers share, but kind and trainer."""
-    run = config.runs[name]
-    return {
-        **run_values(name),
-        "datasets": {dataset: config.datasets[dataset] for dataset in run.datasets},
-        "resolutions": [(size.width, size.height) for size in run.resolutions],
-        "model_name": run.model,
-        "model": config.models[run.model],
-        "publish": config.publish,
-    }
 
 
 def with_defaults(
@@ -184,3 +265,130 @@ def files_digests(
     if not found:
         raise ModelError(f"this `{key}` does not exist", where=place, hint="correct its path")
     return found
+
+
+# Learning-rate schedules that know no end: they go on rightly whatever number of steps is left.
+_ENDLESS = frozenset({"constant", "constant_with_warmup", "inverse_sqrt", "adafactor"})
+_Order = TypeVar("_Order", bound=ExternalOrder)
+
+# Endings of files that trainers read.
+_READ = (
+    *(".safetensors", ".sft", ".ckpt", ".pt", ".pth", ".bin"),
+    *(".toml", ".json", ".yaml", ".yml", ".txt"),
+)
+
+
+def command_line(options: Mapping[str, Setting]) -> list[str]:
+    """Return the arguments for some flags with their values.
+
+    True gives the flag alone, None and False give nothing, a list each of its values; numbers have
+    the shortest text that reads as the same number.
+    """
+    found: list[str] = []
+    for flag, value in options.items():
+        if value is None or value is False:
+            continue
+        found.append(flag)
+        if isinstance(value, list):
+            found += value
+        elif isinstance(value, str):
+            found.append(value)
+        elif value is not True:
+            found.append(str(int(value)) if value == int(value) else repr(value))
+    return found
+
+
+def accelerate_arguments(
+    precision: str, *, processes: int | None = None, config: str | None = None
+) -> list[str]:
+    """Return the arguments between `accelerate launch` and the training script.
+
+    Args:
+        precision: number format in which it computes.
+        processes: how many devices train together; None leaves it to accelerate.
+        config: path of accelerate's configuration file, which then says all of it.
+    """
+    if config is not None:
+        return ["--config_file", config]
+    options: dict[str, str | float | bool | None] = {"--mixed_precision": precision}
+    if processes is not None:
+        options |= {"--num_processes": processes, "--num_machines": 1, "--dynamo_backend": "no"}
+        options |= {"--multi_gpu": processes > 1}
+    return command_line(options)
+
+
+def absolute(path: Path | str) -> str:
+    """Return an absolute path; links stay."""
+    return os.path.abspath(path)  # noqa: PTH100
+
+
+def with_paths(arguments: Sequence[str], named: Callable[[str], str] = str) -> list[str]:
+    """Return arguments with each path in them made absolute, and `named` as another system does.
+
+    A value is a path if it has a slash, an ending or a `~` and exists, seen from the working
+    directory. An absolute path may lie on another machine. In `--flag=value` and `key=value` the
+    part behind counts.
+    """
+    found = []
+    for each in arguments:
+        before, value = _split(each)
+        place = _place(value) or (value if _is_absolute(value) else None)
+        found.append(f"{before}{named(place)}" if place else each)
+    return found
+
+
+def located(order: _Order, named: Callable[[str], str] = str) -> _Order:
+    """Return an order with the paths in the user's own arguments resolved; see `with_paths`."""
+    further = with_paths(order.trainer.arguments, named)
+    trainer = order.trainer.model_copy(update={"arguments": further})
+    keys = ("latents_arguments", "text_arguments")
+    own = {key: with_paths(getattr(order.model, key), named) for key in keys}
+    model = order.model.model_copy(update=own)
+    return order.model_copy(update={"trainer": trainer, "model": model})
+
+
+def depends_on_length(arguments: Sequence[str], schedule: str = "constant") -> bool:
+    """Whether the learning rate depends on the number of steps, which differs after a resume.
+
+    `schedule` is the one that is set besides the user's own arguments.
+    """
+    given = flags_of(arguments)
+    if given.get("--lr_scheduler_type"):
+        return False  # its own numbers are part of the state
+    if "." in given.get("--lr_warmup_steps", "") + given.get("--lr_decay_steps", ""):
+        return True  # shares of all steps
+    return given.get("--lr_scheduler", schedule).partition(":")[0] not in _ENDLESS
+
+
+def missing_files(arguments: Sequence[str], folder: Path) -> Iterator[str]:
+    """Yield values that look like files and are nowhere; the trainer runs in `folder`."""
+    for each in arguments:
+        value = _split(each)[1]
+        named = value.endswith(_READ) and "://" not in value and " " not in value
+        if named and _place(value) is None and not _exists(folder / value):
+            yield value
+
+
+def _split(argument: str) -> tuple[str, str]:
+    """Return what stands up to an equals sign, and the value behind it."""
+    key, equals, value = argument.partition("=")
+    return (f"{key}=", value) if equals and not _exists(argument) else ("", argument)
+
+
+def _exists(path: Path | str) -> bool:
+    """Whether a path exists; one that is too long for the system does not."""
+    return os.path.exists(path)  # noqa: PTH110
+
+
+def _is_absolute(value: str) -> bool:
+    """Whether a value is an absolute path; a letter with a colon alone is no drive here."""
+    return value.startswith("/") or (is_windows(value) and len(value) > len("C:"))
+
+
+def _place(value: str) -> str | None:
+    """Return the absolute path that a value means; None if it is none."""
+    path = os.path.expanduser(value)  # noqa: PTH111 -- Path would drop "./"
+    looks = path != value or os.sep in value or bool(Path(value).suffix)
+    if value.startswith("-") or not looks:
+        return None
+    return absolute(path) if _exists(path) else None

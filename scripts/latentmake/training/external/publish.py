@@ -32,20 +32,17 @@ from latentmake.files.workspace import System, absolute, is_windows, translate
 from latentmake.index.memo import Memo
 from latentmake.layouts.layout import Layout, layout_of
 from latentmake.plan.facts import Facts
-from latentmake.plan.lock import read_lock
-from latentmake.plan.manifest import lines_of, row_of
+from latentmake.plan.manifest import lines_of, read_lock, row_of
 from latentmake.plan.orders import run_order
 from latentmake.plan.run_plan import members
 from latentmake.progress import Progress
 from latentmake.training.backend import Finding, Say, Verdict, passed
-from latentmake.training.external.arguments import (
+from latentmake.training.external.installation import Installation, elsewhere, flags
+from latentmake.training.external.order import (
+    ExternalOrder,
     accelerate_arguments,
-    elsewhere,
-    flags,
     missing_files,
 )
-from latentmake.training.external.installation import Installation
-from latentmake.training.external.order import ExternalOrder
 
 Files = dict[str, Path | bytes]
 """Path below the published folder, with forward slashes -> file or content."""

@@ -16,18 +16,20 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
+from torch.utils.data import Dataset as TorchDataset
 
-from latentmake.errors import CacheError, TrainingError
-from latentmake.files.cachefile import ORIGINAL_HEIGHT, ORIGINAL_WIDTH, corruption_of
+from latentmake.errors import CacheError, DatasetError, TrainingError
+from latentmake.files.cachefile import KEY, ORIGINAL_HEIGHT, ORIGINAL_WIDTH, corruption_of
 from latentmake.files.safetensors import DTYPES, Head, read_head
 from latentmake.geometry.buckets import Size, cover
 from latentmake.layouts import layout
 from latentmake.plan.manifest import Row, rows_of
+from latentmake.training.order import caption_in
 
 
 class Batch(NamedTuple):
@@ -146,6 +148,7 @@ class Stored(NamedTuple):
         pixels: image pixels per column of the latents; None where the file does not say.
         time_ids: height and width of the image, top and left of the crop, height and width of the
             crop in pixels: SDXL's conditions (section 2.2 of https://arxiv.org/abs/2307.01952).
+        key: of the build, in its header.
     """
 
     path: str
@@ -154,6 +157,7 @@ class Stored(NamedTuple):
     shift: float = 0.0
     pixels: float | None = None
     time_ids: tuple[float, ...] = ()
+    key: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -211,7 +215,8 @@ def inspect(path: str, sought: Iterable[Sought], *, scaled: bool = False) -> Sto
     """
     with naming(path):
         head = read_head(path)
-        stored = Stored(path, tuple(each.find(head) for each in sought))
+        found = tuple(each.find(head) for each in sought)
+        stored = Stored(path, found, key=head.metadata.get(KEY, ""))
         if not scaled:
             return stored
         names = ("scaling_factor", "shift_factor", "pixel_width", "pixel_height")
@@ -251,11 +256,7 @@ def inspect_all(
 
 
 def check_bytes(path: str) -> None:
-    """Read a cache file, and compare its bytes with the checksums in its header, if it has any.
-
-    Raises:
-        CacheError: it is missing, or other bytes than were written.
-    """
+    """Compare a cache file with the checksums in its header, if it has any; raises CacheError."""
     with naming(path):
         damage = corruption_of(path)
     if damage is not None:
@@ -265,9 +266,8 @@ def check_bytes(path: str) -> None:
 def joined(tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return a caption's tensors by name.
 
-    Returns:
-        `text` [tokens, width], the hidden states of all encoders side by side; and `text_embeds`
-        [width], where a vector is read.
+    `text` [tokens, width] are the hidden states of all encoders side by side; `text_embeds`
+    [width] is there where a vector is read.
     """
     states = [each for each in tensors if each.ndim == 2]
     found = {"text": torch.cat(states, dim=1) if states[1:] else states[0]}
@@ -282,7 +282,7 @@ def read_text(path: str, tensors: CacheTensors) -> dict[str, torch.Tensor]:
     """
     check_bytes(path)
     found = [each.float() for each in inspect(path, [tensors.text, *tensors.texts]).read()]
-    if not all(torch.isfinite(each).all() for each in found):
+    if not _is_finite(found):
         raise CacheError("holds NaN or infinite values", where=path, hint=HINT)
     return joined(found)
 
@@ -376,7 +376,6 @@ class Caches:
                 self.dropped[index] = self._add(index, texts[within(path)])
 
     def _add(self, index: int, text: Stored) -> int:
-        """Add an example with another text; return its index."""
         self.examples.append(self.examples[index]._replace(text=text))
         return len(self.examples) - 1
 
@@ -404,11 +403,7 @@ class Caches:
         return found | joined(example.text.read()) | sizes
 
     def batch(self, indices: Sequence[int], *, pin: bool = False) -> Batch:
-        """Read the examples of these indices, all of one shape, into pinned memory if asked.
-
-        Raises:
-            CacheError: a file has become damaged.
-        """
+        """Read the examples of these indices, all of one shape, into pinned memory if asked."""
         items = [self[index] for index in indices]
         texts = [each.pop("text") for each in items]
         if len({each.dtype for each in texts}) > 1:
@@ -421,11 +416,7 @@ class Caches:
     def prefetched(
         self, batches: Iterable[Sequence[int]], *, threads: int = 1, pin: bool = False
     ) -> Generator[Batch, None, None]:
-        """Read batches in threads (at least one) ahead of their use; yield them in their order.
-
-        Raises:
-            CacheError: a file has become damaged.
-        """
+        """Read batches in threads (at least one) ahead of their use; yield them in their order."""
         threads, remaining = max(1, threads), iter(batches)
         read = partial(self.batch, pin=pin)
         pool = ThreadPoolExecutor(threads, thread_name_prefix="caches")
@@ -454,14 +445,105 @@ def find_not_finite(caches: Caches, indices: Iterable[int]) -> list[str]:
 
     No encoder of the build writes such values, and a search at every batch would take time: a
     training searches only when its loss is NaN or infinite.
-
-    Raises:
-        CacheError: a file is missing or damaged.
     """
     examples = [caches.examples[index] for index in indices]
     files = {each.path: each for example in examples for each in (example.latents, example.text)}
-    return [
-        path
-        for path, file in files.items()
-        if not all(torch.isfinite(tensor).all() for tensor in file.read())
-    ]
+    return [path for path, file in files.items() if not _is_finite(file.read())]
+
+
+def _is_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+
+
+_SPLITS = {"train": [False], "validation": [True], "all": [False, True]}
+
+
+class CachedClipDataset(TorchDataset[dict[str, Any]]):
+    """Latents and embeddings of a run that was built, as its manifest lists them.
+
+    Nothing is encoded, and neither VAE nor text encoder is loaded. It can be pickled, and holds no
+    open file.
+
+    Args:
+        manifest: `runs/{run}/manifest.jsonl`, or the folder `runs/{run}`.
+        split: `train`: all items but those held out for validation; `validation`: those;
+            `all`: both.
+        resolution: of the run's resolutions the one to read (`832x480`); by default all of them.
+
+    Raises:
+        DatasetError: the manifest has no such item, or is of another model.
+        TrainingError: the manifest is missing or damaged.
+        CacheError: a cache file is missing or damaged.
+    """
+
+    def __init__(
+        self,
+        manifest: str | os.PathLike[str],
+        split: str = "train",
+        resolution: str | None = None,
+    ) -> None:
+        path = Path(manifest)
+        self.manifest = path / "manifest.jsonl" if path.is_dir() else path
+        if split not in _SPLITS:
+            what, hint = f"split={split!r} is unknown", f"use one of {', '.join(_SPLITS)}"
+            raise DatasetError(what, where="CachedClipDataset", hint=hint)
+        rows = [row for row in rows_of(self.manifest) if row.validation in _SPLITS[split]]
+        # Paths in a manifest are below the folder of the build: that of `runs`.
+        runs = self.manifest.absolute().parent.parent
+        root = str(runs.parent) if runs.name == "runs" else ""
+        named = (
+            (row, Path(root, path))
+            for row in rows
+            for size in row.latents
+            if resolution in (None, size)
+            for path in row.latents_at(size)
+        )
+        row, path = next(named, (None, path))
+        if row is None:
+            what = f"has no item of split={split!r}"
+            what += f" and resolution={resolution!r}" if resolution else ""
+            hint = "see the run's datasets, resolutions and `validation`"
+            raise DatasetError(what, where=self.manifest, hint=hint)
+        text = _names_in(Path(root, row.first_text))
+        if len(text) != 1 or not isinstance(row.text, dict):
+            what, hint = "is not the manifest of a Wan run", "name one whose model has a `task`"
+            raise DatasetError(what, where=self.manifest, hint=hint)
+        more = [
+            Sought(name, 4 if name.startswith("latents") else 2)
+            for name in _names_in(path)
+            if name != WAN.latents.name
+        ]
+        tensors = CacheTensors(WAN.latents, Sought(text[0], 2), (*more,))
+        self._caches = Caches(rows, tensors, root=root, resolution=resolution)
+        self._order = [
+            number for number, row in enumerate(self._caches.rows) for _ in range(row.repeats)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Read the caches of one item.
+
+        Returns:
+            `latents` [16, f, h, w], normalised as the network takes them, float32; `text` [T, D],
+            without padding, in the dtype of the cache; `prompt`; `row` of the manifest; and, where
+            the model has them, `latents_image` [20, f, h, w], `latents_control` and `clip`.
+
+        Raises:
+            CacheError: a file is gone or damaged.
+        """
+        number = self._order[index]
+        item = self._caches[number]
+        text = item.pop("text")
+        return {
+            **{name: tensor.float() for name, tensor in item.items()},
+            "text": text,
+            "prompt": caption_in(self._caches.examples[number].text.path),
+            "row": self._caches.rows[number].model_dump(exclude_unset=True),
+        }
+
+
+def _names_in(path: Path) -> list[str]:
+    with naming(str(path)):
+        return [re.sub(f"{FORM}$", "", name) for name in read_head(path).entries]

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"step-(\d{6,})(-\d+)?")
 _Order = TypeVar("_Order", bound=TrainingOrder)
-_PRECISIONS = ("bf16", "fp16", "no")
 _PROGRESS = "progress.json"
 _FILES = (CHECKPOINT_WEIGHTS, CHECKPOINT_STATE)
 
@@ -204,12 +203,7 @@ def save(checkpoints: Path, progress: Progress, state: State, kept: Iterable[str
 
 
 def prune(
-    checkpoints: Path,
-    wanted: Wanted,
-    keep: int,
-    *,
-    others: bool,
-    kept: Iterable[str] = (),
+    checkpoints: Path, wanted: Wanted, keep: int, kept: Iterable[str] = (), *, others: bool = False
 ) -> None:
     """Remove all but the `keep` newest checkpoints of this training, and those of others if so.
 
@@ -243,7 +237,7 @@ def as_begun(order: _Order, want: Wanted) -> _Order:
     if order.trainer.mixed_precision != "auto":
         return order
     found = []
-    for each in map(order.in_precision, _PRECISIONS):
+    for each in (order.with_settings(mixed_precision=x) for x in ("bf16", "fp16", "no")):
         resumed = each.model_copy(update={"resumed": want.resumed})
         found.append((each, wanted(resumed, want.data)))
     if trained := next((each for each, known in found if RunFiles(each).trained(known)), None):

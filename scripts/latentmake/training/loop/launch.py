@@ -20,10 +20,15 @@ from latentmake import progress
 from latentmake.errors import TrainingError
 from latentmake.plan.manifest import rows_of
 from latentmake.training.loop.checkpoint import as_begun
-from latentmake.training.loop.order import Prompt, TrainingOrder, check_accelerate, wanted
-from latentmake.training.loop.sample_images import picture_reasons
+from latentmake.training.loop.order import (
+    Prompt,
+    TrainingOrder,
+    check_accelerate,
+    picture_reasons,
+    wanted,
+)
 from latentmake.training.order import RunFiles, caption_in, finish, read_order
-from latentmake.training.process import RUN, run_child, say
+from latentmake.training.process import RUN, killed_by, run_child, say
 
 _Order = TypeVar("_Order", bound=TrainingOrder)
 _ACCELERATE = (sys.executable, "-m", "latentmake.training.loop.launch")
@@ -35,6 +40,7 @@ def read(path: Path, kind: type[_Order]) -> _Order:
     """Read an order, and add what could not be known when it was written.
 
     Launcher and processes of a training do so. A training that has chosen its precision keeps it.
+    Pictures of captions are of the first items of the manifest that are trained on.
 
     Raises:
         TrainingError: order, lock or manifest are missing or damaged.
@@ -42,18 +48,11 @@ def read(path: Path, kind: type[_Order]) -> _Order:
     """
     order = read_order(path, kind)
     want = wanted(order)
-    prompts = [*order.prompts, *_captions(order)]
-    known = {"resumed": want.resumed, "prompts": prompts, "captions": 0}
-    return as_begun(order.model_copy(update=known), want)
-
-
-def _captions(order: TrainingOrder) -> list[Prompt]:
-    """Return the first items of the manifest that are trained on, as prompts of sample pictures."""
     rows = (row for row in rows_of(Path(order.manifest)) if not row.validation)
-    return [
-        Prompt(prompt=caption_in(row.first_text) or row.stem, text=row.first_text)
-        for row in islice(rows, order.captions)
-    ]
+    texts = [(row.first_text, row.stem) for row in islice(rows, order.captions)]
+    captions = [Prompt(prompt=caption_in(text) or stem, text=text) for text, stem in texts]
+    known = {"resumed": want.resumed, "prompts": [*order.prompts, *captions], "captions": 0}
+    return as_begun(order.model_copy(update=known), want)
 
 
 def train(
@@ -162,8 +161,9 @@ def quietly(launch: Callable[[], object]) -> int:
     logging.disable(logging.ERROR)  # torch's launcher logs each process that failed
     try:
         launch()
+        return 0
     except subprocess.CalledProcessError as error:
-        return _ended(error.returncode)
+        status = error.returncode
     except KeyboardInterrupt:
         return 130
     except Exception as error:
@@ -174,18 +174,10 @@ def quietly(launch: Callable[[], object]) -> int:
             return 128 + error.sigval
         if not isinstance(error, ChildFailedError):
             raise
-        return _ended(error.get_first_failure()[1].exitcode)
-    return 0
-
-
-def _ended(status: int) -> int:
-    """Return an exit status; where a signal ended the process, say which."""
-    if status >= 0:
-        return status
-    name = signal.Signals(-status).name
-    reason = " (too little memory?)" if name == "SIGKILL" else ""
-    sys.stderr.write(f"error: it was killed by {name}{reason}\n")
-    return 1
+        status = error.get_first_failure()[1].exitcode
+    if status < 0:
+        sys.stderr.write(f"error: {killed_by(signal.Signals(-status).name)}\n")
+    return max(status, 1)
 
 
 if __name__ == "__main__":

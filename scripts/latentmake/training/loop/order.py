@@ -1,25 +1,36 @@
-"""Order of a training by one of our trainers, its digests, and checks of its settings."""
+"""Order of a training by one of our trainers: digests, checks of settings, index of its pictures.
+
+No torch and no Pillow here: the planner, the launcher and the comparison of runs import it.
+"""
 
 from __future__ import annotations
 
 import json
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
 
 from latentmake import digest
 from latentmake.config.fields import shaping
 from latentmake.config.trainers import LoopTrainer
 from latentmake.config.weights import Weights
 from latentmake.errors import TrainingError, first_line
+from latentmake.plan.state import Difference, short, value_differences
 from latentmake.training.backend import Finding, of_faults
-from latentmake.training.order import Record, RunFiles, RunOrder, Wanted, lock_digest
+from latentmake.training.order import (
+    JsonFile,
+    Record,
+    RunFiles,
+    RunOrder,
+    Wanted,
+    lock_digest,
+)
 
 CHECKPOINT_WEIGHTS = "weights.safetensors"
 CHECKPOINT_STATE = "state.pt"
@@ -68,6 +79,7 @@ class TrainingOrder(RunOrder):
         negative: embedding that guidance leads away from; None without guidance.
         sample_size: width and height of the sample pictures, in pixels.
         texts: dataset -> dependence of its caption variants on the step, where there is one.
+        validates: steps between two losses of the held-out items; None for none.
         kept: checkpoint folders that the configuration names, of any run; they are never removed.
     """
 
@@ -82,6 +94,7 @@ class TrainingOrder(RunOrder):
     sample_size: tuple[int, int]
     trainer: LoopTrainer
     texts: dict[str, TextSchedule] = Field({})
+    validates: int | None = None
     kept: list[str] = Field([])
 
     @property
@@ -106,14 +119,13 @@ class TrainingOrder(RunOrder):
         """Epochs of the training if the settings count by them, else its steps."""
         return self.trainer.epochs or self.trainer.steps or _STEPS
 
-    def of_length(self, **lengths: int | None) -> Self:
-        """Return the order of a training that differs by these keys of its length only."""
-        return self.model_copy(update={"trainer": self.trainer.model_copy(update=lengths)})
+    def begun_from(self, *loras: str) -> Self:
+        """Return the order of a training that begins from LoRAs of these digests."""
+        return self.model_copy(update={"weights": digest.of_value([self.weights, *loras])})
 
-    def in_precision(self, precision: str) -> Self:
-        """Return the order of a training that differs by its `mixed_precision` only."""
-        trainer = self.trainer.model_copy(update={"mixed_precision": precision})
-        return self.model_copy(update={"trainer": trainer})
+    def with_settings(self, **settings: object) -> Self:
+        """Return the order of a training that differs by these settings only."""
+        return self.model_copy(update={"trainer": self.trainer.model_copy(update=settings)})
 
     def course_digest(self) -> str:
         """Return the digest of all settings that shape the weights, except those of the length.
@@ -122,7 +134,7 @@ class TrainingOrder(RunOrder):
         """
         unit = "steps" if self.trainer.epochs is None else "epochs"
         keys = _LENGTHS & type(self.trainer).model_fields.keys()
-        return digest.of_value([self.of_length(**dict.fromkeys(keys)).settings_digest(), unit])
+        return digest.of_value([self.with_settings(**dict.fromkeys(keys)).settings_digest(), unit])
 
     def settings_digest(self, **gone: str) -> str:
         """Return the digest of all settings that shape the weights.
@@ -146,6 +158,10 @@ class TrainingOrder(RunOrder):
         """Return all settings that shape the weights, by name."""
         texts = {f"captions of {name}": each for name, each in self.texts.items()}
         return shaping(self.trainer, "weights") | texts
+
+    def chosen(self) -> Iterable[str]:
+        """Return the names of the trainer's settings that are no defaults."""
+        return shaping(self.trainer, "weights", defaults=False)
 
     def networks(self) -> Iterable[object]:
         """Return the places of the networks, of a noise schedule, and of a LoRA to begin from."""
@@ -271,13 +287,7 @@ def check_accelerate(config: Path, kind: str) -> None:
 def refuse_sharded(how: str, kind: str, where: str = "trainer.accelerate_config") -> None:
     """Refuse a `distributed_type` of accelerate that shards the model or the optimizer.
 
-    Args:
-        how: the `distributed_type`.
-        kind: of the trainer.
-        where: it is set.
-
-    Raises:
-        TrainingError: it is DeepSpeed's ZeRO, FSDP or the like.
+    DeepSpeed's ZeRO, FSDP and the like do so; `where` it is set.
     """
     if how not in _REPLICATED:
         raise TrainingError(
@@ -285,3 +295,109 @@ def refuse_sharded(how: str, kind: str, where: str = "trainer.accelerate_config"
             where=where,
             hint="choose one device or multi-GPU in `accelerate config`, without DeepSpeed or FSDP",
         )
+
+
+CURVES = "curves.png"
+"""The curves of a training, in its run's folder."""
+
+INDEX = "index.json"
+"""Index of the sample pictures, in their folder."""
+
+_Name = Annotated[str, StringConstraints(pattern=r"^step-\d{6,}_\d{2,}\.(png|mp4)$")]
+
+
+class PictureIndex(JsonFile):
+    """Index of the sample pictures of one training; written anew after those of each step.
+
+    Attributes:
+        run: name of the run.
+        wanted: digests of the training.
+        seed: of the noise.
+        steps: after which they were drawn, ascending.
+        files: names of the pictures, a row a step and one a prompt; None where a picture cannot be
+            drawn, as the weights of its step were gone before it was asked for.
+        keys: of the pictures of each prompt, see `TrainingOrder.picture_keys`; earlier releases
+            write none.
+        pictures: see `TrainingOrder.pictures_digest`; "" before those of the last step.
+        curves: whether there were any to draw.
+        settings: that shaped the training, by name.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+    run: str
+    wanted: Wanted
+    prompts: list[str]
+    seed: int
+    steps: list[int]
+    files: list[list[_Name | None]]
+    keys: list[str] = Field([])
+    pictures: str = ""
+    curves: bool
+    settings: dict[str, JsonValue]
+
+    @classmethod
+    def of(
+        cls,
+        order: TrainingOrder,
+        want: Wanted,
+        rows: Mapping[int, Sequence[str | None]],
+        *,
+        curves: bool,
+    ) -> PictureIndex:
+        """Return the index of a training's pictures, whose names `rows` has for each step."""
+        return cls(
+            run=order.run,
+            wanted=want,
+            prompts=[prompt.prompt for prompt in order.prompts] if rows else [],
+            seed=order.trainer.samples.seed,
+            steps=sorted(rows),
+            files=[list(rows[step]) for step in sorted(rows)],
+            keys=order.picture_keys(),
+            pictures=order.pictures_digest(),
+            curves=curves,
+            settings={
+                **order.described(),
+                "weights": want.weights,
+                "data": want.data,
+                "trainer": order.trainer.model_dump(mode="json"),
+                "sample_size": [*order.sample_size],
+            },
+        )
+
+
+def picture_name(step: int, prompt: int, suffix: str = ".png") -> str:
+    """Return the name of the picture of a prompt, by its number from 0, after some step."""
+    return f"step-{step:06d}_{prompt:02d}{suffix}"
+
+
+def read_index(folder: Path) -> PictureIndex | None:
+    """Return the index of a folder of sample pictures; None where there is none that fits."""
+    index = PictureIndex.read(folder / INDEX)
+    if index is None:
+        return None
+    complete = [len(row) for row in index.files] == [len(index.prompts)] * len(index.steps)
+    return index if complete else None
+
+
+def picture_reasons(order: TrainingOrder, want: Wanted) -> list[Difference]:
+    """Return why pictures and curves are not those of the training `want`."""
+    run_files = RunFiles(order)
+    index = read_index(run_files.samples)
+    if index is None:
+        return [Difference("sample pictures are not drawn yet")]
+    if index.wanted != want:
+        return [Difference("sample pictures are of an earlier training")]
+    if index.pictures != (today := order.pictures_digest()):
+        now = order.trainer.samples.model_dump(mode="json")
+        trainer = index.settings.get("trainer")
+        was = trainer.get("samples") if isinstance(trainer, dict) else None
+        known = value_differences(was, now, "samples.{}") if isinstance(was, dict) else []
+        digests = Difference("settings of sample pictures", short(index.pictures), short(today))
+        return known or [digests]
+    names = [name for row in index.files for name in row if name is not None]
+    files = [run_files.samples / name for name in names] + [run_files.grid] * bool(names)
+    files += [run_files.output / CURVES] * index.curves
+    found = [Difference(f"{path} is missing") for path in files if not path.is_file()]
+    if not found and bool(names) != bool(order.prompts or order.captions):
+        found = [Difference("other sample pictures are asked for")]
+    return found

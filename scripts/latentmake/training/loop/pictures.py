@@ -22,6 +22,7 @@ Values = NDArray[np.float64]
 _UNITS = {
     "loss": "loss",
     "raw_loss": "loss",
+    "validation_loss": "loss",
     "learning_rate": "rate",
     "gradient_norm": "norm",
     "qk_grads_av": "gradient",

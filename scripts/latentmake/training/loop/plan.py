@@ -8,27 +8,25 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from latentmake import digest
-from latentmake.config.root import Config, Run
 from latentmake.config.trainers import LoopTrainer
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import Difference
 from latentmake.plan.target import prompt_path
-from latentmake.training.backend import Backend
+from latentmake.training.backend import Backend, Finding, refuse_failed
 from latentmake.training.init_lora import Place, misfit, tensor_names
 from latentmake.training.loop.order import (
     Prompt,
     TextSchedule,
     TrainingOrder,
+    check_settings,
     checkpoint_digest,
+    picture_reasons,
     wanted,
 )
-from latentmake.training.loop.sample_images import picture_reasons
 from latentmake.training.order import Record, RunFiles, run_values
 
 if TYPE_CHECKING:
-    from latentmake.training.backend import Finding
     from latentmake.training.loop.recipe import Recipe
 
 _Order = TypeVar("_Order", bound=TrainingOrder)
@@ -59,8 +57,6 @@ class LoopBackend(Backend):
 
     def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
         """Check what the trainer's settings need."""
-        from latentmake.training.loop.order import check_settings
-
         del current
         return check_settings(order.trainer)
 
@@ -96,12 +92,14 @@ def begun(
         found = [facts.memo.digest_of_file(file) for file in files]
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise misfit(error, files[0], f"runs.{order.run}.trainer") from None
-    return order.model_copy(update={"weights": digest.of_value([order.weights, *found])})
+    return order.begun_from(*found)
 
 
 def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: bool) -> None:
     """Write the order of a run, and decide whether it is to be trained; see `Backend.plan`."""
-    order = order.model_copy(update={"kept": _named_checkpoints(facts.config)})
+    trainers = [run.trainer for run in facts.config.runs.values()]
+    named = {getattr(each, "resume_from_checkpoint", None) for each in trainers} - {None}
+    order = order.model_copy(update={"kept": sorted(named)})
     if plan.lock and order.trainer.mixed_precision == "auto":
         from latentmake.training.loop.checkpoint import as_begun
 
@@ -113,9 +111,6 @@ def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: boo
     if plan.reasons:
         plan.note = _note(order, plan)
         if train:
-            from latentmake.training.backend import refuse_failed
-            from latentmake.training.loop.order import check_settings
-
             refuse_failed(check_settings(order.trainer, here=facts.runs_jobs))
 
 
@@ -125,15 +120,16 @@ def reasons(order: TrainingOrder, plan: RunPlan) -> list[Difference]:
     record = Record.read(files.record)
     if record is None:
         return [Difference("it has not been trained yet")]
-    found = [] if plan.lock else plan.outdated
+    found = [] if plan.lock else [*plan.outdated]
     data = plan.lock or record.wanted.data
     want = wanted(order, data)
     is_other = record.wanted != want
     if is_other:
         if order.trainer.mixed_precision == "auto":  # the precision that it chose is no reason
-            order = order.in_precision(record.mixed_precision or "auto")
+            order = order.with_settings(mixed_precision=record.mixed_precision or "auto")
         today = wanted(order, data)
-        found = [*found, *order.basis(today).differences(files.output, record.wanted)]
+        basis = order.basis(today)
+        found += basis.differences(files.output, record.wanted, order.chosen())
     if found:
         return found
     if plan.awaits(order.trainer.prompts):
@@ -141,13 +137,6 @@ def reasons(order: TrainingOrder, plan: RunPlan) -> list[Difference]:
     if missing := files.missing():
         return missing
     return [Difference("the settings changed")] if is_other else picture_reasons(order, want)
-
-
-def _named_checkpoints(config: Config) -> list[str]:
-    """Return the checkpoint folders that any run names."""
-    trainers = [run.trainer for run in config.runs.values()]
-    own = [each for each in trainers if isinstance(each, LoopTrainer)]
-    return sorted({name for each in own if (name := each.resume_from_checkpoint)})
 
 
 def _note(order: TrainingOrder, plan: RunPlan) -> str:
@@ -184,6 +173,12 @@ def order_values(facts: Facts, name: str, trainer: LoopTrainer) -> dict[str, Any
     size = samples.resolution or run.resolutions[0]
     text = partial(prompt_path, facts.config, run.model)
     guided = trainer.draws and samples.guidance_scale > 1
+    makings = ((dataset, facts.config.datasets[dataset].captions) for dataset in run.datasets)
+    schedules = (
+        (dataset, making.token_warmup_step, making.caption_dropout_every_n_epochs)
+        for dataset, making in makings
+        if making
+    )
     return {
         **own,
         "resumed": resumed(facts, trainer, Path(own["output"])),
@@ -192,18 +187,10 @@ def order_values(facts: Facts, name: str, trainer: LoopTrainer) -> dict[str, Any
         "negative": text(samples.negative_prompt) if guided else None,
         "sample_size": (size.width, size.height),
         "trainer": trainer,
-        "texts": _text_schedules(facts.config, run),
-    }
-
-
-def _text_schedules(config: Config, run: Run) -> dict[str, TextSchedule]:
-    """Return how the variants of each dataset's texts depend on the step, where they do."""
-    makings = ((name, config.datasets[name].captions) for name in run.datasets)
-    return {
-        name: TextSchedule(
-            token_warmup_step=making.token_warmup_step,
-            caption_dropout_every_n_epochs=making.caption_dropout_every_n_epochs,
-        )
-        for name, making in makings
-        if making and (making.token_warmup_step or making.caption_dropout_every_n_epochs)
+        "validates": run.validation and run.validation.every,
+        "texts": {
+            dataset: TextSchedule(token_warmup_step=warms, caption_dropout_every_n_epochs=drops)
+            for dataset, warms, drops in schedules
+            if warms or drops
+        },
     }

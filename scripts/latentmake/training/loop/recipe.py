@@ -1,4 +1,7 @@
-"""Recipe of a training: what the loop asks of the network it trains, and its loss.
+"""Recipe of a training: network, loss, devices, random numbers, and the order of examples.
+
+Every random choice of a training is drawn from (seed, purpose, epoch or step), never from a state
+that would have to be carried from step to step.
 
 Flow matching (Lipman et al. 2022, https://arxiv.org/abs/2210.02747) mixes noisy = (1 - s) x + s
 noise, s a timestep's share of all, and its target is noise - x.
@@ -6,25 +9,246 @@ noise, s a timestep's share of all, and its target is noise - x.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import lru_cache
+from math import floor
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import torch
+from accelerate.accelerator import Accelerator
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    InitProcessGroupKwargs,
+    is_bf16_available,
+    parse_flag_from_env,
+)
 
-from latentmake.training.loop.accelerator import generator
+from latentmake import digest
+from latentmake.caches.encoders.device import pick_device
+from latentmake.config.trainers import LoopTrainer
+from latentmake.data.texts import warming
+from latentmake.errors import TrainingError
 from latentmake.training.loop.caches import Batch, Caches, CacheTensors, Stored, copied
-from latentmake.training.loop.order import TrainingOrder
+from latentmake.training.loop.order import TextSchedule, TrainingOrder, refuse_sharded
+
+_Order = TypeVar("_Order", bound=TrainingOrder)
+
+DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+# The others wait while the first process draws samples, which may take hours: NCCL's own limit is
+# ten minutes. `accelerate launch` ends all processes as soon as one dies.
+_TIMEOUT = timedelta(days=7)
+
+
+def decided(order: _Order) -> _Order:
+    """Return an order in the precision of this machine, where `mixed_precision` is `auto`.
+
+    Raises:
+        DeviceError: torch does not see this machine's GPU.
+    """
+    if order.trainer.mixed_precision != "auto":
+        return order
+    uses_cpu = parse_flag_from_env("ACCELERATE_USE_CPU")
+    device = "cpu" if uses_cpu else pick_device().type
+    if device == "cpu":
+        return order.with_settings(mixed_precision="no")
+    # Emulated by older GPUs, it is slower than float32.
+    cuda = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    has_it = cuda or (device != "cuda" and is_bf16_available())
+    return order.with_settings(mixed_precision="bf16" if has_it else "fp16")
+
+
+def make_accelerator(settings: LoopTrainer, *, several: bool = False) -> Any:
+    """Return the Accelerator of this process, as `accelerate launch` has set it up.
+
+    Args:
+        settings: of the trainer.
+        several: whether a step may leave some trained weights without gradients.
+
+    Raises:
+        DeviceError: torch does not see this machine's GPU.
+        TrainingError: the machine cannot compute in this precision, or accelerate shards the model.
+    """
+    if not parse_flag_from_env("ACCELERATE_USE_CPU"):
+        pick_device()  # accelerate would train on the CPU and say nothing
+    handlers: list[Any] = [InitProcessGroupKwargs(timeout=_TIMEOUT)]
+    if several:
+        handlers.append(DistributedDataParallelKwargs(find_unused_parameters=True))
+    try:
+        accelerator: Any = Accelerator(
+            mixed_precision=settings.mixed_precision, kwargs_handlers=handlers
+        )
+    except ValueError as error:
+        raise TrainingError(
+            f"this machine cannot compute in {settings.mixed_precision} ({error})",
+            where="trainer.mixed_precision",
+            hint=f"set it to `{'fp16' if settings.mixed_precision == 'bf16' else 'no'}`",
+        ) from None
+    refuse_sharded(str(accelerator.distributed_type.value), settings.kind)
+    return accelerator
+
+
+def set_up(settings: LoopTrainer) -> None:
+    """Set torch's kernels, by the setting `deterministic`."""
+    if settings.deterministic:
+        # cuBLAS repeats itself only with a workspace of a fixed size.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+
+
+def reseed(seed: int, device: torch.device) -> None:
+    """Set the generators of the CPU and of one device, and no others.
+
+    `torch.manual_seed` asks for every kind of device there is, which takes as long as a layer.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    elif device.type != "cpu":
+        torch.manual_seed(seed)
+
+
+def seed_of(*parts: int | str) -> int:
+    """Return a seed of 63 bits that is as good as independent for different parts."""
+    return int(digest.of_value(parts)[:16], 16) >> 1
+
+
+def generator(*parts: int | str) -> torch.Generator:
+    """Return a random generator (on the CPU, the same on all machines) for these parts."""
+    return torch.Generator().manual_seed(seed_of(*parts))
+
+
+def epoch_batches(
+    shapes: Sequence[tuple[int, ...]],
+    repeats: Sequence[int],
+    batch_size: int,
+    seed: int,
+    epoch: int,
+) -> list[list[int]]:
+    """Return the batches of one epoch, as indices: one shape a batch, shuffled.
+
+    Args:
+        shapes: latents' shape of each example.
+        repeats: how often an epoch shows each example.
+        batch_size: most examples of a batch; a shape's last batch may be shorter.
+        seed: of the training.
+        epoch: from 0.
+    """
+    random = generator(seed, "order", epoch)
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for index, (shape, count) in enumerate(zip(shapes, repeats, strict=True)):
+        groups.setdefault(shape, []).extend([index] * count)
+    batches: list[list[int]] = []
+    for _, members in sorted(groups.items()):
+        order = torch.randperm(len(members), generator=random).tolist()
+        shuffled = [members[place] for place in order]
+        batches += [
+            shuffled[start : start + batch_size] for start in range(0, len(shuffled), batch_size)
+        ]
+    return [batches[place] for place in torch.randperm(len(batches), generator=random).tolist()]
+
+
+class BatchOrder:
+    """Batches of each process at each optimizer step.
+
+    Epochs follow one another without a gap: micro-batch n of the training is batch n of the endless
+    row of epochs. A step takes `accumulation * processes` of them in turn, so all processes always
+    have work, and no batch is shown twice or left out.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        repeats: Sequence[int],
+        *,
+        batch_size: int,
+        seed: int,
+        accumulation: int = 1,
+        processes: int = 1,
+    ) -> None:
+        self._epoch = lru_cache(maxsize=2)(
+            lambda epoch: epoch_batches(shapes, repeats, batch_size, seed, epoch)
+        )
+        self.batches_per_epoch = len(self._epoch(0))
+        self.accumulation = accumulation
+        self.processes = processes
+
+    def _batch(self, number: int) -> list[int]:
+        epoch, place = divmod(number, self.batches_per_epoch)
+        return self._epoch(epoch)[place]
+
+    def epoch(self, step: int) -> float:
+        """Return how many epochs have passed after `step` steps."""
+        return step * self.accumulation * self.processes / self.batches_per_epoch
+
+    def items(self, step: int) -> int:
+        """Return how many examples all processes together see in step `step` (from 1)."""
+        each = self.accumulation * self.processes
+        return sum(len(self._batch(number)) for number in range((step - 1) * each, step * each))
+
+    def batches(self, process: int, first: int, last: int) -> Iterator[list[int]]:
+        """Yield the batches of one process for steps `first` to `last` (from 1, both included)."""
+        for number in range((first - 1) * self.accumulation, last * self.accumulation):
+            yield self._batch(number * self.processes + process)
+
+
+@dataclass(frozen=True)
+class Variants:
+    """Batches in which variants of their captions take the place of examples.
+
+    Variants of a dataset with a schedule depend on the step; others may come at any time.
+    """
+
+    caches: Caches
+    schedules: dict[str, TextSchedule]
+    order: BatchOrder
+    steps: int
+    seed: int
+
+    def batches(self, process: int, first: int, last: int) -> Iterator[list[int]]:
+        """Yield the batches of one process for some steps, as `BatchOrder.batches` does."""
+        for number, batch in enumerate(self.order.batches(process, first, last)):
+            step, part = divmod(number, self.order.accumulation)
+            yield self._chosen(batch, first + step, process, part)
+
+    def _chosen(self, batch: list[int], step: int, process: int, part: int) -> list[int]:
+        """Return the examples that replace these in a part of a step (from 1)."""
+        random = generator(self.seed, "variant", step, process, part)
+        # One number for each example, whether it is used or not: no other example's depends on it.
+        draws = torch.rand(len(batch), generator=random, dtype=torch.float64).tolist()
+        return [self._one(index, draw, step) for index, draw in zip(batch, draws, strict=True)]
+
+    def _one(self, index: int, draw: float, step: int) -> int:
+        caches = self.caches
+        schedule = self.schedules.get(caches.rows[index].dataset, TextSchedule())
+        every = schedule.caption_dropout_every_n_epochs
+        if every and index in caches.dropped:
+            epoch = floor(self.order.epoch(step - 1)) + 1
+            if epoch % every == 0:
+                return caches.dropped[index]
+        variants = caches.variants.get(index)
+        if variants is None:
+            return index
+        until = schedule.token_warmup_step
+        until = floor(until * self.steps) if until < 1 else until
+        if schedule.token_warmup_step > 0:
+            warm = warming(len(variants))
+            if step - 1 < until:
+                return variants[int((step - 1) / until * warm)]
+            variants = variants[warm:]
+        return variants[int(draw * len(variants))]
+
+
+_HELD_OUT = 4  # timesteps of a held-out item
 
 
 class Losses(NamedTuple):
-    """Losses of a batch, [batch], float32.
-
-    Attributes:
-        raw: mean squared error of each example.
-        weighted: the same, times the weight of its timestep.
-    """
+    """Mean squared error of each example, [batch], float32; and times its timestep's weight."""
 
     raw: torch.Tensor
     weighted: torch.Tensor
@@ -77,15 +301,9 @@ class Objective:
         device: torch.device,
         dtype: torch.dtype,
     ) -> Losses:
-        """Return the loss of each example.
+        """Return the loss of each example; the network's device and its inputs' dtype are given.
 
-        Args:
-            network: predicts.
-            batch: of examples.
-            noise: of the latents' shape.
-            timesteps: [batch].
-            device: of the network.
-            dtype: of its inputs.
+        `noise` has the latents' shape, `timesteps` [batch].
         """
         latents, noise = copied(batch.latents, device), copied(noise, device)
         there = copied(timesteps, device)
@@ -141,24 +359,33 @@ def probe_loss(
     return total / size
 
 
+def held_out_loss(
+    losses: Callable[[Batch, torch.Tensor, torch.Tensor], torch.Tensor],
+    caches: Caches,
+    objective: Objective,
+) -> float:
+    """Return the mean loss of held-out items, each at the same timesteps.
+
+    Noise follows from the key of an item's latents: whatever else is held out does not change it.
+
+    Args:
+        losses: from batch, noise and timesteps to the loss of each example.
+        caches: the items.
+        objective: has the timesteps.
+    """
+    timesteps, total = objective.at((torch.arange(_HELD_OUT) + 0.5) / _HELD_OUT), 0.0
+    for index in range(len(caches)):
+        batch, key = caches.batch([index]), caches.examples[index].latents.key
+        for number, timestep in enumerate(timesteps):
+            random = generator("evaluation", key, number)
+            noise = torch.randn(batch.latents.shape, generator=random)
+            total += float(losses(batch, noise, timestep[None]))
+    return total / (len(caches) * _HELD_OUT)
+
+
 Network: TypeAlias = Any  # a torch.nn.Module whose call is a matter of its recipe
 Drawn = dict[str, torch.Tensor]
 """Keys of samples (`TrainingOrder.picture_keys`), and their latents, unscaled."""
-
-
-class Sampler(ABC):
-    """Settings and embeddings of the samples drawn along a training."""
-
-    @abstractmethod
-    def draw(
-        self,
-        network: Network,
-        keys: Collection[str],
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> Drawn:
-        """Draw the samples of these keys; float32, on the CPU."""
 
 
 class Recipe:
@@ -177,8 +404,8 @@ class Recipe:
         make_network: returns the network as a training begins with it, the same each time, from
             `channels` of the latents, `text_width` of the captions' embeddings and the `dtype` of
             frozen weights; raises UserError where network, caches and settings do not fit.
-        make_sampler: returns the sampler of a training; a cache file's latents have their scale and
-            size.
+        make_sampler: returns an object whose `draw(network, keys, device=, dtype=)` draws the
+            samples of some keys; a cache file's latents have their scale and size.
         make_decoder: loads the VAE, and returns what makes a file's content of a sample's latents;
             that is None where memory does not suffice, even in tiles.
         write_copy: writes the trained weights into a folder of their own; one of that name is
@@ -196,7 +423,7 @@ class Recipe:
     alpha: float | None
     make_objective: Callable[[], Objective]
     make_network: Callable[..., Network]
-    make_sampler: Callable[[Any, Stored], Sampler]
+    make_sampler: Callable[[Any, Stored], Any]
     make_decoder: Callable[[torch.device], Callable[[torch.Tensor], bytes | None]]
     write_copy: Callable[[Network, Path], None]
     read_copy: Callable[[Network, Path], None]

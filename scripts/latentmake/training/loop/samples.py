@@ -23,18 +23,18 @@ from latentmake.caches.encoders.device import within_memory
 from latentmake.files import atomic
 from latentmake.files.video import spread_frames
 from latentmake.progress import say
-from latentmake.training.loop.accelerator import DTYPES, make_accelerator
 from latentmake.training.loop.caches import Caches, read_items
-from latentmake.training.loop.order import sample_steps, wanted
-from latentmake.training.loop.pictures import curves_png, draw_grid, png_of
-from latentmake.training.loop.recipe import Drawn, Recipe
-from latentmake.training.loop.sample_images import (
+from latentmake.training.loop.order import (
     CURVES,
     INDEX,
     PictureIndex,
     picture_name,
     read_index,
+    sample_steps,
+    wanted,
 )
+from latentmake.training.loop.pictures import curves_png, draw_grid, png_of
+from latentmake.training.loop.recipe import DTYPES, Drawn, Recipe, make_accelerator
 from latentmake.training.order import COPIED, Record, RunFiles, Wanted
 
 # Ours: pictures, those that are being renamed, and the latents that earlier releases wrote.
@@ -109,10 +109,8 @@ class Samples:
     ) -> int:
         """Draw and write the pictures of a step that are missing; return how many.
 
-        Args:
-            step: of the training.
-            draw: returns the latents of some pictures, named by their keys.
-            device: that decodes them; the VAE is loaded for it and forgotten.
+        `draw` returns the latents of pictures, named by their keys; the VAE that decodes them is
+        loaded on the device, and forgotten.
         """
         drawn = draw(missing) if (missing := self.missing(step)) else {}
         decode = within_memory(self._recipe.make_decoder, device) if drawn else None
@@ -204,7 +202,7 @@ def draw_later(recipe: Recipe) -> None:
     if steps:
         caches = Caches(read_items(Path(order.manifest))[:1], recipe.tensors)
         sampler = recipe.make_sampler(recipe.make_objective(), caches.examples[0].latents)
-        accelerator = make_accelerator(settings, order.kind)
+        accelerator = make_accelerator(settings)
         device, dtype = accelerator.device, DTYPES[settings.mixed_precision]
         network = recipe.make_network(
             channels=caches.channels, text_width=caches.text_width, dtype=dtype
@@ -213,7 +211,8 @@ def draw_later(recipe: Recipe) -> None:
 
         def draw(keys: Collection[str]) -> Drawn:
             with torch.no_grad(), accelerator.autocast():
-                return sampler.draw(network, keys, device=device, dtype=dtype)
+                drawn: Drawn = sampler.draw(network, keys, device=device, dtype=dtype)
+                return drawn
 
     for step in steps:  # ascending: the network is as it began for step 0
         if (source := weights[step]) is not None:

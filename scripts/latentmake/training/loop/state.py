@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -89,13 +90,6 @@ class Learner:
         """The learning rate of the step to come."""
         (group,) = self.optimizer.param_groups
         return float(group["lr"]) * float(group.get("d", 1.0))  # Prodigy's, D-Adaptation's estimate
-
-    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
-        """Return the context of one batch of a step; the last one brings gradients together."""
-        if last:
-            return nullcontext()
-        context: AbstractContextManager[None] = self._accelerator.no_sync(self.network)
-        return context
 
     def clip(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Clip this step's gradients.
@@ -213,22 +207,17 @@ def _class_of(name: str) -> Callable[..., torch.optim.Optimizer]:
     """Return an optimizer's class; only its own library is imported."""
     if name == "adamw":
         return torch.optim.AdamW
-    found: Callable[..., torch.optim.Optimizer]
-    if name == "adamw8bit":
-        try:
-            from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found, unused-ignore]
-        except ImportError:
-            raise TrainingError(
-                "adamw8bit needs bitsandbytes, which is not installed",
-                where="trainer.optimizer",
-                hint="pip install bitsandbytes, or choose another optimizer",
-            ) from None
-        found = AdamW8bit
-    else:
-        import pytorch_optimizer
-
-        names = {"lion": "Lion", "prodigy": "Prodigy", "dadaptation": "DAdaptAdam"}
-        found = getattr(pytorch_optimizer, names[name])
+    names = {"lion": "Lion", "prodigy": "Prodigy", "dadaptation": "DAdaptAdam"}
+    library = "bitsandbytes.optim" if name == "adamw8bit" else "pytorch_optimizer"
+    try:
+        module: Any = import_module(library)
+    except ImportError:
+        raise TrainingError(
+            f"{name} needs {library.partition('.')[0]}, which is not installed",
+            where="trainer.optimizer",
+            hint="pip install bitsandbytes, or choose another optimizer",
+        ) from None
+    found: Callable[..., torch.optim.Optimizer] = getattr(module, names.get(name, "AdamW8bit"))
     return found
 
 

@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,18 +23,23 @@ from torch.utils.tensorboard import SummaryWriter
 from latentmake.errors import CacheError, TrainingError
 from latentmake.progress import Progress, say
 from latentmake.training.loop import checkpoint
-from latentmake.training.loop.accelerator import (
+from latentmake.training.loop.caches import HINT, Batch, Caches, find_not_finite, read_items
+from latentmake.training.loop.order import sample_steps, wanted
+from latentmake.training.loop.recipe import (
     DTYPES,
     BatchOrder,
+    Drawn,
+    Losses,
+    Network,
+    Recipe,
     Variants,
     generator,
+    held_out_loss,
     make_accelerator,
+    probe_loss,
     reseed,
     seed_of,
 )
-from latentmake.training.loop.caches import HINT, Batch, Caches, find_not_finite, read_items
-from latentmake.training.loop.order import sample_steps, wanted
-from latentmake.training.loop.recipe import Drawn, Losses, Network, Recipe, probe_loss
 from latentmake.training.loop.samples import Samples
 from latentmake.training.loop.state import Learner
 from latentmake.training.order import (
@@ -57,7 +63,6 @@ def _add_scalars(writer: Any, step: int, values: Mapping[str, float]) -> None:
 
 
 def _listed(files: Sequence[str]) -> str:
-    """Return the first of some files, and how many more there are."""
     more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
     return f"{', '.join(files[:_NAMED])}{more}"
 
@@ -85,9 +90,13 @@ class Training:
         self.settings = settings = order.trainer
         self.files = RunFiles(order)
         self.wanted = wanted(order)
-        self.caches = caches = Caches(read_items(Path(order.manifest)), recipe.tensors)
+        manifest = Path(order.manifest)
+        self.caches = caches = Caches(read_items(manifest), recipe.tensors)
+        self.held_out: Caches | None = None
+        if order.validates is not None:
+            self.held_out = Caches(read_items(manifest, held_out=True), recipe.tensors)
         self.objective = recipe.make_objective()
-        self.accelerator = make_accelerator(settings, order.kind, several=recipe.several)
+        self.accelerator = make_accelerator(settings, several=recipe.several)
         self.dtype = DTYPES[settings.mixed_precision]
         self.main = self.accelerator.is_main_process
         examples = caches.examples[: len(caches)]
@@ -188,6 +197,8 @@ class Training:
         writer: Any = None
         if self.main:
             writer = SummaryWriter(str(self.files.logs), purge_step=first)
+            if self.step == 0:
+                self._validate(writer)
         bar = Progress(
             total=self.steps,
             initial=self.step,
@@ -215,6 +226,7 @@ class Training:
                 }
                 if self.main:
                     _add_scalars(writer, step, said._asdict() | pace)
+                    self._validate(writer)
                 if step in steps_with_samples:
                     if self.main:
                         writer.flush()
@@ -264,7 +276,8 @@ class Training:
             if batch.latents.is_pinned():
                 noise, timesteps = noise.pin_memory(), timesteps.pin_memory()
             last = number == settings.gradient_accumulation_steps - 1
-            with learner.micro_batch(last=last):
+            # The last one brings the gradients of all processes together.
+            with nullcontext() if last else accelerator.no_sync(learner.network):
                 losses = self._losses(learner.network, batch, noise, timesteps)
                 loss = losses.weighted.sum() / items
                 accelerator.backward(loss * accelerator.num_processes)
@@ -318,6 +331,17 @@ class Training:
                 model, batch, noise, timesteps, device=self.accelerator.device, dtype=self.dtype
             )
 
+    def _validate(self, writer: Any) -> None:
+        """Write the loss of the held-out items after a step that is due, in the main process."""
+        due = self.step == self.steps or self.step % (self.order.validates or self.steps) == 0
+        if (held_out := self.held_out) is not None and due:
+            loss = self.learner.alone(
+                lambda model: held_out_loss(
+                    lambda *batch: self._losses(model, *batch).raw, held_out, self.objective
+                )
+            )
+            _add_scalars(writer, self.step, {"validation_loss": loss})
+
     def _probe(self) -> float:
         """Return the loss over a fixed set of examples, in the main process alone."""
         settings = self.settings
@@ -357,13 +381,10 @@ class Training:
             limit=self.settings.step_limit,
             continued=self.continued,
         )
-        checkpoint.save(self.files.checkpoints, progress, self.learner.state(), self.order.kept)
+        folder, kept = self.files.checkpoints, self.order.kept
+        checkpoint.save(folder, progress, self.learner.state(), kept)
         self.saved = self.step
-        self._prune(self.settings.checkpoints_total_limit)
-
-    def _prune(self, keep: int, *, others: bool = False) -> None:
-        folder, named = self.files.checkpoints, self.order.kept
-        checkpoint.prune(folder, self.wanted, keep, others=others, kept=named)
+        checkpoint.prune(folder, self.wanted, self.settings.checkpoints_total_limit, kept)
 
     def _copy(self) -> None:
         """Write the trained weights as they are now, for use elsewhere."""
@@ -397,4 +418,5 @@ class Training:
             mixed_precision=self.settings.mixed_precision,
         )
         write_record(record, self.files, self.recipe.results)
-        self._prune(1, others=True)
+        kept = self.order.kept
+        checkpoint.prune(self.files.checkpoints, self.wanted, 1, kept, others=True)

@@ -14,10 +14,8 @@ SDXL in the UNet of the original release.
 
 from __future__ import annotations
 
-import json
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,26 +25,37 @@ from diffusers.loaders.single_file_utils import (
     DIFFUSERS_TO_LDM_MAPPING,
     convert_ldm_unet_checkpoint,
 )
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from latentmake.caches.encoders.local_state import State, load_network
-from latentmake.caches.encoders.projection import load_projection
+from latentmake.caches.encoders.projection import load_projection, write_projection
 from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
-from latentmake.errors import CacheError, ModelError, TrainingError, first_line
+from latentmake.errors import ModelError, TrainingError, first_line
 from latentmake.files import atomic
-from latentmake.models import checkpoints
+from latentmake.models import headers
 from latentmake.models.checks import check_kind
 from latentmake.models.files import network_config
-from latentmake.plan.manifest import Row, rows_of
-from latentmake.training.init_lora import Place
-from latentmake.training.lora import ADAPTER, add_adapter, kohya_bytes, lora_bytes
-from latentmake.training.order import caption_in
+from latentmake.training.loop.recipe import seed_of
+from latentmake.training.lora import (
+    ADAPTER,
+    add_adapter,
+    begin_lora,
+    kohya_bytes,
+    load_lora,
+    lora_bytes,
+    unreadable,
+)
 from latentmake.training.sd.unet import (
     KOHYA_WEIGHTS,
     LORA_WEIGHTS,
     NEW,
     PLACES,
     PREFIX,
+    PROJECTION_FOLDER,
+    UNET_FOLDER,
+    UNET_WEIGHTS,
     XL,
     SdOrder,
     check_conditions,
@@ -54,7 +63,6 @@ from latentmake.training.sd.unet import (
     is_xl,
     kohya_place,
     parameters_of,
-    read_schedule,
 )
 
 UNet: TypeAlias = Any  # a UNet2DConditionModel: diffusers and peft have no types
@@ -68,7 +76,7 @@ def load_unet(weights: Weights, architecture: str | None = None) -> UNet:
         ModelError: it is missing, incomplete, or no UNet of the model's architecture.
     """
     where = weights.path or f"{weights.hub}@{weights.revision}"
-    if not checkpoints.part_of(weights):
+    if not headers.part_of(weights):
         check_kind(weights, "unet", where)
 
     def converted(state: State) -> State:
@@ -122,52 +130,48 @@ class Denoiser(torch.nn.Module):
         return self.unet(sample, timestep, encoder_hidden_states, **named)
 
 
-def check_latents(unet: UNet, channels: int, where: str) -> None:
-    """Refuse a UNet that takes latents of another number of channels."""
-    if unet.config.in_channels != channels or unet.config.out_channels != channels:
-        sides = f"{unet.config.in_channels} channels and gives {unet.config.out_channels}"
-        raise ModelError(
-            f"the UNet takes {sides}, but the latents have {channels}", where=where, hint=_TOGETHER
-        )
-
-
-def make_projection(
-    unet: UNet, text_projection: str | None, text_width: int, where: str
-) -> torch.nn.Linear | None:
-    """Return the projection from the captions' width to the UNet's, where the model has one.
-
-    A new one is drawn from torch's global generator.
+def load_denoiser(order: SdOrder, channels: int, text_width: int) -> Denoiser:
+    """Load the UNet and the projection of an order, and seed torch's generator for what is new.
 
     Args:
-        unet: its width decides.
-        text_projection: None, `new`, or the path of one.
+        order: of the training.
+        channels: of the latents.
         text_width: of the captions' embeddings.
-        where: path of the UNet, for messages.
+
+    Raises:
+        ModelError: a file is missing or damaged, or network and caches do not fit.
     """
+    where, projection = order.unet.path or order.unet.hub or "", order.text_projection
+    unet = load_unet(order.unet, order.architecture)
+    takes, gives = unet.config.in_channels, unet.config.out_channels
+    if takes != channels or gives != channels:
+        sides = f"{takes} channels and gives {gives}, but the latents have {channels}"
+        raise ModelError(f"the UNet takes {sides}", where=where, hint=_TOGETHER)
+    torch.manual_seed(seed_of(order.trainer.seed, "network"))
     width = unet.config.cross_attention_dim
     widths = {width} if isinstance(width, int) else set(width)
-    if text_projection is None:
-        if widths != {text_width}:
-            raise ModelError(
-                f"the UNet takes embeddings {width} wide, but the captions' are {text_width} wide",
-                where=where,
-                hint=f"{_TOGETHER}; or set the model's `text_projection` to `new`",
-            )
-        return None
+    if projection is None and widths != {text_width}:
+        raise ModelError(
+            f"the UNet takes embeddings {width} wide, but the captions' are {text_width} wide",
+            where=where,
+            hint=f"{_TOGETHER}; or set the model's `text_projection` to `new`",
+        )
+    if projection is None:
+        return Denoiser(unet)
     if len(widths) != 1:
         raise ModelError("the UNet takes embeddings of several widths", where=where, hint=_TOGETHER)
     (inner,) = widths
-    if text_projection == NEW:
-        return torch.nn.Linear(text_width, inner)
-    layer = load_projection(text_projection)
+    if projection == NEW:
+        return Denoiser(unet, torch.nn.Linear(text_width, inner))
+    layer = load_projection(projection)
     if (layer.in_features, layer.out_features) != (text_width, inner):
         raise ModelError(
             f"projects from {layer.in_features} to {layer.out_features}, but the captions are "
             f"{text_width} wide and the UNet takes {inner}",
-            where=text_projection,
+            where=projection,
             hint="name another projection, or set `text_projection: new`",
         )
-    return layer
+    return Denoiser(unet, layer)
 
 
 def parts_of(unet: UNet, parts: Iterable[str]) -> set[str]:
@@ -176,7 +180,9 @@ def parts_of(unet: UNet, parts: Iterable[str]) -> set[str]:
     return set[str]().union(*(parameters_of(part, names) for part in parts))
 
 
-def adapt(denoiser: Denoiser, trainer: SdTrainer, frozen: torch.dtype) -> None:
+def adapt(
+    denoiser: Denoiser, trainer: SdTrainer, frozen: torch.dtype, begun: Iterable[Path] = ()
+) -> None:
     """Set up the trained parameters: a new LoRA over frozen weights, named parts, or all weights.
 
     A projection is always trained. New weights are drawn from torch's global generator; a new LoRA
@@ -186,6 +192,7 @@ def adapt(denoiser: Denoiser, trainer: SdTrainer, frozen: torch.dtype) -> None:
         denoiser: float32; changed in place.
         trainer: the settings.
         frozen: number format of the frozen weights under a LoRA.
+        begun: files of a LoRA that the new one begins from.
 
     Raises:
         TrainingError: a name in `target_modules`, `parts` or `reinitialize` fits nothing.
@@ -215,13 +222,14 @@ def adapt(denoiser: Denoiser, trainer: SdTrainer, frozen: torch.dtype) -> None:
                 where="trainer.target_modules",
                 hint="name linear or convolution layers",
             ) from None
+        for file in begun:
+            begin_lora(unet, file, places_of(unet))
         return
     chosen = parts_of(unet, ["unet"] if trainer.adapter == "full" else trainer.parts) | new
     for name, parameter in unet.named_parameters():
         parameter.requires_grad_(name in chosen)
 
 
-_V2_WIDTH = 1024  # of the text embeddings that the UNets of Stable Diffusion 2.x take
 # diffusers' names of SDXL's layers -> those of its release; in a block, and its number.
 _XL_LAYERS = {
     r"mid_block\.attentions\.0": "middle_block.1",
@@ -232,7 +240,6 @@ _XL_LAYERS = {
     r"time_emb_proj$": "emb_layers.1",
     r"conv_shortcut$": "skip_connection",
 }
-_network: Any = UNet2DConditionModel  # diffusers has no types
 _NAMES: dict[str, dict[str, str]] = DIFFUSERS_TO_LDM_MAPPING["unet"]
 
 
@@ -251,7 +258,34 @@ def write_lora(unet: Any, folder: Path, described: Mapping[str, str]) -> None:
     atomic.write(folder / KOHYA_WEIGHTS, kohya)
 
 
-def places_of(unet: Any) -> tuple[Place, Place]:
+def write_denoiser(denoiser: Denoiser, folder: Path, described: Mapping[str, str] | None) -> None:
+    """Write a UNet, or its LoRA if it is `described`, and a projection; replace the folder."""
+    with atomic.replacing_folder(folder) as new:
+        if described is not None:
+            write_lora(denoiser.unet, new, described)
+        else:
+            unet = new / UNET_FOLDER
+            denoiser.unet.save_pretrained(unet, safe_serialization=True, max_shard_size="1TB")
+        if denoiser.text_projection is not None:
+            write_projection(denoiser.text_projection, new / PROJECTION_FOLDER)
+
+
+def read_denoiser(denoiser: Denoiser, folder: Path, *, lora: bool) -> None:
+    """Put back what `write_denoiser` wrote; a TrainingError says that it does not fit."""
+    file = folder / (LORA_WEIGHTS if lora else f"{UNET_FOLDER}/{UNET_WEIGHTS}")
+    try:
+        if lora:
+            load_lora(denoiser.unet, file, PREFIX)
+        else:
+            denoiser.unet.load_state_dict(load_file(file))
+        if denoiser.text_projection is not None:
+            file = folder / PROJECTION_FOLDER
+            denoiser.text_projection.load_state_dict(load_projection(str(file)).state_dict())
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise unreadable(error, file) from None
+
+
+def places_of(unet: Any) -> Sequence[Callable[[str], str]]:
     """Return what is before the names of a layer's matrices in diffusers' and kohya's files."""
     if not is_xl(unet.config):
         return PLACES
@@ -281,76 +315,3 @@ def xl_layer(layer: str, layers: int) -> str:
     for pattern, name in _XL_LAYERS.items():
         layer = re.sub(pattern, name, layer)
     return layer
-
-
-def describe(order: SdOrder) -> dict[str, str]:
-    """Return the metadata that programs show of a LoRA, named as sd-scripts names it.
-
-    The trigger phrase is made of the tags that every caption has.
-
-    Raises:
-        TrainingError: the manifest cannot be read.
-    """
-    counts: dict[str, Counter[str]] = {}
-    shared: dict[str, str] | None = None
-    for row in rows_of(Path(order.manifest)):
-        tags = [tag for part in _caption_of(row).split(",") if (tag := part.strip())]
-        if tags:
-            known = {tag.lower(): tag for tag in tags}
-            counts.setdefault(row.dataset, Counter()).update(tag.lower() for tag in tags)
-            shared = {key: tag for key, tag in (shared or known).items() if key in known}
-    said = {
-        "ss_output_name": order.run,
-        "ss_network_module": "networks.lora",
-        "ss_sd_model_name": _model_name(order.unet),
-        "ss_tag_frequency": json.dumps(counts, ensure_ascii=False),
-        "modelspec.sai_model_spec": "1.0.1",
-        "modelspec.implementation": "diffusers",
-        "modelspec.title": order.run,
-        **_base_model(order),
-    }
-    if shared:
-        said["modelspec.trigger_phrase"] = ", ".join(shared.values())
-    return said
-
-
-def _caption_of(row: Row) -> str:
-    """Return the caption of an item; an empty one where it does not train."""
-    try:
-        return "" if row.validation else caption_in(row.first_text)
-    except CacheError:  # removed after it was trained on
-        return ""
-
-
-def _model_name(unet: Weights) -> str:
-    """Return the name of a UNet's model, as sd-scripts has it: without its folder."""
-    if unet.path is None:
-        return unet.hub or ""
-    path = Path(unet.path)
-    return path.parent.name if path.name == PREFIX else path.name
-
-
-def _base_model(order: SdOrder) -> dict[str, str]:
-    """Return the kind of the UNet; nothing where its configuration is not at hand."""
-    unet = order.unet
-    place = {"subfolder": unet.subfolder, "revision": unet.revision}
-    try:
-        config = network_config(unet) or _network.load_config(unet.hub, **place)
-        schedule = read_schedule(order.scheduler, order.trainer.prediction_type, unet)
-    except (OSError, ValueError, ModelError):
-        return {}
-    flows = str(schedule.get("_class_name", "")).startswith("FlowMatch")
-    asked = order.trainer.prediction_type or ("flow_matching" if flows else None)
-    prediction = asked or schedule.get("prediction_type", "epsilon")
-    second = config.get("cross_attention_dim") == _V2_WIDTH
-    v = prediction == "v_prediction"
-    version = f"sd_v{2 if second else 1}{'_v' if v else ''}"
-    kind = ("v2-768-v" if v else "v2-512") if second else "v1"
-    if is_xl(config):
-        version, kind = "sdxl_base_v1-0", "xl-v1-base"
-    return {
-        "ss_base_model_version": version,
-        "ss_v2": str(second),
-        "modelspec.architecture": f"stable-diffusion-{kind}/lora",
-        "modelspec.prediction_type": "v" if v else prediction,
-    }

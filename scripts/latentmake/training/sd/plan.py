@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError
-from latentmake.models import checkpoints
+from latentmake.models import headers
 from latentmake.models.files import network_config
 from latentmake.plan.facts import Facts
 from latentmake.training.loop.plan import LoopBackend, begun, order_values
@@ -88,10 +88,10 @@ def _check_network(
 
     `names` are those of the UNet's parameters.
     """
-    if checkpoints.part_of(unet) == "unet":
+    if headers.part_of(unet) == "unet":
         path = Path(unet.path or "")
-        is_sd2 = checkpoints.kind_of(checkpoints.tensors_in(path)) == "sd2"
-        if is_sd2 and scheduler == str(checkpoints.SCHEDULE) and trainer.prediction_type is None:
+        is_sd2 = headers.kind_of(headers.tensors_in(path)) == "sd2"
+        if is_sd2 and scheduler == str(headers.SCHEDULE) and trainer.prediction_type is None:
             what = f"this key is missing: {path} does not say what Stable Diffusion 2.x predicts"
             hint = "use v_prediction for 2.1 of 768 pixels, epsilon for the base models of 512"
             raise TrainingError(what, where=f"{where}.prediction_type", hint=f"{hint} pixels")

@@ -23,48 +23,41 @@ import torch
 from diffusers import DDIMScheduler, DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from diffusers.training_utils import compute_snr
 from PIL import Image
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from latentmake.caches.encoders.device import within_memory
-from latentmake.caches.encoders.projection import load_projection, write_projection
 from latentmake.caches.encoders.vae import load_vae, tile
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
-from latentmake.files import atomic
 from latentmake.models import files
-from latentmake.training.loop.accelerator import generator, seed_of, set_up
 from latentmake.training.loop.caches import (
     PLAIN,
     SDXL,
     Batch,
-    CacheTensors,
     Stored,
     copied,
     pad,
     read_text,
 )
 from latentmake.training.loop.pictures import png_of
-from latentmake.training.loop.recipe import Drawn, Network, Recipe
+from latentmake.training.loop.recipe import Drawn, Network, Recipe, generator, set_up
 from latentmake.training.loop.recipe import Objective as LoopObjective
-from latentmake.training.loop.recipe import Sampler as LoopSampler
-from latentmake.training.lora import begin_lora, load_lora, unreadable
 from latentmake.training.sd import network
-from latentmake.training.sd.network import describe, places_of, write_lora
 from latentmake.training.sd.unet import (
     KOHYA_WEIGHTS,
     LORA_WEIGHTS,
-    PREFIX,
     PROJECTION_FOLDER,
     UNET_FOLDER,
     XL,
     SdOrder,
     damaged_schedule,
+    describe,
+    flows,
     read_schedule,
 )
 
 NoiseSchedule: TypeAlias = Any  # one of diffusers' schedulers, which have no types
 _Diffusion: NoiseSchedule = DDPMScheduler
+_Ddim: NoiseSchedule = DDIMScheduler
 _Flow: NoiseSchedule = FlowMatchEulerDiscreteScheduler
 _snr: Callable[[NoiseSchedule, torch.Tensor], torch.Tensor] = compute_snr
 Prediction = Literal["epsilon", "v_prediction", "flow_matching"]
@@ -85,11 +78,10 @@ def load_noise_schedule(
         ModelError: it is missing or damaged, or the network predicts something else.
     """
     config = read_schedule(scheduler, prediction, unet)
-    flows = str(config.get("_class_name", "")).startswith("FlowMatch")
     try:
-        if flows or prediction == "flow_matching":
+        if flows(config) or prediction == "flow_matching":
             known = {"num_train_timesteps": config.get("num_train_timesteps", 1000)}
-            return _Flow.from_config(config if flows else known)
+            return _Flow.from_config(config if flows(config) else known)
         changes = {"clip_sample": False, "thresholding": False}  # latents have no bounds
         schedule = _Diffusion.from_config(config, **changes)
     except (ValueError, TypeError, AttributeError, NotImplementedError):
@@ -203,14 +195,12 @@ class Objective(LoopObjective):
         return torch.where(snr > 0, least / snr, 1.0)  # its limit where all is noise
 
 
-_Ddim: Any = DDIMScheduler  # diffusers has no types
-_Euler: Any = FlowMatchEulerDiscreteScheduler
 _PIXELS = 8.0  # a latent's width in pixels, where nothing says; that of all Stable Diffusions
 
 
 @dataclass(frozen=True)
-class Sampler(LoopSampler):
-    """Settings and embeddings of sample pictures.
+class Sampler:
+    """Settings and embeddings of the pictures drawn along a training.
 
     Attributes:
         schedule: the noise schedule of the training.
@@ -227,7 +217,7 @@ class Sampler(LoopSampler):
 
     schedule: NoiseSchedule
     negative: Mapping[str, torch.Tensor] | None
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     steps: int
     guidance: float
     pictures: Mapping[str, tuple[Mapping[str, torch.Tensor], tuple[int | str, ...]]]
@@ -262,7 +252,7 @@ class Sampler(LoopSampler):
     ) -> torch.Tensor:
         flow = isinstance(self.schedule, FlowMatchEulerDiscreteScheduler)
         config = self.schedule.config
-        schedule = (_Euler if flow else _Ddim).from_config(config)
+        schedule = (_Flow if flow else _Ddim).from_config(config)
         schedule.set_timesteps(min(self.steps, int(config.num_train_timesteps)))
         negative = self.negative if self.guidance > 1 else None
         negatives = [] if negative is None else [negative] * len(keys)
@@ -287,37 +277,6 @@ class Sampler(LoopSampler):
                 predicted = without + self.guidance * (with_text - without)
             latents = schedule.step(predicted, timestep, latents, return_dict=False)[0]
         return latents.float().cpu()
-
-
-def make_sampler(
-    order: SdOrder, schedule: NoiseSchedule, latents: Stored, tensors: CacheTensors
-) -> Sampler:
-    """Return the sampler of a training; `latents` of a cache file have its scale and size."""
-    samples = order.trainer.samples
-    pixels = latents.pixels or files.vae_factor(order.vae) or _PIXELS
-    width, height = order.sample_size
-    sizes = {"time_ids": torch.tensor([height, width, 0.0, 0.0, height, width])}  # not cut
-
-    def read(path: str) -> dict[str, torch.Tensor]:
-        return read_text(path, tensors) | (sizes if tensors.texts else {})
-
-    width, height = (max(1, round(side / pixels)) for side in order.sample_size)
-    return Sampler(
-        schedule,
-        None if order.negative is None else read(order.negative),
-        shape=(latents.shape[0], height, width),
-        steps=samples.num_inference_steps,
-        guidance=samples.guidance_scale,
-        pictures={
-            key: (read(prompt.text), (samples.seed, "sample", *occurrence))
-            for key, prompt, occurrence in zip(
-                order.picture_keys(), order.prompts, order.occurrences(), strict=True
-            )
-        },
-        batch=order.trainer.train_batch_size,
-        scaling=latents.scaling,
-        shift=latents.shift,
-    )
 
 
 @torch.no_grad()
@@ -354,21 +313,36 @@ class SdRecipe(Recipe):
     ) -> network.Denoiser:
         """Return the UNet with what is trained of it."""
         order, settings = self.order, self.order.trainer
-        where = order.unet.path or order.unet.hub or ""
-        unet = network.load_unet(order.unet, order.architecture)
-        network.check_latents(unet, channels, where)
-        torch.manual_seed(seed_of(settings.seed, "network"))
-        projection = network.make_projection(unet, order.text_projection, text_width, where)
-        denoiser = network.Denoiser(unet, projection)
-        network.adapt(denoiser, settings, dtype)
-        for file in order.init_files:
-            begin_lora(unet, file, places_of(unet))
+        denoiser = network.load_denoiser(order, channels, text_width)
+        network.adapt(denoiser, settings, dtype, order.init_files)
         set_up(settings)
         return denoiser
 
     def make_sampler(self, objective: Objective, latents: Stored) -> Sampler:
         """Return the sampler of pictures."""
-        return make_sampler(self.order, objective.schedule, latents, self.tensors)
+        order, samples = self.order, self.order.trainer.samples
+        width, height = order.sample_size
+        sizes = {"time_ids": torch.tensor([height, width, 0.0, 0.0, height, width])}  # not cut
+
+        def read(path: str) -> dict[str, torch.Tensor]:
+            return read_text(path, self.tensors) | (sizes if self.tensors.texts else {})
+
+        pixels = latents.pixels or files.vae_factor(order.vae) or _PIXELS
+        prompts = zip(order.picture_keys(), order.prompts, order.occurrences(), strict=True)
+        return Sampler(
+            objective.schedule,
+            None if order.negative is None else read(order.negative),
+            shape=(latents.shape[0], *(max(1, round(side / pixels)) for side in (height, width))),
+            steps=samples.num_inference_steps,
+            guidance=samples.guidance_scale,
+            pictures={
+                key: (read(prompt.text), (samples.seed, "sample", *occurrence))
+                for key, prompt, occurrence in prompts
+            },
+            batch=order.trainer.train_batch_size,
+            scaling=latents.scaling,
+            shift=latents.shift,
+        )
 
     def make_decoder(self, device: torch.device) -> Callable[[torch.Tensor], bytes | None]:
         """Load the VAE; return what makes a PNG of a picture's latents."""
@@ -385,25 +359,9 @@ class SdRecipe(Recipe):
 
     def write_copy(self, denoiser: network.Denoiser, folder: Path) -> None:
         """Write a LoRA or a UNet, and a projection."""
-        with atomic.replacing_folder(folder) as new:
-            if self.alpha is not None:
-                write_lora(denoiser.unet, new, self.described())
-            else:
-                unet = new / UNET_FOLDER
-                denoiser.unet.save_pretrained(unet, safe_serialization=True, max_shard_size="1TB")
-            if denoiser.text_projection is not None:
-                write_projection(denoiser.text_projection, new / PROJECTION_FOLDER)
+        described = None if self.alpha is None else self.described()
+        network.write_denoiser(denoiser, folder, described)
 
     def read_copy(self, denoiser: network.Denoiser, folder: Path) -> None:
         """Read a LoRA or a UNet, and a projection."""
-        file = folder / self.order.results[0]
-        try:
-            if self.alpha is not None:
-                load_lora(denoiser.unet, file, PREFIX)
-            else:
-                denoiser.unet.load_state_dict(load_file(file))
-            if denoiser.text_projection is not None:
-                file = folder / PROJECTION_FOLDER
-                denoiser.text_projection.load_state_dict(load_projection(str(file)).state_dict())
-        except (OSError, SafetensorError, RuntimeError) as error:
-            raise unreadable(error, file) from None
+        network.read_denoiser(denoiser, folder, lora=self.alpha is not None)

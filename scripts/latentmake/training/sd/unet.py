@@ -1,9 +1,10 @@
-"""A UNet on a disk, and the order of a training by `sd`."""
+"""A UNet on a disk, the order of a training by `sd`, and what its LoRA says of it."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,12 +15,14 @@ from pydantic import JsonValue
 from latentmake import digest
 from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
-from latentmake.errors import ModelError, TrainingError
+from latentmake.errors import CacheError, ModelError, TrainingError
 from latentmake.files.safetensors import read_head
-from latentmake.models import checkpoints
-from latentmake.models.files import weights_files
+from latentmake.models import headers
+from latentmake.models.files import network_config, weights_files
 from latentmake.models.recipe import FileDigest, files_digest, projection_digest, weights_digest
+from latentmake.plan.manifest import rows_of
 from latentmake.training.loop.order import TrainingOrder
+from latentmake.training.order import caption_in
 
 PREFIX = "unet"
 """The UNet's name in diffusers' pipelines."""
@@ -149,8 +152,8 @@ def schedule_of(unet: Weights, scheduler: str | None) -> str:
     if scheduler is not None or unet.path is None:
         return scheduler or ""
     beside = Path(unet.path).with_name("scheduler")
-    lacks = checkpoints.part_of(unet) and not beside.is_dir()
-    return str(checkpoints.SCHEDULE if lacks else beside)
+    lacks = headers.part_of(unet) and not beside.is_dir()
+    return str(headers.SCHEDULE if lacks else beside)
 
 
 def read_schedule(
@@ -179,20 +182,21 @@ def read_schedule(
             config = dict(json.loads(Path(file).read_bytes()))
     except (OSError, ValueError, TypeError, RecursionError):
         raise damaged_schedule(file) from None
-    flows = str(config.get("_class_name", "")).startswith("FlowMatch")
     predicted = prediction or config.get("prediction_type", "epsilon")
-    fault = ""
-    if flows and prediction in ("epsilon", "v_prediction"):
-        fault = f"this noise schedule is one of flow matching, and `prediction_type: {prediction}`"
-        fault += " one of diffusion"
-        hint = "leave out the trainer's `prediction_type`, or set the model's `scheduler` to one "
-        hint += "of diffusion"
-    elif not flows and predicted not in ("epsilon", "v_prediction", "flow_matching"):
-        fault = f"a network that predicts `{predicted}` cannot be trained"
+    if flows(config) and prediction in ("epsilon", "v_prediction"):
+        fault = f"this noise schedule is one of flow matching, not one of `{prediction}`"
+        hint = "leave out `prediction_type`, or set the model's `scheduler` to one of diffusion"
+        raise ModelError(fault, where=file, hint=hint)
+    if not flows(config) and predicted not in ("epsilon", "v_prediction", "flow_matching"):
         hint = "set the trainer's `prediction_type` to epsilon, v_prediction or flow_matching"
-    if fault:
+        fault = f"a network that predicts `{predicted}` cannot be trained"
         raise ModelError(fault, where=file, hint=hint)
     return config
+
+
+def flows(schedule: Mapping[str, Any]) -> bool:
+    """Whether the configuration of a noise schedule is one of flow matching."""
+    return str(schedule.get("_class_name", "")).startswith("FlowMatch")
 
 
 def damaged_schedule(where: Path | str) -> ModelError:
@@ -278,3 +282,69 @@ class SdOrder(TrainingOrder):
             "vae": self.vae.path or self.vae.hub,
             "scheduler": self.scheduler,
         }
+
+
+_V2_WIDTH = 1024  # of the text embeddings that the UNets of Stable Diffusion 2.x take
+
+
+def describe(order: SdOrder) -> dict[str, str]:
+    """Return the metadata that programs show of a LoRA, named as sd-scripts names it.
+
+    The trigger phrase is made of the tags that every caption has.
+
+    Raises:
+        TrainingError: the manifest cannot be read.
+    """
+    counts: dict[str, Counter[str]] = {}
+    shared: dict[str, str] | None = None
+    for row in rows_of(Path(order.manifest)):
+        caption = ""
+        with suppress(CacheError):  # removed after it was trained on
+            caption = "" if row.validation else caption_in(row.first_text)
+        if tags := [tag for part in caption.split(",") if (tag := part.strip())]:
+            known = {tag.lower(): tag for tag in tags}
+            counts.setdefault(row.dataset, Counter()).update(tag.lower() for tag in tags)
+            shared = {key: tag for key, tag in (shared or known).items() if key in known}
+    place = Path(order.unet.path or order.unet.hub or "")
+    name = place.parent.name if order.unet.path and place.name == PREFIX else place.name
+    said = {
+        "ss_output_name": order.run,
+        "ss_network_module": "networks.lora",
+        "ss_sd_model_name": name if order.unet.path else order.unet.hub or "",
+        "ss_tag_frequency": json.dumps(counts, ensure_ascii=False),
+        "modelspec.sai_model_spec": "1.0.1",
+        "modelspec.implementation": "diffusers",
+        "modelspec.title": order.run,
+        **_base_model(order),
+    }
+    if shared:
+        said["modelspec.trigger_phrase"] = ", ".join(shared.values())
+    return said
+
+
+def _base_model(order: SdOrder) -> dict[str, str]:
+    """Return the kind of the UNet; nothing where its configuration is not there."""
+    unet, asked = order.unet, order.trainer.prediction_type
+    try:
+        config = network_config(unet)
+        if config is None:
+            from diffusers import UNet2DConditionModel  # never while planning
+
+            hub: Any = UNet2DConditionModel
+            config = hub.load_config(unet.hub, subfolder=unet.subfolder, revision=unet.revision)
+        schedule = read_schedule(order.scheduler, asked, unet)
+    except (OSError, ValueError, ModelError):
+        return {}
+    asked = asked or ("flow_matching" if flows(schedule) else None)
+    prediction = asked or schedule.get("prediction_type", "epsilon")
+    v, second = prediction == "v_prediction", config.get("cross_attention_dim") == _V2_WIDTH
+    version = f"sd_v{2 if second else 1}{'_v' if v else ''}"
+    kind = ("v2-768-v" if v else "v2-512") if second else "v1"
+    if is_xl(config):
+        version, kind = "sdxl_base_v1-0", "xl-v1-base"
+    return {
+        "ss_base_model_version": version,
+        "ss_v2": str(second),
+        "modelspec.architecture": f"stable-diffusion-{kind}/lora",
+        "modelspec.prediction_type": "v" if v else prediction,
+    }

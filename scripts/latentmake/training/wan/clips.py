@@ -19,8 +19,7 @@ from latentmake import digest
 from latentmake.config.models import Model
 from latentmake.errors import ConfigError, TrainingError
 from latentmake.plan.facts import Facts
-from latentmake.plan.lock import run_folder
-from latentmake.plan.manifest import rows_of
+from latentmake.plan.manifest import rows_of, run_folder
 from latentmake.plan.orders import run_order
 from latentmake.plan.state import Difference, short, value_differences
 from latentmake.plan.target import prompt_path

@@ -23,7 +23,7 @@ from latentmake.errors import ModelError, TrainingError, first_line
 from latentmake.files.safetensors import Tensor, read_head
 from latentmake.models.checks import DIT, ModelFile, other_task
 from latentmake.models.files import config_file, network_config, refuse_missing, weights_files
-from latentmake.models.kinds import kinds_of, one
+from latentmake.models.headers import kinds_of, one
 from latentmake.models.recipe import FileDigest, files_digest, make, weights_digest
 from latentmake.training.loop.order import TrainingOrder
 

@@ -21,7 +21,6 @@ from latentmake.caches.encoders.device import compute_dtype, pick_device
 from latentmake.errors import CacheError, TrainingError
 from latentmake.files import cachefile
 from latentmake.progress import Progress, say
-from latentmake.training.loop.accelerator import DTYPES, decided, generator
 from latentmake.training.loop.caches import (
     HINT,
     WAN,
@@ -31,6 +30,7 @@ from latentmake.training.loop.caches import (
     read_text,
 )
 from latentmake.training.loop.launch import read
+from latentmake.training.loop.recipe import DTYPES, decided, generator
 from latentmake.training.order import JsonFile, caption_in
 from latentmake.training.wan.clips import (
     CLIP_NAME,

@@ -15,7 +15,7 @@ from latentmake.config.root import Config, Run
 from latentmake.config.trainers import WanTrainer
 from latentmake.files.workspace import Need, human
 from latentmake.geometry.buckets import Size
-from latentmake.plan.lock import run_folder
+from latentmake.plan.manifest import run_folder
 from latentmake.progress import duration
 from latentmake.training.wan.dit import IN_BLOCK, LAST, check_targets, paths_of, read_dit
 

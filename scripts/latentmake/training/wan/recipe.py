@@ -36,9 +36,8 @@ from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.files import atomic
 from latentmake.training.loop import recipe as loop
-from latentmake.training.loop.accelerator import seed_of, set_up
 from latentmake.training.loop.caches import WAN, Batch, Sought, copied, read_text
-from latentmake.training.loop.recipe import Drawn, Recipe, Sampler
+from latentmake.training.loop.recipe import Drawn, Recipe, seed_of, set_up
 from latentmake.training.lora import (
     ADAPTER,
     add_adapter,
@@ -174,7 +173,7 @@ def read_lora(transformer: Transformer, file: Path, strength: float = 1.0) -> No
             module.set_scale(ADAPTER, strength)
 
 
-class ClipSampler(Sampler):
+class ClipSampler:
     """Draws the sample clips of a training."""
 
     def __init__(self, order: WanOrder) -> None:

@@ -19,8 +19,8 @@ from accelerate.hooks import UserCpuOffloadHook
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler, WanPipeline
 from numpy.typing import NDArray
 
-from latentmake.caches.encoders.clip_vision import load_clip_vision
 from latentmake.caches.encoders.device import within_memory
+from latentmake.caches.encoders.wan import load_clip_vision
 from latentmake.caches.encoders.wan_vae import CHANNELS, WanVae, load_wan_vae
 from latentmake.caches.pixels.plain import decode
 from latentmake.caches.pixels.scaling import cover

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from latentmake.caches.pixels import cutting
-from latentmake.caches.pixels.cutting import Cut, cut
-from latentmake.caches.pixels.scaling import Film, cover
+from latentmake.caches.pixels import scaling
+from latentmake.caches.pixels.scaling import Cut, Film, cover, cut
 from latentmake.files.video import EndedError, read_frames
 from latentmake.geometry.buckets import Size
 
@@ -56,7 +55,7 @@ def test_clips_are_those_of_all_frames_by_one_reading(clips: list[str], wanted: 
         return read_frames(path, read[-1])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cutting, "read_frames", noting)
+        patch.setattr(scaling, "read_frames", noting)
         for each, made in zip(wanted, cut(Film(clips[COUNT]), wanted), strict=True):
             assert made is not None and made.keys() == {*each.keys}
             for key, pixels in made.items():

@@ -12,7 +12,7 @@ from latentmake.config.external_trainers import (
     SdScriptsTrainer,
     decided_flags,
 )
-from latentmake.training.external.arguments import depends_on_length, missing_files, with_paths
+from latentmake.training.external.order import depends_on_length, missing_files, with_paths
 from pydantic import ValidationError
 
 _KEYS_SINCE = {"--gradient_checkpointing", "--seed"}  # see test_guide_defaults.py

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from latentmake.training.backend import failed
-from latentmake.training.external import arguments
+from latentmake.training.external.installation import PROVEN
 from latentmake.training.external.musubi.backend import Musubi
 from musubi_world import make_run, stand_in
 
@@ -28,7 +28,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     git(folder, "add", ".")
     git(folder, "commit", "--quiet", "--message", "first")
     head = git(folder, "rev-parse", "HEAD")
-    monkeypatch.setitem(arguments.PROVEN, "musubi_tuner", head[:7])
+    monkeypatch.setitem(PROVEN, "musubi_tuner", head[:7])
     return folder
 
 
@@ -46,7 +46,7 @@ def test_the_proven_commit_is_told(clone: Path) -> None:
 
 
 def test_local_changes_and_another_commit_are_a_warning(clone: Path) -> None:
-    first = arguments.PROVEN["musubi_tuner"]
+    first = PROVEN["musubi_tuner"]
     script = clone / "wan_train_network.py"
     script.write_text(f"{script.read_text()}\n")
     verdict, note = checked(clone)

@@ -13,12 +13,11 @@ from latentmake.config.root import Config, parse
 from latentmake.config.trainers import SdTrainer, WanTrainer
 from latentmake.index.memo import Memo
 from latentmake.plan.run_plan import RunPlan
-from latentmake.training.external.backend import Launched
 from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.command import local_arguments
 from latentmake.training.external.musubi.order import MusubiOrder
-from latentmake.training.external.sdscripts.backend import SdScripts
 from latentmake.training.external.sdscripts.command import local_arguments as sdscripts_arguments
+from latentmake.training.external.sdscripts.order import SdScriptsOrder
 from latentmake.training.sd.unet import SdOrder
 from latentmake.training.wan.dit import WanOrder
 from musubi_world import RUN, called, make_run, stand_in, write_order
@@ -50,8 +49,8 @@ def config(model: dict[str, Any], trainer: dict[str, Any], tuner: str = "tuner")
 
 
 def order_of(model: dict[str, Any], **trainer: Any) -> Any:
-    backend: Launched[Any] = SdScripts() if "checkpoint" in model else Musubi()
-    return backend.order(config(model, trainer), RUN)
+    kind = SdScriptsOrder if "checkpoint" in model else MusubiOrder
+    return kind.of_run(config(model, trainer), RUN)
 
 
 def arguments_of(model: dict[str, Any], **trainer: Any) -> list[str]:
@@ -223,7 +222,7 @@ class Project:
         """
         call = self.tuner / "called.json"
         call.unlink(missing_ok=True)
-        order = Musubi().order(self.config(trainer), RUN)
+        order = MusubiOrder.of_run(self.config(trainer), RUN)
         path = write_order(order.earlier() if earlier else order, Path("order.json"))
         receipt = Path(f"runs/{RUN}/trained.json")
         Musubi().train(path, log=self.log, receipt=receipt, threads=1)

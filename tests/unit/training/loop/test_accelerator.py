@@ -12,8 +12,8 @@ import pytest
 import torch
 from latentmake.config.trainers import SdTrainer
 from latentmake.errors import DeviceError, TrainingError
-from latentmake.training.loop import accelerator
-from latentmake.training.loop.accelerator import decided, make_accelerator
+from latentmake.training.loop import recipe
+from latentmake.training.loop.recipe import decided, make_accelerator
 from trainer_world import make_order
 
 SCRIPTS = Path(__file__).parents[4] / "scripts"
@@ -21,8 +21,8 @@ SCRIPTS = Path(__file__).parents[4] / "scripts"
 SCRIPT = """
 import torch
 from latentmake.config.trainers import SdTrainer
-from latentmake.training.loop.accelerator import make_accelerator
-accelerator = make_accelerator(SdTrainer(kind="sd", mixed_precision="no"), "sd")
+from latentmake.training.loop.recipe import make_accelerator
+accelerator = make_accelerator(SdTrainer(kind="sd", mixed_precision="no"))
 assert accelerator.distributed_type.value == "MULTI_CPU"
 backend = torch.distributed.group.WORLD._get_backend(torch.device("cpu"))
 print(backend.options._timeout.total_seconds())
@@ -52,7 +52,7 @@ def test_a_gpu_that_torch_does_not_see_is_refused_before_anything_is_trained(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     with pytest.raises(DeviceError, match=r"GPU 3: torch .* does not see it"):
-        make_accelerator(SdTrainer(kind="sd", mixed_precision="no"), "sd")
+        make_accelerator(SdTrainer(kind="sd", mixed_precision="no"))
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,6 @@ def test_a_precision_that_the_device_lacks_is_named_with_one_that_it_has(
     def refusing(**_: object) -> None:
         raise ValueError(f"{asked} mixed precision requires a supported device.")
 
-    monkeypatch.setattr(accelerator, "Accelerator", refusing)
+    monkeypatch.setattr(recipe, "Accelerator", refusing)
     with pytest.raises(TrainingError, match=f"requires a supported device.*set it to `{hint}`"):
-        make_accelerator(SdTrainer.model_validate({"kind": "sd", "mixed_precision": asked}), "sd")
+        make_accelerator(SdTrainer.model_validate({"kind": "sd", "mixed_precision": asked}))

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from latentmake.training.loop.accelerator import BatchOrder, epoch_batches
+from latentmake.training.loop.recipe import BatchOrder, epoch_batches
 
 SHAPES = [(4, 8, 8), (4, 4, 8), (4, 8, 8), (4, 8, 8), (4, 4, 8)]
 REPEATS = [1, 3, 2, 1, 1]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from latentmake.training.loop.accelerator import BatchOrder, Variants
 from latentmake.training.loop.caches import Caches, read_items
 from latentmake.training.loop.order import TextSchedule
+from latentmake.training.loop.recipe import BatchOrder, Variants
 from safetensors.torch import load_file
 from trainer_world import make_manifest, make_text
 

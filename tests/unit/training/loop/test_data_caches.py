@@ -10,7 +10,6 @@ import pytest
 import torch
 from latentmake.errors import CacheError, TrainingError
 from latentmake.files import cachefile
-from latentmake.training.loop.accelerator import BatchOrder
 from latentmake.training.loop.caches import (
     PLAIN,
     Batch,
@@ -61,24 +60,11 @@ def assert_same(found: Batch, wanted: Batch) -> None:
         assert torch.equal(found.mask, wanted.mask)
 
 
-def test_items_set_aside_are_not_trained_on(manifest: Path) -> None:
-    assert [item.stem for item in read_items(manifest)] == ["item0", "item1", "item2"]
-
-
-def test_only_files_that_the_manifest_names_are_read(manifest: Path) -> None:
+def test_only_items_that_the_manifest_keeps_are_read(manifest: Path) -> None:
     make_latents(manifest.parent / "cache/16/orphan.safetensors", 8, 8, 77)
     caches = Caches(read_items(manifest))
-    names = {Path(each.latents.path).name for each in caches.examples}
-    assert names == {"0.safetensors", "1.safetensors", "2.safetensors"}
-    assert len(caches.examples) == 6
-
-
-def test_latents_are_shifted_and_scaled(manifest: Path) -> None:
-    caches = Caches(read_items(manifest))
-    stored = load_file(caches.examples[0].latents.path)["latents"]
-    assert torch.equal(caches.batch([0]).latents[0], (stored - SHIFT) * SCALING)
-    found = caches.examples[0].latents
-    assert (found.scaling, found.shift, found.pixels) == (SCALING, SHIFT, 2.0)
+    assert [item.stem for item in read_items(manifest)] == ["item0", "item1", "item2"]
+    assert {Path(each.latents.path).stem for each in caches.examples} == {"0", "1", "2"}
 
 
 def test_each_example_is_scaled_by_the_factors_of_its_own_file(manifest: Path) -> None:
@@ -88,7 +74,8 @@ def test_each_example_is_scaled_by_the_factors_of_its_own_file(manifest: Path) -
     caches = Caches(read_items(manifest))
     latents = caches.batch([0, 2]).latents
     assert torch.equal(latents[1], (stored - 0.125) * 3)
-    assert torch.equal(latents[0], caches.batch([0]).latents[0])
+    assert_same(caches.batch([0]), expected(caches, [0]))
+    assert caches.examples[0].latents.pixels == 2.0
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -101,16 +88,6 @@ def test_batches_are_what_the_files_hold(
     for indices, batch in zip(order, caches.prefetched(order, threads=threads), strict=True):
         assert_same(batch, expected(caches, indices))
         assert_same(caches.batch(indices), batch)
-
-
-@pytest.mark.parametrize("threads", [0, 2])
-def test_batches_come_in_the_order_of_the_schedule(lengths: Caches, threads: int) -> None:
-    shapes = [each.shape for each in lengths.examples]
-    repeats = [each.repeats for each in lengths.examples]
-    schedule = BatchOrder(shapes, repeats, batch_size=3, seed=5)
-    order = list(schedule.batches(0, 1, 60))
-    batches = lengths.prefetched(schedule.batches(0, 1, 60), threads=threads)
-    assert [list(batch.indices) for batch in batches] == order
 
 
 @pytest.mark.parametrize(
@@ -165,13 +142,31 @@ def test_a_damaged_line_is_named_by_its_number(manifest: Path, line: str) -> Non
         read_items(manifest)
 
 
-@pytest.mark.parametrize("folder", ["16", "16x8", "text"])
-def test_a_missing_cache_file_is_named(manifest: Path, folder: str) -> None:
+CONTRADICTIONS = [
+    ("16", b"[4,8,8]", b"[4,8,9]"),
+    ("16", b"[4,8,8]", b"[8,8,4]"),
+    ("16x8", b"[4,4,8]", b"[4,8,4]"),
+    ("16", b'"F32"', b'"I32"'),
+    ("16", b'"F32"', b'"F64"'),
+    ("text", b"[7,16]", b"[9,16]"),
+    ("text", b"[7,16]", b"[16,7]"),
+    ("text", b'"F32"', b'"F16"'),
+]
+
+
+@pytest.mark.parametrize(("folder", "old", "new"), CONTRADICTIONS)
+def test_a_cache_file_whose_header_contradicts_its_values_is_named_with_its_repair(
+    manifest: Path, folder: str, old: bytes, new: bytes
+) -> None:
     path = manifest.parent / "cache" / folder / "1.safetensors"
-    path.unlink()
-    with pytest.raises(CacheError, match="is missing") as caught:
-        Caches(read_items(manifest))
-    assert str(path) in str(caught.value)
+    whole = path.read_bytes()
+    assert whole.count(old) == 1 and len(old) == len(new)
+    path.write_bytes(whole.replace(old, new))
+    with pytest.raises(CacheError) as caught:
+        Caches(read_items(manifest)).batch([2])
+    said = str(caught.value)
+    assert said.startswith(f"{path}: ") and "\n" not in said
+    assert "delete it and run the build's command again, which encodes it anew" in said
 
 
 DAMAGES = {

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from latentmake.training.loop.order import wanted
-from latentmake.training.loop.sample_images import (
+from latentmake.training.loop.order import (
     CURVES,
     INDEX,
     PictureIndex,
     picture_reasons,
     read_index,
+    wanted,
 )
 from latentmake.training.loop.samples import Samples
 from latentmake.training.order import RunFiles, Wanted
@@ -141,17 +141,6 @@ def test_a_training_without_prompts_has_its_curves(tmp_path: Path) -> None:
     assert not pngs(order)
     assert not layout.grid.exists()
     assert not picture_reasons(order, wanted(order))
-
-
-def test_a_reordered_prompt_keeps_its_pictures(order: SdOrder) -> None:
-    draw(order)
-    before = pngs(order)
-    other = order.model_copy(update={"prompts": order.prompts[::-1]})
-    samples = Samples(SdRecipe(other), wanted(other), [1_000_000], [wanted(other)])
-    assert {step for step, _ in samples.names} == {0, 1_000_000}  # those that are asked for
-    assert not samples.missing(0)
-    swapped = {name: before[f"{name[:-5]}{1 - int(name[-5])}.png"] for name in NAMES}
-    assert pngs(other) == {name: data for name, data in swapped.items() if "0050" not in name}
 
 
 @pytest.mark.parametrize(

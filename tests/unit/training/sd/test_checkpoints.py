@@ -13,11 +13,10 @@ from latentmake.config.root import parse
 from latentmake.index.memo import Memo
 from latentmake.plan.run_plan import Plan, RunPlan
 from latentmake.reports.plan_report import report
-from latentmake.training.loop.order import sample_steps
+from latentmake.training.loop.order import read_index, sample_steps, wanted
 from latentmake.training.loop.plan import finish_plan
-from latentmake.training.loop.sample_images import read_index
 from latentmake.training.loop.train import Training
-from latentmake.training.order import RunFiles
+from latentmake.training.order import BASIS, RunFiles
 from latentmake.training.sd.unet import SdOrder
 from trainer_world import make_order, make_training
 
@@ -158,6 +157,24 @@ def test_the_plan_says_from_which_step_a_training_goes_on(
     assert longer.note in capfd.readouterr().err.splitlines()
     assert planned(make_order(tmp_path, steps=4, rank=2)).note == ""
     assert planned(make_order(tmp_path, steps=4), lock="e" * 64).note == ""
+
+
+def test_a_setting_that_the_record_of_an_earlier_release_lacks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    order = make_order(tmp_path, steps=2)
+    make_training(order).run()
+    basis = order.basis(wanted(order))
+    settings = {key: value for key, value in basis.settings.items() if key != "snr_gamma"}
+    file = Path(order.output, BASIS)
+    basis.model_copy(update={"settings": settings}).write(file)
+    other = make_order(tmp_path, steps=2, snr_gamma=5, rank=4)
+    assert [*map(str, planned(other).reasons)] == ["rank 8 -> 4", "snr_gamma none -> 5.0"]
+    file.unlink()
+    (settings_alone,) = planned(other).reasons
+    assert settings_alone.name == "settings' digest"
+    assert settings_alone.old != settings_alone.new
 
 
 def test_an_order_names_the_checkpoints_that_any_run_begins_with(

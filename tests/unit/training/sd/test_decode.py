@@ -10,8 +10,8 @@ import torch
 from diffusers import DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
 from latentmake.caches.encoders.vae import load_vae
 from latentmake.config.weights import Weights
-from latentmake.training.loop.accelerator import generator
 from latentmake.training.loop.pictures import draw_grid
+from latentmake.training.loop.recipe import generator
 from latentmake.training.sd.recipe import Sampler, decode, load_noise_schedule
 from PIL import Image
 from trainer_world import TEXT_WIDTH, make_scheduler, make_unet, make_vae

@@ -11,8 +11,7 @@ import pytest
 from accelerate.state import AcceleratorState
 from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
-from latentmake.training.loop.order import Prompt, wanted
-from latentmake.training.loop.sample_images import picture_reasons, read_index
+from latentmake.training.loop.order import Prompt, picture_reasons, read_index, wanted
 from latentmake.training.loop.samples import Samples, draw_later
 from latentmake.training.order import Record, RunFiles
 from latentmake.training.run import main

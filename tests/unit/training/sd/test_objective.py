@@ -9,9 +9,8 @@ import pytest
 import torch
 from diffusers import UNet2DConditionModel
 from latentmake.errors import ModelError
-from latentmake.training.loop.accelerator import generator
 from latentmake.training.loop.caches import Batch, Caches, read_items
-from latentmake.training.loop.recipe import probe_loss
+from latentmake.training.loop.recipe import generator, probe_loss
 from latentmake.training.sd.network import Denoiser
 from latentmake.training.sd.recipe import Objective, load_noise_schedule
 from trainer_world import TEXT_WIDTH, make_manifest, make_scheduler, make_unet

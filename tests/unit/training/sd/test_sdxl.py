@@ -21,9 +21,9 @@ from latentmake.caches.encoders.text import text_encoders
 from latentmake.config.models import Model
 from latentmake.files.safetensors import read_head
 from latentmake.layouts.layout import plain_latents_metadata
-from latentmake.training.loop.accelerator import generator
 from latentmake.training.loop.caches import SDXL as TENSORS
 from latentmake.training.loop.caches import Caches, read_items
+from latentmake.training.loop.recipe import generator
 from latentmake.training.lora import lora_tensors
 from latentmake.training.sd.network import xl_layer
 from latentmake.training.sd.recipe import SdRecipe

@@ -20,9 +20,9 @@ from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError, UserError
 from latentmake.index.memo import Memo
 from latentmake.training.loop import checkpoint
-from latentmake.training.loop.accelerator import generator, make_accelerator
 from latentmake.training.loop.order import wanted
 from latentmake.training.loop.plan import resumed
+from latentmake.training.loop.recipe import generator, make_accelerator
 from latentmake.training.loop.state import Learner, rate_of, trained_state
 from latentmake.training.order import RunFiles
 from latentmake.training.sd import network
@@ -292,7 +292,7 @@ def test_the_average_is_the_result_and_is_what_its_formula_says(tmp_path: Path) 
 def test_a_step_that_the_scaler_skips_advances_neither_rate_nor_average(tmp_path: Path) -> None:
     order = make_order(tmp_path, ema_decay=0.9, lr_scheduler="linear", learning_rate=1e-2)
     recipe = SdRecipe(order)
-    accelerator = make_accelerator(order.trainer, "sd")
+    accelerator = make_accelerator(order.trainer)
     accelerator.scaler = torch.amp.GradScaler("cpu")  # accelerate makes one on a GPU alone
     denoiser = recipe.make_network(channels=4, text_width=TEXT_WIDTH, dtype=torch.float32)
     learner = Learner(recipe, denoiser, accelerator, steps=4)

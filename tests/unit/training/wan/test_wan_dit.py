@@ -22,7 +22,7 @@ from dit_world import (
 from latentmake.config.models import Model
 from latentmake.errors import ModelError, TrainingError
 from latentmake.training.backend import model_finding
-from latentmake.training.external.musubi.networks import networks
+from latentmake.training.external.musubi.checks import networks
 from latentmake.training.wan.dit import check_networks, dit_digest, read_dit, trained_networks
 
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0"]

@@ -17,8 +17,8 @@ from dit_world import image_dit, tiny_dit
 from latentmake.caches.encoders.wan_vae import load_wan_vae
 from latentmake.config.weights import Weights
 from latentmake.errors import TrainingError
-from latentmake.training.loop.accelerator import generator
 from latentmake.training.loop.caches import Batch
+from latentmake.training.loop.recipe import generator
 from latentmake.training.lora import add_adapter
 from latentmake.training.wan.recipe import CLIP, FIRST_FRAME, Denoiser, Objective, inputs_of
 from peft.utils import get_peft_model_state_dict

@@ -19,9 +19,8 @@ from latentmake.config.trainers import WanTrainer
 from latentmake.errors import CacheError, ModelError, TrainingError
 from latentmake.training.loop import checkpoint
 from latentmake.training.loop.caches import WAN, Caches, read_items
-from latentmake.training.loop.order import wanted
+from latentmake.training.loop.order import picture_reasons, wanted
 from latentmake.training.loop.plan import begun
-from latentmake.training.loop.sample_images import picture_reasons
 from latentmake.training.loop.state import trained_state
 from latentmake.training.order import History, RunFiles
 from latentmake.training.wan.dit import PLACES, WanOrder

@@ -1,112 +1,92 @@
-"""musubi-tuner as a backend."""
+"""The trainer `musubi`: its folder, its command, and checks of what musubi-tuner would refuse.
+
+Nothing here imports torch, loads weights or reads tensors: planning runs these checks too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import glob
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from latentmake import digest
-from latentmake.config.external_trainers import MusubiTrainer
-from latentmake.config.root import Config
-from latentmake.errors import TrainingError
-from latentmake.files import atomic
-from latentmake.index.memo import Memo
+from latentmake.files.sync import Changes
 from latentmake.models.checks import ModelFile
-from latentmake.models.files import scripted_files
-from latentmake.training.backend import Say
-from latentmake.training.external.arguments import depends_on_length
+from latentmake.plan.manifest import rows_of
+from latentmake.training.backend import Finding, image_findings, of_faults
 from latentmake.training.external.backend import Launched
 from latentmake.training.external.installation import Installation
-from latentmake.training.external.launch import Resume
-from latentmake.training.external.musubi import checks, installation
-from latentmake.training.external.musubi.command import local_arguments
-from latentmake.training.external.musubi.deploy import deploy, training_toml
-from latentmake.training.external.musubi.networks import model_files, networks
+from latentmake.training.external.musubi.checks import model_files, networks, precision, space
+from latentmake.training.external.musubi.command import MODULES, local_arguments, pick_attention
+from latentmake.training.external.musubi.deploy import deploy, folders_of, strays_of
 from latentmake.training.external.musubi.order import DEPLOYED, MusubiOrder
-from latentmake.training.external.order import fields_of, files_digests, with_defaults
-from latentmake.training.external.publish import Publication
-from latentmake.training.order import RunFiles
+from latentmake.training.external.musubi.publish import MusubiPublication
+from latentmake.training.external.order import Resume, absolute
 
 
 class Musubi(Launched[MusubiOrder]):
     """The trainer `musubi`."""
 
-    name = "musubi-tuner"
     order_type = MusubiOrder
-    data_findings = staticmethod(checks.data_findings)
-    program_findings = staticmethod(checks.program_findings)
-    beginning = "lora_unet_"  # in each of its modules networks/lora*.py
-    memory_hint = "try fp8_base, a smaller resolution, or `arguments: [--blocks_to_swap, 20]`"
-
-    def order(self, config: Config, run: str) -> MusubiOrder:
-        """Return the order of a run; of one without `trainer` that of a publication alone."""
-        trainer, fields = config.runs[run].trainer, fields_of(config, run)
-        settings = trainer if isinstance(trainer, MusubiTrainer) else MusubiTrainer(kind="musubi")
-        return MusubiOrder(
-            **fields,
-            **with_defaults(settings, fields["model"].spec.scripts.settings),
-            trained=trainer is not None,
-            musubi_tuner=config.musubi_tuner,
-        )
-
-    def weights_digest(self, order: MusubiOrder, file_digest: Callable[[Path], str]) -> str:
-        found = []
-        for key, place in (
-            ("dit", order.model.dit),
-            ("dit_high_noise", order.model.dit_high_noise),
-        ):
-            if place is not None:
-                found.append(files_digests(key, place, _files(order, Path(place)), file_digest))
-        return digest.of_value(found)
-
-    def find(self, order: MusubiOrder, memory: Memo | None = None) -> Installation:
-        if order.musubi_tuner is None:
-            note = "the configuration does not say where it lies: set `musubi_tuner.path`"
-            raise TrainingError(note)
-        return installation.find(order.musubi_tuner, order.scripts, memory)
+    publication = MusubiPublication
 
     def models(self, order: MusubiOrder, *, quick: bool) -> Sequence[ModelFile]:
         """Return the model's files; while planning without the encoders, which recipes look at."""
         return [*(networks(order.model) if quick else model_files(order.model))]
 
-    def deploy(self, order: MusubiOrder, files: RunFiles, say: Say) -> None:
+    def data_findings(self, order: MusubiOrder) -> Iterator[Finding]:
+        """Check the items and caches of an up-to-date manifest.
+
+        Raises:
+            TrainingError: the manifest is damaged.
+        """
+        rows = list(rows_of(Path(order.manifest)))
+        images = [x for row in rows for x in (row.source, *row.control_files, *row.layers)]
+        captions = [row.caption for row in rows if row.caption is not None]
+        without = sum(row.caption is None and row.texts is None for row in rows)
+        sound = f"{len(rows)} items, each with its caption"
+        if without:
+            sound = f"{len(rows)} items, {without} of them without a caption file"
+        faults = [*_missing([*images, *captions])] if rows else ["no item is left to train on"]
+        yield of_faults("images and captions", faults, sound)
+        yield from image_findings(images)
+        latents = [x for row in rows for size in row.latents for x in row.latents_at(size)]
+        texts = [x for row in rows for size in row.latents for x in row.texts_at(size)]
+        sound = f"{len(latents)} of latents and {len(texts)} of text, complete"
+        yield of_faults("caches", _missing([*latents, *texts]), sound)
+        strays = strays_of(order, rows)
+        faults = [f"{path} is not in the manifest, but would be trained on" for path in strays]
+        yield of_faults("foreign caches", faults, "none in the cache folders")
+
+    def program_findings(
+        self, order: MusubiOrder, program: Installation, models: Sequence[ModelFile]
+    ) -> Iterator[Finding]:
+        yield precision(order, models)
+        attention = pick_attention(order.trainer.attention, program, among=order.attentions)
+        lacks = program.lacking([MODULES[attention]]) if attention in MODULES else []
+        hint = "install it there, or set `attention: auto`"
+        faults = [f"{program.python} lacks {package}: {hint}" for package in lacks]
+        yield of_faults("attention", faults, attention)
+        folders = [absolute(folder) for folder in folders_of(order)]
+        faults = [
+            f"{folder} has one of [ ] * ? in it, with which musubi-tuner finds nothing: rename it"
+            for folder in folders
+            if folder != glob.escape(folder)
+        ]
+        many = f"{len(folders)} folders, one a dataset and resolution"
+        yield of_faults("cache folders", faults, many if folders[1:] else "1 folder")
+        yield space(order, models)
+
+    def deploy(self, order: MusubiOrder) -> tuple[Path, Changes] | None:
         """Write the dataset TOML, and link the caches of items with several texts."""
-        if (changes := deploy(order)) is not None:
-            say(
-                f"{order.run}: {files.output / DEPLOYED}: {changes.linked} files linked, "
-                f"{changes.copied} written, {changes.unchanged} unchanged, "
-                f"{changes.removed} removed"
-            )
-        atomic.write(files.output / "dataset.toml", training_toml(order).encode())
-
-    def epochs(self, order: MusubiOrder) -> int:
-        return order.trainer.max_train_epochs
-
-    def can_resume(self, order: MusubiOrder, resume: Resume) -> bool:
-        return resume.counted or not depends_on_length(order.trainer.arguments)
+        changes = deploy(order)
+        return None if changes is None else (Path(order.output, DEPLOYED), changes)
 
     def command(self, order: MusubiOrder, program: Installation, resume: Resume) -> list[str]:
-        attention = installation.pick_attention(
-            order.trainer.attention, program, among=order.attentions
-        )
-        if resume.state is not None and not resume.counted:
-            # Checked already: a copy only, with fewer epochs. With none, it writes its LoRA.
-            left = max(0, order.trainer.max_train_epochs - resume.done)
-            trainer = order.trainer.model_copy(update={"max_train_epochs": left})
-            order = order.model_copy(update={"trainer": trainer})
-        arguments = local_arguments(order, attention=attention, resume=resume.state)
+        attention = pick_attention(order.trainer.attention, program, among=order.attentions)
+        # With no epoch left, it writes its LoRA.
+        arguments = local_arguments(order.left(resume), attention=attention, resume=resume.state)
         return [str(program.script(order.scripts.training.name)), *arguments]
 
-    def publication(self, order: MusubiOrder) -> Publication[MusubiOrder]:
-        from latentmake.training.external.musubi.publish import MusubiPublication
 
-        return MusubiPublication(order)
-
-
-def _files(order: MusubiOrder, path: Path) -> list[Path]:
-    """Return the files of a network: those of a folder, or the shards that one file stands for."""
-    if path.is_dir():
-        return sorted(path.glob("*.safetensors"))
-    if order.model.architecture is None:  # one file, as in all records of Wan
-        return [path]
-    return scripted_files(path)
+def _missing(paths: Sequence[str]) -> Iterator[str]:
+    return (f"{path} is missing" for path in paths if not Path(path).is_file())

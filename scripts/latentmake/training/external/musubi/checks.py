@@ -1,91 +1,34 @@
-"""Checks of a training by musubi-tuner: model files, settings, items, caches, disk space.
+"""Checks of the networks that musubi-tuner trains: architecture, task, number format, disk space.
 
-Nothing here imports torch, loads weights or reads tensors: planning runs those of settings too.
+Headers tell a file: no tensor is read. Networks whose names are unknown pass, with a doubt.
 """
 
 from __future__ import annotations
 
-import glob
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from latentmake.files.safetensors import Tensor
+from latentmake.config.architectures import MUSUBI, Scripts
+from latentmake.config.models import Model
+from latentmake.files.safetensors import Tensor, read_head
 from latentmake.files.workspace import free, human
-from latentmake.models.checks import ModelFile
-from latentmake.plan.manifest import rows_of
-from latentmake.training.backend import Finding, Verdict, image_findings, of_faults
-from latentmake.training.external import arguments
-from latentmake.training.external.arguments import absolute, depends_on_length
-from latentmake.training.external.installation import Installation
-from latentmake.training.external.musubi.command import local_arguments
-from latentmake.training.external.musubi.deploy import folders_of, strays_of
-from latentmake.training.external.musubi.installation import MODULES, pick_attention
+from latentmake.models.checks import (
+    DIT,
+    ModelFile,
+    encoders,
+    in_original_names,
+    other_task,
+    tensors_at,
+)
+from latentmake.models.headers import LORA, kinds_of, one, weight_file
+from latentmake.training.backend import Finding, Verdict
 from latentmake.training.external.musubi.order import MusubiOrder
 
 _LEAST_SPACE = 200_000_000  # bytes
-_NUMBERED = re.compile(r"\.\d+\.")  # blocks by another name
+_BLOCK = re.compile(r"\.\d+\..*\.weight$")
 _FORMATS = {"BF16": "bf16", "F16": "fp16", "F32": "float32"}
 _STATE = 6  # a state's size in LoRAs: weights and two moments, in 32 bits each
-
-
-def data_findings(order: MusubiOrder) -> Iterator[Finding]:
-    """Check the items and caches of an up-to-date manifest.
-
-    Raises:
-        TrainingError: the manifest is damaged.
-    """
-    rows = list(rows_of(Path(order.manifest)))
-    images = [x for row in rows for x in (row.source, *row.control_files, *row.layers)]
-    captions = [row.caption for row in rows if row.caption is not None]
-    without = sum(row.caption is None and row.texts is None for row in rows)
-    sound = f"{len(rows)} items, each with its caption"
-    if without:
-        sound = f"{len(rows)} items, {without} of them without a caption file"
-    faults = [*_missing([*images, *captions])] if rows else ["no item is left to train on"]
-    yield of_faults("images and captions", faults, sound)
-    yield from image_findings(images)
-    latents = [x for row in rows for size in row.latents for x in row.latents_at(size)]
-    texts = [x for row in rows for size in row.latents for x in row.texts_at(size)]
-    sound = f"{len(latents)} of latents and {len(texts)} of text, complete"
-    yield of_faults("caches", _missing([*latents, *texts]), sound)
-    strays = strays_of(order, rows)
-    faults = [f"{path} is not in the manifest, but would be trained on" for path in strays]
-    yield of_faults("foreign caches", faults, "none in the cache folders")
-
-
-def _missing(paths: Sequence[str]) -> Iterator[str]:
-    return (f"{path} is missing" for path in paths if not Path(path).is_file())
-
-
-def program_findings(
-    order: MusubiOrder, program: Installation, models: Sequence[ModelFile], *, quick: bool
-) -> Iterator[Finding]:
-    """Check settings against musubi-tuner's sources; see `Launched.program_findings`."""
-    yield precision(order, models)
-    attention = pick_attention(order.trainer.attention, program, among=order.attentions)
-    lacks = program.lacking([MODULES[attention]]) if attention in MODULES else []
-    hint = "install it there, or set `attention: auto`"
-    faults = [f"{program.python} lacks {package}: {hint}" for package in lacks]
-    yield of_faults("attention", faults, attention)
-    resume = Path("state") if order.trainer.save_every_n_epochs else None
-    yield arguments.flags(program, local_arguments(order, attention=attention, resume=resume))
-    if resume and depends_on_length(order.trainer.arguments):
-        note = (
-            "the learning rate depends on the number of epochs, which musubi-tuner counts from one "
-            "again: a killed training begins anew, unless its states say how far it came"
-        )
-        yield Finding("resume", "warning", note)
-    folders = [absolute(folder) for folder in folders_of(order)]
-    faults = [
-        f"{folder} has one of [ ] * ? in it, with which musubi-tuner finds nothing: rename it"
-        for folder in folders
-        if folder != glob.escape(folder)
-    ]
-    sound = f"{len(folders)} folders, one a dataset and resolution" if folders[1:] else "1 folder"
-    yield of_faults("cache folders", faults, sound)
-    if not quick:
-        yield _space(order, models)
 
 
 def precision(order: MusubiOrder, models: Sequence[ModelFile]) -> Finding:
@@ -112,24 +55,21 @@ def number_format(tensors: Mapping[str, Tensor]) -> str | None:
 
 
 def lora_bytes(tensors: Mapping[str, Tensor], rank: int) -> int:
-    """Return the size of a LoRA of a DiT's blocks in 16 bits, in bytes; 0 if unknown."""
-    layers = {
-        name: tensor.shape
-        for name, tensor in tensors.items()
-        if name.endswith(".weight") and len(tensor.shape) == 2
-    }
-    blocks = [shape for name, shape in layers.items() if "blocks." in name]
-    numbered = [shape for name, shape in layers.items() if _NUMBERED.search(name)]
-    return 2 * sum(rank * sum(shape) for shape in blocks or numbered)
+    """Return the most that a LoRA of a DiT's blocks takes in 16 bits, in bytes; 0 if unknown."""
+    layers = (x.shape for name, x in tensors.items() if _BLOCK.search(name))
+    return 2 * sum(rank * sum(shape) for shape in layers if len(shape) == 2)
 
 
-def _space(order: MusubiOrder, models: Sequence[ModelFile]) -> Finding:
+def space(order: MusubiOrder, models: Sequence[ModelFile]) -> Finding:
     """Compare free space to the LoRA, and to the LoRAs and states of all epochs that are saved.
 
     Fails below 200 MB, or where not even the LoRA has room; warns where not all of them have.
     """
     there, trainer = free(order.output), order.trainer
-    lora = max((lora_bytes(x.tensors, trainer.network_dim) for x in models), default=0)
+    lora = max(
+        (lora_bytes(x.tensors, trainer.network_dim) for x in models if x.key.startswith("dit")),
+        default=0,
+    )
     every = trainer.save_every_n_epochs
     saves = 0 if every is None else trainer.max_train_epochs // every
     least = max(_LEAST_SPACE, lora)
@@ -137,3 +77,71 @@ def _space(order: MusubiOrder, models: Sequence[ModelFile]) -> Finding:
     verdict: Verdict = "failed" if there < least else "warning" if there < most else "ok"
     note = f"{human(there)} free; {human(most)} are needed at most"
     return Finding("disk space", verdict, note)
+
+
+def model_files(model: Model) -> Iterator[ModelFile]:
+    """Yield all files of a model, inspected."""
+    yield from networks(model)
+    named = {file.key: file for kind in ("latents", "text") for file in encoders(model, kind)}
+    yield from (file for key, file in named.items() if key != "dit")
+
+
+def networks(model: Model) -> Iterator[ModelFile]:
+    """Yield the files of a model that are trained, inspected."""
+    yield _network(model, "dit", model.dit)
+    if model.dit_high_noise is not None:
+        yield _network(model, "dit_high_noise", model.dit_high_noise)
+
+
+def _network(model: Model, key: str, place: str | None) -> ModelFile:
+    """Return a network that is trained, inspected."""
+    scripts, wan = model.spec.scripts, model.spec.encodes
+    assert scripts is not None
+    if place is None:
+        return ModelFile(key, "", fault="is not set: there is no network to train")
+    title = f"{scripts.title} DiT"
+    found = ModelFile(key, place, known=title)
+    try:
+        tensors = tensors_at(Path(place))
+    except ValueError as error:
+        return found._replace(fault=str(error))
+    found, kinds = found._replace(tensors=tensors), kinds_of(tensors)
+    if LORA in kinds or (wan and kinds and kinds.get("DiT") != DIT):
+        return found._replace(fault=f"is {one(next(iter(kinds.values())))}, not a {title}")
+    if wan and kinds:
+        return _wan_network(model, in_original_names(found, DIT, demanded=True))
+    if _has(tensors, scripts):
+        return found._replace(fault=_stamp_fault(Path(place), scripts))
+    for other in MUSUBI.values():
+        if _has(tensors, other):
+            return found._replace(fault=f"is a {other.title} DiT, not a {title}")
+    return found._replace(doubt=f"is not known as a {title}")
+
+
+def _has(tensors: Mapping[str, Tensor], scripts: Scripts) -> bool:
+    return any(re.search(scripts.mark, name) for name in tensors)
+
+
+def _stamp_fault(path: Path, scripts: Scripts) -> str:
+    """Return why a DiT's header is not what its training script demands; "" where it is."""
+    if scripts.stamp is None:
+        return ""
+    key, expected = scripts.stamp
+    try:
+        given = read_head(weight_file(path)).metadata.get(key)
+    except (OSError, ValueError):
+        return "is no .safetensors file, which its training script demands"
+    if given == expected:
+        return ""
+    said = f"`{given}`" if given else "none"
+    return f"has {said} as `{key}` in its header, where `{expected}` is demanded"
+
+
+def _wan_network(model: Model, file: ModelFile) -> ModelFile:
+    if file.fault or model.task is None:
+        return file
+    if fault := other_task(model.task, file.tensors):
+        return file._replace(fault=fault)
+    if weight_file(Path(file.place)).suffix != ".safetensors":
+        return file._replace(doubt="is no .safetensors file, which alone musubi-tuner reads")
+    return file

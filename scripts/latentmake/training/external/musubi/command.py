@@ -8,16 +8,20 @@ them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from latentmake.config.architectures import File
+from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
 from latentmake.config.weights import Weights
+from latentmake.errors import TrainingError
+from latentmake.index.memo import Memo
 from latentmake.models.files import script_of
-from latentmake.models.kinds import weight_file
-from latentmake.training.external.arguments import absolute, command_line, located
-from latentmake.training.external.musubi.order import MusubiOrder
+from latentmake.models.headers import weight_file
+from latentmake.training.external.installation import Installation
+from latentmake.training.external.musubi.order import MusubiOrder, find
+from latentmake.training.external.order import absolute, command_line, located
 from latentmake.training.order import RunFiles
 
 _NETWORKS = ("dit", "dit_high_noise")  # read by the training script from one file each
@@ -39,13 +43,12 @@ def training_arguments(
         order: the run.
         dataset_config: path of the dataset TOML.
         weights: the model's key -> path of its weights, see `places`.
-        output_dir: folder that gets the trained weights, under the run's name.
-        logging_dir: folder that gets TensorBoard scalars.
+        output_dir: folder of the trained weights.
+        logging_dir: folder of TensorBoard's files.
         attention: one that the row of the architecture names.
         resume: folder of a state.
     """
-    trainer, scripts = order.trainer, order.scripts
-    boundary = trainer.timestep_boundary
+    trainer, scripts, boundary = order.trainer, order.scripts, order.trainer.timestep_boundary
     if boundary is None:
         boundary = order.version.boundary
     files = {file.flag: weights.get(file.key) for file in scripts.training.files}
@@ -112,16 +115,12 @@ def places(order: MusubiOrder, named: Callable[[str], str]) -> dict[str, str]:
         if weights.path is None:
             found[file.key] = weights.hub or ""
         else:
-            path = first_file(weights.path) if file.key in _NETWORKS else weights.path
+            path = weights.path
+            if file.key in _NETWORKS:  # a folder stands for its first file
+                with contextlib.suppress(ValueError):  # it may lie on another machine
+                    path = str(weight_file(Path(path)))
             found[file.key] = named(path)
     return found
-
-
-def first_file(place: str) -> str:
-    """Return the file that stands for a network: the first of a folder that is here."""
-    with contextlib.suppress(ValueError):
-        return str(weight_file(Path(place)))
-    return place  # it may lie on another machine
 
 
 def caching_arguments(
@@ -148,10 +147,10 @@ def caching_arguments(
         keep_cache: leave cache files alone that belong to no item.
     """
     script = script_of(model, kind)
-    files: dict[str, str | float | bool | None] = {}
-    for file in script.files:
-        weights = model.weights(file.key)
-        files[file.flag] = None if weights is None else place(file, weights)
+    files = {
+        file.flag: None if (weights := model.weights(file.key)) is None else place(file, weights)
+        for file in script.files
+    }
     dtype = model.text_dtype if kind == "text" else model.vae_dtype
     if dtype is None and model.spec.encodes and kind != "text":
         dtype = model.dtype  # as ours would encode
@@ -168,3 +167,75 @@ def caching_arguments(
         }
     )
     return [*model.version.caching(kind), *arguments, *model.further_arguments(kind)]
+
+
+MODULES = {
+    "flash_attn": "flash_attn",
+    "flash3": "flash_attn_interface",
+    "xformers": "xformers",
+}
+"""Attention -> the package that has it, if torch does not."""
+PREFERRED = ("flash_attn", "xformers")  # SageAttention has no backward pass
+_UNUSED = ("networks",)  # LoRAs: imported by helpers that load weights, and taken by no such script
+
+
+def program_digest(
+    settings: ExternalProgram, model: Model, kind: str, memory: Memo | None = None
+) -> str:
+    """Return the digest of the sources that cache `latents` or `text`: its own, no packages.
+
+    Raises:
+        TrainingError: the folder, its scripts, or the Python of its environment are missing, or a
+            script is too old for the model.
+    """
+    assert model.spec.scripts is not None
+    installation, name = find(settings, model.spec.scripts, memory), script_of(model, kind).name
+    installation.script(name)
+    _refuse_unknown(installation, model, kind, name)
+    # Caches of Wan's scripts are as old as their recipe, in which all that is imported counts.
+    without = () if model.spec.encodes else _UNUSED
+    return installation.sources_of(name, without).digest
+
+
+def _refuse_unknown(installation: Installation, model: Model, kind: str, name: str) -> None:
+    """Refuse a musubi-tuner whose caching script does not know a flag, or the model's `task`."""
+    arguments = caching_arguments(
+        model, kind, dataset_config="toml", place=lambda file, _: file.key, num_workers=1
+    )
+    missing, further = installation.missing_flags(arguments, name), model.further_arguments(kind)
+    if wrong := [flag for flag in missing if any(each.startswith(flag) for each in further)]:
+        near = installation.near(wrong[:1], name)
+        raise TrainingError(
+            f"{name} of {installation.folder} does not know {wrong[0]}",
+            where=f"{kind}_arguments",
+            hint=f"did you mean {near}?" if near else "leave it out, or update musubi-tuner",
+        )
+    values = [x for x in model.version.caching(kind) if x[:1] != "-"]
+    sources = installation.sources_of(name)
+    missing += [x for x in values if not (sources.mentions(f'"{x}"') or sources.mentions(f"'{x}'"))]
+    if missing:
+        title = " ".join(filter(None, (model.title, model.task)))
+        raise TrainingError(
+            f"this musubi-tuner is too old for {title}: its {name} does not know {missing[0]}",
+            where=installation.folder,
+            hint="update it, or set `musubi_tuner.path` to one that knows it",
+        )
+
+
+def pick_attention(
+    attention: str, installation: Installation, *, among: Collection[str] = PREFERRED
+) -> str:
+    """Return the flag of the attention to train with, without its dashes.
+
+    Args:
+        attention: the trainer's setting. `auto` is the fastest that its environment has and its
+            version takes: flash-attn, xformers, else torch's own (sdpa).
+        installation: the trainer's.
+        among: what the architecture's network takes.
+    """
+    if attention != "auto":
+        return attention
+    known = installation.sources.flags
+    names = [x for x in PREFERRED if x in among and (known is None or f"--{x}" in known)]
+    lacks = installation.lacking(MODULES[name] for name in names) if names else ()
+    return next((name for name in names if MODULES[name] not in lacks), "sdpa")

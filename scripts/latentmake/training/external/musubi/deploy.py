@@ -19,19 +19,21 @@ import tomli_w
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import resolution_name
 from latentmake.errors import CacheError, SourceError
+from latentmake.files import atomic
 from latentmake.files.sync import RECORD, Changes, recorded, sync
 from latentmake.layouts.layout import layout_of
 from latentmake.plan.manifest import Row, rows_of
-from latentmake.training.external.arguments import absolute
 from latentmake.training.external.musubi.order import DEPLOYED, MusubiOrder
+from latentmake.training.external.order import absolute
 
 
 def deploy(order: MusubiOrder) -> Changes | None:
-    """Bring a run's folder of links up to date; only changes are linked anew.
+    """Write the dataset TOML of a run and its folder of links; only changes are linked anew.
 
     Returns:
         None where each item has one text, so that there is no such folder.
     """
+    atomic.write(Path(order.output, "dataset.toml"), training_toml(order).encode())
     folder = _folder(order)
     files = deployed(order, rows_of(Path(order.manifest)))
     if not files and not folder.exists():

@@ -22,13 +22,12 @@ from latentmake.files import atomic
 from latentmake.files.cachefile import CAPTION
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import frames_and_sides
-from latentmake.models.files import script_of
-from latentmake.training.external.arguments import absolute, with_paths
 from latentmake.training.external.encode import Content, Encoding, Wanted
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.command import caching_arguments
 from latentmake.training.external.musubi.deploy import shapes
-from latentmake.training.external.musubi.installation import find
+from latentmake.training.external.musubi.order import find
+from latentmake.training.external.order import absolute, with_paths
 
 _NO_SIZE = Size(512, 512)  # of a caption without pictures, on which nothing depends
 
@@ -41,7 +40,9 @@ class ScriptsEncoding(Encoding):
     @property
     def name(self) -> str:
         """File name of the script."""
-        return script_of(self.order.model_settings, self.order.kind).name
+        scripts = self.order.model_settings.spec.scripts
+        assert scripts is not None
+        return scripts.caching(self.order.kind).name
 
     def amount(self, wanted: Wanted) -> int:
         """Return the frames and pixels, or the letters, times the number of pictures."""

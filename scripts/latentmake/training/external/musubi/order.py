@@ -1,16 +1,28 @@
-"""Order of a run of musubi-tuner."""
+"""Order of a run of musubi-tuner, and musubi-tuner's installation."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
 
 from latentmake import digest
-from latentmake.config.architectures import Scripts, Version
+from latentmake.config.architectures import Scripts, Setting, Version
 from latentmake.config.external_trainers import MusubiTrainer
 from latentmake.config.fields import resolution_name, shaping
 from latentmake.config.machines import ExternalProgram
+from latentmake.config.models import Model
+from latentmake.errors import TrainingError
+from latentmake.index.memo import Memo
 from latentmake.layouts.layout import Layout, layout_of
-from latentmake.training.external.order import ExternalOrder
+from latentmake.models.files import scripted_files
+from latentmake.training.external.installation import Installation, Program
+from latentmake.training.external.order import (
+    ExternalOrder,
+    Resume,
+    depends_on_length,
+    files_digests,
+)
 
 DEPLOYED = "caches"
 """Folder of links to caches, below that of a run."""
@@ -24,9 +36,48 @@ class MusubiOrder(ExternalOrder):
         musubi_tuner: where musubi-tuner lies; None where the configuration does not say.
     """
 
+    name = "musubi-tuner"
+    section = "musubi_tuner"
+    memory_hint = "try fp8_base, a smaller resolution, or `arguments: [--blocks_to_swap, 20]`"
+    beginning = "lora_unet_"  # in each of its modules networks/lora*.py
     kind: Literal["musubi"] = "musubi"
     trainer: MusubiTrainer
     musubi_tuner: ExternalProgram | None
+
+    @staticmethod
+    def recommended(model: Model, trainer: Any) -> Mapping[str, Setting]:
+        assert model.spec.scripts is not None
+        return model.spec.scripts.settings
+
+    def find(self, memory: Memo | None = None) -> Installation:
+        if self.musubi_tuner is None:
+            note = "the configuration does not say where it lies: set `musubi_tuner.path`"
+            raise TrainingError(note)
+        return find(self.musubi_tuner, self.scripts, memory)
+
+    def weights_digest(self, file_digest: Callable[[Path], str]) -> str:
+        networks = {"dit": self.model.dit, "dit_high_noise": self.model.dit_high_noise}
+        found = [
+            files_digests(key, place, self._files(Path(place)), file_digest)
+            for key, place in networks.items()
+            if place is not None
+        ]
+        return digest.of_value(found)
+
+    def _files(self, path: Path) -> list[Path]:
+        """Return the files of a network: of a folder, or the shards that one file stands for."""
+        if path.is_dir():
+            return sorted(path.glob("*.safetensors"))
+        if self.model.architecture is None:  # one file, as in all records of Wan
+            return [path]
+        return scripted_files(path)
+
+    @property
+    def epochs(self) -> int:
+        return self.trainer.max_train_epochs
+
+    def can_resume(self, resume: Resume) -> bool:
+        return resume.counted or not depends_on_length(self.trainer.arguments)
 
     @property
     def scripts(self) -> Scripts:
@@ -79,3 +130,15 @@ class MusubiOrder(ExternalOrder):
         if self.datasets[dataset].text_variants == 1:
             return self.cache_folder(dataset, resolution)
         return f"{self.output}/{DEPLOYED}/{dataset}_{resolution_name(*resolution)}"
+
+
+def find(settings: ExternalProgram, scripts: Scripts, memory: Memo | None = None) -> Installation:
+    """Find the scripts of an architecture and the Python of a musubi-tuner folder.
+
+    Raises:
+        TrainingError: the folder, the training script, or the Python of its environment is missing.
+    """
+    name, section, script = MusubiOrder.name, MusubiOrder.section, scripts.training.name
+    knows = f"a musubi-tuner that knows {scripts.title}"
+    program = Program(name, section, "src/musubi_tuner", script, knows)
+    return Installation.locate(program, settings.path, settings.venv, memory)

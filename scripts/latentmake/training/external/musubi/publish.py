@@ -21,18 +21,18 @@ from latentmake.models.checks import ModelFile
 from latentmake.models.files import script_of
 from latentmake.plan.manifest import Row, rows_of
 from latentmake.training.backend import Finding, model_finding
-from latentmake.training.external.arguments import elsewhere, located
-from latentmake.training.external.installation import Installation
-from latentmake.training.external.musubi.checks import precision
+from latentmake.training.external.installation import Installation, elsewhere
+from latentmake.training.external.musubi.checks import model_files, precision
 from latentmake.training.external.musubi.command import (
+    MODULES,
+    PREFERRED,
     caching_arguments,
     places,
     training_arguments,
 )
 from latentmake.training.external.musubi.deploy import dataset_toml, names_of, shapes
-from latentmake.training.external.musubi.installation import MODULES, PREFERRED, find
-from latentmake.training.external.musubi.networks import model_files
-from latentmake.training.external.musubi.order import MusubiOrder
+from latentmake.training.external.musubi.order import MusubiOrder, find
+from latentmake.training.external.order import located
 from latentmake.training.external.publish import Files, Kind, Made, Publication, Step
 
 _MADE_BY: dict[Kind, str] = {"latents": "the latents", "text": "the captions"}

@@ -12,13 +12,10 @@ from latentmake.config import weights
 from latentmake.config.external_trainers import flags_of
 from latentmake.models.checks import ModelFile
 from latentmake.models.files import T5_LENGTH
-from latentmake.models.kinds import lack
-from latentmake.training.external.arguments import absolute, command_line, located
-from latentmake.training.external.launch import Resume
+from latentmake.models.headers import lack
+from latentmake.training.external.order import Resume, absolute, command_line, located
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
 from latentmake.training.order import RunFiles
-
-_EPOCHS = 10  # where neither epochs nor steps are asked for
 
 
 def encoder_places(order: SdScriptsOrder) -> dict[str, str]:
@@ -72,8 +69,8 @@ def training_arguments(
         dataset_config: path of the dataset TOML.
         checkpoint: path of the trained network.
         encoders: see `encoder_places`.
-        output_dir: folder that gets the trained weights, under the run's name.
-        logging_dir: folder that gets TensorBoard scalars.
+        output_dir: folder of the trained weights.
+        logging_dir: folder of TensorBoard's files.
         attention: that of the machine that trains; by default the trainer's.
         caching: see `caching_arguments`.
         resume: folder of a state.
@@ -104,7 +101,7 @@ def training_arguments(
             "--seed": trainer.seed,
             f"--{attention or trainer.attention}": True,
             "--max_train_steps": trainer.max_train_steps,
-            "--max_train_epochs": epochs_of(order),
+            "--max_train_epochs": order.epochs,
             "--gradient_checkpointing": trainer.gradient_checkpointing,
             "--torch_compile": trainer.torch_compile,
             "--dynamo_backend": (trainer.dynamo_backend or "inductor")
@@ -126,14 +123,6 @@ def training_arguments(
         }
     )
     return [*arguments, *order.model.text_arguments, *trainer.arguments]
-
-
-def epochs_of(order: SdScriptsOrder) -> int | None:
-    """Return the epochs of a training; None where steps end it."""
-    trainer = order.trainer
-    if trainer.max_train_steps is not None:
-        return None
-    return _EPOCHS if trainer.max_train_epochs is None else trainer.max_train_epochs
 
 
 def _text(order: SdScriptsOrder) -> dict[str, str | float | bool | None]:
@@ -169,18 +158,9 @@ def _network(order: SdScriptsOrder) -> dict[str, str | float | bool | None]:
 
 def local_arguments(order: SdScriptsOrder, resume: Resume | None = None) -> list[str]:
     """Return the arguments of a training on this machine; all paths are absolute."""
-    files = RunFiles(order)
-    state, initial_step = None, None
-    if resume is not None and resume.state is not None:
-        state = absolute(resume.state)
-        if resume.counted:
-            initial_step = resume.done * resume.steps
-        else:  # it counts from one again
-            left = (epochs_of(order) or 0) - resume.done
-            trainer = order.trainer.model_copy(update={"max_train_epochs": left})
-            order = order.model_copy(update={"trainer": trainer})
+    files, resume = RunFiles(order), resume or Resume()
     return training_arguments(
-        located(order),
+        located(order.left(resume)),
         dataset_config=absolute(files.output / "sdscripts" / f"{order.run}.toml"),
         checkpoint=absolute(order.model.checkpoint or ""),
         encoders={
@@ -190,8 +170,8 @@ def local_arguments(order: SdScriptsOrder, resume: Resume | None = None) -> list
         },
         output_dir=absolute(files.work),
         logging_dir=absolute(files.logs),
-        resume=state,
-        initial_step=initial_step,
+        resume=None if resume.state is None else absolute(resume.state),
+        initial_step=resume.done * resume.steps if resume.state and resume.counted else None,
     )
 
 

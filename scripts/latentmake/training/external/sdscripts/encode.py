@@ -15,9 +15,9 @@ from latentmake.config.models import Model
 from latentmake.geometry.buckets import Placement
 from latentmake.layouts.layout import array_name
 from latentmake.models.recipe import encoder_of, options_of
-from latentmake.training.external.arguments import absolute
 from latentmake.training.external.encode import Content, Encoding, Wanted
 from latentmake.training.external.installation import Installation
+from latentmake.training.external.order import absolute
 from latentmake.training.external.sdscripts.order import find
 
 

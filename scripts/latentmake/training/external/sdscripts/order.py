@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from latentmake import digest
-from latentmake.config.architectures import ArchitectureName, Strategies
+from latentmake.config.architectures import ArchitectureName, Setting, Strategies
 from latentmake.config.external_trainers import SdScriptsTrainer, TrainingScript
 from latentmake.config.fields import shaping
 from latentmake.config.machines import ExternalProgram
@@ -14,15 +15,76 @@ from latentmake.config.models import Model
 from latentmake.index.memo import Memo
 from latentmake.models.recipe import encoder_of
 from latentmake.training.external.installation import Installation, Program
-from latentmake.training.external.order import ExternalOrder
+from latentmake.training.external.order import (
+    ExternalOrder,
+    Resume,
+    depends_on_length,
+    files_digests,
+)
+
+_EPOCHS = 10  # where neither epochs nor steps are asked for
+_WEIGHTS = (".safetensors", ".bin", ".ckpt")
 
 
 class SdScriptsOrder(ExternalOrder):
     """Order of a run of sd-scripts."""
 
+    name = "sd-scripts"
+    section = "sd_scripts"
+    memory_hint = "try gradient_checkpointing, a smaller train_batch_size or a smaller resolution"
     kind: Literal["sdscripts"] = "sdscripts"
     trainer: SdScriptsTrainer
     sd_scripts: ExternalProgram
+
+    @staticmethod
+    def recommended(model: Model, trainer: Any) -> Mapping[str, Setting]:
+        row = model.spec.strategies
+        assert row is not None
+        return row.recommended(trainer.script or row.scripts[0])
+
+    def find(self, memory: Memo | None = None) -> Installation:
+        return find(self.script, self.sd_scripts, memory)
+
+    def weights_digest(self, file_digest: Callable[[Path], str]) -> str:
+        place = self.model.checkpoint or ""
+        files = [path := Path(place)]
+        if path.is_dir():
+            files = sorted(each for each in path.rglob("*") if each.suffix in _WEIGHTS)
+        return digest.of_value(files_digests("checkpoint", place, files, file_digest))
+
+    @property
+    def epochs(self) -> int | None:
+        trainer = self.trainer
+        if trainer.max_train_steps is not None:
+            return None
+        return _EPOCHS if trainer.max_train_epochs is None else trainer.max_train_epochs
+
+    @property
+    def counts(self) -> bool:
+        return self.script.endswith("_network")
+
+    def can_resume(self, resume: Resume) -> bool:
+        """Whether a training resumed from a state takes just the steps that are left.
+
+        Scripts that train a LoRA note in a state how far it came, and count epochs on from the step
+        that they are told; but the last epoch is then trained to its end, whatever the number of
+        steps. Those that train a complete network count from one again, and cannot end at once.
+        """
+        trainer, epochs = self.trainer, self.epochs
+        if resume.counted:
+            steps = trainer.max_train_steps or (epochs or 0) * resume.steps
+            return 0 < resume.steps * resume.done < steps and steps % resume.steps == 0
+        endless = not depends_on_length(trainer.arguments, trainer.lr_scheduler)
+        return epochs is not None and resume.done < epochs and endless
+
+    @property
+    def result(self) -> str:
+        return "network" if self.script in self.strategies.complete else "LoRA"
+
+    def packages(self, program: Installation) -> set[str]:
+        needs = super().packages(program)
+        needs |= {"xformers"} if self.trainer.attention == "xformers" else set()
+        return needs | ({"deepspeed"} if self.trainer.deepspeed else set())
 
     @property
     def architecture(self) -> ArchitectureName:

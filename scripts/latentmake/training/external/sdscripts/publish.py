@@ -12,8 +12,8 @@ from latentmake.config.machines import ExternalProgram
 from latentmake.files.workspace import System
 from latentmake.index.memo import Memo
 from latentmake.training.backend import Finding
-from latentmake.training.external.arguments import elsewhere, located
-from latentmake.training.external.installation import Installation
+from latentmake.training.external.installation import Installation, elsewhere
+from latentmake.training.external.order import located
 from latentmake.training.external.publish import Files, Kind, Made, Publication, Step
 from latentmake.training.external.sdscripts.command import (
     caching_arguments,

@@ -10,7 +10,7 @@ import pytest
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
 from latentmake.errors import TrainingError
-from latentmake.training.external.musubi.installation import program_digest
+from latentmake.training.external.musubi.command import program_digest
 
 SCRIPT = """
 import argparse

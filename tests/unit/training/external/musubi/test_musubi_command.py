@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from latentmake.config.architectures import WAN
-from latentmake.training.external.arguments import accelerate_arguments
 from latentmake.training.external.musubi.command import caching_arguments, training_arguments
 from latentmake.training.external.musubi.order import MusubiOrder
+from latentmake.training.external.order import accelerate_arguments
 from publish_world import TASKS, check_flags, needs_clip, order_of, value
 
 assert WAN.scripts is not None

@@ -13,14 +13,14 @@ from latentmake.config.models import Model
 from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
 from latentmake.training.external.installation import Installation
-from latentmake.training.external.musubi import installation
-from latentmake.training.external.musubi.installation import pick_attention, program_digest
+from latentmake.training.external.musubi import order
+from latentmake.training.external.musubi.command import pick_attention, program_digest
 from musubi_world import install, stand_in
 
 
 def find(folder: Path, venv: str | None = None) -> Installation:
     assert WAN.scripts is not None
-    return installation.find(ExternalProgram(path=os.fspath(folder), venv=venv), WAN.scripts)
+    return order.find(ExternalProgram(path=os.fspath(folder), venv=venv), WAN.scripts)
 
 
 @pytest.mark.parametrize("scripts", [".", "src/musubi_tuner"])

@@ -53,7 +53,7 @@ def refused(order: MusubiOrder, match: str) -> str:
 
 
 def wanted_of(order: MusubiOrder) -> Wanted:
-    weights = Musubi().weights_digest(order, digest.of_file)
+    weights = order.weights_digest(digest.of_file)
     return wanted(order, lock_digest(order.lock), weights)
 
 
@@ -199,7 +199,7 @@ def test_a_flag_found_unknown_only_when_it_runs_is_named(root: Path, tmp_path: P
     text = script.read_text().replace('parser.add_argument("--dataset_config")', "declare(parser)")
     declare = 'def declare(parser):\n    getattr(parser, "add_argument")("--dataset_config")\n\n\n'
     script.write_text(text.replace("def main", f"{declare}def main"))
-    refused(make_run(root, tuner=tuner), "too old for --discrete_flow_shift;")
+    refused(make_run(root, tuner=tuner), "unrecognized arguments: --discrete_flow_shift")
 
 
 def test_the_checklist_comes_first(root: Path, tuner: Path) -> None:

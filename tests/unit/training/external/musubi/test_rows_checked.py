@@ -8,7 +8,7 @@ import pytest
 import torch
 from latentmake.config.architectures import WAN
 from latentmake.config.external_trainers import MusubiTrainer
-from latentmake.training.external.musubi.networks import networks
+from latentmake.training.external.musubi.checks import networks
 from latentmake.training.external.order import with_defaults
 from publish_world import order_of
 from rows_world import DIT_NAMES, ROWS, VERSIONS, make_row_run

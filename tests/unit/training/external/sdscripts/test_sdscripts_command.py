@@ -17,9 +17,8 @@ from latentmake.config.machines import ExternalProgram, PathMap, Publish
 from latentmake.config.models import Model
 from latentmake.errors import CacheError, SourceError, TrainingError
 from latentmake.layouts.layout import SdScripts as Names
-from latentmake.training.external.arguments import accelerate_arguments
-from latentmake.training.external.launch import Resume, prepare
-from latentmake.training.external.sdscripts.backend import SdScripts
+from latentmake.training.external.launch import prepare
+from latentmake.training.external.order import Resume, accelerate_arguments
 from latentmake.training.external.sdscripts.command import (
     caching_arguments,
     encoder_places,
@@ -284,7 +283,7 @@ def test_scripts_of_a_lora_are_told_the_step_and_others_what_is_left() -> None:
 def test_a_state_is_used_where_just_what_is_left_is_then_trained(
     trainer: dict[str, Any], resume: Resume, usable: bool
 ) -> None:
-    assert SdScripts().can_resume(order(trainer=trainer), resume) == usable
+    assert order(trainer=trainer).can_resume(resume) == usable
 
 
 def test_steps_of_an_epoch_are_told_by_each_leg_of_a_training() -> None:

@@ -1,24 +1,195 @@
-"""A complete checkpoint of Stable Diffusion: one file with VAE, text encoders and UNet.
+"""Networks in files of weights, told by the names and shapes of their tensors.
 
-Its tensors have the names of the original releases (LDM), as Civitai's files do. The configuration
-of each part is read off the shapes in the header; what no shape says is that of the published
-models of Stable Diffusion 1.x, 2.x and XL. A file that is damaged, lacks a part or has other shapes
-is a ModelError.
+A wrong path in the configuration is found in milliseconds, not after minutes of loading. A
+safetensors file has the names in its header; a torch file has them as strings in its pickle, which
+is read opcode by opcode and never executed.
+
+A complete checkpoint of Stable Diffusion is one file with VAE, text encoders and UNet in the names
+of the original releases (LDM), as Civitai's files are. The configuration of each part is read off
+the shapes; what no shape says is that of the published models of Stable Diffusion 1.x, 2.x and XL.
+A checkpoint that is damaged, lacks a part or has other shapes is a ModelError.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+import struct
+import zipfile
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from stat import S_ISREG
+from typing import IO, TYPE_CHECKING, Any
 
 from latentmake import digest
+from latentmake.config import weights
 from latentmake.config.weights import Weights, known_commit, place_of, snapshots
 from latentmake.errors import ModelError
-from latentmake.files.safetensors import Tensor
-from latentmake.models.kinds import tensors_of
+from latentmake.files.safetensors import Tensor, read_head
+
+if TYPE_CHECKING:
+    from latentmake.config.architectures import Vae
+
+PICKLES = (".pth", ".pt", ".bin", ".ckpt")
+"""Suffixes of torch files."""
+SUFFIXES = (".safetensors", *PICKLES)
+"""Suffixes of files whose tensors are known."""
+LORA = "LoRA"
+"""Kind of a LoRA's file: it has no other, since it contains the names of its network."""
+_LORA = r"lora_(down|up)|lora_[AB]\.|\.lora_"
+# Kind, and pattern of names of its tensors: those of original releases, of diffusers and of
+# transformers. The first kind of a family counts.
+_KINDS = (
+    ("Wan DiT", r"\.(self_attn\.q|cross_attn\.k)\.|^patch_embedding\.|^blocks\.0\.attn1\."),
+    ("UNet", r"^(down_blocks|input_blocks|up_blocks)\."),
+    (
+        "image encoder",
+        r"(^|\.)vision_model\.|^visual\.(transformer|patch_embedding|cls_embedding)\b|"
+        r"^embeddings\.(class|patch)_embedding\b",
+    ),
+    (
+        "T5",
+        r"(^|\.)encoder\.(block|embed_tokens)\.|\.SelfAttention\.|^(token_embedding|shared)\.|"
+        r"\.ffn\.gate\.",
+    ),
+    (
+        "CLIP text encoder",
+        r"(^|\.)text_model\.|^(embeddings\.(token|word)_embeddings?|text_projection)\b|"
+        r"^(cond_stage_model|conditioner)\.",
+    ),
+    (
+        "language model",
+        r"(^|\.)(model|language_model)\.layers\.|^layers\.\d+\.(self_attn\.q_proj|mlp\.gate_proj)|"
+        r"(^|\.)embed_tokens\.weight$",
+    ),
+    ("VAE of Wan 2.2's 5B model", r"^encoder\.downsamples\.0\.downsamples\."),
+    (
+        "VAE",
+        r"^(encoder|decoder)\.(conv_norm_out|norm_out)\.weight$|^first_stage_model\.|"
+        r"^encoder\.(down\.0\.block|down_blocks\.0\.resnets)\.",
+    ),
+    ("Wan VAE", r"^(encoder|decoder)\.(downsamples|upsamples|conv1|conv_in)\."),
+    ("VAE", r"^(vae\.)?(encoder|decoder)\.(conv_in|conv1|down|up|mid)|^decoder\.layers\."),
+    (
+        "DiT",
+        r"(^|\.)((double|single|transformer|single_transformer|joint)_blocks|noise_refiner)\.|"
+        r"^(model\.)?diffusion_model\.|^blocks\.\d+\.(cross_attn|attn\d|attn\.(?![qkvo]\.))",
+    ),
+)
+# Kind -> the family of networks that a key of a model asks for, where it is another.
+_FAMILIES = {"Wan DiT": "DiT", "Wan VAE": "VAE", "VAE of Wan 2.2's 5B model": "VAE"}
+# Prefixes in the files of ComfyUI, and of trainers that wrap the network.
+_WRAPPED = re.compile(r"^(model\.diffusion_model\.)?(diffusion_model\.)?(module\.)?", re.MULTILINE)
+# First layers of a VAE's halves, whose shapes tell one from another.
+_ENTRY = r"(^|\.){}\.(conv_in|conv1)(\.conv)?\.weight$"
+
+
+def kinds_of(names: Iterable[str]) -> dict[str, str]:
+    """Return family -> kind of the networks that tensors of these names belong to.
+
+    The likeliest comes first. A complete checkpoint has several; unknown names have none.
+    """
+    own = "\n".join(names)
+    if re.search(_LORA, own):
+        return {LORA: LORA}
+    text = f"{own}\n{_WRAPPED.sub('', own)}"
+    found: dict[str, str] = {}
+    for kind, pattern in _KINDS:
+        family = _FAMILIES.get(kind, kind)
+        if family not in found and re.search(pattern, text, re.MULTILINE):
+            found[family] = kind
+    return found
+
+
+def one(kind: str) -> str:
+    """Return a kind with its article: `a VAE`, `an image encoder`."""
+    return f"{'an' if kind[:1] == 'i' else 'a'} {kind or 'network'}"
+
+
+def vae_of(tensors: Mapping[str, Tensor]) -> Vae | None:
+    """Return the sizes of a VAE; None where its names or shapes are not known."""
+    from latentmake.config.architectures import Vae
+
+    first, last = (
+        next((x.shape for name, x in tensors.items() if re.search(_ENTRY.format(half), name)), ())
+        for half in ("encoder", "decoder")
+    )
+    return Vae(len(last) - 2, last[1], first[1]) if len(first) == len(last) > 3 else None
+
+
+def lack(path: Path, marks: Collection[str], what: str) -> str:
+    """Return why no tensor of a file has one of the marks of a network; "" where one has."""
+    try:
+        names = tensors_of(path)
+    except ValueError as error:
+        return str(error)
+    if any(mark in name for mark in marks for name in names):
+        return ""
+    kind = next(iter(kinds_of(names).values()), "")
+    return f"holds no {what}{f', but {one(kind)}' if kind else ''}"
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def weight_file(path: Path) -> Path:
+    """Return the file that stands for weights: itself, or a folder's first; raises ValueError."""
+    if not path.exists():
+        raise ValueError(weights.absence(path))
+    if not path.is_dir():
+        return path
+    for suffix in SUFFIXES:
+        if found := sorted(path.glob(f"*{suffix}")):
+            return found[0]
+    raise ValueError("is a folder without a file of weights")
+
+
+def tensors_of(path: Path) -> Mapping[str, Tensor]:
+    """Return the tensors of a file of weights by name; of a torch file without dtype and shape.
+
+    Raises:
+        ValueError: it cannot be read, is cut short, or no safetensors or torch file; says which.
+    """
+    try:
+        stat = path.stat()
+        if not S_ISREG(stat.st_mode):
+            raise ValueError("is no regular file")
+        if stat.st_size == 0:
+            raise ValueError("is an empty file")
+        if path.suffix == ".safetensors":
+            return read_head(path).tensors
+        if path.suffix in PICKLES:
+            return dict.fromkeys(_torch_names(path), Tensor("", (), 0, 0))
+    except OSError as error:
+        raise ValueError(f"cannot be read ({error.strerror})") from None
+    raise ValueError("is neither a .safetensors nor a .pth file")
+
+
+def _torch_names(path: Path) -> list[str]:
+    """Return all strings of a torch file's pickle, of which its tensors' names are some."""
+    try:
+        with path.open("rb") as file:
+            if not zipfile.is_zipfile(file):
+                # The old format: a magic number, a version, facts of the system, then the weights.
+                file.seek(0)
+                return [name for _ in range(4) for name in _strings(file)]
+            with zipfile.ZipFile(file) as archive:
+                for member in archive.namelist():
+                    if member.endswith("data.pkl"):
+                        with archive.open(member) as pickled:
+                            return list(_strings(pickled))
+    except (ValueError, EOFError, IndexError, struct.error, zipfile.BadZipFile, RuntimeError):
+        pass  # RuntimeError: encrypted, or packed in a way that zipfile does not know
+    raise ValueError("is cut short or no torch file")
+
+
+def _strings(file: IO[bytes]) -> Iterator[str]:
+    import pickletools
+
+    for code, argument, _ in pickletools.genops(file):
+        if "UNICODE" in code.name and isinstance(argument, str):
+            yield argument
+
 
 SCHEDULE = Path(__file__).with_name("stable_diffusion")
 """Folder of Stable Diffusion's noise schedule, which no checkpoint holds."""
@@ -37,7 +208,7 @@ _WORDS = {
     "text_encoder": "text encoder",
     "text_encoder_2": "second text encoder",
 }
-_KINDS = {"sd1": _FIRST, "sd2": _OPEN, "sdxl": _XL}
+_RELEASES = {"sd1": _FIRST, "sd2": _OPEN, "sdxl": _XL}
 _TITLES = {"sd1": "Stable Diffusion 1.x", "sd2": "Stable Diffusion 2.x", "sdxl": "SDXL"}
 _UNUSED_BLOCK = "transformer.resblocks.23."  # of SD 2.x's OpenCLIP, as diffusers leaves it out
 _TOKENIZER = "openai/clip-vit-large-patch14"
@@ -64,13 +235,13 @@ def tensors_in(path: Path) -> Mapping[str, Tensor]:
         raise ModelError("is not a .safetensors file", where=path, hint=hint)
     stat = path.stat()
     try:
-        return _read(path, stat.st_size, stat.st_mtime_ns)
+        return _tensors_then(path, stat.st_size, stat.st_mtime_ns)
     except ValueError as error:
         raise ModelError(str(error), where=path, hint="copy the checkpoint again") from None
 
 
 @lru_cache(8)
-def _read(path: Path, _size: int, _time: int) -> Mapping[str, Tensor]:
+def _tensors_then(path: Path, _size: int, _time: int) -> Mapping[str, Tensor]:
     return tensors_of(path)
 
 
@@ -100,7 +271,7 @@ def section_of(weights: Weights) -> digest.Section | None:
 
 def kind_of(names: Collection[str]) -> str | None:
     """Return `sd1`, `sd2` or `sdxl`, by the text encoder in a checkpoint; None: there is none."""
-    found = (kind for kind, own in _KINDS.items() if any(x.startswith(own) for x in names))
+    found = (kind for kind, own in _RELEASES.items() if any(x.startswith(own) for x in names))
     return next(found, None)
 
 
@@ -110,7 +281,7 @@ def prefix_of(part: str, names: Collection[str]) -> str | None:
     return next((each for each in prefixes if any(x.startswith(each) for x in names)), None)
 
 
-def check(weights: Weights, architecture: str | None, where: str) -> None:
+def check_checkpoint(weights: Weights, architecture: str | None, where: str) -> None:
     """Refuse a checkpoint of another architecture, or without the part that weights name."""
     kind = kind_of(tensors_in(Path(weights.path or "")))
     if kind not in (None, architecture) and (architecture or kind == "sdxl"):

@@ -10,7 +10,6 @@ metadata, which holds our key: nothing is written twice, and files of other orig
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,10 +21,14 @@ from pydantic import BaseModel
 from safetensors import SafetensorError, safe_open
 
 from latentmake import digest
-from latentmake.errors import CacheError, StorageError
+from latentmake.data.item import IMAGE_EXTENSIONS
+from latentmake.errors import CacheError, ConfigError
+from latentmake.exchange.shapes import Text, text_shape, unknown_shape
 from latentmake.files import atomic, cachefile
+from latentmake.files.safetensors import parse_head
 from latentmake.layouts import layout
-from latentmake.plan.manifest import rows_of
+from latentmake.plan.facts import Facts
+from latentmake.plan.manifest import rows_of, run_folder
 from latentmake.progress import Progress
 
 if TYPE_CHECKING:
@@ -34,7 +37,6 @@ if TYPE_CHECKING:
 STATES = ("written", "up to date", "left, for they are not ours")
 _WRITTEN, _SAME, _LEFT = STATES
 _LEAST_THREADS = 4  # they wait for the disk most of the time
-_AT_ONCE = 4096  # files that wait for a thread
 _TENSORS = {"latents": "latent", "text": "emb"}
 
 
@@ -46,9 +48,7 @@ class ExportOrder(BaseModel, extra="forbid", frozen=True):
         folder: of the files; None: beside the images.
         part: name of the resolution.
         ending: of files of latents; None where none are written.
-        dtype: of the latents' caches.
         texts: (ending, whether it pads) of each text encoder; none where no text is written.
-        text_dtype: of the embeddings' caches.
         overwrite: whether to replace files that we did not write.
     """
 
@@ -57,15 +57,69 @@ class ExportOrder(BaseModel, extra="forbid", frozen=True):
     folder: str | None
     part: str
     ending: str | None
-    dtype: str
     texts: list[tuple[str, bool]]
-    text_dtype: str
     overwrite: bool
 
 
-def dtype_of(kind: str, padded: bool) -> str:
-    """Return the dtype of `latents` or `text`: bfloat16 for T5, which pads nothing."""
-    return "bfloat16" if kind == "text" and not padded else "float32"
+def plan_export(facts: Facts, name: str) -> ExportOrder:
+    """Return the order to export a run's caches.
+
+    Raises:
+        ConfigError: they cannot be exported.
+        ModelError: a model's configuration cannot be read.
+    """
+    run, export = facts.config.runs[name], facts.config.export
+    ending, texts = named_files(facts, name)
+    known = [size.name for size in run.resolutions]
+    part = known[0] if export.resolution is None else export.resolution.name
+    what = f"the run {name} has no resolution {part}" if part not in known else ""
+    if export.resolution is None and len(known) > 1:
+        what = f"the run {name} has the resolutions {', '.join(known)}, and ai-training's names "
+        what += "have room for one"
+    if what:
+        hint = f"choose one of {', '.join(known)}"
+        raise ConfigError(what, where="export.resolution", hint=hint)
+    for dataset in run.datasets:
+        if facts.config.datasets[dataset].remote and export.folder is None:
+            what = f"the dataset {dataset} lies at a URL, where nothing is written"
+            raise ConfigError(what, where="export.folder", hint="name a folder on this disk")
+    return ExportOrder(
+        run=name,
+        manifest=str(run_folder(name) / "manifest.jsonl"),
+        folder=export.folder,
+        part=part,
+        ending=ending,
+        texts=[(text.ending, text.tokens.padded) for text in texts],
+        overwrite=export.overwrite,
+    )
+
+
+def named_files(facts: Facts, name: str) -> tuple[str | None, list[Text]]:
+    """Return what files of a run's latents end in, and what those of its text encoders hold.
+
+    Raises:
+        ConfigError: no file is named, one is taken for another, or nothing says what they hold.
+        ModelError: a model's configuration cannot be read.
+    """
+    run = facts.config.runs[name]
+    model, where = facts.config.models[run.model], f"models.{run.model}.ai_training"
+    if (named := model.ai_training) is None:
+        hint = "name what ai-training's files end in: {latents: .img_sdxl, text: .txt_t5cache}"
+        raise ConfigError("this key is missing", where=where, hint=hint)
+    captions = {each: facts.config.datasets[each].caption_extension for each in run.datasets}
+    for ending in filter(None, [named.latents, *(named.text or [])]):
+        taken = [f"a caption of {each}" for each, own in captions.items() if ending.endswith(own)]
+        if f".{ending.lower().rpartition('.')[2]}" in IMAGE_EXTENSIONS:
+            taken.append("an image")
+        if taken:
+            what = f"what ends in {ending} is taken for {taken[0]}"
+            raise ConfigError(what, where=where, hint="use another")
+    texts = []
+    for place, ending in zip(model.text, named.text or [], strict=False):
+        if (text := text_shape(place, ending, model.unet)) is None:
+            raise unknown_shape(f"models.{run.model}.text")
+        texts.append(text)
+    return named.latents, texts
 
 
 def from_bytes(kind: str, padded: bool, data: bytes) -> torch.Tensor:
@@ -84,18 +138,15 @@ def from_bytes(kind: str, padded: bool, data: bytes) -> torch.Tensor:
     if tensors.keys() != {name}:
         held = " and ".join(f"`{each}`" for each in sorted(tensors)) or "nothing"
         raise CacheError(f"holds {held} in place of `{name}` alone")
-    found, wanted = str(tensors[name].dtype).removeprefix("torch."), dtype_of(kind, padded)
+    found, wanted = str(tensors[name].dtype).removeprefix("torch."), _dtype_of(kind, padded)
     if found != wanted:
         raise CacheError(f"`{name}` is in {found}, not in {wanted}")
     return tensors[name]
 
 
-def to_bytes(kind: str, padded: bool, tensor: torch.Tensor, stamp: Mapping[str, str]) -> bytes:
-    """Return a file's bytes, with our stamp as metadata."""
-    import torch
-
-    dtype: torch.dtype = getattr(torch, dtype_of(kind, padded))
-    return cachefile.serialize({_TENSORS[kind]: tensor.to(dtype)}, stamp)
+def _dtype_of(kind: str, padded: bool) -> str:
+    """Return the dtype of `latents` or `text`: bfloat16 for T5, which pads nothing."""
+    return "bfloat16" if kind == "text" and not padded else "float32"
 
 
 class _File(NamedTuple):
@@ -113,6 +164,13 @@ class _File(NamedTuple):
     number: int = 0
     kind: str = "latents"
     padded: bool = False
+
+    def serialize(self, tensor: torch.Tensor, stamp: Mapping[str, str]) -> bytes:
+        """Return its bytes, with our stamp as metadata."""
+        import torch
+
+        dtype: torch.dtype = getattr(torch, _dtype_of(self.kind, self.padded))
+        return cachefile.serialize({_TENSORS[self.kind]: tensor.to(dtype)}, stamp)
 
 
 def export(order: ExportOrder, *, say: Callable[[str], None], threads: int = 1) -> Counter[str]:
@@ -134,15 +192,11 @@ def export(order: ExportOrder, *, say: Callable[[str], None], threads: int = 1) 
         ThreadPoolExecutor(max(threads, _LEAST_THREADS)) as pool,
         Progress(total=len(files), desc="exporting", unit="file") as progress,
     ):
-        for start in range(0, len(files), _AT_ONCE):
-            some = files[start : start + _AT_ONCE]
-            for file, state in zip(some, pool.map(partial(_export, order), some), strict=True):
-                total[state] += 1
-                if state == _LEFT:
-                    say(f"{file.path}: is not of latentmake's making and holds something else")
-                progress.update()
-    for line in _lost(order):
-        say(line)
+        for file, state in zip(files, pool.map(partial(_export, order), files), strict=True):
+            total[state] += 1
+            if state == _LEFT:
+                say(f"{file.path}: is not of latentmake's making and holds something else")
+            progress.update()
     say(f"{order.run}: " + ", ".join(f"{total[state]} {state}" for state in STATES))
     if total[_LEFT]:
         raise CacheError(
@@ -166,80 +220,52 @@ def _files(order: ExportOrder) -> Iterator[_File]:
             yield _File(Path(base + ending), row.first_text, tensor, index, "text", padded)
 
 
-def _lost(order: ExportOrder) -> Iterator[str]:
-    """Yield a line for each kind whose caches have less precision than the files."""
-    kinds = [("latents", False, order.dtype)] if order.ending else []
-    kinds += [("text", padded, order.text_dtype) for _, padded in order.texts]
-    for kind, padded, kept in kinds:
-        wanted = dtype_of(kind, padded)
-        if wanted == "float32" and kept != wanted:
-            yield f"{kind}: written in {wanted} from caches in {kept}, of no more precision"
-
-
 def _export(order: ExportOrder, file: _File) -> str:
     """Write one file unless it is up to date; return its state."""
     existing = None
     try:
         header = cachefile.read_header(file.cache)
         if file.path.is_file():
-            ours = _header(file.path)
-            if ours is not None and ours.key == header.key:
-                return _SAME
-            existing = file.path.read_bytes() if ours is None else None
+            existing = file.path.read_bytes()
+            if (key := _key_of(file.path)) is not None:
+                existing = None
+                if key == header.key:
+                    return _SAME
         adopted = header.adopted.split(" ")[file.number : file.number + 1]
         if existing and [digest.of_bytes(existing)] == adopted:
             return _SAME
         with safe_open(file.cache, framework="pt") as cache:
             tensor = cache.get_tensor(file.tensor)
-            metadata = cache.metadata() or {}
+            recipe = cache.metadata()[cachefile.RECIPE]
     except (OSError, SafetensorError) as error:
         raise CacheError(
             f"cannot be read ({error})",
             where=getattr(error, "filename", None) or file.cache,
             hint="check that the file exists and is readable",
         ) from None
-    recipe = metadata[cachefile.RECIPE]
     stamp = cachefile.stamp(key=header.key, source=header.source, recipe=recipe)
-    wanted = to_bytes(file.kind, file.padded, tensor, stamp)
+    wanted = file.serialize(tensor, stamp)
     if existing is not None:
-        if _equal(existing, wanted):
+        if _content(existing) == _content(wanted):
             return _SAME
         if not order.overwrite:
             return _LEFT
-    _write(file.path, wanted, order)
+    atomic.write(file.path, wanted)
     return _WRITTEN
 
 
-def _header(path: Path) -> cachefile.Header | None:
-    """Return the header of a file of ours; None for another file."""
+def _key_of(path: Path) -> str | None:
+    """Return the key of a file of ours; None for another file."""
     try:
-        return cachefile.read_header(path)
+        return cachefile.read_header(path).key
     except CacheError:
         return None
 
 
-def _equal(data: bytes, ours: bytes) -> bool:
-    """Whether two safetensors files hold equal tensors; metadata may differ."""
-    from safetensors.torch import load
-
+def _content(data: bytes) -> tuple[object, bytes] | None:
+    """Return a safetensors file but for its metadata; None for another file."""
     try:
-        theirs, wanted = load(data), load(ours)
-    except (SafetensorError, ValueError, KeyError, RuntimeError, TypeError):
-        return False
-    return theirs.keys() == wanted.keys() and all(
-        theirs[name].dtype == wanted[name].dtype and theirs[name].equal(wanted[name])
-        for name in wanted
-    )
-
-
-def _write(path: Path, data: bytes, order: ExportOrder) -> None:
-    try:
-        atomic.write(path, data)
-    except StorageError as error:
-        if order.folder is not None or os.access(path.parent, os.W_OK):
-            raise
-        raise StorageError(
-            error.what,
-            where=path.parent,
-            hint="make it writable, or set export.folder to another folder",
-        ) from None
+        head = parse_head(data)
+    except ValueError:
+        return None
+    return head.entries, data[len(head.data) :]

@@ -1,1 +1,0 @@
-"""Exchange of caches with ai-training (github.com/ppbrown/ai-training)."""

@@ -1,1 +1,0 @@
-"""Clips of videos as files: uncompressed .npz arrays and a train.jsonl, for other trainers."""

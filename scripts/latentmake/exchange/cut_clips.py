@@ -1,0 +1,170 @@
+"""Cutting clips into .npz files, only those whose content would change; see `clip_files`.
+
+A video is decoded once for all of its clips.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latentmake.caches.pixels import scaling
+from latentmake.caches.pixels.scaling import Film
+from latentmake.data.probe import prompt_of
+from latentmake.errors import SourceError
+from latentmake.exchange.clip_files import LIST, ClipFile, ClipsOrder, npz_bytes
+from latentmake.files import atomic, npz
+from latentmake.files.cachefile import KEY
+from latentmake.files.readers import Readers
+from latentmake.files.workspace import shortages
+from latentmake.plan.receipts import Receipt
+from latentmake.progress import Progress
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_ARRAY = "frames"
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+def cut(order: ClipsOrder, *, say: Callable[[str], None], threads: int = 1) -> Counter[str]:
+    """Bring the clips of a run and their `train.jsonl` up to date.
+
+    Returns:
+        Number of files `written`, `kept` and `removed`, and of `faulty` sources.
+
+    Raises:
+        StorageError: the disk has no room for what is missing, or cannot be written.
+        SourceError: videos or captions are faulty, and their dataset does not skip them; all are
+            named, all others are done, and `train.jsonl` is left as it was.
+    """
+    folder = Path(order.folder)
+    for error in shortages([order.need]):
+        raise error
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.glob(f".*{atomic.TEMPORARY_SUFFIX}"):  # of a cut that was killed
+        path.unlink(missing_ok=True)
+    counts: Counter[str] = Counter()
+    sources: dict[str, list[Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
+    faults = {name: list(lines) for name, lines in order.faults.items() if lines}
+    began = time.time()
+    groups: dict[tuple[str, str], list[ClipFile]] = {}
+    for file in order.files:
+        groups.setdefault((file.dataset, file.item.image), []).append(file)
+    pool = ThreadPoolExecutor(threads)
+    with ExitStack() as stack:
+        stack.callback(pool.shutdown, cancel_futures=True)
+        readers = stack.enter_context(Readers())
+        progress = Progress(total=len(order.files), desc=f"clips of {order.run}", unit="clip")
+        stack.enter_context(progress)
+        done = pool.map(partial(_cut_source, order, readers), groups.values())
+        for (dataset, video), found in zip(groups, done, strict=True):
+            files = groups[dataset, video]
+            progress.update(len(files))
+            if isinstance(found, SourceError):
+                say(f"faulty: {found}")
+                faults.setdefault(dataset, []).append(str(found))
+                continue
+            sources[video], written, made = found
+            counts.update(written=written, kept=len(files) - written)
+            rows |= made
+    Receipt(sources, {}, [], dict(counts), time.time() - began, began).write(Path(order.receipt))
+    counts["faulty"] = sum(map(len, faults.values()))
+    lines = [each for name, found in faults.items() if name not in order.skip for each in found]
+    if not lines:
+        counts["removed"] = _finish(order, rows)
+    summary = ", ".join(f"{counts[each]} {each}" for each in ("written", "kept", "removed"))
+    state = "" if counts["written"] or counts["removed"] or lines else "nothing to do: "
+    say(f"{folder}: {state}{summary}, {counts['faulty']} sources faulty")
+    if lines:
+        raise SourceError(
+            f"{len(lines)} faulty: {' | '.join(lines)}",
+            where=f"clips_{order.run}",
+            hint="the others are done and kept; fix these, or set on_error: skip",
+        )
+    return counts
+
+
+def _cut_source(
+    order: ClipsOrder, readers: Readers, files: Sequence[ClipFile]
+) -> tuple[list[Any], int, dict[str, dict[str, Any]]] | SourceError:
+    """Write the stale files of one video.
+
+    Returns:
+        Stat and digest of the video; number of files written; name -> row of the list. Or the fault
+        of the video or a caption.
+    """
+    try:
+        rows = {file.name: _row(order, file) for file in files}
+        source = files[0].source()
+        stale = [file for file in files if order.differences(file, source[-1])]
+        cuts = []
+        for file in stale:
+            indices = order.indices(file)
+            cuts.append((scaling.Cut(indices, 0, len(indices), [(file.size, file.size)]), file))
+        cuts.sort(key=lambda pair: pair[0].reach)
+        item = files[0].item
+        assert item.media is not None
+        film = Film(item.image, item.media.rotation, order.max_pixels[files[0].dataset])
+        clips = readers.each(film.path, scaling.cut, film, [each for each, _ in cuts])
+        for _, file in cuts:
+            comment = {KEY: order.key(file, source[-1]), **order.origin(file)}
+            (clip,) = next(clips).values()
+            _write(order.path(file), clip, comment)
+    except SourceError as error:
+        return error
+    return source, len(stale), rows
+
+
+def _row(order: ClipsOrder, file: ClipFile) -> dict[str, Any]:
+    """Return a clip's row of the list: its file, prompt, further columns, and where it is from."""
+    own = {"video": f"{file.name}.npz", "prompt": prompt_of(file.item)}
+    return {**own, **(file.item.row or {}), **own, **order.origin(file)}
+
+
+def _write(path: Path, clip: NDArray[np.uint8], comment: Mapping[str, object]) -> None:
+    """Write an npz file, which gets its name at the end."""
+    from numpy.lib import format as npy
+
+    entry = zipfile.ZipInfo(f"{_ARRAY}.npy", _EPOCH)
+    entry.create_system, entry.external_attr = 3, 0o644 << 16
+    entry.file_size = npz_bytes(clip.shape)  # tells zipfile whether it needs fields for large files
+    with (
+        atomic.replacing(path) as temporary,
+        zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive,
+    ):
+        archive.comment = json.dumps(dict(comment), separators=(",", ":")).encode()
+        with archive.open(entry, "w") as array:
+            head = {"descr": "|u1", "fortran_order": False, "shape": clip.shape}
+            npy.write_array_header_1_0(array, head)
+            array.write(clip.data)
+
+
+def _finish(order: ClipsOrder, rows: Mapping[str, Mapping[str, Any]]) -> int:
+    """Write the list, then remove the files of clips that are gone; return their number."""
+    folder, listed = Path(order.folder), [file.name for file in order.files if file.name in rows]
+    lines = "".join(f"{json.dumps(rows[name], ensure_ascii=False)}\n" for name in listed).encode()
+    place = folder / LIST
+    if not place.is_file() or place.read_bytes() != lines:
+        atomic.write(place, lines)
+    gone = [path for path in folder.glob("*.npz") if path.stem not in rows and _is_ours(path)]
+    for path in gone:
+        path.unlink()
+    return len(gone)
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return KEY in npz.read_metadata(path)
+    except (OSError, ValueError):
+        return False

@@ -1,1 +1,0 @@
-"""Import of the dataset files of musubi-tuner and sd-scripts."""
