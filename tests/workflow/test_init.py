@@ -169,9 +169,13 @@ def test_captions_of_a_metadata_file_are_found(project: Project) -> None:
 
 def test_small_images_get_a_smaller_resolution(project: Project) -> None:
     pictures(project / "cats", size=(300, 260))
-    project.ask("init", "cats", "--model", model(project, "sd15"))
+    said = project.ask("init", "cats", "--model", model(project, "sd15"))
     assert written(project, "cats.yaml")["runs"]["cats"]["resolutions"] == [256]
-    assert "most are smaller than the model's 512" in (project / "cats.yaml").read_text()
+    assert said.one_line("smaller than the 512 pixels")
+    shutil.rmtree(project / "cats")
+    pictures(project / "cats", size=(90, 90))
+    said = project.ask("init", "cats", "--model", "models/sd15", "--force")
+    assert said.one_line("4 of 4 images are enlarged")
 
 
 def test_a_tiny_sdxl_gets_buckets_of_its_size(project: Project) -> None:

@@ -85,6 +85,11 @@ class Found(NamedTuple):
         sizes = f", {' to '.join(ends)} pixels" if ends else ""
         return f"{self.counted}, {counted(self.captioned, 'caption')}{sizes}"
 
+    def smaller(self, side: float) -> int:
+        """Return how many of its items are smaller than a resolution, about."""
+        small = sum(each < 0.99 * side for each in self.sides)
+        return round(small * self.items / max(1, len(self.sizes)))
+
     @property
     def fps(self) -> float | None:
         """Frames a second of its videos; None where they differ, or are not known."""

@@ -93,7 +93,7 @@ def init(
     if found.networks:
         _say("found", f"{found.root}: {found.title}")
     _say("wrote", f"{file}: trains a LoRA by `kind: {kind}`, at {shown(run.size.value)} pixels")
-    for line in (*notes, *_uncaptioned(datasets)):
+    for line in (*notes, *_notes(run)):
         _say("note", line)
     for line in missing:
         _say("missing", line)
@@ -180,13 +180,19 @@ def _installed(kind: str, programs: dict[str, str | None]) -> tuple[tuple[str, s
     return (section, found or f"../{name}"), "" if found else clone
 
 
-def _uncaptioned(datasets: list[Found]) -> Iterator[str]:
-    """Yield a line for each dataset with items that lack a caption."""
-    for each in datasets:
+def _notes(run: Run) -> Iterator[str]:
+    """Yield what was decided about captions and sizes, a line each."""
+    size, title = run.size, run.section.model.title
+    for each in run.datasets:
         if lacking := each.items - each.captioned:
             of = f"{lacking} of {each.counted}" if each.captioned else f"all {each.counted}"
             words = f"`class_tokens: {shown(each.words)}` stands for it"
             yield f"{each.path}: {of} lack a caption: {words}, but captions of their own are better"
+        if small := each.smaller(size.side):
+            yield f"{each.path}: {small} of {each.counted} are enlarged to the resolution"
+    if size.larger:
+        own = f"the {size.larger} pixels that {title} was made for"
+        yield f"most are smaller than {own}: `resolutions: [{shown(size.value)}]`"
 
 
 def _missing(run: Run) -> Iterator[str]:

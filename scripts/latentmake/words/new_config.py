@@ -45,12 +45,12 @@ class Size(NamedTuple):
     Attributes:
         value: as the configuration has it.
         side: of a square of its area, in pixels.
-        why: it was chosen.
+        larger: the model's own size, where most items are smaller than that; else "".
     """
 
     value: int | list[int]
     side: float
-    why: str
+    larger: str
 
 
 def size_of(model: Model, found: Sequence[Found]) -> Size:
@@ -61,12 +61,10 @@ def size_of(model: Model, found: Sequence[Found]) -> Size:
     sides = sorted(side for each in found for side in each.sides)
     middle = sides[len(sides) // 2] if sides else own
     if middle >= 0.9 * own:
-        why = "pixels; the size that the model was made for"
-        return Size([*clip] if clip else round(own), own, why)
+        return Size([*clip] if clip else round(own), own, "")
     step = 64 if own >= 256 else model.architecture.side
     side = max(middle // step * step, own // 2 // step * step)
-    words = f"{clip[0]} x {clip[1]}" if clip else str(round(own))
-    return Size(int(side), side, f"pixels; most are smaller than the model's {words}")
+    return Size(int(side), side, f"{clip[0]} x {clip[1]}" if clip else str(round(own)))
 
 
 def _own_side(model: Model) -> int:
@@ -125,6 +123,8 @@ def _line(depth: int, key: str, value: Any = None, why: str = "") -> str:
 
 def config_text(run: Run) -> str:
     """Return the text of the configuration."""
+    why, larger = "the size that the model was made for", run.size.larger
+    why = f"most are smaller than the model's {larger}" if larger else why
     section, trained = run.section, sum(each.items * each.repeats for each in run.datasets)
     kinds = {kind: sum(x.items for x in run.datasets if x.video == kind) for kind in (False, True)}
     words = ((kinds[False], "image"), (kinds[True], "video"))
@@ -145,7 +145,7 @@ def config_text(run: Run) -> str:
         _line(1, run.name),
         _line(2, "datasets", [each.name for each in run.datasets]),
         _line(2, "model", section.name),
-        _line(2, "resolutions", [run.size.value], run.size.why),
+        _line(2, "resolutions", [run.size.value], f"pixels; {why}"),
         _line(2, "trainer"),
         *_trainer(run, trained),
     ]

@@ -188,6 +188,7 @@ def _find_caches(facts: Facts, dataset: str, found: Pruning) -> None:
         if part.dataset == dataset:
             folder = facts.layout(part.model).folder(*part)
             parts.setdefault(part.model, set()).add(folder.split("/", 3)[3])
+    spared = _spared(facts)
     for path, stat in _files_below(f"cache/{dataset}"):
         names = Path(path).parts[2:]
         reason = _reason(facts, dataset, parts, names)
@@ -198,6 +199,8 @@ def _find_caches(facts: Facts, dataset: str, found: Pruning) -> None:
             found.left[path] = "a link, or no regular file"
         elif not (is_note or (names[1:] and (_is_temporary(path) or _header(path)))):
             found.left[path] = _FOREIGN
+        elif any(Path(os.path.realpath(path)).is_relative_to(each) for each in spared):
+            found.left[path] = "the configuration names it"
         else:
             found.groups.setdefault(reason, {})[path] = stat
 
@@ -249,6 +252,21 @@ def _header(path: str) -> Any:
     with contextlib.suppress(CacheError, OSError):
         return read_header(path)
     return None
+
+
+def _spared(facts: Facts) -> set[str]:
+    """Return the real paths in `cache/` that a configuration names: sources, models and others."""
+    found: set[str] = set()
+    rest: list[Any] = [facts.config.model_dump()]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, dict):
+            rest += value.values()
+        elif isinstance(value, list | tuple):
+            rest += value
+        elif isinstance(value, str | Path) and "\0" not in str(value):
+            found.add(os.path.realpath(value))
+    return {path for path in found if path.startswith(f"{os.path.realpath('cache')}/")}
 
 
 def _find_stored(facts: Facts, found: Pruning) -> None:
