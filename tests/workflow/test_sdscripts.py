@@ -247,15 +247,6 @@ def test_nothing_but_a_new_and_whole_lora_is_success(
     assert (built / "runs/tiny/trained.json").is_file()
 
 
-def test_an_old_cache_that_would_win_is_named(built: Project) -> None:
-    sdscripts.with_trainer(built)
-    old = built / "runs/tiny/sdscripts/shapes_64/ant.npz"
-    old.parent.mkdir(parents=True)
-    old.write_bytes(b"old")
-    result = built.run("train_tiny", check=False)
-    result.one_line("shapes_64/ant.npz: is a cache of an old kind", "remove it")
-
-
 def test_what_a_training_lacks_is_named_before_anything_is_made(
     micro: Path, tmp_path: Path
 ) -> None:
