@@ -2,8 +2,6 @@
 
 On a cluster each job reads the Snakefile again, while other jobs finish and other builds plan. The
 planning process writes the plan file; the others find its path in an environment variable.
-
-Clips that a trained network draws, evaluations, exports, datasets cut into clips, publications.
 """
 
 from __future__ import annotations
@@ -11,6 +9,8 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -18,12 +18,12 @@ from pydantic import BaseModel, ConfigDict
 
 from latentmake import backends
 from latentmake.config.root import Config
-from latentmake.errors import ConfigError, LatentmakeError, nearest
+from latentmake.errors import ConfigError, DatasetError, LatentmakeError, nearest
 from latentmake.files import atomic
 from latentmake.files.workspace import Need
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import FOLDER, RUNS, Order, job_of, write_order
-from latentmake.plan.run_plan import Plan, RunPlan
+from latentmake.plan.orders import FOLDER, RUNS, Order, job_of, run_order, write_order
+from latentmake.plan.run_plan import Plan, RunPlan, members
 
 VARIABLE = "LATENTMAKE_PLAN"
 """Environment variable with the path of the plan file."""
@@ -224,14 +224,11 @@ def plan_extras(
     """
     for name in (name for name, words in request.words.items() if "publish" in words):
         backend = backends.of_run(facts.config, name)
-        if backend is None or not backend.publishes:
-            continue
-        backend.check_publication(facts, name)
-        if not facts.config.publish.caches:
-            from latentmake.training.external.publish import write_items
-
-            published = backend.order_publication(facts, name, write_items(facts, name))
-            orders.setdefault(name, {})["publish"] = str(published)
+        if backend is not None and backend.publishes:
+            backend.check_publication(facts, name)
+            if not facts.config.publish.caches:
+                published = backend.order_publication(facts, name, write_items(facts, name))
+                orders.setdefault(name, {})["publish"] = str(published)
     for name, run in plan.runs.items():
         words = request.words[name]
         if "export" in words:
@@ -242,6 +239,27 @@ def plan_extras(
         for word in _FOLLOWING:
             if word in words and (order := _following(facts, run, word, force=force)):
                 orders[name][word] = order
+
+
+def write_items(facts: Facts, name: str) -> Path:
+    """Write the manifest of a publication without caches; raises DatasetError of faulty items."""
+    from latentmake.plan.manifest import lines_of, row_of
+
+    config, run, fatal = facts.config, facts.config.runs[name], list[str]()
+    for dataset in run.datasets:
+        lines = [fault.line for fault in facts.items(dataset, run.model)[1]]
+        if config.datasets[dataset].on_error == "skip":
+            sys.stderr.writelines(f"skipped: {line}\n" for line in lines)
+        else:
+            fatal += lines
+    if fatal:
+        fault, hint = f"{len(fatal)} faulty: {' | '.join(fatal)}", "set on_error: skip to publish"
+        raise DatasetError(fault, where=f"run {name}", hint=f"{hint} without these")
+    repeats = {dataset: config.datasets[dataset].num_repeats for dataset in run.datasets}
+    layout, items = facts.layout(run.model), members(facts, run, {}, {})
+    path = run_order(name, "items", time.time_ns()).with_suffix(".jsonl")
+    atomic.write(path, lines_of(row_of(x, repeats[x.dataset], layout) for x in items))
+    return path
 
 
 def _export(facts: Facts, run: RunPlan) -> str:

@@ -15,13 +15,15 @@ from latentmake import backends
 from latentmake.config.datasets import Dataset
 from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.config.root import parse
+from latentmake.files.workspace import System
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
+from latentmake.request import write_items
 from latentmake.training.external.installation import Installation
-from latentmake.training.external.musubi.publish import MusubiPublication
-from latentmake.training.external.publish import write_items
+from latentmake.training.external.musubi import publish as musubi
+from latentmake.training.external.publish import Names, findings, publish
+from latentmake.training.external.sdscripts import deploy as sdscripts
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
-from latentmake.training.external.sdscripts.publish import SdScriptsPublication
 from latentmake.training.order import read_order
 from publish_world import order_of
 from test_resume_sdscripts import make_run
@@ -151,7 +153,7 @@ def test_sd_scripts_makes_the_caches_of_a_published_folder_and_trains_on_them(
         }
     )
     shutil.rmtree("cache")
-    SdScriptsPublication(order).publish(print)
+    publish(sdscripts.publication(order), print)
     place = Path("published/cats")
     assert not list(place.rglob("*.npz"))
     run_script(place / "train_cats.sh", program)
@@ -160,7 +162,7 @@ def test_sd_scripts_makes_the_caches_of_a_published_folder_and_trains_on_them(
     assert {*place.rglob("*.npz")} == caches
     assert (place / "output/cats.safetensors").stat().st_size > 1000
     world.draw(Path("data/ant.png"), 7, (64, 64))
-    SdScriptsPublication(order).publish(print)
+    publish(sdscripts.publication(order), print)
     assert {*place.rglob("*.npz")} == caches - {place / "cats_64/ant_0064x0064_sd.npz"}
 
 
@@ -225,15 +227,15 @@ def test_musubi_tuners_schema_takes_every_toml_and_its_scripts_know_every_flag(
             musubi_tuner=ExternalProgram(path=os.fspath(tuner.folder)),
             publish=Publish(caches=False, attention=attention, batch_size=2, num_workers=2),
         )
-        found = {each.what: each for each in MusubiPublication(order).findings()}
+        found = {each.what: each for each in findings(musubi.publication(order))}
         for what, finding in found.items():
             if what.startswith(("arguments", "dataset TOML", "attention")):
                 assert finding.verdict == "ok", finding
         assert "arguments of wan_cache_text_encoder_outputs.py" in found
-    text = MusubiPublication(order, str(tmp_path / "published"))
-    for system in ("linux", "windows"):
+    systems: tuple[System, ...] = ("linux", "windows")
+    for system in systems:
         tomls.append(tmp_path / f"{system}.toml")
-        tomls[-1].write_text(text.dataset(system))
+        tomls[-1].write_text(musubi.publication(order).dataset(Names(order, system)))
     assert accepted(tuner, tomls) == "accepted 2"
 
 

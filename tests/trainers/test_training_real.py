@@ -15,7 +15,8 @@ from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.errors import TrainingError
 from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.order import MusubiOrder
-from latentmake.training.external.musubi.publish import MusubiPublication
+from latentmake.training.external.musubi.publish import publication
+from latentmake.training.external.publish import publish
 from latentmake.training.order import read_order
 from musubi_world import write_order
 from real_models import CAPTION, WORLDS
@@ -118,8 +119,8 @@ def test_the_published_script_of_another_architecture_caches_and_trains(
             tiny_weights("z_image") / f"{name}.safetensors", f"models/{name}.safetensors"
         )
     order = read_order(path, MusubiOrder)
-    publish = Publish(caches=False, batch_size=1, num_workers=1, num_processes=1)
-    MusubiPublication(order.model_copy(update={"publish": publish})).publish(print)
+    settings = Publish(caches=False, batch_size=1, num_workers=1, num_processes=1)
+    publish(publication(order.model_copy(update={"publish": settings})), print)
     assert order.musubi_tuner is not None
     done = subprocess.run(
         ["bash", f"published/{RUN}/train_{RUN}.sh"],

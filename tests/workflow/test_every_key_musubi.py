@@ -189,6 +189,12 @@ CHANGES: dict[Key, Change] = {
 del CHANGES["musubi_tuner", "path"]
 for path, value in every_key.PUBLICATION.items():
     CHANGES[path] = Change(value, files=_caching_scripts)
+for name in ("batch_size", "num_workers"):
+    CHANGES["publish", name] = Change(
+        every_key.PUBLICATION["publish", name],
+        makes=frozenset(),
+        why="of caching, which published scripts do with `caches: false` alone",
+    )
 
 NOT_HERE = {
     "hub": "reaches a network",

@@ -190,7 +190,7 @@ for name in ("batch_size", "num_workers"):
     CHANGES["publish", name] = Change(
         every_key.PUBLICATION["publish", name],
         makes=frozenset(),
-        why="of caching steps, which these scripts have with `caches: false` alone",
+        why="of caching, which published scripts do with `caches: false` alone",
     )
 
 NOT_HERE = {

@@ -127,10 +127,10 @@ def test_a_wan_run_is_published_without_encoding_and_cached_by_its_script(tmp_pa
         ".latentmake-published.json",
     }
     published = json.loads((place / "train_tiny.json").read_text())
-    latents, text, training = (step["arguments"] for step in published["linux"]["steps"])
+    latents, text, training = (call[1] for call in published["linux"]["calls"])
     assert "--flash_attn" in training
     assert "/mnt/e/models/vae.safetensors" in latents and f"{ELSEWHERE}/t5.pth" in text
-    windows = published["windows"]["steps"][0]["arguments"]
+    windows = published["windows"]["calls"][0][1]
     assert "E:/models/vae.safetensors" in windows
 
     run_script(project, place / "train_tiny.sh")
@@ -177,8 +177,8 @@ def test_a_run_of_sd_scripts_is_published_without_encoding(tmp_path: Path) -> No
     listed = json.loads((place / "shapes_64/metadata.json").read_text())
     caption = sdscripts.CAPTIONS["sub/cat"]
     assert listed["sub/cat.png"] == {"caption": caption, "image_size": [40, 90]}
-    (step,) = json.loads((place / "train_tiny.json").read_text())["linux"]["steps"]
-    text = " ".join(step["arguments"])
+    (call,) = json.loads((place / "train_tiny.json").read_text())["linux"]["calls"]
+    text = " ".join(call[1])
     for words in (
         "--vae /mnt/e/models/vae.safetensors",
         "--cache_latents_to_disk",

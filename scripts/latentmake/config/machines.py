@@ -89,11 +89,11 @@ class Publish(Closed, shapes=PUBLICATION):
     """`--num_processes` of `accelerate launch` in the published scripts, with `--multi_gpu` from 2
     on."""
     batch_size: BatchSize | None = None
-    """Items that the caching steps of the published scripts encode at once: `--batch_size` of
+    """Items that the published scripts encode at once with `caches: false`: `--batch_size` of
     musubi-tuner, `--vae_batch_size` and `--text_encoder_batch_size` of sd-scripts. By default the
     choice of each script."""
     num_workers: Number | None = Field(None, ge=1)
-    """`--num_workers` of musubi-tuner's caching steps in the published scripts. sd-scripts has no
+    """`--num_workers` of musubi-tuner's caching scripts, with `caches: false`. sd-scripts has no
     such flag."""
     folder: Annotated[str, StringConstraints(pattern=FOLDER)] = "{dataset}_{resolution}"
     """Names of the image folders. Placeholders are `{run}`, `{dataset}`, `{model}`,

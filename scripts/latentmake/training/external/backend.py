@@ -30,7 +30,7 @@ from latentmake.training.external.installation import (
     proven_commit,
 )
 from latentmake.training.external.order import ExternalOrder, Resume, missing_files, reasons
-from latentmake.training.external.publish import Publication
+from latentmake.training.external.publish import Publication, findings, publish
 from latentmake.training.order import read_order
 
 Order = TypeVar("Order", bound=ExternalOrder)
@@ -46,7 +46,7 @@ class Launched(Backend, Generic[Order]):
     """
 
     order_type: type[Order]
-    publication: Callable[[Order], Publication[Order]]
+    publication: Callable[[Order], Publication]
     publishes = True
 
     @abstractmethod
@@ -157,7 +157,7 @@ class Launched(Backend, Generic[Order]):
             return
         found = [*self.preflight(order)]
         if failed(found) and not order.publish.caches:  # its models may lie on the other machine
-            found = [*self.publication(order).findings()]
+            found = [*findings(self.publication(order))]
         yield from found
 
     def train(self, order: Path, **options: Any) -> None:
@@ -169,11 +169,11 @@ class Launched(Backend, Generic[Order]):
     def check_publication(self, facts: Facts, run: str) -> None:
         """Refuse a publication whose files the trainer would refuse."""
         publication = self.publication(self.order_type.of_run(facts.config, run))
-        refuse_failed(publication.findings(facts.memo))
+        refuse_failed(findings(publication, facts.memo))
 
     def publish(self, order: Path, say: Say) -> None:
         """Bring the published folder of an order up to date."""
-        self.publication(read_order(order, self.order_type)).publish(say)
+        publish(self.publication(read_order(order, self.order_type)), say)
 
     def order_publication(self, facts: Facts, run: str, manifest: Path) -> Path:
         """Write the order of a publication of the items of another manifest than the run's."""

@@ -11,7 +11,7 @@ from latentmake.config.root import parse
 from latentmake.errors import DatasetError
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.training.external.publish import write_items
+from latentmake.request import write_items
 from PIL import Image
 
 
@@ -54,15 +54,3 @@ def test_a_faulty_item_stops_a_publication_or_is_left_out() -> None:
     with pytest.raises(DatasetError, match=r"data/b\.png: has no caption file"):
         items()
     assert [row["stem"] for row in items(on_error="skip")] == ["a"]
-
-
-def test_what_a_build_here_set_aside_is_left_out_while_it_is_as_it_was() -> None:
-    items()
-    digest = Memo(Path("memo.sqlite")).digest_of_file(Path("data/b.png"))
-    noted = {"stem": "b", "path": "data/b.png", "digest": digest, "line": "data/b.png: is damaged"}
-    Path("runs/r").mkdir(parents=True)
-    Path("runs/r/dataset.lock").write_text(json.dumps({"digest": "x", "aside": {"d": [noted]}}))
-    assert [row["stem"] for row in items(on_error="skip")] == ["a"]
-    assert len(items()) == 2
-    Image.new("RGB", (64, 64), "red").save("data/b.png")
-    assert len(items(on_error="skip")) == 2

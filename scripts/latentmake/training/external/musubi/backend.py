@@ -14,11 +14,11 @@ from latentmake.plan.manifest import rows_of
 from latentmake.training.backend import Finding, image_findings, of_faults
 from latentmake.training.external.backend import Deployed, Launched
 from latentmake.training.external.installation import Installation
+from latentmake.training.external.musubi import publish
 from latentmake.training.external.musubi.checks import model_files, networks, precision, space
 from latentmake.training.external.musubi.command import MODULES, local_arguments, pick_attention
 from latentmake.training.external.musubi.deploy import deploy, folders_of, strays_of
 from latentmake.training.external.musubi.order import DEPLOYED, MusubiOrder
-from latentmake.training.external.musubi.publish import MusubiPublication
 from latentmake.training.external.order import Resume, absolute
 
 
@@ -26,7 +26,7 @@ class Musubi(Launched[MusubiOrder]):
     """The trainer `musubi`."""
 
     order_type = MusubiOrder
-    publication = MusubiPublication
+    publication = staticmethod(publish.publication)
 
     def models(self, order: MusubiOrder, *, quick: bool) -> Sequence[ModelFile]:
         """Return the model's files; while planning without the encoders, which recipes look at."""

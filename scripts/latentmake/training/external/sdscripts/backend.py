@@ -14,20 +14,19 @@ from latentmake.training.backend import Finding, image_findings
 from latentmake.training.external.backend import Deployed, Launched
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.order import Resume
-from latentmake.training.external.sdscripts.deploy import deploy, deployed
+from latentmake.training.external.sdscripts import deploy
 from latentmake.training.external.sdscripts.order import (
     SdScriptsOrder,
     encoder_places,
     local_arguments,
 )
-from latentmake.training.external.sdscripts.publish import SdScriptsPublication
 
 
 class SdScripts(Launched[SdScriptsOrder]):
     """The trainer `sdscripts`."""
 
     order_type = SdScriptsOrder
-    publication = SdScriptsPublication
+    publication = staticmethod(deploy.publication)
 
     def models(self, order: SdScriptsOrder, *, quick: bool) -> list[ModelFile]:
         """Return the checkpoint, inspected, and encoders that cannot be read."""
@@ -38,7 +37,7 @@ class SdScripts(Launched[SdScriptsOrder]):
         what = "images and caches"
         try:
             images = [row.source for row in rows_of(Path(order.manifest))]
-            files = deployed(order)
+            files = deploy.deployed(order)
         except UserError as error:
             yield Finding(what, "failed", str(error))
             return
@@ -62,7 +61,7 @@ class SdScripts(Launched[SdScriptsOrder]):
     def deploy(self, order: SdScriptsOrder) -> Deployed:
         """Link images and caches into the folder that sd-scripts reads."""
         folder = Path(order.output, "sdscripts")
-        return folder, deploy(order, folder)
+        return folder, deploy.deploy(order, folder)
 
     def command(self, order: SdScriptsOrder, program: Installation, resume: Resume) -> list[str]:
         return [str(program.script(program.program.script)), *local_arguments(order, resume)]

@@ -1,4 +1,4 @@
-"""Folder that sd-scripts trains on: images with caches beside them, metadata, dataset TOML.
+"""Folder that sd-scripts trains on, here or published: images beside caches, metadata, TOML.
 
 It knows no folder for caches, so that a folder of links is made, `{dataset}_{resolution}/` each,
 with a `metadata.json` of captions and sizes: where it has to guess a size, it takes that of another
@@ -8,40 +8,50 @@ image whose name begins alike. An item with several texts is several images ther
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import tomli_w
 
-from latentmake.config.architectures import ARCHITECTURES, ArchitectureName
-from latentmake.config.datasets import Dataset
 from latentmake.config.fields import resolution_name
-from latentmake.errors import CacheError, SourceError, TrainingError
+from latentmake.errors import CacheError, SourceError
 from latentmake.files.sync import Changes, sync
 from latentmake.layouts.layout import SIZED, SdScripts
 from latentmake.plan.manifest import Row, rows_of
-from latentmake.training.external.sdscripts.order import SdScriptsOrder
+from latentmake.training.backend import Finding
+from latentmake.training.external.installation import elsewhere
+from latentmake.training.external.order import located
+from latentmake.training.external.publish import (
+    Blocks,
+    Call,
+    Files,
+    Kind,
+    Names,
+    Publication,
+    attention_of,
+    blocks_of,
+)
+from latentmake.training.external.sdscripts.order import (
+    SdScriptsOrder,
+    caching_arguments,
+    encoder_places,
+    training_arguments,
+)
 
 METADATA = "metadata.json"
-
-DeployedFiles = dict[str, Path | bytes]
-Blocks = Mapping[tuple[str, tuple[int, int]], str]
-"""(dataset, resolution) -> name of the folder of its images."""
 
 
 def deploy(order: SdScriptsOrder, folder: Path) -> Changes:
     """Bring a training's folder with its `{run}.toml` up to date; only changes are linked anew."""
-    blocks = default_blocks(order)
-    files = deployed(order, blocks)
-    for name in files:
-        _refuse_old(folder, name)
-    place = folder.absolute()
+    blocks, place = _blocks(order), folder.absolute()
     text = dataset_toml(order, blocks, lambda block: (place / block).as_posix())
-    return sync(folder, {**files, f"{order.run}.toml": text.encode()}, link=True)
+    files = deployed(order, blocks) | {f"{order.run}.toml": text.encode()}
+    return sync(folder, files, link=True)
 
 
-def default_blocks(order: SdScriptsOrder) -> Blocks:
+def _blocks(order: SdScriptsOrder) -> Blocks:
     """Return the names of the folders of images for a training here."""
     return {
         (dataset, resolution): f"{dataset}_{resolution_name(*resolution)}"
@@ -50,9 +60,7 @@ def default_blocks(order: SdScriptsOrder) -> Blocks:
     }
 
 
-def deployed(
-    order: SdScriptsOrder, blocks: Blocks | None = None, *, caches: bool = True
-) -> DeployedFiles:
+def deployed(order: SdScriptsOrder, blocks: Blocks | None = None, *, caches: bool = True) -> Files:
     """Return the folder's files: path below it, with forward slashes -> file or content.
 
     Args:
@@ -65,36 +73,34 @@ def deployed(
         SourceError: a caption cannot be read, or two items would have one name.
         CacheError: an image or a cache file is not where the manifest says.
     """
-    layout, blocks = SdScripts(order.architecture), blocks or default_blocks(order)
-    files: DeployedFiles = {}
+    layout, blocks = SdScripts(order.architecture), blocks or _blocks(order)
+    files: Files = {}
     metadata: dict[str, dict[str, Any]] = {block: {} for block in blocks.values()}
     for row in rows_of(Path(order.manifest)):
-        texts = _texts(row, order.datasets[row.dataset])
+        texts, suffix = _texts(order, row), PurePosixPath(row.source).suffix
         for resolution in order.resolutions:
-            block = blocks[row.dataset, resolution]
-            part = resolution_name(*resolution)
+            block, part = blocks[row.dataset, resolution], resolution_name(*resolution)
             (latents,) = row.latents_at(part)
+            sized = SIZED.fullmatch(latents.removesuffix(layout.latents_ending))
+            assert sized is not None
             found = row.texts_at(part) or [""] * len(texts)  # of each text, its embedding if any
             for number, (text, cache) in enumerate(zip(texts, found, strict=False)):
                 stem = f"{row.stem}.v{number}" if number else row.stem
-                image = f"{stem}{PurePosixPath(row.source).suffix}"
-                sized = SIZED.fullmatch(latents.removesuffix(layout.latents_ending))
-                assert sized is not None
-                named = f"{stem}_{sized[2]}x{sized[3]}{layout.latents_ending}"
-                _add(files, f"{block}/{image}", row.source)
+                lie = {f"{stem}{suffix}": row.source}
                 if caches:
-                    _add(files, f"{block}/{named}", latents)
+                    lie[f"{stem}_{sized[2]}x{sized[3]}{layout.latents_ending}"] = latents
                 if caches and cache:
-                    _add(files, f"{block}/{stem}{layout.text_ending}", cache)
+                    lie[f"{stem}{layout.text_ending}"] = cache
+                _add(files, {f"{block}/{name}": Path(path) for name, path in lie.items()})
                 size = [int(sized[2]), int(sized[3])]
-                metadata[block][image] = {"caption": text, "image_size": size}
+                metadata[block][f"{stem}{suffix}"] = {"caption": text, "image_size": size}
     for block, entries in metadata.items():
         listed = json.dumps(entries, indent=1, sort_keys=True)
         files[f"{block}/{METADATA}"] = f"{listed}\n".encode()
     return files
 
 
-def _texts(row: Row, settings: Dataset) -> list[str]:
+def _texts(order: SdScriptsOrder, row: Row) -> list[str]:
     """Return an item's texts, each in one line: of several sd-scripts would take the first."""
     from latentmake.caches.inputs import caption_of
 
@@ -103,36 +109,20 @@ def _texts(row: Row, settings: Dataset) -> list[str]:
         try:
             data = Path(row.caption).read_bytes() if row.caption else b""
         except OSError as error:
-            raise SourceError(
-                f"cannot be read ({error.strerror})",
-                where=row.caption or "",
-                hint="run the same command again",
-            ) from None
-        texts = [caption_of(data, row.caption, settings)]
+            fault, hint = f"cannot be read ({error.strerror})", "run the same command again"
+            raise SourceError(fault, where=row.caption or "", hint=hint) from None
+        texts = [caption_of(data, row.caption, order.datasets[row.dataset])]
     return [" ".join(text.splitlines()) for text in texts]
 
 
-def _add(files: DeployedFiles, name: str, source: str) -> None:
-    if name in files:
-        raise SourceError(
-            f"would be deployed as {name}, as another is",
-            where=source,
-            hint="rename one of them",
-        )
-    path = Path(source)
-    if not path.is_file():
-        raise CacheError("is not there", where=path, hint="run the same command again")
-    files[name] = path
-
-
-def _refuse_old(folder: Path, name: str) -> None:
-    old = (folder / name).with_suffix(".npz")
-    if not name.endswith((".npz", METADATA)) and old.is_file():
-        raise TrainingError(
-            "is a cache of an old kind, which sd-scripts would prefer",
-            where=old,
-            hint="remove it",
-        )
+def _add(files: Files, further: Mapping[str, Path]) -> None:
+    for name, path in further.items():
+        if name in files:
+            fault = f"would be deployed as {name}, as another is"
+            raise SourceError(fault, where=path, hint="rename one of them")
+        if not path.is_file():
+            raise CacheError("is not there", where=path, hint="run the same command again")
+    files |= further
 
 
 # -- the dataset TOML -----------------------------------------------------------------------------
@@ -145,29 +135,115 @@ def dataset_toml(order: SdScriptsOrder, blocks: Blocks, directory: Callable[[str
     """
     sections: list[dict[str, Any]] = []
     for name, dataset in order.datasets.items():
+        masked = {"alpha_mask": True} if dataset.alpha_mask else {}  # no key of older versions
+        buckets = _buckets(order, name)
         for resolution in order.resolutions:
             place = directory(blocks[name, resolution])
-            subset: dict[str, Any] = {
+            subset = {
                 "image_dir": place,
                 "metadata_file": f"{place}/{METADATA}",
                 "num_repeats": dataset.num_repeats,
                 "flip_aug": dataset.flip_aug,
+                **masked,
             }
-            if dataset.alpha_mask:  # older versions do not know the key
-                subset["alpha_mask"] = True
-            sections.append(
-                {
-                    "resolution": list(resolution),
-                    "batch_size": order.trainer.train_batch_size,
-                    **bucket_settings(dataset, order.architecture),
-                    "subsets": [subset],
-                }
-            )
+            size = {"resolution": list(resolution), "batch_size": order.trainer.train_batch_size}
+            sections.append({**size, **buckets, "subsets": [subset]})
     return tomli_w.dumps({"general": {"shuffle_caption": False}, "datasets": sections})
 
 
-def bucket_settings(dataset: Dataset, architecture: ArchitectureName) -> dict[str, Any]:
-    """Return a block's keys of bucketing."""
+def _buckets(order: SdScriptsOrder, name: str) -> dict[str, Any]:
+    dataset = order.datasets[name]
     if dataset.fit != "bucket":
         return {"enable_bucket": False}
-    return {"enable_bucket": True, **dataset.bucketing(ARCHITECTURES[architecture])._asdict()}
+    return {"enable_bucket": True, **dataset.bucketing(order.model.spec)._asdict()}
+
+
+# -- the published folder -------------------------------------------------------------------------
+
+
+def publication(order: SdScriptsOrder) -> Publication:
+    """Return the published folder of a run; it looks like that of a training here."""
+    blocks = blocks_of(order)
+    return Publication(
+        order=order,
+        place=order.sd_scripts,
+        findings=partial(_findings, order),
+        members=partial(deployed, order, blocks, caches=order.publish.caches),
+        settings=partial(_settings, order),
+        made_from=_made_from,
+        dataset=lambda names: dataset_toml(order, blocks, names.below),
+        calls=partial(_calls, order),
+        attentions=("sdpa", "xformers", "mem_eff_attn"),
+    )
+
+
+def _findings(order: SdScriptsOrder) -> Iterator[Finding]:
+    """Check the model's files."""
+    strategies, makes = order.strategies, not order.publish.caches
+    unread = {file.flag for file in strategies.files} - {*strategies.folders}
+    places = {"checkpoint": order.model.checkpoint or "", **encoder_places(order)}
+    if makes and "vae" not in (file.key for file in strategies.files):
+        places["vae"] = order.model.vae.path or ""
+    for key, place in places.items():
+        if place and not Path(place).exists():
+            yield elsewhere(f"model: {key}", place)
+        elif key in unread and Path(place).is_dir() and (strategies.insists or makes):
+            note = f"{place} is a folder, and sd-scripts wants a file: add [{key}, FILE] to the"
+            yield Finding(f"model: {key}", "warning", f"{note} trainer's `arguments`")
+
+
+def _settings(order: SdScriptsOrder, dataset: str, size: tuple[int, int]) -> dict[Kind, Any]:
+    """Return the settings that shape latents and text; of files, the paths."""
+    del size  # which sd-scripts finds in the names of its caches
+    model = order.model
+    shapes = [_buckets(order, dataset), order.datasets[dataset].alpha_mask]
+    vae = model.vae.path or [model.vae.hub, model.vae.revision]
+    found: dict[Kind, Any] = {"latents": [vae, model.vae_dtype or model.dtype, shapes]}
+    if order.cached_text:
+        places = [model.checkpoint, encoder_places(order)]
+        further = [model.max_token_length, model.apply_lg_attn_mask, model.apply_t5_attn_mask]
+        found["text"] = [places, further, model.text[-1].max_length]
+    return found
+
+
+def _made_from(name: str, old: Path, new: Path | bytes | None) -> Iterator[tuple[Kind, str]]:
+    """Yield the kinds of caches made from a file of a block, and the paths of their images."""
+    if name != METADATA:
+        yield "latents", name
+        return
+    before, after = _captions(old), _captions(new)
+    for image in before | after:
+        if before.get(image) != after.get(image):
+            yield "text", image
+
+
+def _captions(metadata: Path | bytes | None) -> dict[str, str]:
+    """Return image -> caption; of a file that is missing or damaged, none."""
+    try:
+        data = metadata.read_bytes() if isinstance(metadata, Path) else metadata or b""
+        return {image: entry["caption"] for image, entry in json.loads(data).items()}
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        return {}
+
+
+def _calls(order: SdScriptsOrder, names: Names) -> list[Call]:
+    """Return the call in the paths of one system; it makes missing caches first."""
+    vae, caching = order.model.vae, list[str]()
+    if not order.publish.caches:
+        place = vae.hub if vae.path is None else names.of(vae.path)
+        caching = caching_arguments(order, vae=place)
+    training = training_arguments(
+        located(order, names.of),
+        dataset_config=names.toml,
+        checkpoint=names.of(order.model.checkpoint or ""),
+        encoders={
+            flag: names.of(path)
+            for flag, path in encoder_places(order).items()
+            if not Path(path).is_dir() or flag in order.strategies.folders
+        },
+        output_dir=names.below("output"),
+        logging_dir=names.below("logs"),
+        attention=attention_of(order),
+        caching=caching,
+    )
+    return [(f"{order.script}.py", training)]

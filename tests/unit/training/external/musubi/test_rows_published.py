@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.training.external.musubi.order import MusubiOrder
-from latentmake.training.external.musubi.publish import MusubiPublication
+from latentmake.training.external.musubi.publish import publication
+from latentmake.training.external.publish import findings, publish
 from rows_world import ROWS, RUN, VERSIONS, make_row_run
 
 
@@ -32,21 +33,20 @@ def test_the_scripts_of_the_row_are_called_with_all_that_they_need(
     root: Path, name: str, task: str
 ) -> None:
     order = published(make_row_run(root, name, task), caches=False)
-    publication = MusubiPublication(order)
-    assert not [each for each in publication.findings() if each.verdict == "failed"]
+    assert not [each for each in findings(publication(order)) if each.verdict == "failed"]
     said: list[str] = []
-    publication.publish(said.append)
+    publish(publication(order), said.append)
     place, scripts = Path("published") / RUN, ROWS[name]
     text = (place / f"train_{RUN}.json").read_text()
-    steps = json.loads(text)["linux"]["steps"]
+    calls = json.loads(text)["linux"]["calls"]
     rows = (scripts.latents, scripts.text, scripts.training)
-    for step, script in zip(steps, rows, strict=True):
-        assert step["script"] == script.name
+    for (called, arguments), script in zip(calls, rows, strict=True):
+        assert called == script.name
         for file in script.files:
             if weights := order.model.weights(file.key):
-                at = step["arguments"].index(file.flag)
-                assert step["arguments"][at + 1] == f"{root}/{weights.path}"
-    assert {*scripts.versions[task].training} <= {*steps[-1]["arguments"]}
+                at = arguments.index(file.flag)
+                assert arguments[at + 1] == f"{root}/{weights.path}"
+    assert {*scripts.versions[task].training} <= {*calls[-1][1]}
     assert name == "wan" or "wan" not in text.lower()
     assert name == "wan" or not any("Wan" in line for line in said)
     items = {path.name for path in (place / f"{RUN}_64").iterdir()}
@@ -57,43 +57,29 @@ def test_the_scripts_of_the_row_are_called_with_all_that_they_need(
 @pytest.mark.parametrize("name", ROWS)
 def test_a_new_setting_of_a_script_drops_its_caches(root: Path, name: str) -> None:
     order = published(make_row_run(root, name, next(iter(ROWS[name].versions))), caches=False)
-    MusubiPublication(order).publish(print)
+    publish(publication(order), print)
     made = Path("published") / RUN / f"{RUN}_64_cache"
     caches = [*Path("cache").rglob("*.safetensors")]
     for cache in caches:
         (made / cache.name).write_bytes(cache.read_bytes())
-    MusubiPublication(order).publish(print)
+    publish(publication(order), print)
     assert len([*made.glob("*.safetensors")]) == len(caches)
     if order.model.spec.encodes:
         changed = order.model.model_copy(update={"fp8_t5": True})
     else:
         changed = order.model.model_copy(update={"text_arguments": ["--fp8_llm"]})
-    MusubiPublication(order.model_copy(update={"model": changed})).publish(print)
+    publish(publication(order.model_copy(update={"model": changed})), print)
     left = [path.name for path in made.glob("*.safetensors")]
     assert len(left) == 2 and not any("_te" in each for each in left)
 
 
 def test_a_control_takes_the_caches_of_its_item_along(root: Path) -> None:
     order = published(make_row_run(root, "qwen_image_edit", "edit-2509"), caches=False)
-    MusubiPublication(order).publish(print)
+    publish(publication(order), print)
     made = Path("published") / RUN / f"{RUN}_64_cache"
     for cache in Path("cache").rglob("*.safetensors"):
         (made / cache.name).write_bytes(cache.read_bytes())
     Path("control/red.png").write_bytes(Path("control/blue.png").read_bytes())
-    MusubiPublication(order).publish(print)
+    publish(publication(order), print)
     left = {path.name for path in made.glob("*.safetensors")}
     assert left == {"blue_0080x0064_qie.safetensors", "blue_qie_te.safetensors"}
-
-
-def test_published_caches_are_those_of_the_row(root: Path) -> None:
-    order = published(make_row_run(root, "z_image", ""), caches=True)
-    MusubiPublication(order).publish(print)
-    made = Path("published") / RUN / f"{RUN}_64_cache"
-    assert {path.name for path in made.iterdir()} == {
-        *("red_0080x0064_zi.safetensors", "red_zi_te.safetensors"),
-        *("blue_0080x0064_zi.safetensors", "blue_zi_te.safetensors"),
-    }
-    (made / "old_0080x0064_zi.safetensors").touch()
-    said: list[str] = []
-    MusubiPublication(order).publish(said.append)
-    assert any("old_0080x0064_zi.safetensors" in line for line in said)

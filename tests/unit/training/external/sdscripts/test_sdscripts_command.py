@@ -15,16 +15,17 @@ from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import SdScriptsTrainer
 from latentmake.config.machines import ExternalProgram, PathMap, Publish
 from latentmake.config.models import Model
-from latentmake.errors import CacheError, SourceError, TrainingError
+from latentmake.errors import CacheError, SourceError
 from latentmake.layouts.layout import SdScripts as Names
 from latentmake.training.external.launch import prepare
 from latentmake.training.external.order import Resume, accelerate_arguments
+from latentmake.training.external.publish import blocks_of, findings, publish
 from latentmake.training.external.sdscripts.backend import model_files
 from latentmake.training.external.sdscripts.deploy import (
     dataset_toml,
-    default_blocks,
     deploy,
     deployed,
+    publication,
 )
 from latentmake.training.external.sdscripts.order import (
     SdScriptsOrder,
@@ -33,7 +34,6 @@ from latentmake.training.external.sdscripts.order import (
     local_arguments,
     training_arguments,
 )
-from latentmake.training.external.sdscripts.publish import SdScriptsPublication
 from latentmake.training.order import RunFiles, Wanted
 from pydantic import ValidationError
 from sdscripts_world import SWITCHES, VALUES
@@ -316,7 +316,7 @@ def test_steps_of_an_epoch_are_told_by_each_leg_of_a_training() -> None:
 @pytest.mark.parametrize("fit", ["crop", "bucket"])
 def test_the_toml_has_no_key_that_it_does_not_know(architecture: str, fit: str) -> None:
     asked = order(architecture, fit=fit, flip_aug=True, alpha_mask=True, num_repeats=3)
-    text = dataset_toml(asked, default_blocks(asked), lambda block: f"/deployed/{block}")
+    text = dataset_toml(asked, blocks_of(asked), lambda block: f"/deployed/{block}")
     parsed = tomllib.loads(text)
     assert set(parsed) == {"general", "datasets"}
     assert [block["resolution"] for block in parsed["datasets"]] == [[512, 512], [512, 768]]
@@ -419,11 +419,8 @@ def test_a_cache_that_is_gone_is_named() -> None:
         deployed(order())
 
 
-def test_an_old_cache_in_the_folder_is_refused_and_a_caption_must_be_text() -> None:
+def test_a_caption_must_be_text() -> None:
     write_manifest(row("x"))
-    put("deployed/a_512/x.npz")
-    with pytest.raises(TrainingError, match=r"a_512/x\.npz: .*; remove it"):
-        deploy(order(), Path("deployed"))
     Path("data/x.txt").write_bytes(b"\xff")
     with pytest.raises(SourceError, match=r"data/x\.txt: is not UTF-8"):
         deployed(order())
@@ -451,7 +448,7 @@ def test_each_system_finds_everything_by_its_own_names(tmp_path: Path) -> None:
         update={"publish": Publish(path="out", path_maps=maps)}
     )
     said: list[str] = []
-    SdScriptsPublication(asked).publish(said.append)
+    publish(publication(asked), said.append)
     assert len(said) == 2 and said[1].endswith("0 unchanged, 0 removed")
     folder = tmp_path / "out/cats"
     windows = tomllib.loads((folder / "cats_win.toml").read_text())
@@ -461,10 +458,10 @@ def test_each_system_finds_everything_by_its_own_names(tmp_path: Path) -> None:
         assert subset["image_dir"] == f"{root}/out/cats/a_512"
         assert subset["metadata_file"] == f"{root}/out/cats/a_512/metadata.json"
     text = (folder / "train_cats.json").read_text()
-    calls = {system: json.loads(text)[system]["steps"] for system in ("linux", "windows")}
-    assert value(calls["windows"][0]["arguments"], "--ae") == "D:/training/models/ae.safetensors"
-    assert value(calls["linux"][0]["arguments"], "--ae") == f"{tmp_path}/models/ae.safetensors"
-    assert [step["script"] for step in calls["windows"]] == ["flux_train_network.py"]
+    calls = {system: json.loads(text)[system]["calls"] for system in ("linux", "windows")}
+    assert value(calls["windows"][0][1], "--ae") == "D:/training/models/ae.safetensors"
+    assert value(calls["linux"][0][1], "--ae") == f"{tmp_path}/models/ae.safetensors"
+    assert [script for script, _ in calls["windows"]] == ["flux_train_network.py"]
     assert "musubi" not in text
     assert (folder / "train_cats.sh").stat().st_mode & 0o111
     assert (folder / "a_512/sub/x_flux_te.npz").is_file()
@@ -474,7 +471,7 @@ def test_a_folder_where_flux_wants_a_file_is_told() -> None:
     Path("text_1.safetensors").mkdir()
     write_manifest(row("x", "flux"))
     said: list[str] = []
-    SdScriptsPublication(order("flux")).publish(said.append)
+    publish(publication(order("flux")), said.append)
     assert any("text_1.safetensors is a folder" in line and "[--t5xxl, FILE]" in line
                for line in said)  # fmt: skip
     assert '"--t5xxl"' not in Path("published/cats/train_cats.json").read_text()
@@ -482,12 +479,12 @@ def test_a_folder_where_flux_wants_a_file_is_told() -> None:
 
 def uncached(architecture: str = "sdxl", **settings: Any) -> SdScriptsOrder:
     asked = order(architecture)
-    publication = Publish.model_validate({"caches": False, **settings})
-    return asked.model_copy(update={"publish": publication})
+    settings = {"caches": False, **settings}
+    return asked.model_copy(update={"publish": Publish.model_validate(settings)})
 
 
 def verdicts(asked: SdScriptsOrder) -> dict[str, tuple[str, str]]:
-    return {each.what: (each.verdict, each.note) for each in SdScriptsPublication(asked).findings()}
+    return {each.what: (each.verdict, each.note) for each in findings(publication(asked))}
 
 
 def test_without_caches_it_is_told_how_to_make_them() -> None:
@@ -512,7 +509,6 @@ def test_a_publication_is_checked_against_its_sources() -> None:
     assert verdict == "failed" and "--vae_batch_size" in note
     assert verdicts(uncached(attention="flash3"))["attention"][0] == "failed"
     assert verdicts(uncached(attention="mem_eff_attn"))["attention"][0] == "ok"
-    assert verdicts(uncached(num_workers=2))["num_workers"][0] == "warning"
 
 
 @pytest.mark.parametrize("name", ["base.ckpt", "base.safetensors"])
