@@ -232,10 +232,15 @@ def plan_extras(
     for name, run in plan.runs.items():
         words = request.words[name]
         if "export" in words:
-            orders[name]["export"] = _export(facts, run)
+            from latentmake.exchange.export import plan_export
+
+            orders[name]["export"] = write_order(name, "export", plan_export(facts, name))
         if "clips" in words:
-            orders[name]["clips"], need = _clips(facts, run)
-            yield need
+            from latentmake.exchange.clip_files import plan_clips
+
+            clips = plan_clips(facts, name)
+            orders[name]["clips"] = write_order(name, "clips", clips)
+            yield clips.need
         for word in _FOLLOWING:
             if word in words and (order := _following(facts, run, word, force=force)):
                 orders[name][word] = order
@@ -260,19 +265,6 @@ def write_items(facts: Facts, name: str) -> Path:
     path = run_order(name, "items", time.time_ns()).with_suffix(".jsonl")
     atomic.write(path, lines_of(row_of(x, repeats[x.dataset], layout) for x in items))
     return path
-
-
-def _export(facts: Facts, run: RunPlan) -> str:
-    from latentmake.exchange.export import plan_export
-
-    return write_order(run.name, "export", plan_export(facts, run.name))
-
-
-def _clips(facts: Facts, run: RunPlan) -> tuple[str, Need]:
-    from latentmake.exchange.clip_files import plan_clips
-
-    clips = plan_clips(facts, run.name)
-    return write_order(run.name, "clips", clips), clips.need
 
 
 def _following(facts: Facts, run: RunPlan, word: str, *, force: bool) -> str:

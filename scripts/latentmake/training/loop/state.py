@@ -6,7 +6,6 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -207,17 +206,22 @@ def _class_of(name: str) -> Callable[..., torch.optim.Optimizer]:
     """Return an optimizer's class; only its own library is imported."""
     if name == "adamw":
         return torch.optim.AdamW
-    names = {"lion": "Lion", "prodigy": "Prodigy", "dadaptation": "DAdaptAdam"}
-    library = "bitsandbytes.optim" if name == "adamw8bit" else "pytorch_optimizer"
-    try:
-        module: Any = import_module(library)
-    except ImportError:
-        raise TrainingError(
-            f"{name} needs {library.partition('.')[0]}, which is not installed",
-            where="trainer.optimizer",
-            hint="pip install bitsandbytes, or choose another optimizer",
-        ) from None
-    found: Callable[..., torch.optim.Optimizer] = getattr(module, names.get(name, "AdamW8bit"))
+    found: Callable[..., torch.optim.Optimizer]
+    if name == "adamw8bit":
+        try:
+            from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found, unused-ignore]
+        except ImportError:
+            raise TrainingError(
+                "adamw8bit needs bitsandbytes, which is not installed",
+                where="trainer.optimizer",
+                hint="pip install bitsandbytes, or choose another optimizer",
+            ) from None
+        found = AdamW8bit
+    else:
+        import pytorch_optimizer
+
+        names = {"lion": "Lion", "prodigy": "Prodigy", "dadaptation": "DAdaptAdam"}
+        found = getattr(pytorch_optimizer, names[name])
     return found
 
 
