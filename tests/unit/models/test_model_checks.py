@@ -191,7 +191,7 @@ def test_flow_matching_is_not_trained_as_diffusion(project: dict[str, Any]) -> N
     FlowMatchEulerDiscreteScheduler().save_pretrained("models/micro/scheduler")
     assert plan(project).weights
     project["runs"]["tiny"]["trainer"]["prediction_type"] = "epsilon"
-    with pytest.raises(ModelError, match="is one of flow matching, and `prediction_type: epsilon`"):
+    with pytest.raises(ModelError, match="is one of flow matching, not one of `epsilon`"):
         plan(project)
     with pytest.raises(ModelError, match="is one of flow matching"):
         load_noise_schedule("models/micro/scheduler", "epsilon")

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import psutil
-from latentmake.training.process import __file__
+from latentmake import training
 
 # A launcher, and what it launches.
 JOB = """
@@ -37,7 +37,7 @@ def test_a_second_project_waits_until_all_is_gone_that_used_the_first_ones_gpus(
     variables = {
         **{name: x for name, x in os.environ.items() if not name.endswith(slurm_or_gpus)},
         "PATH": f"{program.parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONPATH": str(Path(training.__path__[0]).parents[1]),
         "TMPDIR": str(tmp_path),
     }
 
