@@ -326,12 +326,13 @@ def training_section(run: str) -> dict[str, Any]:
 
 
 def _record(path: Path) -> dict[str, Any]:
-    """Return the record of a training, whichever trainer wrote it; {} where there is none."""
+    """Return the numbers in the record of a training, whichever trainer wrote it."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    values = found.items() if isinstance(found, dict) else ()
+    return {name: value for name, value in values if isinstance(value, int | float)}
 
 
 def _file(path: Path) -> bytes | None:

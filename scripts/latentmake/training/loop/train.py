@@ -92,13 +92,13 @@ class Training:
         self.wanted = wanted(order)
         manifest = Path(order.manifest)
         self.caches = caches = Caches(read_items(manifest), recipe.tensors)
-        self.held_out: Caches | None = None
-        if order.validates is not None:
-            self.held_out = Caches(read_items(manifest, held_out=True), recipe.tensors)
         self.objective = recipe.make_objective()
         self.accelerator = make_accelerator(settings, several=recipe.several)
         self.dtype = DTYPES[settings.mixed_precision]
         self.main = self.accelerator.is_main_process
+        self.held_out: Caches | None = None
+        if order.validates is not None and self.main:
+            self.held_out = Caches(read_items(manifest, held_out=True), recipe.tensors)
         examples = caches.examples[: len(caches)]
         self.batch_order = BatchOrder(
             [each.shape for each in examples],

@@ -532,8 +532,7 @@ def generation_order(facts: Facts, training: WanOrder) -> GenerationOrder:
         raise ConfigError(f"{task} draws from a picture", where=where, hint=hint)
     lora, strength = config.generation(run).lora, config.generation(run).lora_strength
     if lora is not None:
-        files = lora_files(lora, training.results, f"runs.{training.run}.generate.lora")
-        values |= {"lora": lora, "adapters": files}
+        values |= {"lora": lora, "adapters": lora_files(lora, training.results)}
     return GenerationOrder(**values | {"strength": strength})
 
 

@@ -357,27 +357,32 @@ def lora_names(*, high_noise: bool = False) -> LoraNames:
     return LoraNames(*(f"high_noise_{name}" for name in names)) if high_noise else names
 
 
-def lora_files(place: str, names: Sequence[str], where: str) -> list[str]:
-    """Return the files of a LoRA: a folder with those of these names, or one file.
+def lora_files(place: str, names: Sequence[str]) -> list[str]:
+    """Return the files of a LoRA: a folder with those of these names, or one file."""
+    return [place] if place.endswith(".safetensors") else [f"{place}/{name}" for name in names]
 
-    `where` is its key in the configuration.
+
+def check_lora(files: Sequence[str], names: Sequence[str], place: str) -> None:
+    """Check the files of a LoRA that clips are drawn with, by their headers.
+
+    Args:
+        files: those of `lora_files`.
+        names: of the files of a whole LoRA.
+        place: its key in the configuration.
 
     Raises:
         TrainingError: one is missing or damaged, or has no rank and layers in its header.
     """
-    folder = Path(place)
-    files = [folder / name for name in names] if folder.is_dir() else [folder]
     try:
         if len(files) != len(names):
             raise ValueError(f"two networks need a folder with {' and '.join(names)}")
-        for file in files:
+        for file in map(Path, files):
             if "lora_adapter_metadata" not in read_head(file).metadata:
                 raise ValueError(f"{file.name} has no rank and layers in its header")
     except (OSError, ValueError) as error:
         hint = "name a folder such as runs/NAME/saved/step-000500, which the trainer wan wrote"
-        what = f"{place} is no LoRA to draw with ({first_line(error)})"
-        raise TrainingError(what, where=where, hint=hint) from None
-    return [str(file) for file in files]
+        what = f"{' and '.join(files)}: no LoRA to draw with ({first_line(error)})"
+        raise TrainingError(what, where=place, hint=hint) from None
 
 
 _BOUNDARY = {"t2v": 0.875, "i2v": 0.9}  # Wan 2.2's, wan/configs of its release

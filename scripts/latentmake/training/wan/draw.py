@@ -377,7 +377,8 @@ class _Evaluation:
         network = self.recipe.make_network(
             channels=self.caches.channels, text_width=self.caches.text_width, dtype=self.dtype
         )
-        self.painter.use(network.eval().requires_grad_(False), _negative(self.order))
+        negative = _negative(self.order) if drawn else None
+        self.painter.use(network.eval().requires_grad_(False), negative)
         for made in _MADE:
             if made == "adapter":  # until then its LoRA changes nothing
                 self.recipe.read_copy(network, Path(self.training.output))

@@ -25,6 +25,7 @@ from latentmake.training.wan.dit import (
     PLACES,
     WanOrder,
     boundary_of,
+    check_lora,
     check_networks,
     dit_digest,
     trained_networks,
@@ -102,6 +103,8 @@ class Wan(LoopBackend):
             return order.path, waits
         if isinstance(order, EvaluationOrder):
             return order.path, result_reasons(order, training, file_digest)
+        if order.lora is not None:  # this run's training may have saved it
+            check_lora(order.adapters, training.results, f"runs.{plan.name}.generate.lora")
         return order.path, clip_reasons(order, file_digest)
 
     def follow(self, order: Path, word: str, *, log: Path, threads: int = 2) -> Path:

@@ -78,7 +78,7 @@ def test_each_example_is_scaled_by_the_factors_of_its_own_file(manifest: Path) -
     assert caches.examples[0].latents.pixels == 2.0
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [0, 1, 2])
 @pytest.mark.parametrize("tokens", [(7, 7, 7), (7, 4, 5)])
 def test_batches_are_what_the_files_hold(
     tmp_path: Path, threads: int, tokens: tuple[int, ...]
@@ -187,6 +187,13 @@ def test_a_damaged_cache_file_is_named(manifest: Path, folder: str, damage: str)
         Caches(read_items(manifest))
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("folder", ["16", "text"])
+def test_a_missing_cache_file_is_named(manifest: Path, folder: str) -> None:
+    (manifest.parent / "cache" / folder / "1.safetensors").unlink()
+    with pytest.raises(CacheError, match=rf"{folder}/1\.safetensors: .*missing"):
+        Caches(read_items(manifest))
 
 
 @pytest.mark.parametrize("folder", ["16", "text"])

@@ -21,7 +21,7 @@ from latentmake.training.wan.clips import (
     generation_order,
     wishes,
 )
-from latentmake.training.wan.dit import WanOrder, boundary_of
+from latentmake.training.wan.dit import WanOrder, boundary_of, check_lora
 from PIL import Image
 from safetensors.numpy import save_file
 
@@ -165,14 +165,20 @@ def test_each_key_changes_the_clips() -> None:
 
 
 def test_a_lora_that_cannot_be_drawn_with_is_one_line() -> None:
-    with pytest.raises(TrainingError, match=r"generate\.lora: gone is no LoRA .*No such file"):
-        order_of(lora="gone")
+    def check(lora: str, *names: str) -> None:
+        check_lora(order_of(lora=lora).adapters, names, "generate.lora")
+
+    file = "pytorch_lora_weights.safetensors"
+    with pytest.raises(
+        TrainingError, match=rf"generate\.lora: gone/{file}: no LoRA .*No such file"
+    ):
+        check("gone", file)
     Path("lora").mkdir()
-    save_file({"a": np.zeros(1)}, "lora/pytorch_lora_weights.safetensors")
+    save_file({"a": np.zeros(1)}, f"lora/{file}")
     with pytest.raises(TrainingError, match="has no rank and layers in its header"):
-        order_of(lora="lora")
-    with pytest.raises(TrainingError, match="two networks need a folder"):
-        order_of({"model": "moe"}, lora="lora/pytorch_lora_weights.safetensors")
+        check("lora", file)
+    with pytest.raises(TrainingError, match="two networks need a folder with a and b"):
+        check(f"lora/{file}", "a", "b")
 
 
 def test_prompts_come_from_a_file_a_line_each() -> None:
