@@ -9,8 +9,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import sys
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -18,12 +16,12 @@ from pydantic import BaseModel, ConfigDict
 
 from latentmake import backends
 from latentmake.config.root import Config
-from latentmake.errors import ConfigError, DatasetError, LatentmakeError, nearest
+from latentmake.errors import ConfigError, LatentmakeError, nearest
 from latentmake.files import atomic
 from latentmake.files.workspace import Need
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import FOLDER, RUNS, Order, job_of, run_order, write_order
-from latentmake.plan.run_plan import Plan, RunPlan, members
+from latentmake.plan.orders import FOLDER, RUNS, Order, job_of, write_order
+from latentmake.plan.run_plan import Plan, RunPlan, write_items
 
 VARIABLE = "LATENTMAKE_PLAN"
 """Environment variable with the path of the plan file."""
@@ -244,27 +242,6 @@ def plan_extras(
         for word in _FOLLOWING:
             if word in words and (order := _following(facts, run, word, force=force)):
                 orders[name][word] = order
-
-
-def write_items(facts: Facts, name: str) -> Path:
-    """Write the manifest of a publication without caches; raises DatasetError of faulty items."""
-    from latentmake.plan.manifest import lines_of, row_of
-
-    config, run, fatal = facts.config, facts.config.runs[name], list[str]()
-    for dataset in run.datasets:
-        lines = [fault.line for fault in facts.items(dataset, run.model)[1]]
-        if config.datasets[dataset].on_error == "skip":
-            sys.stderr.writelines(f"skipped: {line}\n" for line in lines)
-        else:
-            fatal += lines
-    if fatal:
-        fault, hint = f"{len(fatal)} faulty: {' | '.join(fatal)}", "set on_error: skip to publish"
-        raise DatasetError(fault, where=f"run {name}", hint=f"{hint} without these")
-    repeats = {dataset: config.datasets[dataset].num_repeats for dataset in run.datasets}
-    layout, items = facts.layout(run.model), members(facts, run, {}, {})
-    path = run_order(name, "items", time.time_ns()).with_suffix(".jsonl")
-    atomic.write(path, lines_of(row_of(x, repeats[x.dataset], layout) for x in items))
-    return path
 
 
 def _following(facts: Facts, run: RunPlan, word: str, *, force: bool) -> str:

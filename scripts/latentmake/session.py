@@ -19,7 +19,7 @@ from latentmake.files.workspace import check_folder, check_run_folder, claim
 from latentmake.plan.orders import EncodingJob, Order
 from latentmake.plan.planner import make_plan, many_objects
 from latentmake.reports.plan_report import report
-from latentmake.request import PlanFile, Request
+from latentmake.request import PlanFile, Request, followed, plan_extras
 
 if TYPE_CHECKING:
     from latentmake.plan.build import Build
@@ -100,8 +100,6 @@ class Session:
         request, facts = self._request, self._facts
         following: list[str] = []
         if request.extras:
-            from latentmake.request import followed, plan_extras
-
             following = [*followed(facts, request)]
         with many_objects():
             self.plan = make_plan(

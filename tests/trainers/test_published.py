@@ -18,7 +18,7 @@ from latentmake.config.root import parse
 from latentmake.files.workspace import System
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.request import write_items
+from latentmake.plan.run_plan import write_items
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi import publish as musubi
 from latentmake.training.external.publish import Names, findings, publish

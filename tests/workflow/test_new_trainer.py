@@ -70,7 +70,7 @@ def test_a_new_trainer_is_planned_run_and_its_receipt_read(fresh: Callable[[], P
         '    "sd": "latentmake.training.sd',
         '    "dummy": "latentmake.training.dummy.backend:Dummy",\n',
     )
-    runs = package / "config/runs.py"
+    runs = package / "config/root.py"
     _add_line(runs, "SdTrainer | MusubiTrainer", "DummyTrainer | ")
     imported = "from latentmake.config.dummy import DummyTrainer\n\n"
     _add_line(runs, "\nclass Validation(", imported)

@@ -71,7 +71,7 @@ class Layout:
         longest_ending: the longest text that follows an item's own name in that of a cache file.
         external: whether another program trains on the files. Their names contain the size or the
             clips of images and videos, so that planning must probe these; a manifest's row names
-            caption and control file; `config.checks` knows the rule of its resolutions; and
+            caption and control file; `config.root` knows the rule of its resolutions; and
             `adopt_from` of a dataset may name files of its own making.
         flat: whether the caches of a resolution, texts too, lie flat in one folder. The trainer
             trains on all files there: those of skipped items must go, and the further texts of an

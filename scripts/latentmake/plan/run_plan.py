@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
 from latentmake import digest
 from latentmake.config.root import Run
 from latentmake.data.item import Fault
+from latentmake.errors import DatasetError
+from latentmake.files import atomic
 from latentmake.files.workspace import Need
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import (
     CAPTIONS,
     Lock,
+    ManifestOrder,
+    Member,
     keys_digest,
+    lines_of,
     read_lock,
     refuse_too_many,
+    row_of,
     run_folder,
 )
 from latentmake.plan.orders import EncodingJob, Order, run_order
 from latentmake.plan.state import Difference, PartState, some, value_differences
 from latentmake.plan.target import PROMPTS, Part, part_names, parts_of, targets_of
-
-if TYPE_CHECKING:
-    from latentmake.plan.manifest import Member
 
 _ANEW = Difference("the manifest is written anew")
 _Skipped = dict[str, list[dict[str, str]]]
@@ -156,8 +159,6 @@ def plan_manifest(facts: Facts, plan: RunPlan, *, force: bool = False, dry: bool
         plan.lock, plan.outdated = lock.data, []
         return
     plan.outdated = found or plan.outdated
-    from latentmake.plan.manifest import ManifestOrder
-
     keys = {} if dry else {part: state.known() for part, state in plan.parts.items()}
     order = ManifestOrder(
         run=plan.name,
@@ -277,8 +278,6 @@ def members(
         known: part -> name of a target (`Layout.identity`) -> its key.
         texts: dataset -> stem -> digest of its text, where that is not cached.
     """
-    from latentmake.plan.manifest import Member
-
     layout = facts.layout(run.model)
     for name in run.datasets:
         items, settings = facts.items(name, run.model)[0], facts.config.datasets[name]
@@ -290,3 +289,30 @@ def members(
                 found[item.stem][place.name] = [(path, keys.get(each)) for path, each in named]
         for item in items:
             yield Member(name, item, found[item.stem], texts.get(name, {}).get(item.stem))
+
+
+def write_items(facts: Facts, name: str) -> Path:
+    """Write the manifest of a publication without caches; raises DatasetError of faulty items."""
+    config, run, fatal = facts.config, facts.config.runs[name], list[str]()
+    without = set[tuple[str, str]]()
+    for dataset in run.datasets:
+        lines = [fault.line for fault in facts.items(dataset, run.model)[1]]
+        if config.datasets[dataset].on_error == "skip":
+            for noted in read_lock(name).aside.get(dataset, []):  # by earlier builds here
+                if noted["digest"] and facts.digest_of(noted["path"]) == noted["digest"]:
+                    lines.append(noted["line"])
+                    without.add((dataset, noted["stem"]))
+            sys.stderr.writelines(f"skipped: {line}\n" for line in lines)
+        else:
+            fatal += lines
+    if fatal:
+        fault, hint = f"{len(fatal)} faulty: {' | '.join(fatal)}", "set on_error: skip to publish"
+        raise DatasetError(fault, where=f"run {name}", hint=f"{hint} without these")
+    repeats = {dataset: config.datasets[dataset].num_repeats for dataset in run.datasets}
+    every, layout = members(facts, run, {}, {}), facts.layout(run.model)
+    items = [each for each in every if (each.dataset, each.item.stem) not in without]
+    if not items:
+        raise DatasetError("no item is left to publish", where=f"run {name}")
+    path = run_order(name, "items", time.time_ns()).with_suffix(".jsonl")
+    atomic.write(path, lines_of(row_of(x, repeats[x.dataset], layout) for x in items))
+    return path

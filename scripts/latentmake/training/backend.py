@@ -118,7 +118,7 @@ Say = Callable[[str], None]
 class Backend(ABC):
     """A trainer; all but `plan` and `train` are optional.
 
-    A subclass imports what it needs inside its methods: planning loads no trainer.
+    A subclass imports no torch outside its methods: planning loads no trainer.
 
     Attributes:
         publishes: whether its runs have a target `publish_{run}`.

@@ -209,7 +209,7 @@ def run_child(
     online: bool,
     gpus: int = 1,
 ) -> None:
-    """Run a command whose mistakes are told by `process.say_error`.
+    """Run a command whose mistakes are told by `say_error`.
 
     Args:
         command: Python with `RUN`, perhaps behind a launcher.

@@ -1,7 +1,7 @@
 """Published folder of a run, for an external trainer on another machine.
 
 Images, captions and caches; for each system a dataset TOML in the paths that it knows, and a script
-that starts `run_published`, which makes missing caches and trains.
+that starts `run_published`, which makes the caches that were not published, and trains.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import glob
 import json
 import posixpath
-import re
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from typing import Any, Literal
 
 from latentmake.config.fields import resolution_name
 from latentmake.config.machines import ExternalProgram
-from latentmake.errors import ConfigError, TrainingError
+from latentmake.errors import ConfigError, SourceError, TrainingError
 from latentmake.files.sync import sync
 from latentmake.files.workspace import System, absolute, is_windows, translate
 from latentmake.index.memo import Memo
@@ -52,8 +51,6 @@ _SETTINGS: Mapping[str, Kind] = {
     ".latentmake-text.json": "text",
 }
 """Names of the files with the settings of the caches beside them: a new one makes all stale."""
-
-_NUMBER = re.compile(r"_\d+$")
 
 _SHELL = """\
 #!/bin/sh
@@ -93,14 +90,15 @@ class Names:
         self._maps = [vars(names) for names in order.publish.path_maps]
         self.toml = self.below(f"{order.run}_{'win' if system == 'windows' else 'linux'}.toml")
 
-    def of(self, path: str) -> str:
+    def of(self, path: str, *, folder: bool = False) -> str:
         """Return a path as the system names it, or as it is where the system has no name for it."""
         path = absolute(path)
         if is_windows(path):
             path = translate(path, "windows", []) or path
         name = translate(path, self.system, self._maps)
         if name is None:
-            self.unnamed.add(posixpath.dirname(path) if posixpath.splitext(path)[1] else path)
+            is_folder = folder or not posixpath.splitext(path)[1]
+            self.unnamed.add(path if is_folder else posixpath.dirname(path))
         return name or path
 
     def below(self, name: str) -> str:
@@ -119,8 +117,8 @@ class Publication:
         members: returns the files of items and caches; raises UserError.
         settings: returns what shapes the latents and text of a dataset at a resolution; of files,
             the paths.
-        made_from: returns the kinds of the caches made from a file, with paths of their images
-            below the block; gets its own path there, the published file, and the new one.
+        made_from: returns kinds and stems of the caches made from a file; gets its name, the
+            published file, and the new one.
         dataset: returns the dataset TOML of a system.
         calls: returns scripts and their arguments in the paths of a system; the last one trains.
         attentions: those that it knows.
@@ -159,6 +157,9 @@ def blocks_of(order: ExternalOrder) -> Blocks:
     if twice := [name for name in names if names.count(name) > 1]:
         fault = f"gives two datasets or resolutions of run {order.run} one folder, {twice[0]}"
         raise ConfigError(fault, where="publish.folder", hint="add {dataset} or {resolution}")
+    if mistaken := [name for name in names if name.endswith(("_cache", "_control"))]:
+        fault = f"gives a dataset the folder {mistaken[0]}, which is named like one of caches"
+        raise ConfigError(fault, where="publish.folder", hint="let it end in {resolution}")
     return found
 
 
@@ -177,7 +178,7 @@ def _texts(publication: Publication, names: Sequence[Names]) -> Files:
     name = f"train_{run}"
     published: dict[str, object] = {
         each.system: {
-            "folder": each.of(place.path),
+            "folder": each.of(place.path, folder=True),
             "calls": publication.calls(each),
             "launcher": _launcher(publication.order, each),
         }
@@ -185,7 +186,7 @@ def _texts(publication: Publication, names: Sequence[Names]) -> Files:
     }
     published |= {"program": publication.order.name, "attention": publication.modules}
     folders = [place.venv] if place.venv else [f"{place.path}/venv", f"{place.path}/.venv"]
-    linux, windows = ([each.of(folder) for folder in folders] for each in names)
+    linux, windows = ([x.of(folder, folder=True) for folder in folders] for x in names)
     pythons = " ".join(shlex.quote(f"{folder}/bin/python") for folder in linux)
     shell = _SHELL.format(name=name, pythons=pythons)
     quoted = [folder.replace("%", "%%").replace("/", "\\") for folder in reversed(windows)]
@@ -290,6 +291,9 @@ def publish(publication: Publication, say: Say) -> None:
     passed(findings(publication), say)
     files = publication.members() | ({} if caches else _settings(publication))
     files |= _texts(publication, [Names(order, each) for each in _SYSTEMS])
+    for path in files.values():
+        if isinstance(path, Path) and not path.is_file():  # before anything there changes
+            raise SourceError("is not there", where=path, hint="run the same command again")
     layout, dropped = layout_of(order.model.layout_name), list[Path]()
     listing = cache(lambda place: _owned(folder / place, layout))
 
@@ -320,15 +324,18 @@ def _writable(publication: Publication) -> Path:
         ConfigError: this machine has no name for it, or it lies where it may not.
     """
     order, path = publication.order, absolute(publication.order.publish.path)
-    here: str | None = path
+    maps, named = [vars(names) for names in order.publish.path_maps], [path]
     if is_windows(path):
-        maps = [vars(names) for names in order.publish.path_maps]
-        here = translate(path, "wsl", maps) or translate(path, "linux", maps)
+        known = (translate(path, each, maps) for each in ("wsl", "linux"))
+        named = [name for name in known if name is not None]
+    here = next(filter(_is_mounted, named), None)
     folder = Path(here or path, order.run)
     sources = [x for each in order.datasets.values() for x in (each.folder, each.control_directory)]
     fault = ""
-    if here is None:
+    if not named:
         fault = "has no name on this machine: add it to publish.path_maps, or"
+    elif here is None:
+        fault = "lies on a drive of Windows that is not mounted: mount it, or"
     elif glob.escape(here) != here:
         fault = f"has one of [ ] * ? in it, with which {order.name} finds nothing:"
     elif any(folder.resolve().is_relative_to(Path(x).resolve()) for x in sources if x):
@@ -336,6 +343,11 @@ def _writable(publication: Publication) -> Path:
     if fault:
         raise ConfigError(f"{path} {fault} set another folder", where="publish.path")
     return folder
+
+
+def _is_mounted(name: str) -> bool:
+    """Return whether a path lies on no drive of Windows, or on one that is there."""
+    return translate(name, "windows", []) is None or Path(*Path(name).parts[:3]).is_dir()
 
 
 def _settings(publication: Publication) -> Files:
@@ -367,9 +379,8 @@ def _made_from(
         yield from (path for key, each in listing(place).items() if key[0] == made for path in each)
     elif base and not publication.order.publish.caches:
         owned = listing(f"{place.removesuffix('_control')}{publication.cache_ending}")
-        for kind, item in publication.made_from(base, old, new):
-            for stem in _stems(item):
-                yield from owned.get((kind, stem), ())
+        for made_from in publication.made_from(name, old, new):
+            yield from owned.get(made_from, ())
 
 
 def _owned(root: Path, layout: Layout) -> Mapping[tuple[Kind, str], Sequence[Path]]:
@@ -381,11 +392,3 @@ def _owned(root: Path, layout: Layout) -> Mapping[tuple[Kind, str], Sequence[Pat
         for stem in layout.owners(name):
             found["text" if is_text else "latents", stem].append(path)
     return found
-
-
-def _stems(name: str) -> Iterator[str]:
-    """Yield the stems that a file may belong to: `x_1.a.txt` to `x_1.a`, `x_1` and `x`."""
-    while "." in posixpath.basename(name):
-        name = name.rpartition(".")[0]
-        yield name
-        yield _NUMBER.sub("", name)  # of a control image or layer

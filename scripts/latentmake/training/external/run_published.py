@@ -1,4 +1,4 @@
-"""Program that makes the missing caches of a published folder, and trains on it.
+"""Program that makes the caches that were not published with a folder, and trains on it.
 
 `publish_{run}` copies this file as `train_{run}.py`, beside a `train_{run}.json` with the calls for
 each system. `train_{run}.sh` and `.bat` run it by the Python of the trainer's environment, 3.10 or

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from latentmake import digest
 from latentmake.config.root import parse
 from latentmake.errors import DatasetError
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.request import write_items
+from latentmake.plan.run_plan import write_items
 from PIL import Image
 
 
@@ -54,3 +55,21 @@ def test_a_faulty_item_stops_a_publication_or_is_left_out() -> None:
     with pytest.raises(DatasetError, match=r"data/b\.png: has no caption file"):
         items()
     assert [row["stem"] for row in items(on_error="skip")] == ["a"]
+
+
+def test_what_a_build_here_set_aside_is_left_out_while_it_is_as_it_was() -> None:
+    items()
+    noted = [
+        {"stem": stem, "path": path, "digest": digest.of_file(Path(path)), "line": "is damaged"}
+        for stem, path in (("a", "data/a.png"), ("b", "data/b.png"))
+    ]
+    lock = Path("runs/r/dataset.lock")
+    lock.parent.mkdir(parents=True)
+    lock.write_text(json.dumps({"digest": "x", "aside": {"d": noted[1:]}}))
+    assert [row["stem"] for row in items(on_error="skip")] == ["a"]
+    assert len(items()) == 2
+    lock.write_text(json.dumps({"digest": "x", "aside": {"d": noted}}))
+    with pytest.raises(DatasetError, match="no item is left to publish"):
+        items(on_error="skip")
+    Image.new("RGB", (64, 64), "red").save("data/b.png")
+    assert [row["stem"] for row in items(on_error="skip")] == ["b"]

@@ -200,14 +200,25 @@ def test_targets_that_cannot_be_written_are_told_in_a_line() -> None:
     put("file", "")
     fails(with_publish(order, path="file"), StorageError, "file", "move it away")
     fails(with_publish(order, path="/proc/latentmake"), StorageError, "/proc/latentmake")
+    for path in ("/mnt/q/x", "Q:\\x"):
+        fails(with_publish(order, path=path), ConfigError, "publish.path", "is not mounted")
     fails(with_publish(order, path="\\\\nas\\x"), ConfigError, "publish.path_maps")
+
+
+def test_a_drive_of_windows_is_a_folder_here_by_the_maps() -> None:
+    order = order_of()
+    fill(order, STEMS)
+    maps = [{"linux": f"{Path.cwd()}/share", "windows": "Q:"}]
+    published(with_publish(order, path="Q:/out", path_maps=maps))
+    assert Path("share/out/gove-1.0/gove_256/a.png").is_file()
 
 
 def test_sources_that_are_gone_are_told() -> None:
     order = order_of()
     fill(order, STEMS)
     Path("data/gove/a.png").unlink()
-    fails(order, SourceError, "data/gove/a.png", "cannot be read")
+    fails(order, SourceError, "data/gove/a.png", "is not there")
+    assert not Path("published").exists()
 
 
 def test_what_the_configuration_must_say() -> None:
@@ -352,6 +363,8 @@ def test_folders_are_named_by_a_pattern() -> None:
     assert directories == [f"{folder}/gove-1.0_{height}p_gove" for height in (256, 832)]
     with pytest.raises(ConfigError, match=r"publish\.folder.* one folder, gove"):
         published(with_publish(order_of(), folder="{dataset}"))
+    with pytest.raises(ConfigError, match="named like one of caches"):
+        published(with_publish(order_of(), folder="{resolution}_cache"))
     for pattern in ("{stem}", "a/{dataset}", "../{dataset}", "{dataset", "{dataset!r}", " "):
         with pytest.raises(ValueError, match="folder"):
             Publish(folder=pattern)

@@ -10,6 +10,7 @@ It refuses keys that it does not know, so none stand here but those that it docu
 from __future__ import annotations
 
 import contextlib
+import re
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
@@ -32,6 +33,8 @@ from latentmake.training.external.publish import Blocks, Files, Kind
 Size = tuple[int, int]
 """Width and height of a resolution, in pixels."""
 
+_NUMBER = re.compile(r"_\d+$")
+
 
 def deploy(order: MusubiOrder) -> Changes | None:
     """Write the dataset TOML of a run and its folder of links; only changes are linked anew.
@@ -53,7 +56,10 @@ def deploy(order: MusubiOrder) -> Changes | None:
                     fault = f"would be trained on as {name}, as another is"
                     raise SourceError(fault, where=row.source, hint="rename one of them")
                 files[f"{block}/{name}"] = path
-    return sync(folder, files, link=True) if files or folder.exists() else None
+    if not files and not folder.exists():
+        return None
+    changes = sync(folder, files, link=True)
+    return changes if files else None
 
 
 def names_of(order: MusubiOrder, row: Row, resolution: Size) -> Iterator[tuple[str, Path]]:
@@ -144,12 +150,22 @@ def of_list(dataset: str) -> ConfigError:
 
 
 def made_from(order: MusubiOrder, name: str, *_: Path | bytes | None) -> Iterator[tuple[Kind, str]]:
-    """Yield the kinds of caches made from a published file, and its name."""
-    is_text = Path(name).suffix.lower() not in IMAGE_EXTENSIONS | VIDEO_EXTENSIONS
-    if not is_text:
-        yield "latents", name
-    if is_text or order.scripts.text.reads_controls:
-        yield "text", name
+    """Yield kinds and stems of the caches made from a published file."""
+    scripts, file = order.scripts, PurePosixPath(name)
+    is_control = file.parent.name.endswith("_control")
+    if not is_control and file.suffix.lower() not in IMAGE_EXTENSIONS | VIDEO_EXTENSIONS:
+        endings = {each.caption_extension for each in order.datasets.values()}
+        longest = sorted(endings, key=len, reverse=True)
+        known = next(filter(file.name.endswith, longest), file.suffix)
+        yield "text", file.name.removesuffix(known)
+        return
+    stems = {file.stem}
+    if order.version.controls[1] != 1 if is_control else scripts.layers:
+        stems.add(_NUMBER.sub("", file.stem))  # `a_1` may be a control or layer of `a`
+    for stem in stems:
+        yield "latents", stem
+        if scripts.text.reads_controls:
+            yield "text", stem
 
 
 # -- the dataset TOML -----------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def _findings(order: MusubiOrder) -> Iterator[Finding]:
     """Check the model's files, and the precision of the network."""
     models = [*checks.model_files(order.model)]
     for file in models:
-        if file.place and not Path(file.place).exists():
+        if file.place and not (file.doubt or Path(file.place).exists()):  # or on the hub
             yield elsewhere(f"model: {file.key}", file.place)
         else:
             yield model_finding(file)

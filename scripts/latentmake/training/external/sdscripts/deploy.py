@@ -207,14 +207,15 @@ def _settings(order: SdScriptsOrder, dataset: str, size: tuple[int, int]) -> dic
 
 
 def _made_from(name: str, old: Path, new: Path | bytes | None) -> Iterator[tuple[Kind, str]]:
-    """Yield the kinds of caches made from a file of a block, and the paths of their images."""
-    if name != METADATA:
-        yield "latents", name
+    """Yield kinds and stems of the caches made from a published file."""
+    base = name.partition("/")[2]
+    if base != METADATA:
+        yield "latents", str(PurePosixPath(base).with_suffix(""))
         return
     before, after = _captions(old), _captions(new)
     for image in before | after:
         if before.get(image) != after.get(image):
-            yield "text", image
+            yield "text", str(PurePosixPath(image).with_suffix(""))
 
 
 def _captions(metadata: Path | bytes | None) -> dict[str, str]:
