@@ -55,8 +55,8 @@ class Validation(Closed, shapes=Shapes("manifest", "weights")):
     items: Number = Field(ge=1)
     """Number of sources (images or videos) to hold out, at most half of those of the run."""
     clips: Number = shaped(8, CLIPS, ge=0)
-    """Number of held-out items for which `evaluate_{run}` draws clips: videos first, then images,
-    in the order of datasets and names. With `0` it only computes losses."""
+    """Number of held-out items for which `evaluate_{run}` of the trainer `wan` draws clips: videos
+    first, then images, in the order of datasets and names. With `0` it only computes losses."""
     every: Number | None = shaped(None, MACHINE, ge=1)
     """Steps between two losses of the held-out items along a training, from its start to its end:
     `validation_loss` in TensorBoard and `curves.png`. By default it computes none."""

@@ -23,7 +23,7 @@ from latentmake.errors import ConfigError, ModelError
 from latentmake.files.safetensors import Tensor
 from latentmake.layouts.layout import layout_of
 from latentmake.models import headers
-from latentmake.models.files import script_of, scripted_files, vae_factor
+from latentmake.models.files import script_of, scripted_files, vae_factor, weights_files
 from latentmake.models.headers import SUFFIXES, kinds_of, one, tensors_of, vae_of, weight_file
 
 Role = Literal["vae", "unet", "text"]
@@ -83,8 +83,9 @@ def check_kind(weights: Weights, expected: Role, where: str) -> None:
     """
     kinds: Mapping[str, str] = {}
     if weights.path is not None:
-        with suppress(ValueError):  # its loader says so
-            kinds = kinds_of(tensors_of(weight_file(Path(weights.path))))
+        with suppress(ValueError, ModelError):  # its loader says so
+            path = Path(weights.path)
+            kinds = kinds_of(tensors_of(weights_files(weights)[-1] if path.is_dir() else path))
     if kinds and not _FAMILIES[expected] & kinds.keys():
         named = "" if where == weights.path else f"{weights.path} "
         what = f"{named}holds {one(next(iter(kinds.values())))}, not {_WORDS[expected]}"

@@ -239,7 +239,7 @@ class Part(NamedTuple):
 
     @property
     def kinds(self) -> dict[str, str]:
-        """Kinds of network that it may be, see `models.kinds`."""
+        """Kinds of network that it may be, see `models.headers`."""
         return kinds_of(self.tensors)
 
     def has(self, pattern: str) -> bool:

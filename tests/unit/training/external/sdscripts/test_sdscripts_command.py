@@ -15,7 +15,7 @@ from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import SdScriptsTrainer
 from latentmake.config.machines import ExternalProgram, PathMap, Publish
 from latentmake.config.models import Model
-from latentmake.errors import CacheError, SourceError
+from latentmake.errors import CacheError, SourceError, TrainingError
 from latentmake.layouts.layout import SdScripts as Names
 from latentmake.training.external.launch import prepare
 from latentmake.training.external.order import Resume, accelerate_arguments
@@ -435,6 +435,9 @@ def test_deploying_twice_touches_nothing() -> None:
     write_manifest(row("x"))
     assert deploy(order(), Path("deployed")).removed == 6
     assert not Path("deployed/a_512/sub").exists()
+    Path("deployed/a_512/x.npz").write_bytes(b"old")
+    with pytest.raises(TrainingError, match=r"a_512/x\.npz: is a cache of an old kind"):
+        deploy(order(), Path("deployed"))
 
 
 # -- publication ----------------------------------------------------------------------------------
