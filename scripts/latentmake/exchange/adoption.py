@@ -256,7 +256,8 @@ class _Batch:
                 raise OutdatedError(f"{what}{target.path} is", hint=hint)
         with self._lock:
             made = self._made.get((key, adopted))
-        if made is not None:
+        held = None if made is None else header_of(made)
+        if made is not None and held is not None and held.key == key:  # no job replaced it
             atomic.link(made, Path(target.path))
         else:
             view = reading.placing.get(key, "")

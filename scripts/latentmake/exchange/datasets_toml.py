@@ -23,10 +23,11 @@ from pydantic import BaseModel, Field, ValidationError
 
 from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
 from latentmake.config.root import parse
-from latentmake.errors import ConfigError
+from latentmake.errors import ConfigError, nearest
 from latentmake.files import atomic
 from latentmake.layouts.layout import layout_of
 
+_SOURCES = ("image_directory", "image_jsonl_file", "video_directory", "video_jsonl_file")
 _VARIANTS = 4  # texts of each item, where a file of sd-scripts asks for random ones
 
 Table = dict[str, Any]
@@ -113,14 +114,14 @@ class _Musubi(_Keys):
     video_jsonl_file: str | None = None
     cache_directory: str | None = None
     control_directory: str | None = None
-    target_frames: list[int] = [1]
+    target_frames: list[int] = []
 
 
 class _SdScripts(_Keys):
     image_dir: str | None = None
     metadata_file: str | None = None
     class_tokens: str | None = None
-    bucket_reso_steps: int = 64
+    bucket_reso_steps: int | None = None
     conditioning_data_dir: str | None = None
     cache_info: bool = False
 
@@ -207,9 +208,11 @@ class Imported:
             place = f"{self.path}: {where}{key}"
             raise ConfigError("cannot be read", where=place, hint=hint) from None
 
-    def leave(self, keys: BaseModel) -> None:
-        """Note the keys that are left over; false, 0 and 0.0 ask for nothing."""
-        self.left |= {key: None for key, value in (keys.model_extra or {}).items() if value}
+    def leave(self, keys: BaseModel, **unused: bool) -> None:
+        """Note the keys that have no effect; false, 0 and 0.0 ask for nothing."""
+        values = {key: getattr(keys, key) for key in unused if unused[key]}
+        values |= keys.model_extra or {}
+        self.left |= dict.fromkeys(filter(values.get, values))
 
     def find(self, path: str) -> Path:
         """Return the place of a path: as it is, or beside the file."""
@@ -241,7 +244,7 @@ def imported(
         what = "names no dataset that can be taken over"
         raise ConfigError(what, where=path, hint="name a file of musubi-tuner or sd-scripts")
     if found.left:
-        found.note(f"left out, there is no such key here: {', '.join(found.left)}")
+        found.note(f"left out, without effect here: {', '.join(found.left)}")
     spec = _architecture(found, architecture, blocks, musubi=musubi)
     found.values = _fitting(found, blocks, spec, task)
     return found
@@ -288,15 +291,23 @@ def _dotted(ending: str) -> str:
 
 def _blocks_of_musubi(found: Imported, file: _File) -> Iterator[Block]:
     for number, own in enumerate(file.datasets):
-        keys = found.keys(_Musubi, {**file.general, **own}, f"datasets[{number}].")
+        where = f"datasets[{number}]"
+        keys = found.keys(_Musubi, {**file.general, **own}, f"{where}.")
         # Images come first there, and a folder before a list.
-        if path := keys.image_directory or keys.image_jsonl_file:
-            video, listed = False, not keys.image_directory
-        elif path := keys.video_directory or keys.video_jsonl_file:
-            video, listed = True, not keys.video_directory
-        if path:
-            yield _block_of_musubi(found, keys, found.find(path), video=video, listed=listed)
-        found.leave(keys)
+        paths = {key: path for key in _SOURCES if (path := getattr(keys, key))}
+        if not paths:
+            found.note(f"{where}: left out, it names no images or videos")
+            continue
+        key, *others = paths
+        video, listed = key.startswith("video"), key.endswith("file")
+        yield _block_of_musubi(found, keys, found.find(paths[key]), video=video, listed=listed)
+        found.leave(
+            keys,
+            target_frames=not video,
+            caption_extension=listed,
+            bucket_no_upscale=video or not keys.enable_bucket,
+            **dict.fromkeys(others, True),
+        )
 
 
 def _block_of_musubi(
@@ -330,18 +341,20 @@ def _fit(keys: _Keys) -> dict[str, Any]:
 def _list(found: Imported, path: Path, kind: str) -> str:
     """Return the path of a list for our configuration.
 
-    Relative paths in it begin at the folder in which musubi-tuner's scripts start: a list that has
-    some is written anew.
+    Relative paths in it begin at the folder in which musubi-tuner's scripts start, and columns that
+    mean something here mean nothing there: a list that has some is written anew.
     """
 
-    def entry(key: str, value: Any) -> tuple[str, Any]:
-        if not key.startswith((kind, "control_path")):
-            return key, value
-        return kind if key == f"{kind}_0" else key, str(found.find(value).absolute())
+    def entries(row: Table) -> Iterator[tuple[str, Any]]:
+        for key, value in row.items():
+            if key == "caption":
+                yield key, value
+            elif key.startswith((kind, "control_path")) and isinstance(value, str):
+                yield kind if key == f"{kind}_0" else key, str(found.find(value).absolute())
 
     try:
         rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
-        made = [dict(entry(key, value) for key, value in row.items()) for row in rows]
+        made = [dict(entries(row)) for row in rows]
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return _as_path(path)  # the plan says what is wrong with it
     if made == rows:
@@ -357,17 +370,26 @@ def _blocks_of_sdscripts(found: Imported, file: _File) -> Iterator[Block]:
         dataset = found.keys(_Subsets, {**file.general, **table}, f"datasets[{number}].")
         seen: set[str | None] = {None}
         for place, own in enumerate(dataset.subsets):
-            where = f"datasets[{number}].subsets[{place}]."
-            keys = found.keys(_SdScripts, {**(dataset.model_extra or {}), **own}, where)
+            where = f"datasets[{number}].subsets[{place}]"
+            keys = found.keys(_SdScripts, {**(dataset.model_extra or {}), **own}, f"{where}.")
             source = keys.metadata_file or keys.image_dir
-            if source not in seen:  # of two of one folder the first counts there
-                seen.add(source)
-                yield _block_of_sdscripts(found, keys, where)
-            found.leave(keys)
+            if source in seen:  # of two of one folder the first counts there
+                why = "an earlier one is the same" if source else "it names no image_dir"
+                found.note(f"{where}: left out, {why}")
+                continue
+            seen.add(source)
+            yield _block_of_sdscripts(found, keys, where)
+            found.leave(
+                keys,
+                class_tokens=keys.metadata_file is not None,
+                caption_extension=keys.metadata_file is not None,
+                bucket_no_upscale=not keys.enable_bucket,
+                bucket_reso_steps=not keys.enable_bucket,
+            )
 
 
 def _block_of_sdscripts(found: Imported, keys: _SdScripts, where: str) -> Block:
-    place = f"{found.path}: {where.rstrip('.')}"
+    place = f"{found.path}: {where}"
     if keys.conditioning_data_dir is not None:
         hint = "take the block out of a copy of the file"
         raise ConfigError("is a ControlNet dataset, which has no use here", where=place, hint=hint)
@@ -391,8 +413,9 @@ def _block_of_sdscripts(found: Imported, keys: _SdScripts, where: str) -> Block:
             "that are drawn once and cached: raise captions.variants for more"
         )
     values |= {"captions": captions} if captions else {}
-    buckets = {"bucket_reso_steps": keys.bucket_reso_steps, **keys.take(_BUCKETS)}
-    values |= _fit(keys) | (buckets if keys.enable_bucket else {}) | keys.take(_SUBSET)
+    values |= _fit(keys) | keys.take(_SUBSET)
+    if keys.enable_bucket:
+        values |= {"bucket_reso_steps": keys.bucket_reso_steps or 64, **keys.take(_BUCKETS)}
     caches = values["path"] if any(folder.rglob("*.npz")) else None
     return Block(values, keys.sides, keys.batch_size, caches)
 
@@ -413,7 +436,9 @@ def _architecture(
     if name is not None:
         trainer = "musubi-tuner" if musubi else "sd-scripts"
         what = f"{name} is no architecture of {trainer}, whose file this is"
-        raise ConfigError(what, where="--architecture", hint=f"use one of {', '.join(named)}")
+        guess = nearest(name.replace("-", "_"), [WAN.name, *ARCHITECTURES])
+        hint = f"did you mean {guess}?" if guess in named else f"use one of {', '.join(named)}"
+        raise ConfigError(what, where="--architecture", hint=hint)
     for folder in dict.fromkeys(filter(None, (block.caches for block in blocks))):
         for row in named.values():
             if any(Path(folder.replace("$$", "$")).rglob(f"*{_ending(row)}")):

@@ -10,6 +10,7 @@ metadata, which holds our key: nothing is written twice, and files of other orig
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 
 from latentmake import digest
 from latentmake.data.item import IMAGE_EXTENSIONS
-from latentmake.errors import CacheError, ConfigError
+from latentmake.errors import CacheError, ConfigError, StorageError
 from latentmake.exchange.shapes import Text, text_shape, unknown_shape
 from latentmake.files import atomic, cachefile
 from latentmake.files.safetensors import parse_head
@@ -250,7 +251,13 @@ def _export(order: ExportOrder, file: _File) -> str:
             return _SAME
         if not order.overwrite:
             return _LEFT
-    atomic.write(file.path, wanted)
+    try:
+        atomic.write(file.path, wanted)
+    except StorageError as error:
+        if order.folder is not None or os.access(file.path.parent, os.W_OK):
+            raise
+        hint = "make it writable, or set export.folder to another folder"
+        raise StorageError(error.what, where=file.path.parent, hint=hint) from None
     return _WRITTEN
 
 

@@ -131,23 +131,38 @@ def test_clips_are_always_in_buckets_and_lengths_are_rounded() -> None:
     assert "fit" not in dataset
 
 
+@pytest.mark.parametrize("more", [{}, {"prompt": "x", "file_name": "x.png", "control_path": None}])
 @pytest.mark.parametrize("absolute", [True, False], ids=["absolute", "relative"])
-def test_a_list_is_written_anew_where_ours_is_read_otherwise(absolute: bool) -> None:
+def test_a_list_is_written_anew_where_ours_is_read_otherwise(
+    absolute: bool, more: dict[str, str | None]
+) -> None:
     folder = f"{Path.cwd()}/images" if absolute else "images"
-    rows = [{"image_path": f"{folder}/{stem}.png", "caption": stem} for stem in "ab"]
+    rows = [{"image_path": f"{folder}/{stem}.png", "caption": stem, **more} for stem in "ab"]
     Path("lists").mkdir()
     Path("lists/all.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     text = '[[datasets]]\nimage_jsonl_file = "lists/all.jsonl"\nresolution = 64\n'
     found = made(text)
     dataset = one(found.values, "datasets")
     assert dataset["flat"] is True
-    assert dataset["path"] == ("lists/all.jsonl" if absolute else "runs/cats/all.jsonl")
-    if not absolute:
+    assert dataset["path"] == (
+        "lists/all.jsonl" if absolute and not more else "runs/cats/all.jsonl"
+    )
+    if not absolute or more:
         (data,) = found.written.values()
         written = [json.loads(line) for line in data.decode().splitlines()]
-        assert [row["image_path"] for row in written] == [
-            f"{Path.cwd()}/images/{stem}.png" for stem in "ab"
+        assert written == [
+            {"image_path": f"{Path.cwd()}/images/{stem}.png", "caption": stem} for stem in "ab"
         ]
+
+
+def test_keys_without_effect_and_blocks_without_a_source_are_told() -> None:
+    more = 'video_directory = "videos"\ntarget_frames = [5]\nbucket_no_upscale = true\n'
+    found = made(f"{MUSUBI}{more}[[datasets]]\nbatch_size = 1\n")
+    assert noted(found, "left out", "target_frames, bucket_no_upscale, video_directory")
+    assert noted(found, "datasets[1]: left out, it names no images or videos")
+    found = made(f"{MUSUBI.replace('directory', 'jsonl_file')}enable_bucket = true\n")
+    assert noted(found, "left out", "caption_extension")
+    assert not noted(found, "enable_bucket")
 
 
 def test_caches_tell_the_architecture() -> None:
@@ -228,6 +243,18 @@ def test_regularisation_images_and_random_captions_are_told() -> None:
     assert noted(found, "left out", "is_reg") and noted(found, "4 texts that are drawn once")
 
 
+def test_keys_without_effect_and_subsets_without_a_source_are_told() -> None:
+    Path("meta.json").write_text("{}")
+    more = 'metadata_file = "meta.json"\nclass_tokens = "a cat"\nbucket_reso_steps = 32\n'
+    subset = "[[datasets.subsets]]\nnum_repeats = 2\n"
+    again = '[[datasets.subsets]]\nmetadata_file = "meta.json"\n'
+    found = made(f"{SDSCRIPTS}{more}min_bucket_reso = 320\n{subset}{again}")
+    keys = "class_tokens, caption_extension, bucket_reso_steps, min_bucket_reso"
+    assert noted(found, f"left out, without effect here: {keys}")
+    assert noted(found, "datasets[0].subsets[1]: left out, it names no image_dir")
+    assert noted(found, "datasets[0].subsets[2]: left out, an earlier one is the same")
+
+
 def test_a_missing_resolution_is_that_of_the_command_line() -> None:
     found = made(SDSCRIPTS.replace("resolution = 512", ""))
     assert one(found.values, "runs")["resolutions"] == [1024]
@@ -297,6 +324,8 @@ def test_a_file_that_is_none_is_one_line(file: str, data: bytes | None, word: st
 def test_an_architecture_of_the_other_trainer_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"sdxl is no architecture of musubi-tuner.*wan, "):
         made(MUSUBI, architecture="sdxl")
+    with pytest.raises(ConfigError, match=r"did you mean qwen_image_edit\?"):
+        made(MUSUBI, architecture="Qwen-Image-Edit")
     with pytest.raises(ConfigError, match=r"wan is no architecture of sd-scripts.*sdxl, "):
         made(SDSCRIPTS, architecture="wan")
 

@@ -20,6 +20,7 @@ from latentmake.caches.pixels import plain
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import parse
 from latentmake.errors import CacheError, ConfigError
+from latentmake.exchange import adoption
 from latentmake.exchange.adoption import STATES, Record, adopt
 from latentmake.exchange.ai_training import AiTraining, plan_adopt
 from latentmake.exchange.export import ExportOrder, export, plan_export
@@ -29,8 +30,9 @@ from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo, source_stat, target_stat
 from latentmake.layouts.layout import layout_of
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import FOLDER, Order
+from latentmake.plan.orders import FOLDER, Order, Work
 from latentmake.plan.receipts import read_receipt
+from latentmake.plan.target import Target
 from order_world import order, put_image, silent, target
 from safetensors.torch import load_file
 from xxhash import xxh3_128_hexdigest
@@ -352,6 +354,26 @@ def test_one_file_that_does_not_fit_stops_no_other() -> None:
     put(LATENTS, content(LATENTS, [4, 2, 2]), "a")
     put(LATENTS, b"", "b")
     assert run(work) == [1, 0, 1, 1, 0]
+
+
+def test_a_file_that_was_replaced_since_is_not_linked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    theirs = AiTraining.candidates
+
+    def candidates(form: AiTraining, order: Order, work: Work, target: Target) -> Any:
+        if work.item.stem == "b":
+            Path(cache("16")).write_bytes(b"of another job")
+        return theirs(form, order, work, target)
+
+    monkeypatch.setattr(adoption, "_LEAST_THREADS", 1)
+    monkeypatch.setattr(AiTraining, "candidates", candidates)
+    work = order("latents", {stem: put_image(Path(f"data/{stem}.png"), (1, 2, 3)) for stem in "ab"})
+    for stem in "ab":
+        put(LATENTS, content(LATENTS, [4, 2, 2]), stem)
+    assert run(work) == [2, 0, 0, 0, 0]
+    (key,) = {target[-1] for target in read_receipt(*FOLDER.glob("adopted-*")).targets.values()}
+    assert cachefile.read_header(target("b", "16").path).key == key
 
 
 # -- what is of other content ---------------------------------------------------------------------
