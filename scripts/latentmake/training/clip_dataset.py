@@ -14,7 +14,7 @@ from latentmake.config.root import Config, parse
 from latentmake.data.datasets import Datasets
 from latentmake.data.item import Item
 from latentmake.data.probe import indices_of, prompt_of
-from latentmake.errors import DatasetError
+from latentmake.errors import ConfigError, DatasetError
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, SourceFps, Span
 from latentmake.index.memo import Memo
@@ -22,6 +22,12 @@ from latentmake.layouts.layout import Musubi
 from latentmake.models.files import T5_LENGTH
 
 _NAME = "source"
+_WORDS = {  # of a configuration's faults -> of the arguments
+    **{"target_frames.0": "frames", "target_frames": "frames", "sample_stride": "stride"},
+    f"runs.{_NAME}.resolutions.0": "ClipDataset",
+    f"runs.{_NAME}.resolutions": "ClipDataset, height or width",
+    f"datasets.{_NAME}": "ClipDataset",
+}
 
 
 class _Clips(Musubi):
@@ -80,8 +86,8 @@ class ClipDataset(TorchDataset[dict[str, Any]]):
                 "fit": "crop",
                 **({"sample_stride": stride} if stride != 1 else {}),
                 **({"source_fps": source_fps} if source_fps is not None else {}),
-                **settings,
             },
+            settings,
             (width, height),
         )
         self._settings = config.datasets[_NAME]
@@ -132,11 +138,20 @@ class ClipDataset(TorchDataset[dict[str, Any]]):
         }
 
 
-def _config(dataset: dict[str, Any], resolution: tuple[int, int]) -> Config:
+def _config(
+    dataset: dict[str, Any], settings: dict[str, Any], resolution: tuple[int, int]
+) -> Config:
     """Return the configuration of a run of one dataset, whose encoders nobody reads."""
     model = {"task": "t2v-1.3B", "vae": "-", "text": {"path": "-", "tokenizer": "-"}}
     run = {"datasets": [_NAME], "model": _NAME, "resolutions": [list(resolution)]}
-    return parse({"datasets": {_NAME: dataset}, "models": {_NAME: model}, "runs": {_NAME: run}})
+    values = {"datasets": {_NAME: dataset | settings}, "models": {_NAME: model}}
+    try:
+        return parse({**values, "runs": {_NAME: run}})
+    except ConfigError as error:
+        line = str(error)
+        for word, argument in _WORDS.items():
+            line = line if word.removesuffix(".0") in settings else line.replace(word, argument)
+        raise ConfigError(line) from None
 
 
 class _Batch(dict[str, Any]):

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from latentmake.config.models import Model
+from latentmake.errors import ModelError
+from latentmake.models import recipe
 from latentmake.models.checks import encoder_fault, encoders
 from safetensors.torch import save_file
 
@@ -96,6 +98,14 @@ def test_a_file_of_another_model_is_named_with_its_key(
     found = encoder_fault(model(*names), "text" if key == "text" else "latents")
     assert found is not None
     assert found[0] == key and words in found[1] and "\n" not in found[1]
+
+
+def test_another_network_as_wans_vae_is_named_while_planning() -> None:
+    text = {"path": "t5.safetensors", "tokenizer": "tokenizer"}
+    section = {"task": "t2v-1.3B", "vae": "siglip.safetensors", "text": text}
+    fault = r"^models\.wan\.vae: siglip\.safetensors: is an image encoder, not a Wan VAE; name"
+    with pytest.raises(ModelError, match=fault):
+        recipe.make("latents", None, Model.model_validate(section), place="models.wan")
 
 
 def test_a_folder_is_refused_where_a_script_reads_a_file_and_the_other_way_round() -> None:

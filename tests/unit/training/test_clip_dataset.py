@@ -100,9 +100,16 @@ def refusal(*arguments: object, **settings: object) -> str:
 
 
 def test_mistakes_are_one_line_at_once(videos: Path, tmp_path: Path) -> None:
-    assert "`target_frames` has a length that is not 4 n + 1" in refusal(videos, frames=80)
-    assert "40 pixels are not a multiple of 16" in refusal(videos, frames=5, height=40)
-    assert "sample_stride: 0 should be" in refusal(videos, stride=0)
+    for settings, words in (
+        ({"frames": 80}, "ClipDataset: `frames` has a length that is not 4 n + 1"),
+        ({"frames": 0}, "ClipDataset.frames: 0 should be"),
+        ({"height": 40}, "ClipDataset, height or width: 40 pixels are not a multiple of 16"),
+        ({"width": 0}, "ClipDataset.width: 0 should be"),
+        ({"stride": 0}, "ClipDataset.stride: 0 should be"),
+        ({"sample_stride": 0}, "ClipDataset.sample_stride: 0 should be"),
+        ({"target_frames": 80}, "ClipDataset: `target_frames` has a length"),
+    ):
+        assert refusal(videos, **settings).startswith(words)
     assert "frame_extration" in refusal(videos, frame_extration="chunk")
     assert "does not exist" in refusal(tmp_path / "gone", **SHAPE)
     (tmp_path / "broken.mp4").write_bytes(b"no video")

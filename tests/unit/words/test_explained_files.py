@@ -157,7 +157,9 @@ def test_damaged_foreign_and_ownerless_files_are_explained_too() -> None:
     assert one(TEXT).reason.startswith("damaged: it ")
     foreign = path.with_name("notes.npz")
     foreign.write_bytes(b"of another program")
-    assert one(str(foreign)).state == "unreadable"
+    found = one(str(foreign))
+    assert found.state == "unreadable"
+    assert [line.split()[0] for line in found.lines()][1:] == ["made", "runs"]
 
     Path("data/ant.png").unlink()
     assert one(LATENTS).reason.startswith("its item is faulty: data/ant.txt: ")

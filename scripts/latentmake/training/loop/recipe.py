@@ -359,14 +359,20 @@ def probe_loss(
     return total / size
 
 
+def held_out_noise(shape: torch.Size, key: str, number: int) -> torch.Tensor:
+    """Return noise of a shape that the key of an item's latents and a timestep's number fix.
+
+    Whatever else is held out does not change it.
+    """
+    return torch.randn(shape, generator=generator("evaluation", key, number))
+
+
 def held_out_loss(
     losses: Callable[[Batch, torch.Tensor, torch.Tensor], torch.Tensor],
     caches: Caches,
     objective: Objective,
 ) -> float:
     """Return the mean loss of held-out items, each at the same timesteps.
-
-    Noise follows from the key of an item's latents: whatever else is held out does not change it.
 
     Args:
         losses: from batch, noise and timesteps to the loss of each example.
@@ -377,8 +383,7 @@ def held_out_loss(
     for index in range(len(caches)):
         batch, key = caches.batch([index]), caches.examples[index].latents.key
         for number, timestep in enumerate(timesteps):
-            random = generator("evaluation", key, number)
-            noise = torch.randn(batch.latents.shape, generator=random)
+            noise = held_out_noise(batch.latents.shape, key, number)
             total += float(losses(batch, noise, timestep[None]))
     return total / (len(caches) * _HELD_OUT)
 

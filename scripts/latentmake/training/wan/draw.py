@@ -30,7 +30,7 @@ from latentmake.training.loop.caches import (
     read_text,
 )
 from latentmake.training.loop.launch import read
-from latentmake.training.loop.recipe import DTYPES, decided, generator
+from latentmake.training.loop.recipe import DTYPES, decided, held_out_noise
 from latentmake.training.order import JsonFile, caption_in
 from latentmake.training.wan.clips import (
     CLIP_NAME,
@@ -221,8 +221,7 @@ def losses_of(
 ) -> list[float]:
     """Return an item's loss at each of `timesteps_of`; `done` is called after each.
 
-    The noise follows from the key of its latents and the number of the timestep: it is the same for
-    every network, and for whatever else is held out.
+    The noise is the same for every network, and for whatever else is held out.
 
     Raises:
         CacheError: a cache file holds NaN or infinite values.
@@ -230,8 +229,7 @@ def losses_of(
     """
     batch, losses = caches.batch([case.number]), []
     for number, timestep in enumerate(timesteps_of(objective)):
-        random = generator("evaluation", case.keys[0], number)
-        noise = torch.randn(batch.latents.shape, generator=random)
+        noise = held_out_noise(batch.latents.shape, case.keys[0], number)
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             found = objective.losses(
                 network, batch, noise, timestep[None], device=device, dtype=dtype

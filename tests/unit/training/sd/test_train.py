@@ -21,10 +21,12 @@ from latentmake.errors import (
     TrainingError,
     storage_error,
 )
+from latentmake.files import atomic, cachefile
 from latentmake.training.loop import checkpoint
+from latentmake.training.loop.caches import Caches, Row, read_items
 from latentmake.training.loop.order import check_settings, read_index, sample_steps, wanted
 from latentmake.training.loop.pictures import read_curves
-from latentmake.training.loop.recipe import generator
+from latentmake.training.loop.recipe import generator, held_out_loss
 from latentmake.training.order import History, RunFiles, Wanted, read_order
 from latentmake.training.sd.unet import SdOrder
 from PIL import Image
@@ -190,6 +192,33 @@ def test_the_loss_of_held_out_items_is_logged_and_changes_no_weight(tmp_path: Pa
     steps, losses = found["validation_loss"]
     assert steps.tolist() == [0, 2, 4, 5]
     assert len(set(losses.tolist())) == 4 and (losses > 0).all()
+
+
+def test_the_loss_of_a_held_out_item_depends_on_nothing_beside_it(tmp_path: Path) -> None:
+    training = make_training(make_order(tmp_path))
+    rows = read_items(tmp_path / "manifest.jsonl")
+
+    def stamp(row: Row, key: str) -> None:
+        for size in row.latents:
+            (path,) = row.latents_at(size)
+            with safe_open(path, framework="pt") as file:
+                said = file.metadata() | cachefile.stamp(key=key + size, source="", recipe={})
+            atomic.write(path, cachefile.serialize(load_file(path), said))
+
+    def loss(*held_out: Row) -> float:
+        caches, objective = Caches([*held_out]), training.objective
+        return training.learner.alone(
+            lambda model: held_out_loss(
+                lambda *batch: training._losses(model, *batch).raw, caches, objective
+            )
+        )
+
+    stamp(rows[0], "first")
+    stamp(rows[1], "second")
+    alone = [loss(row) for row in rows[:2]]
+    assert loss(*rows[:2]) == pytest.approx(sum(alone) / 2, rel=1e-6)
+    stamp(rows[1], "other")
+    assert loss(rows[1]) != alone[1]  # noise follows the key
 
 
 def test_training_twice_on_the_same_trains_once(launched: Launched) -> None:

@@ -340,6 +340,11 @@ def test_an_attention_that_is_not_there_fails(root: Path, tuner: Path) -> None:
     assert "lacks xformers: install it there" in fails(order, "attention")
 
 
+def test_a_missing_configuration_of_accelerate_fails(root: Path, tuner: Path) -> None:
+    order = make_run(root, tuner=tuner, accelerate_config="none.yaml")
+    assert fails(order, "accelerate_config").startswith("none.yaml does not exist: correct")
+
+
 def test_too_little_space_fails(root: Path, tuner: Path) -> None:
     order = make_run(root, tuner=tuner)
     large = order.trainer.model_copy(update={"network_dim": 10**15})  # more than a disk holds
