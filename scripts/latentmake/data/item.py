@@ -42,6 +42,7 @@ Window = tuple[float, float | None]
 NO_FILE = SourceStat(-1, 0, 0, 0)
 """Stat of what is no file: missing, a folder, a pipe, or not to be read; see `missing_file`."""
 
+_MOST_BYTES = 1_000_000  # of a text; a tokenizer takes hundreds of bytes for each
 _OF_LATENTS = (IMAGE, CONTROL, LAYER)
 _NO_STAT = SourceStat(0, 0, 0, 0)
 _LONGEST_STEM = 235  # bytes: 255 are a name's most, of which `.latents.safetensors` takes 20
@@ -219,3 +220,12 @@ def unusable_name(path: str) -> str | None:
     if any(not each or len(each.encode("utf-8", "replace")) > 255 for each in folders):
         return "has a folder in its name that no disk can have"  # an object's may
     return None if is_text(path) else "has a name that is not UTF-8"
+
+
+def text_fault(text: str) -> str | None:
+    """Return why a text cannot be a caption; None where it can."""
+    if "\0" in text:
+        return "holds NUL characters (is it UTF-16?)"
+    if len(text.encode("utf-8", "surrogatepass")) > _MOST_BYTES:
+        return f"is longer than {_MOST_BYTES} bytes"
+    return None

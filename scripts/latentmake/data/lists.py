@@ -46,6 +46,7 @@ from latentmake.data.item import (
     Row,
     Scan,
     Window,
+    text_fault,
     unusable_name,
 )
 from latentmake.errors import DatasetError, shortened
@@ -53,18 +54,6 @@ from latentmake.files.media import NPZ, UNREAD_FORMATS, VIDEO_EXTENSIONS, unread
 from latentmake.files.workspace import is_text
 from latentmake.geometry.clips import Span
 from latentmake.index.memo import SourceStat, source_stat
-
-_MOST_BYTES = 1_000_000  # of a text; a tokenizer takes hundreds of bytes for each
-
-
-def text_fault(text: str) -> str | None:
-    """Return why a text cannot be a caption; None where it can."""
-    if "\0" in text:
-        return "holds NUL characters (is it UTF-16?)"
-    if len(text.encode("utf-8", "surrogatepass")) > _MOST_BYTES:
-        return f"is longer than {_MOST_BYTES} bytes"
-    return None
-
 
 NAMES = (
     *("video", "video_path", "image", "image_path", "file_name", "path", "image_path_0"),

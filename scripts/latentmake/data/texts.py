@@ -20,8 +20,18 @@ from posixpath import splitext
 
 from latentmake.config.datasets import Captions, Dataset
 from latentmake.data import remote
-from latentmake.data.item import CAPTION, NO_FILE, TAGS, Fault, File, Item, Row, Scan, missing_file
-from latentmake.data.lists import metadata_of, text_fault
+from latentmake.data.item import (
+    CAPTION,
+    NO_FILE,
+    TAGS,
+    Fault,
+    File,
+    Item,
+    Row,
+    Scan,
+    missing_file,
+    text_fault,
+)
 from latentmake.errors import SourceError
 from latentmake.files.workspace import is_remote
 from latentmake.index.memo import Memo
@@ -270,6 +280,8 @@ def _listed(
     name: str, file: str, root: str, items: Iterable[Item]
 ) -> tuple[dict[str, Row], list[Fault]]:
     """Return the rows of a metadata file by the stems of items, and a fault for all others."""
+    from latentmake.data.lists import metadata_of
+
     listed, start = metadata_of(name, file, root), len(root) + 1
     used = {
         item.stem: key

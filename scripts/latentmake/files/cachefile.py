@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from latentmake import digest
 from latentmake.errors import CacheError
-from latentmake.files import npz
 from latentmake.files.safetensors import (
     CHECKSUM,
     HEADER_CHECKSUM,
@@ -44,6 +43,7 @@ SOURCE = "latentmake.source"
 VIEW = "latentmake.view"
 FOREIGN = "was not made by latentmake"
 
+_NPZ = b"PK\x03\x04"  # the first bytes of an npz file
 _SIDE = re.compile("mask|original_size|crop_ltrb|txt_ids")  # tensors that may be zero
 _Bytes = bytes | memoryview
 
@@ -156,6 +156,8 @@ def shapes_in(path: str | os.PathLike[str]) -> list[tuple[str, tuple[int, ...]]]
         OSError, ValueError: the file cannot be read, or is damaged.
     """
     if os.fspath(path).endswith(".npz"):
+        from latentmake.files import npz
+
         return [(name, shape) for name, _, shape in npz.arrays_of(path)]
     return [(name, tuple(each.shape)) for name, each in read_head(path).tensors.items()]
 
@@ -181,8 +183,10 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes]:
         except ValueError:
             # As the length of a safetensors header, these bytes would be beyond the format's limit.
             with Path(path).open("rb") as file:
-                if file.read(len(npz.MAGIC)) != npz.MAGIC:
+                if file.read(len(_NPZ)) != _NPZ:
                     raise
+    from latentmake.files import npz
+
     return npz.read_metadata(path), b""
 
 
@@ -258,10 +262,12 @@ def verify(path: str | os.PathLike[str], *, values: bool = True) -> Checked:
         OSError: it is gone or cannot be read.
     """
     data = Path(path).read_bytes()
-    is_npz, origin, metadata = data.startswith(npz.MAGIC), None, dict[str, Any]()
+    is_npz, origin, metadata = data.startswith(_NPZ), None, dict[str, Any]()
     tensors: Iterable[_Bytes]
     try:
         if is_npz:
+            from latentmake.files import npz
+
             metadata = npz.metadata_of(npz.comment_of(data, len(data)))
             origin = parse_header(metadata, b"")
             header, members = npz.split(data)
@@ -303,8 +309,10 @@ def corruption_of(path: str | os.PathLike[str]) -> str | None:
 
 def _array(member: tuple[str, bytes]) -> tuple[str, tuple[str, _Bytes]]:
     """Return the name of an array in an archive, its dtype and the bytes of its numbers."""
+    from latentmake.files.npz import parse_array
+
     name, data = member
-    dtype, _, start = npz.parse_array(data)
+    dtype, _, start = parse_array(data)
     return name.removesuffix(".npy"), (dtype, memoryview(data)[start:])
 
 

@@ -14,7 +14,6 @@ from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import Difference
 from latentmake.plan.target import prompt_path
 from latentmake.training.backend import Backend, Finding, refuse_failed
-from latentmake.training.init_lora import Place, misfit, tensor_names
 from latentmake.training.loop.order import (
     Prompt,
     TextSchedule,
@@ -27,6 +26,7 @@ from latentmake.training.loop.order import (
 from latentmake.training.order import Record, RunFiles, run_values
 
 if TYPE_CHECKING:
+    from latentmake.training.init_lora import Place
     from latentmake.training.loop.recipe import Recipe
 
 _Order = TypeVar("_Order", bound=TrainingOrder)
@@ -83,6 +83,8 @@ def begun(
     """
     if not (files := order.init_files):
         return order
+    from latentmake.training.init_lora import misfit, tensor_names
+
     try:
         if len(files) != len(order.results):
             raise ValueError(f"two networks need a folder with {' and '.join(order.results)}")
@@ -101,9 +103,7 @@ def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: boo
     named = {getattr(each, "resume_from_checkpoint", None) for each in trainers} - {None}
     order = order.model_copy(update={"kept": sorted(named)})
     if plan.lock and order.trainer.mixed_precision == "auto":
-        from latentmake.training.loop.checkpoint import as_begun
-
-        order = as_begun(order, wanted(order, plan.lock))
+        order = _as_begun(order, plan.lock)
     plan.trainer, plan.trainer_order = order, order.path
     if not facts.asks:
         order.write()
@@ -112,6 +112,18 @@ def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: boo
         plan.note = _note(order, plan)
         if train:
             refuse_failed(check_settings(order.trainer, here=facts.runs_jobs))
+
+
+def _as_begun(order: TrainingOrder, data: str) -> TrainingOrder:
+    """Return an order in the precision that its training has or began with; see `as_begun`."""
+    record = Record.read(RunFiles(order).record)
+    if record is not None and record.mixed_precision:
+        chosen = order.with_settings(mixed_precision=record.mixed_precision)
+        if RunFiles(chosen).trained(wanted(chosen, data)):
+            return chosen
+    from latentmake.training.loop.checkpoint import as_begun
+
+    return as_begun(order, wanted(order, data))
 
 
 def reasons(order: TrainingOrder, plan: RunPlan) -> list[Difference]:

@@ -24,7 +24,7 @@ from latentmake.data.item import IMAGE_EXTENSIONS
 from latentmake.errors import ConfigError, SourceError
 from latentmake.files import atomic
 from latentmake.files.media import VIDEO_EXTENSIONS
-from latentmake.files.sync import Changes, recorded, sync
+from latentmake.files.sync import RECORD, Changes, recorded, sync
 from latentmake.plan.manifest import Row, rows_of
 from latentmake.training.external.musubi.order import DEPLOYED, MusubiOrder
 from latentmake.training.external.order import absolute
@@ -59,7 +59,12 @@ def deploy(order: MusubiOrder) -> Changes | None:
     if not files and not folder.exists():
         return None
     changes = sync(folder, files, link=True)
-    return changes if files else None
+    if files:
+        return changes
+    with contextlib.suppress(OSError):  # what others put there stays
+        (folder / RECORD).unlink(missing_ok=True)
+        folder.rmdir()
+    return None
 
 
 def names_of(order: MusubiOrder, row: Row, resolution: Size) -> Iterator[tuple[str, Path]]:
