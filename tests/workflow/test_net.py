@@ -38,6 +38,7 @@ BLANKS = [
     (r"((less than|about|up to|some) )?\b\d+(\.\d+)? ?(ms|s|min|h)\b", "TIME"),
     (r"(TIME, |\d, about )[\d.]+ [kM]?B\b", r"\1SIZE"),  # as the order of past jobs has it
     (r"loss \d+\.\d+ . \d+\.\d+", "loss NUMBER"),
+    (r"('asked': \w+, 'size': )\d+", r"\1NUMBER"),  # of a drawn clip, which differs by machine
     (r"[\d.]+( TFLOP/s| targets/s| [kMGT]?B free)", r"NUMBER\1"),
     (r"^( *[-─]{3,})+$\n", ""),
     (r"(?<=\S)  +", "  "),
