@@ -43,7 +43,6 @@ SOURCE = "latentmake.source"
 VIEW = "latentmake.view"
 FOREIGN = "was not made by latentmake"
 
-_NPZ = b"PK\x03\x04"  # the first bytes of an npz file
 _SIDE = re.compile("mask|original_size|crop_ltrb|txt_ids")  # tensors that may be zero
 _Bytes = bytes | memoryview
 
@@ -176,6 +175,8 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes]:
 
     Its name tells an npz file; so do its first bytes, since the store names files by key alone.
     """
+    from latentmake.files import npz  # a plan with nothing to do reads no header
+
     if not os.fspath(path).endswith(".npz"):
         try:
             head = read_head(path)
@@ -183,10 +184,8 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes]:
         except ValueError:
             # As the length of a safetensors header, these bytes would be beyond the format's limit.
             with Path(path).open("rb") as file:
-                if file.read(len(_NPZ)) != _NPZ:
+                if file.read(len(npz.MAGIC)) != npz.MAGIC:
                     raise
-    from latentmake.files import npz
-
     return npz.read_metadata(path), b""
 
 
@@ -261,13 +260,13 @@ def verify(path: str | os.PathLike[str], *, values: bool = True) -> Checked:
     Raises:
         OSError: it is gone or cannot be read.
     """
+    from latentmake.files import npz
+
     data = Path(path).read_bytes()
-    is_npz, origin, metadata = data.startswith(_NPZ), None, dict[str, Any]()
+    is_npz, origin, metadata = data.startswith(npz.MAGIC), None, dict[str, Any]()
     tensors: Iterable[_Bytes]
     try:
         if is_npz:
-            from latentmake.files import npz
-
             metadata = npz.metadata_of(npz.comment_of(data, len(data)))
             origin = parse_header(metadata, b"")
             header, members = npz.split(data)

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterable
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from pydantic import Field
 
@@ -25,8 +25,10 @@ from latentmake.files import atomic
 from latentmake.training.loop.order import (
     CHECKPOINT_STATE,
     CHECKPOINT_WEIGHTS,
+    Order,
     TrainingOrder,
-    wanted,
+    as_trained,
+    in_each_precision,
 )
 from latentmake.training.order import History, JsonFile, RunFiles, Wanted
 
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     import torch
 
 _NAME = re.compile(r"step-(\d{6,})(-\d+)?")
-_Order = TypeVar("_Order", bound=TrainingOrder)
 _PROGRESS = "progress.json"
 _FILES = (CHECKPOINT_WEIGHTS, CHECKPOINT_STATE)
 
@@ -224,7 +225,7 @@ def _places(folders: Iterable[str]) -> Collection[Path]:
     return {Path(each).resolve() for each in folders}
 
 
-def as_begun(order: _Order, want: Wanted) -> _Order:
+def as_begun(order: Order, want: Wanted) -> Order:
     """Return an order in the precision that its training has or began with, where it chooses one.
 
     Args:
@@ -236,10 +237,7 @@ def as_begun(order: _Order, want: Wanted) -> _Order:
     """
     if order.trainer.mixed_precision != "auto":
         return order
-    found = []
-    for each in (order.with_settings(mixed_precision=x) for x in ("bf16", "fp16", "no")):
-        resumed = each.model_copy(update={"resumed": want.resumed})
-        found.append((each, wanted(resumed, want.data)))
-    if trained := next((each for each, known in found if RunFiles(each).trained(known)), None):
+    if trained := as_trained(order, want):
         return trained
+    found = in_each_precision(order, want)
     return next((each for each, known in found if resumable(each, known)), order)

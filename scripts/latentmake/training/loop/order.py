@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
@@ -31,6 +31,8 @@ from latentmake.training.order import (
     Wanted,
     lock_digest,
 )
+
+Order = TypeVar("Order", bound="TrainingOrder")
 
 CHECKPOINT_WEIGHTS = "weights.safetensors"
 CHECKPOINT_STATE = "state.pt"
@@ -224,6 +226,22 @@ def wanted(order: TrainingOrder, data: str | None = None) -> Wanted:
         resumed=resumed,
         version=order.version,
     )
+
+
+def in_each_precision(order: Order, want: Wanted) -> Iterator[tuple[Order, Wanted]]:
+    """Yield an order that chooses its precision in each of them, with the digests that it wants.
+
+    Of `want`, the digests of the settings do not count.
+    """
+    for precision in ("bf16", "fp16", "no"):
+        each = order.with_settings(mixed_precision=precision)
+        yield each, wanted(each.model_copy(update={"resumed": want.resumed}), want.data)
+
+
+def as_trained(order: Order, want: Wanted) -> Order | None:
+    """Return an order in the precision that its weights were trained in; None where none are."""
+    found = in_each_precision(order, want)
+    return next((each for each, known in found if RunFiles(each).trained(known)), None)
 
 
 def checkpoint_digest(folder: Path, file_digest: Callable[[Path], str] = digest.of_file) -> str:

@@ -18,12 +18,13 @@ from latentmake.training.loop.order import (
     Prompt,
     TextSchedule,
     TrainingOrder,
+    as_trained,
     check_settings,
     checkpoint_digest,
     picture_reasons,
     wanted,
 )
-from latentmake.training.order import Record, RunFiles, run_values
+from latentmake.training.order import Record, RunFiles, Wanted, run_values
 
 if TYPE_CHECKING:
     from latentmake.training.init_lora import Place
@@ -103,7 +104,7 @@ def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: boo
     named = {getattr(each, "resume_from_checkpoint", None) for each in trainers} - {None}
     order = order.model_copy(update={"kept": sorted(named)})
     if plan.lock and order.trainer.mixed_precision == "auto":
-        order = _as_begun(order, plan.lock)
+        order = _in_its_precision(order, wanted(order, plan.lock))
     plan.trainer, plan.trainer_order = order, order.path
     if not facts.asks:
         order.write()
@@ -114,16 +115,12 @@ def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: boo
             refuse_failed(check_settings(order.trainer, here=facts.runs_jobs))
 
 
-def _as_begun(order: TrainingOrder, data: str) -> TrainingOrder:
-    """Return an order in the precision that its training has or began with; see `as_begun`."""
-    record = Record.read(RunFiles(order).record)
-    if record is not None and record.mixed_precision:
-        chosen = order.with_settings(mixed_precision=record.mixed_precision)
-        if RunFiles(chosen).trained(wanted(chosen, data)):
-            return chosen
-    from latentmake.training.loop.checkpoint import as_begun
+def _in_its_precision(order: TrainingOrder, want: Wanted) -> TrainingOrder:
+    if trained := as_trained(order, want):
+        return trained
+    from latentmake.training.loop.checkpoint import as_begun  # which a trained run does without
 
-    return as_begun(order, wanted(order, data))
+    return as_begun(order, want)
 
 
 def reasons(order: TrainingOrder, plan: RunPlan) -> list[Difference]:
