@@ -1,6 +1,6 @@
 """Samples: inputs of an encoder; and readings: items whose samples are made of their sources.
 
-A module of a layout offers `latents` and `text`, which load its encoders.
+The module in `encoders` of a layout's encoding offers `latents` and `text`, which load them.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 That the model's encoders made a file from its item's present content is the user's word; what can
 be checked is. Files are written atomically, so a killed adoption resumes.
 
-A cache file's header says so too, until an edit has it encoded again. This record remains: after a
-further edit the other program's file, still of the first content, is not adopted for the new one.
+The record says which content each file was adopted for. A cache file's header does so too, until an
+edit has it encoded again. The record remains: after a further edit the other program's file, still
+of the first content, is not adopted for the new one.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Each file is made under a temporary name in the same folder and renamed. There i
 file that a power failure cut short has the wrong length and is found damaged. A full or read-only
 disk is a StorageError, anything else an OSError.
 
-The processes that it starts with `inherited()` hold them as well: a lock is free when all have
-ended.
+The processes that a holder starts with `inherited()` hold its locks as well: a lock is free when
+all have ended.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plans of runs, and whether a run's manifest and lock still fit."""
+"""Plans of runs, whether a manifest and lock still fit, and the items of a publication."""
 
 from __future__ import annotations
 

@@ -2,9 +2,8 @@
 
 The planner writes the order without importing torch; the trainer reads nothing else but the
 manifest and lock named in it. The digests of what trained weights came from are kept beside them:
-as long as they equal those of the order, there is nothing to train.
-
-No torch here: launcher and planner compare the record to see whether there is anything to train.
+as long as they equal those of the order, there is nothing to train. No torch here: launcher and
+planner compare them.
 """
 
 from __future__ import annotations

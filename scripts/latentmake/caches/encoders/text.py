@@ -12,7 +12,7 @@ Hidden padding adds zeros to sums. That changes their order, and with it the las
 
 Source: sd-scripts' library/strategy_sd.py, strategy_sdxl.py, strategy_sd3.py and strategy_flux.py.
 
-Weights: a transformers folder, or the one file of the original release
+Weights of umT5: a transformers folder, or the one file of the original release
 (models_t5_umt5-xxl-enc-bf16.pth, or .safetensors of the same names) with a tokenizer's folder.
 """
 

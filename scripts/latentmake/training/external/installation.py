@@ -1,6 +1,7 @@
 """Folder, environment and sources of an external program; nothing of it is imported here.
 
-It is asked as for a training: by the same Python, in the same folder, with the same variables.
+The program is asked as for a training: by the same Python, in the same folder, with the same
+variables.
 
 Versions and forks of a trainer differ in the flags they know and in what they refuse. Importing
 them to ask would load CUDA for minutes; a syntax tree answers in a second.

@@ -1,6 +1,6 @@
 """UNet in training: loaded, checked against caches, given what is trained; and its LoRA's files.
 
-Both files hold the same float32 numbers; the LoRA adds alpha / rank * up @ down to a layer's
+Both files of a LoRA hold the same float32 numbers; it adds alpha / rank * up @ down to a layer's
 weight.
 
 | file | key of a layer's down matrix | alpha | source |
