@@ -60,7 +60,7 @@ def _loader(cpu: bool, rows: str) -> list[str]:
 
 
 def _tests(cpu: bool, rows: str) -> list[str]:
-    return ["-m", "pytest", "-n", "0", "-q", "-rs", "--durations=5", str(ROOT / "tests/gpu")]
+    return ["-m", "pytest", "-n", "0", "-v", "-rs", "--durations=5", str(ROOT / "tests/gpu")]
 
 
 STEPS = (

@@ -269,7 +269,6 @@ def exactness(cpu: bool, device: torch.device) -> Iterator[Row]:
             ("channels_last", {"memory_format": torch.channels_last}),
             ("TF32", {"tf32": True}),
             ("cudnn.benchmark", {"benchmark": True}),
-            ("torch.compile", {"compiled": True}),
         )
         if dtype == "float32" or way != "TF32"
         if device.type == "cuda" or way in ("contiguous", "channels_last")
@@ -280,8 +279,6 @@ def exactness(cpu: bool, device: torch.device) -> Iterator[Row]:
         torch.backends.cudnn.allow_tf32 = options.get("tf32", False)
         torch.backends.cudnn.benchmark = options.get("benchmark", False)
         network: Any = torch.nn.Module.to(copy.deepcopy(vae), DTYPES[dtype], memory_format=layout)
-        if options.get("compiled"):
-            network.encoder = torch.compile(network.encoder)
 
         def given(signal: torch.Tensor, dtype: str = dtype, layout: Any = layout) -> torch.Tensor:
             return signal.to(DTYPES[dtype]).contiguous(memory_format=layout)

@@ -43,8 +43,9 @@ SD_VAE: dict[str, Any] = {
     "layers_per_block": 2,
     "latent_channels": 4,
     "sample_size": 512,
+    "force_upcast": False,
 }
-"""The VAE of Stable Diffusion 1.5 (source: its vae/config.json)."""
+"""The VAE of Stable Diffusion 1.5 (source: its vae/config.json, which asks for no float32)."""
 T5_XXL = {"d_model": 4096, "d_kv": 64, "d_ff": 10240, "num_layers": 24, "num_heads": 64}
 """Encoder of T5 v1.1 XXL (source: google/t5-v1_1-xxl, config.json)."""
 CLIP_L = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12}

@@ -84,7 +84,7 @@ def pictures(count: int, side: int, frames: int = 0) -> list[Sample]:
 
 def latents_order(model: Model, paths: dict[str, Path], side: int) -> Order:
     made = order("latents", dict(paths), parts=(str(side),))
-    return Order(**{**vars(made), "model_settings": model, "recipe": {"dtype": model.dtype}})
+    return replace(made, model_settings=model, recipe={"dtype": model.dtype})
 
 
 def vae(dtype: str, channels: tuple[int, ...] = (32, 64, 64)) -> Model:
@@ -133,7 +133,7 @@ def test_what_is_on_its_way_is_never_overwritten() -> None:
 
 def test_no_copy_waits_for_the_device() -> None:
     values = torch.arange(1000)
-    download([upload(values, CUDA)])()  # pinned memory is there
+    download([upload(values, CUDA) * 2])()  # pinned memory and the kernel are there
     done = queued()
     wait = download([upload(values, CUDA) * 2])
     assert not done.query()
@@ -255,7 +255,7 @@ def filled(left: int) -> Iterator[None]:
 
 def said_by(code: str, **environment: str) -> str:
     """Return the one line that a process of its own prints."""
-    scripts = str(Path(carry_out.__code__.co_filename).parents[2])
+    scripts = str(Path(load.__file__).parents[3])
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": scripts, **environment},

@@ -92,7 +92,6 @@ def test_a_deterministic_training_resumes_to_the_bit(tmp_path: Path, optimizer: 
     if optimizer == "adamw8bit" and find_spec("bitsandbytes") is None:
         pytest.skip("bitsandbytes is not installed")
     settings: dict[str, Any] = {
-        "steps": 9,
         "learning_rate": 1e-2,
         "optimizer": optimizer,
         "mixed_precision": "bf16",
@@ -100,16 +99,17 @@ def test_a_deterministic_training_resumes_to_the_bit(tmp_path: Path, optimizer: 
         "checkpointing_steps": 5,
         "dataloader_num_workers": 2,
     }
-    order = make_order(tmp_path, **settings)
-    path, files = write_order(order, tmp_path / "order.json"), RunFiles(order)
-    log, receipt = tmp_path / "train.log", tmp_path / "receipt.json"
-    train(path, log=log, receipt=receipt)
-    expected = files.weights.read_bytes()
-    files.record.unlink()
-    files.weights.unlink()
-    train(path, log=log, receipt=receipt)  # goes on from step 5
-    assert files.weights.read_bytes() == expected
-    assert "resumed from step 5" in log.read_text()
+
+    def run(output: str, steps: int) -> Path:
+        order = make_order(tmp_path, **{**settings, "steps": steps}, output=output)
+        path = write_order(order, tmp_path / "order.json")
+        train(path, log=tmp_path / "train.log", receipt=tmp_path / "receipt.json")
+        return RunFiles(order).weights
+
+    expected = run("whole", 9).read_bytes()
+    run("longer", 5)
+    assert run("longer", 9).read_bytes() == expected
+    assert "resumed from step 5" in (tmp_path / "train.log").read_text()
 
 
 def test_a_step_that_fp16_skips_advances_no_learning_rate(tmp_path: Path) -> None:

@@ -79,6 +79,24 @@ def test_a_job_of_captions_imports_no_more_than_it_needs(
     assert modules & {*UNUSED, "diffusers"} <= {"sympy"}
 
 
+def test_a_package_that_needs_what_is_hidden_gets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_vae(tmp_path / "vae")
+    package = tmp_path / "packages/xformers"  # diffusers imports it where it is
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "ops.py").write_text("from torch._dynamo.utils import is_compile_supported")
+    (tmp_path / "packages/xformers-0.0.35.dist-info").mkdir()
+    told = tmp_path / "packages/xformers-0.0.35.dist-info/METADATA"
+    told.write_text("Metadata-Version: 2.1\nName: xformers\nVersion: 0.0.35\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+    made = order("latents", {"a": put_image(tmp_path / "a.png", (1, 2, 3))})
+    assert {"xformers.ops", "torch._dynamo.utils"} <= imported(made)
+    assert Path(*made.paths).exists()
+
+
 def test_hidden_modules_come_back() -> None:
     with without("tabulate_none", "json"):
         assert sys.modules["json"] is json  # what is imported already stays

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib import import_module, metadata
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import psutil
@@ -25,6 +25,7 @@ _MOST = {"latents": 64, "text": 256}  # samples in a batch
 _IN_FLIGHT = 3  # batches on their way through a GPU
 _ROWS, _CAPTIONS = 150, 4  # tokens and captions in a batch on a CPU: with more a core gains little
 _COMPILER = "torch._dynamo"
+_MASKS = "torch._dynamo._trace_wrapped_higher_order_op"
 _QUIET = {
     "DIFFUSERS_VERBOSITY": "error",
     "TRANSFORMERS_VERBOSITY": "error",
@@ -63,11 +64,23 @@ def encoder(
     torch.set_num_threads(max(1, threads // workers) if on_cpu else threads)
     torch.backends.cudnn.allow_tf32 = False
     os.environ.update(_QUIET)  # read when these libraries are imported
-    with without(*_unused(model, order.kind)) if alone else nullcontext():
+
+    def load() -> Loaded:
         module = import_module(f"latentmake.caches.encoders.{order.layout.encoding}")
-        load = module.latents if order.kind == "latents" else module.text
-        loaded: Loaded = load(order, device, say)
-    return loaded._replace(
+        found = module.latents if order.kind == "latents" else module.text
+        loaded: Loaded = found(order, device, say)
+        return loaded
+
+    loaded = None
+    if alone:
+        try:
+            with without(*_unused(model, order.kind)):
+                loaded = load()
+        except (ImportError, AttributeError, RuntimeError) as error:
+            # A package beside theirs, as xformers, needs what is hidden.
+            if isinstance(error, RuntimeError) and "import" not in str(error):
+                raise
+    return (loaded or load())._replace(
         size=size,
         budget=budget,
         workers=workers,
@@ -78,7 +91,8 @@ def encoder(
 
 def _unused(model: Model, kind: str) -> tuple[str, ...]:
     """Return modules that diffusers and transformers import where they are, and need not."""
-    unused = ("jinja2", "trio")  # of chat templates, and of another way to wait for the hub
+    # Of chat templates, another way to wait for the hub, and image processors.
+    unused = ("jinja2", "trio", "torchvision")
     if kind == "latents":
         return unused if model.clip else (*unused, "transformers", "peft", "accelerate")
     # Projections with code of their own are parts of pipelines.
@@ -92,38 +106,39 @@ def without(*names: str) -> Iterator[None]:
 
     diffusers and transformers import them wherever they are: most of the time until a job encodes.
     The process must never need them: modules imported meanwhile may remember their absence. What
-    they decorate for the compiler stays as it is; any other use imports it.
+    they decorate for the compiler stays as it is.
     """
-    compiler: Any = ModuleType(_COMPILER)
-    compiler.__path__ = [f"{torch.__path__[0]}/_dynamo"]  # modules below it are found
-    compiler.allow_in_graph = compiler.assume_constant_result = compiler.disable = _unchanged
-
-    def remove(placed: dict[str, Any]) -> None:
-        for name, each in placed.items():
-            if sys.modules.get(name) is each:
-                sys.modules.pop(name, None)
-
-    def used(name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        remove({_COMPILER: compiler})
-        return getattr(import_module(_COMPILER), name)
-
-    compiler.__getattr__ = used
     # None there: an import fails, a search finds nothing
-    hidden: dict[str, Any] = {**dict.fromkeys(names), _COMPILER: compiler}
+    hidden: dict[str, Any] = dict.fromkeys((*names, _COMPILER))
+    hidden[_MASKS] = masks = ModuleType(_MASKS)
+    masks.TransformGetItemToIndex = lambda: (  # type: ignore[attr-defined]
+        import_module(_MASKS).TransformGetItemToIndex()
+    )
+    if _COMPILER in sys.modules:
+        del hidden[_COMPILER], hidden[_MASKS]
     hidden = {name: each for name, each in hidden.items() if name not in sys.modules}
-    sys.modules.update(hidden)
-    is_available, packages = torch.distributed.is_available, metadata.packages_distributions
-    torch.distributed.is_available = bool
+    decorators = ("allow_in_graph", "assume_constant_result", "disable")
+    changes: list[tuple[Any, dict[str, Any]]] = [(torch.distributed, {"is_available": bool})]
+    if _COMPILER in hidden:
+        unchanged = dict.fromkeys(decorators, _unchanged)
+        changes += [(torch.compiler, unchanged), (torch, {"_dynamo": SimpleNamespace(**unchanged)})]
     if "transformers" in hidden:
         # diffusers reads the list of files of each package, to find three of them.
-        metadata.packages_distributions = dict
+        changes.append((metadata, {"packages_distributions": dict}))
+    before = [(place, {name: vars(place).get(name) for name in new}) for place, new in changes]
     try:
+        sys.modules.update(hidden)
+        for place, new in changes:
+            vars(place).update(new)
         yield
     finally:
-        torch.distributed.is_available, metadata.packages_distributions = is_available, packages
-        remove(hidden)
+        for place, old in before:
+            vars(place).update(old)
+        if _COMPILER in hidden:
+            del torch._dynamo
+        for name, each in hidden.items():
+            if sys.modules.get(name) is each:
+                sys.modules.pop(name, None)
 
 
 def _unchanged(function: Any = None, *_: object, **__: object) -> Any:

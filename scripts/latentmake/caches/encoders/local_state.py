@@ -80,8 +80,11 @@ def without_weights(network: Any, config: dict[str, Any]) -> Any:
         with torch.device("meta"):
             if hasattr(network, "from_config"):
                 return network.from_config(config)
+            from transformers.initialization import no_init_weights
+
             part = config.get(network.config_class.base_config_key, config)  # of a whole CLIP
-            return network(network.config_class.from_dict(part))
+            with no_init_weights():  # to draw values on this device takes torch's compiler
+                return network(network.config_class.from_dict(part))
     except Exception as error:  # each library has its own for this
         what = "has a configuration that no network can have"
         raise ValueError(f"{what}: {first_line(error)}") from None

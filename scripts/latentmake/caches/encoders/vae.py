@@ -51,18 +51,7 @@ def load_vae(
     if not decoder:
         vae.decoder = vae.post_quant_conv = None  # more than half of the memory
     place(vae, device, dtype)
-    if _interleaves(next(vae.parameters())):
-        vae.to(memory_format=torch.channels_last)
     return vae
-
-
-def _interleaves(weight: torch.Tensor) -> bool:
-    """Whether channels lie side by side in memory, as the tensor cores of a GPU want them.
-
-    A CPU's convolutions and normalisations are many times less exact then
-    (tests/bench/exactness.py).
-    """
-    return weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float16)
 
 
 def tile(vae: AutoencoderKL) -> None:
@@ -109,9 +98,9 @@ def encode_images(
     """
     weight = next(vae.parameters())  # the network itself asks all its layers, for a millisecond
     images = upload(pixels, weight.device).permute(0, 3, 1, 2).to(torch.float32) / 127.5 - 1.0
-    if not _interleaves(weight):
-        images = images.contiguous()
-    posterior = vae.encode(images.to(weight.dtype)).latent_dist
+    # Channels side by side in memory cost a GPU 30% of its speed (tests/bench/README.md), and a CPU
+    # its accuracy (tests/bench/exactness.py).
+    posterior = vae.encode(images.contiguous().to(weight.dtype)).latent_dist
     latents: torch.Tensor = posterior.mean.float()
     if seeds is None:
         return latents

@@ -103,7 +103,7 @@ class Learner:
         queries = torch.zeros(())
         if gradients:  # one kernel for all of them, not one a layer
             sums = torch._foreach_norm(gradients, 1, dtype=torch.float32)
-            means = [total / each.numel() for total, each in zip(sums, gradients, strict=True)]
+            means = torch._foreach_div(sums, [float(each.numel()) for each in gradients])
             queries = torch.stack(means).sum()
         norm = torch.nn.utils.clip_grad_norm_(
             self.parameters, self._settings.max_grad_norm or math.inf

@@ -285,6 +285,7 @@ class Training:
             seen.append((batch, losses.raw.detach()))
         total = accelerator.reduce(total, reduction="sum")
         norm, queries = learner.clip()
+        learner.step()  # queued before anything waits for the device; a faulty one is never saved
         # One transfer from the device for all scalars of the step.
         loss_value, raw, norm_value, queries_value = torch.stack(
             [*total, norm, queries.to(norm.device)]
@@ -293,7 +294,6 @@ class Training:
         finite = accelerator.scaler is not None or math.isfinite(norm_value)
         if not (finite and math.isfinite(loss_value)):
             self._refuse_step(step, seen)
-        learner.step()
         return _Step(loss_value, raw, norm_value, queries_value, rate)
 
     def _refuse_step(self, step: int, seen: Sequence[tuple[Batch, torch.Tensor]]) -> None:
