@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -68,7 +69,7 @@ class Pipeline:
         self._seconds = {"encoding": 0.0, "writing": 0.0}  # of workers, from the first sample on
         self._began = self._ended = 0.0
         self._waiting: dict[tuple[int, ...], list[_Waiting]] = {}
-        self._running: set[Future[None]] = set()
+        self._running: deque[Future[None]] = deque()
         self._has_failed = False
         self._lock = threading.Lock()  # of numbers that workers change
         self._alone = threading.Lock()
@@ -143,14 +144,12 @@ class Pipeline:
         assert self.loaded is not None and self._pool is not None
         self._settle(2 * self.loaded.workers - 1)
         batch = self._waiting.pop(shape)
-        self._running.add(self._pool.submit(self._run, self.loaded, batch))
+        self._running.append(self._pool.submit(self._run, self.loaded, batch))
 
     def _settle(self, most: int) -> None:
         """Wait until at most so many batches are encoded, or wait for it."""
         while len(self._running) > most:
-            done, self._running = wait(self._running, return_when=FIRST_COMPLETED)
-            for future in done:
-                future.result()
+            self._running.popleft().result()
 
     # -- in threads -------------------------------------------------------------------------------
 
