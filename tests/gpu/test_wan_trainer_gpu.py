@@ -65,7 +65,7 @@ def test_gradient_checkpointing_takes_less_memory_and_gives_the_same_gradients(
     given = {name: value[:1] for name, value in given.items()}
     target = torch.randn(given["hidden_states"].shape, device=DEVICE)
     gradients, peaks = [], []
-    for checkpointing in (True, False):
+    for checkpointing in (True, True, False):
         torch.manual_seed(0)
         network = load_transformer(path).to(DEVICE)
         add_adapter(network, rank=8, target_modules=TARGETS, autocast=True)
@@ -84,6 +84,7 @@ def test_gradient_checkpointing_takes_less_memory_and_gives_the_same_gradients(
         trained = [each.grad for each in network.parameters() if each.requires_grad]
         gradients.append([each.flatten() for each in trained if each is not None])
         del network
+    del gradients[0], peaks[0]  # the first pass took workspaces of cuBLAS, which stay
     found, expected = (torch.cat(each) for each in gradients)
     assert torch.cosine_similarity(found, expected, dim=0) > 0.999
     layers = check_targets(TARGETS, read.shapes, "targets")
