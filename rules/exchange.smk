@@ -20,7 +20,9 @@ for word, run in ((word, run) for word in EXCHANGED for run in EXCHANGED[word]):
             f"logs/{word}/{run}.log",
         localrule: True
         conda:
-            f"../envs/{'train' if word == 'publish' else 'encode'}.yaml"
+            "../envs/train.yaml"
         threads: 1 if word == "publish" else threads_of("encode")
+        params:
+            word=word,
         script:
             "../scripts/exchange.py"

@@ -24,6 +24,8 @@ for word, made in FOLLOWING.items():
         threads: threads_of("train")
         resources:
             **on_one_node(resources_of("train")),
+        params:
+            word=word,
         script:
             "../scripts/following.py"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from latentmake.entry import logged
 
 with logged(snakemake.log[0]) as say:
-    order, word = Path(snakemake.input.order), snakemake.rule.partition("_")[0]
+    order, word = Path(snakemake.input.order), snakemake.params.word
     if word == "publish":
         from latentmake import backends
 

@@ -27,9 +27,6 @@ from latentmake.geometry.clips import WAN_FPS, AnyClip, Clip, Media, Span, clips
 SIZED = re.compile(r"(.+)_(\d{4,})x(\d{4,})", re.DOTALL)
 """The name of a latents cache without its ending, where it contains the size of the image."""
 
-DROPPED = "text.dropped"
-"""Part of the empty captions that replace the others in some epochs."""
-
 _RESOLUTION = re.compile(r"(\d+)(?:x(\d+))?")
 
 
@@ -38,7 +35,7 @@ class PartName(NamedTuple):
 
     Attributes:
         kind: `latents` or `text`.
-        text: which text they hold: `text`, `text.1`, `text.dropped`.
+        text: which text they hold: `text`, `text.1`.
         size: resolution of the latents, or of those beside which texts lie.
     """
 
@@ -280,9 +277,9 @@ class Layout:
             targets: part -> paths.
 
         Returns:
-            `latents` (resolution -> path), `text` (path, or None), `dropped` (path of the empty
-            caption) and, where there are several texts, `variants`: the paths of all of them. Where
-            they lie flat, latents have several paths, and texts are those of each resolution.
+            `latents` (resolution -> path), `text` (path, or None) and, where there are several
+            texts, `variants`: the paths of all of them. Where they lie flat, latents have several
+            paths, and texts are those of each resolution.
         """
         latents: dict[str, list[str]] = {}
         texts: dict[str, dict[str, str]] = {}
@@ -292,8 +289,6 @@ class Layout:
             else:
                 latents[part] = list(paths)
         row: dict[str, Any] = {"text": texts.get("text", {})}
-        if DROPPED in texts:
-            row["dropped"] = texts.pop(DROPPED)
         if len(texts) > 1:
             several = texts.values()
             row["variants"] = {each: [x[each] for x in several] for each in texts["text"]}

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from latentmake.config.architectures import MUSUBI, File, Vae
 from latentmake.config.datasets import BUCKET_STEPS
 from latentmake.config.models import Model
-from latentmake.config.root import Config, Run, check_sides, check_steps
+from latentmake.config.root import Config, Run, check_sides
 from latentmake.config.weights import Weights
 from latentmake.errors import ConfigError, ModelError
 from latentmake.files.safetensors import Tensor
@@ -67,7 +67,6 @@ def check_run(config: Config, name: str, run: Run) -> None:
         if (steps := settings.bucket_reso_steps or BUCKET_STEPS) % factor:
             what, hint = f"{steps} is not a multiple of {reason}", f"use a multiple of {factor}"
             raise ConfigError(what, where=f"datasets.{dataset}.bucket_reso_steps", hint=hint)
-        check_steps(run.resolutions, steps, dataset)
 
 
 def check_kind(weights: Weights, expected: Role, where: str) -> None:

@@ -11,15 +11,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from latentmake.config.datasets import Dataset
-from latentmake.config.root import Run
 from latentmake.data.item import Item
-from latentmake.errors import ConfigError, SourceError, nearest, refuse_unknown
+from latentmake.errors import ConfigError, SourceError, refuse_unknown
 from latentmake.index.memo import target_stat
 from latentmake.layouts.layout import parsed
-from latentmake.models.checks import check_run
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import EncodingJob, Order, Work, job_of
 from latentmake.plan.state import State
@@ -166,16 +162,10 @@ def single(facts: Facts, path: str) -> tuple[Order, bool]:
     _, dataset, model, place, name = (*path.split("/", 4), "", "", "", "")[:5]
     refuse_unknown("dataset", dataset, (PROMPTS, *config.datasets), path)
     refuse_unknown("model", model, config.models, path)
-    if dataset != PROMPTS and _SIZE.fullmatch(place):
-        try:
-            run = Run(datasets=[dataset], model=model, resolutions=[place], trainer=None)
-            config.check_run("NAME", run)
-            check_run(config, "NAME", run)
-        except ConfigError as error:
-            raise ConfigError(error.what, where=path, hint=error.hint) from None
-        except ValidationError as error:
-            what, hint = error.errors()[0]["msg"], "use a resolution of a run"
-            raise ConfigError(what, where=path, hint=hint) from None
+    runs = [run for run in config.runs.values() if run.model == model and dataset in run.datasets]
+    asked = {size.name for run in runs for size in run.resolutions}
+    if dataset != PROMPTS and _SIZE.fullmatch(place) and place not in asked:
+        raise ConfigError("no run has this resolution", where=path, hint="use that of a run")
     layout = facts.layout(model)
     bases = layout.owners(name)
     for item, target in named_targets(facts, dataset, model, place, bases):
@@ -188,11 +178,7 @@ def single(facts: Facts, path: str) -> tuple[Order, bool]:
     for fault in facts.faults.get((dataset, model), ()):
         if layout.base(fault.stem) in bases:
             raise SourceError(fault.what, where=fault.path, hint=fault.hint)
-    paths = (target.path for _, target in named_targets(facts, dataset, model, place))
-    names = {each.split("/", 4)[4]: each for each in paths}
-    hint = "check the name of its folder"
-    if names:
-        hint = f"the nearest is {names[nearest(name, names) or min(names)]}"
+    hint = "check the names of folder and item"
     raise ConfigError("no item has a cache file of this name", where=path, hint=hint)
 
 

@@ -201,7 +201,6 @@ class Row(BaseModel, extra="allow"):
         latents: resolution -> path, or paths of clips.
         text: path of its embedding, or resolution -> path; None where captions are not cached.
         variants: likewise the paths of all its texts' embeddings, where there are several.
-        dropped: likewise the path of the empty caption's.
         texts: the texts, where they are not that of the caption file.
         caption: path of the caption file; None for the empty caption.
         control: path of the first control image, or of the control video.
@@ -217,7 +216,6 @@ class Row(BaseModel, extra="allow"):
     latents: dict[str, str | list[str]] = {}
     text: str | dict[str, str] | None = None
     variants: list[str] | dict[str, list[str]] | None = None
-    dropped: str | dict[str, str] | None = None
     texts: list[str] | None = None
     caption: str | None = None
     control: str | None = None

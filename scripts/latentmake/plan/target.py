@@ -18,7 +18,7 @@ from latentmake.data.item import BUCKET, Item
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import AnyClip
-from latentmake.layouts.layout import DROPPED, Layout, layout_of, parsed
+from latentmake.layouts.layout import Layout, layout_of, parsed
 
 PROMPTS = "_prompts"
 """Dataset of the prompts of samples and of generated clips, each an item named by its digest."""
@@ -71,10 +71,8 @@ def part_names(config: Config, run: Run, dataset: str) -> list[str]:
 
 
 def text_parts(settings: Dataset) -> list[str]:
-    """Return a part for each variant of the items' texts: `text`, `text.1`, ..., `text.dropped`."""
-    names = ["text", *(f"text.{number}" for number in range(1, settings.text_variants))]
-    making = settings.captions
-    return [*names, DROPPED] if making and making.caption_dropout_every_n_epochs else names
+    """Return a part for each variant of the items' texts: `text`, `text.1`, `text.2`, ..."""
+    return ["text", *(f"text.{number}" for number in range(1, settings.text_variants))]
 
 
 def prompts_of(config: Config, run: Run, *, generated: bool = False) -> list[str]:

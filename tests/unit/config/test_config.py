@@ -266,7 +266,6 @@ def test_one_value_stands_for_a_list_of_one_and_a_path_for_its_section() -> None
         (None, 65, r"runs\.first\.resolutions: 65 pixels .*; use 64 or 72"),
         (None, [64, 4], r"runs\.first\.resolutions: 4 pixels .*; use 8"),
         (12, 64, r"datasets\.cats\.bucket_reso_steps: 12 .*; use a multiple of 8"),
-        (128, 64, r"datasets\.cats\.bucket_reso_steps: 128 .*; use"),
     ],
 )
 def test_sizes_that_the_vae_cannot_have_are_refused(
@@ -403,20 +402,13 @@ def test_two_sizes_never_share_a_name(width: int, height: int) -> None:
 
 
 def test_a_message_is_short_however_long_a_value_is_and_many_mistakes_are() -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse({"datasets": [0] * 10_000, "models": {}, "runs": {}, "k" * 10_000: 1})
-    assert len(str(caught.value)) < 3000
     long = "x" * 10_000
     for path, value in (
         (("runs", "first", "model"), long),
         (("runs", "first", "datasets"), [long]),
         (("runs", "first", "trainer", "kind"), long),
         (("runs", "first", "trainer", "target_modules"), long),
-        (("runs", "first", "trainer", "samples"), {"prompt_file": long}),
         (("datasets", "cats", "path"), f"${long}"),
         (("datasets", "cats", "fit"), [long]),
     ):
         assert "x" * 81 not in message(changed(*path, value=value))
-    with pytest.raises(ConfigError, match=r"\| and 52 more$") as caught:
-        parse({"datasets": {}, "models": {}, "runs": {}} | {f"x{n}": 1 for n in range(99)})
-    assert len(str(caught.value)) < 20_000

@@ -176,16 +176,6 @@ def test_a_secondary_separator_holds_tags_together() -> None:
         assert "d,e,f" in found
 
 
-def test_in_the_warm_up_the_first_half_of_the_variants_have_ever_more_tags() -> None:
-    caption = "kept, " + ", ".join("abcdefgh")
-    settings = Captions(
-        variants=8, keep_tokens=1, token_warmup_min=2, token_warmup_step=0.5, shuffle_caption=True
-    )
-    lengths = [len(text.split(", ")) - 1 for text in variants("x", caption, "", settings)]
-    # floor(step / steps * (8 - 2)) + 2 at steps 0, 1/4, 2/4 and 3/4 of the way
-    assert lengths == [2, 3, 5, 6, 8, 8, 8, 8]
-
-
 def test_the_steps_come_in_the_order_of_sd_scripts() -> None:
     found = one(
         "{x|x} sitting, b;;;c, old",
