@@ -91,13 +91,6 @@ def test_a_damaged_index_is_named(tmp_path: Path, index: str) -> None:
     assert "is not an index of weights" in refusal(tmp_path)
 
 
-def test_shards_are_looked_for_in_their_own_folder_alone(tmp_path: Path) -> None:
-    put(tmp_path, secret__safetensors="outside")
-    index = json.dumps({"weight_map": {"a": "../secret.safetensors"}})
-    put(tmp_path / "model", config__json="{}", model__safetensors__index__json=index)
-    assert f"{tmp_path}/model/secret.safetensors: these" in refusal(tmp_path / "model")
-
-
 # -- the configuration of a network ----------------------------------------------------------------
 
 
@@ -164,13 +157,6 @@ def test_where_no_configuration_says_the_factor_is_unknown(tmp_path: Path) -> No
     put(tmp_path, vae__safetensors="w")
     assert files.vae_factor(Weights(path=str(tmp_path / "vae.safetensors"))) is None
     assert files.vae_factor(Weights(hub="someone/vae", revision="a" * 40)) is None
-
-
-@pytest.mark.parametrize("config", ["", "{}", '{"block_out_channels": 5}'])
-def test_the_configuration_of_something_else_is_refused(tmp_path: Path, config: str) -> None:
-    network(tmp_path, config=config)
-    with pytest.raises(ModelError, match=r"is not the configuration of|cannot be read"):
-        files.vae_factor(Weights(path=str(tmp_path)))
 
 
 def test_a_path_that_looks_like_a_hub_id_is_told_how_one_is_written(

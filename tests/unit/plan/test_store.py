@@ -78,29 +78,7 @@ def test_a_file_that_has_another_name_takes_nothing() -> None:
     assert store.keys() == {"somebody's folder"} and Path("cache").exists()
 
 
-def test_no_store_is_an_empty_one() -> None:
-    assert store.keys() == set() and store.used() == 0
-    store.limit(0)
-    store.put(Path("gone"), "key")
-    assert store.keys() == set()
-
-
 # -- what comes to it -----------------------------------------------------------------------------
-
-
-def test_what_the_store_has_already_or_cannot_take_is_deleted() -> None:
-    kept = put("key")
-    os.link(kept, "cache")
-    store.put(Path("cache"), "key")
-    assert not Path("cache").exists() and kept.stat().st_nlink == 1
-    kept.unlink()
-    store.STORE.rmdir()
-    store.STORE.write_text("in its place")
-    Path("cache").write_bytes(b"x")
-    store.put(Path("cache"), "key")
-    assert not Path("cache").exists()
-    assert store.keys() == set() and store.used() == 0
-    store.limit(0)
 
 
 def test_what_is_replaced_is_kept_until_the_store_is_limited() -> None:
