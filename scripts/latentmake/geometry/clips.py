@@ -67,23 +67,14 @@ class Timing(NamedTuple):
         """Duration of all frames."""
         return self.base * sum(step * number for step, number in self.runs)
 
-    @property
-    def is_variable(self) -> bool:
-        """Whether durations differ by more than the rounding of timestamps.
-
-        The last one is left out: containers do not agree about it.
-        """
-        *others, (last, number) = self.runs
-        steps = [*(step for step, _ in others), *[last] * (number > 1)]
-        if not steps:
-            return False
-        return (max(steps) - min(steps)) * self.base > max(_ROUNDING, min(steps) * self.base / 100)
-
     def simplified(self) -> Timing:
         """Return the mean rate alone, where the rate is constant but for rounding."""
         starts = _starts(self)
         frames = len(starts) - 1
-        if self.is_variable or frames < 2:
+        # The last duration is left out: containers do not agree about it.
+        steps = {after - before for before, after in pairwise(starts[:-1])} or {0}
+        rounding = max(_ROUNDING, min(steps) * self.base / 100)
+        if (max(steps) - min(steps)) * self.base > rounding or frames < 2:
             return self
         mean = self.base * starts[-2] / (frames - 1)
         return Timing(mean, ((1, frames),)) if mean else self

@@ -18,6 +18,7 @@ from latentmake.index.memo import target_stat
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import EncodingJob, Order, Work, job_of
+from latentmake.plan.receipts import batch_items
 from latentmake.plan.state import State
 from latentmake.plan.target import PROMPTS, Part, Target, targets_of, text_parts
 
@@ -37,15 +38,8 @@ def batches(
     """Cut the stale targets of a dataset and model into orders, each with the runs that need it.
 
     Each is of one kind, needed by the same runs, and has either all targets of an item that are
-    to be encoded or all that are at hand.
-
-    Args:
-        facts: of dataset and model.
-        dataset: its name.
-        model: its name.
-        asked: part -> the runs that need it.
-        states: of the parts.
-        side_by_side: how many jobs run at a time on this machine.
+    to be encoded or all that are at hand. `asked` has the runs that need each part, `side_by_side`
+    is how many jobs run at a time on this machine.
     """
     alike: dict[tuple[str, frozenset[str]], list[str]] = {}
     everyone = frozenset().union(*(runs for part, runs in asked.items() if "@" in part))
@@ -74,8 +68,6 @@ def batches(
 
 def _batch_size(facts: Facts, model: str, kind: str, works: Sequence[Work]) -> int:
     """Return the number of items of a batch: as configured, or by the speed of past jobs."""
-    from latentmake.plan.receipts import batch_items
-
     batch = facts.config.batch
     if batch.items != "auto":
         return batch.items
@@ -105,12 +97,8 @@ def jobs_of(
     """Group orders into jobs.
 
     Orders of a job are of one kind and model, and needed by the same runs, so that no run waits for
-    what only others need. Those of an external encoder, which starts for each order, stay alone.
-
-    Args:
-        wanted: orders, each with the runs that need it.
-        side_by_side: how many jobs run at a time on this machine; None on a cluster, where each
-            order is a job.
+    what only others need. Those of an external encoder, which starts for each order, stay alone, as
+    does each order on a cluster, where `side_by_side` is None.
     """
     groups: dict[object, list[Order]] = {}
     for order, runs in wanted:

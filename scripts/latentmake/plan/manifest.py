@@ -115,15 +115,9 @@ def chosen(contents: Iterable[str], count: int) -> set[str]:
 
 
 def refuse_too_many(run: str, count: int, sources: Collection[str]) -> None:
-    """Refuse to hold out more than half of a run's sources.
+    """Refuse, by ConfigError, to hold out more than half of a run's sources.
 
-    Args:
-        run: its name.
-        count: number of sources to hold out.
-        sources: paths, or digests of content; equal ones count once.
-
-    Raises:
-        ConfigError: they are more.
+    These are paths, or digests of content; equal ones count once.
     """
     there = len(set(sources))
     if count > there // 2:
@@ -362,10 +356,7 @@ def _held_out(
 ) -> dict[str, str]:
     """Return path -> digest of the sources held out of training.
 
-    Args:
-        order: of the job.
-        items: without skipped ones.
-        read: path -> digest of the sources that jobs of this build read.
+    `read` has the digests of the sources that jobs of this build read.
     """
     if not order.validation:
         return {}

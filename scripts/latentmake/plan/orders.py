@@ -67,8 +67,6 @@ class Order:
         sd_scripts: the same of sd-scripts.
         file: the one that it was read from.
         name: digest of its content.
-        path: of its file.
-        receipt: path of the receipt of its job.
         paths: of all targets.
         reuses: whether all targets seem to be at hand, so that nothing has to be encoded.
         is_external: whether another program encodes.
@@ -182,11 +180,7 @@ def write_order(run: str, kind: str, order: object) -> str:
 class EncodingJob(NamedTuple):
     """Orders of one kind and model that one process carries out one after the other.
 
-    Attributes:
-        rule: name of its rule.
-        log: path of its log.
-        receipts: paths of the receipts of its orders.
-        reuses: whether all targets seem to be at hand, so that nothing has to be encoded.
+    `rule` is the name of its rule, `reuses` whether all its targets seem to be at hand.
     """
 
     rule: str

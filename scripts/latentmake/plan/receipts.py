@@ -8,7 +8,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -159,7 +159,6 @@ class Receipt:
         starting: seconds from its start to the first encoded item; None where its process had
             encoded for another order.
         work: of the order; "" where nothing was encoded.
-        stages: seconds in which the device encoded, and waited for `reading` and `writing`.
         words: on its bottleneck; "" of a short job.
     """
 
@@ -171,7 +170,6 @@ class Receipt:
     began: float = 0.0
     starting: float | None = 0.0
     work: str = ""
-    stages: dict[str, float] = field(default_factory=dict)
     words: str = ""
 
     @property

@@ -204,13 +204,7 @@ class Contents:
         self._sizes |= self._memo.pictures(contents, upright=upright)
 
     def size(self, item: Item, content: str, header: Header | None = None) -> Size | None:
-        """Return the size of an item's image or video, if it is known.
-
-        Args:
-            item: inputs of a target.
-            content: their digest.
-            header: of a file that may have been made of that content.
-        """
+        """Return the size of an item's image or video, if it is known; arguments as of `view`."""
         if item.media is not None:
             return Size(item.media.width, item.media.height)
         found = self._sizes.get(content)
@@ -260,14 +254,11 @@ class Contents:
 
 @dataclass
 class Judge:
-    """Tells whether the targets of one dataset and model are fresh.
+    """Tells whether the targets of one dataset and model (`place`) are fresh.
 
     Attributes:
-        place: dataset and model.
         settings: the dataset's section of the configuration; None for prompts.
-        layout: of the targets.
         recipes: part -> digest of its recipe, or `UNKNOWN`.
-        contents: digests of inputs.
     """
 
     _memo: Memo
@@ -301,11 +292,7 @@ class Judge:
     ) -> str | None:
         """Return a target's view; None where it is unknown, or there can be none.
 
-        Args:
-            item: its inputs.
-            target: the target.
-            content: digest of the inputs.
-            header: of a file that may have been made of that content.
+        `content` is the digest of the inputs, `header` that of a file that may be made of it.
         """
         if target.size is None:
             return ""
@@ -327,15 +314,8 @@ class Judge:
     ) -> tuple[str, str, Header | None]:
         """Return content and key ("" if unknown) that a target should have; its header, if read.
 
-        Args:
-            item: its inputs.
-            target: the target.
-            content: their digest.
-            known: key of the file there: its header is read only where this is another one.
-
-        Raises:
-            CacheError: the file is damaged, and had to be read.
-            OSError: it cannot be read.
+        The header is read only where `known`, the key of the file there, is another one. A
+        CacheError or OSError says that it cannot be.
         """
         if known and self.needed(item, target, content) == known:
             return content, known, None
@@ -347,10 +327,7 @@ class Judge:
     def state(self, item: Item, target: Target, stat: TargetStat | None) -> Stale | str | None:
         """Return the key of a fresh target, or why it is stale; None where an input is unreadable.
 
-        Args:
-            item: its inputs.
-            target: the target.
-            stat: of the file there, if any.
+        `stat` is that of the file there, if any.
         """
         if stat is None:
             return Stale(item, target, "new", self.contents.known(item))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from typing import Annotated, Any, get_args
+from typing import Any, get_args
 
 import pytest
 import yaml
-from config_keys import keys_of
 from config_world import changed, smallest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +16,6 @@ from latentmake.config.fields import Dtype
 from latentmake.config.root import Config, parse
 from latentmake.errors import ConfigError, nearest
 from latentmake.models.checks import check_run
-from pydantic import BaseModel, TypeAdapter, ValidationError
 
 
 def message(values: dict[str, Any]) -> str:
@@ -79,6 +76,7 @@ resolution that is no size: runs.first.resolutions = ["wide"]
     -> runs.first.resolutions.0 | "wide" | [width, height]
 caption ending without a dot: datasets.cats.caption_extension = "txt" -> "txt"
 colour that is not there: datasets.cats.background = "whit" -> "whit"
+truth for a number: runs.first.trainer.rank = true -> true
 key of ai_training that is not there: models.tiny.ai_training = {"latent": ".img_sdxl"}
     -> models.tiny.ai_training.latent | did you mean `latents`?
 endings of too many text encoders: models.tiny.ai_training = {"text": [".txt_t5cache",
@@ -170,37 +168,6 @@ def test_what_yaml_takes_for_text_or_a_truth_is_a_number_or_a_word_here(
     values["runs"]["first"]["trainer"] |= yaml.safe_load(line)
     assert values["runs"]["first"]["trainer"][key] == written
     assert getattr(parse(values).runs["first"].trainer, key) == value
-
-
-_TRUTHS = (
-    True, False, [True], [64, True], [[True]], {"width": True, "height": 64}, {"betas": [True]}
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("truth", _TRUTHS, ids=str)
-def test_no_key_takes_a_truth_for_a_number(truth: object) -> None:
-    keys = [(path, section.model_fields[path[-1]]) for path, section, _ in keys_of(Config)]
-    taken = []
-    for path, field in keys:
-        try:
-            kind = Annotated[field.annotation, path, *field.metadata]
-            value = TypeAdapter(kind).validate_python(truth)
-        except ValidationError:
-            continue
-        if any(type(each) in (int, float) and each in (0, 1) for each in _plain(value)):
-            taken.append(".".join(path))
-    assert len(keys) > 200 and not taken
-
-
-def _plain(value: Any) -> Iterator[Any]:
-    """Yield the values in some sections, lists and dictionaries."""
-    if isinstance(value, BaseModel):
-        value = dict(value)
-    if isinstance(value, dict | list | tuple):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _plain(each)
-    else:
-        yield value
 
 
 @pytest.mark.parametrize(
