@@ -30,15 +30,10 @@ WAN_FPS = 16.0
 
 
 class Timing(NamedTuple):
-    """Durations of a video's frames, in the order of display.
+    """Durations of a video's frames, in the order of display."""
 
-    Attributes:
-        base: seconds of one tick.
-        runs: (duration in ticks, number of frames in a row that have it).
-    """
-
-    base: Fraction
-    runs: tuple[tuple[int, int], ...]
+    base: Fraction  # seconds of one tick
+    runs: tuple[tuple[int, int], ...]  # (duration in ticks, number of frames in a row that have it)
 
     @classmethod
     def of(cls, base: Fraction, times: Sequence[int], last: int) -> Timing:
@@ -114,19 +109,13 @@ def _starts(timing: Timing) -> list[int]:
 
 
 class Media(NamedTuple):
-    """Size in pixels as stored (no EXIF rotation, no rotation of a video's display), and length.
-
-    Attributes:
-        frames: of a video; 0 stands for an image.
-        timing: durations of a video's frames (`Timing`); "" where they do not count.
-        rotation: degrees clockwise by which a video's frames are to be turned.
-    """
+    """Size in pixels as stored (no EXIF rotation, no rotation of a video's display), and length."""
 
     width: int
     height: int
-    frames: int
-    timing: str = ""
-    rotation: int = 0
+    frames: int  # of a video; 0 stands for an image
+    timing: str = ""  # durations of a video's frames (`Timing`); "" where they do not count
+    rotation: int = 0  # degrees clockwise by which a video's frames are to be turned
 
 
 class Clip(NamedTuple):
@@ -151,19 +140,12 @@ AnyClip = Clip | Section
 
 
 class Span(NamedTuple):
-    """The frames of a file that an item uses; the default is all of them.
+    """The frames of a file that an item uses; the default is all of them."""
 
-    Attributes:
-        first: index in the file of the first one.
-        frames: number after all thinning; None: to the end of the file.
-        stride: every n-th frame is kept, of those that the conversion of the frame rate left.
-        single: whether they are one clip, whatever the settings of clips say.
-    """
-
-    first: int = 0
-    frames: int | None = None
-    stride: int = 1
-    single: bool = False
+    first: int = 0  # index in the file of the first one
+    frames: int | None = None  # number after all thinning; None: to the end of the file
+    stride: int = 1  # every n-th frame is kept, of those that the conversion of the frame rate left
+    single: bool = False  # whether they are one clip, whatever the settings of clips say
 
 
 _ALL = Span()

@@ -42,16 +42,13 @@ class Stale(NamedTuple):
     """A target to be made.
 
     Attributes:
-        item: its inputs.
-        reason: one of `REASONS`.
-        content: digest of the inputs, if it is known.
         recipe: digest of the recipe of the file there, where that is another than it should be.
     """
 
-    item: Item
+    item: Item  # its inputs
     target: Target
-    reason: str
-    content: str | None = None
+    reason: str  # one of `REASONS`
+    content: str | None = None  # digest of the inputs, if it is known
     recipe: str = ""
 
     @property
@@ -65,16 +62,14 @@ class PartState:
     """State of one part.
 
     Attributes:
-        fresh: number of fresh targets.
-        orphans: cache files whose items are gone.
         lines: returns stem -> a line of each of its fresh targets, name and key with a tab
             between them, in the order of stems.
         remembered: digest of all keys, where it is known without `lines`.
     """
 
-    fresh: int = 0
+    fresh: int = 0  # number of fresh targets
     stale: list[Stale] = field(default_factory=list)
-    orphans: list[str] = field(default_factory=list)
+    orphans: list[str] = field(default_factory=list)  # cache files whose items are gone
     lines: Callable[[], Mapping[str, str]] = field(default=dict, compare=False)
     remembered: str | None = field(default=None, compare=False)
 
@@ -96,15 +91,13 @@ class State:
     """State of the requested parts; of other parts only orphans are known.
 
     Attributes:
-        parts: name -> state.
-        images: digest of the images' paths, which a manifest names.
         unreadable: stem -> fault of an input that had to be read and cannot be. No part counts
             these items: they are to be left out and the rest judged again.
         judge: who judged; None where everything was remembered.
     """
 
-    parts: dict[str, PartState]
-    images: str = ""
+    parts: dict[str, PartState]  # name -> state
+    images: str = ""  # digest of the images' paths, which a manifest names
     unreadable: dict[str, SourceError] = field(default_factory=dict)
     judge: Judge | None = field(default=None, compare=False)
 
@@ -122,12 +115,11 @@ class Contents:
     digest of its file: from the memo, or from the header of a target made of it.
 
     Attributes:
-        settings: the dataset's section of the configuration; None for prompts.
         unreadable: stem -> fault of an input that had to be read and cannot be.
     """
 
     _memo: Memo
-    settings: Dataset | None
+    settings: Dataset | None  # the dataset's section of the configuration; None for prompts
     _known: dict[str, tuple[SourceStat, str]]
     unreadable: dict[str, SourceError] = field(default_factory=dict)
     _alike: dict[tuple[int, str, int], set[str]] = field(default_factory=dict)
@@ -254,18 +246,13 @@ class Contents:
 
 @dataclass
 class Judge:
-    """Tells whether the targets of one dataset and model (`place`) are fresh.
-
-    Attributes:
-        settings: the dataset's section of the configuration; None for prompts.
-        recipes: part -> digest of its recipe, or `UNKNOWN`.
-    """
+    """Tells whether the targets of one dataset and model (`place`) are fresh."""
 
     _memo: Memo
     place: tuple[str, str]
-    settings: Dataset | None
+    settings: Dataset | None  # the dataset's section of the configuration; None for prompts
     layout: Layout
-    recipes: Mapping[str, str]
+    recipes: Mapping[str, str]  # part -> digest of its recipe, or `UNKNOWN`
     contents: Contents
     _cached: Mapping[str, tuple[TargetStat, str]]
 

@@ -36,17 +36,15 @@ class Target(NamedTuple):
     """One cache file.
 
     Attributes:
-        found: key and mtime of the file there now (`key@mtime_ns`), if any.
         size: width and height asked for, in pixels; None of a text that depends on no control.
-        at_hand: other files that seem to have its key.
     """
 
     part: str
     path: str
-    found: str | None = None
+    found: str | None = None  # key and mtime of the file there now (`key@mtime_ns`), if any
     size: Size | None = None
     clip: AnyClip | None = None
-    at_hand: tuple[str, ...] = ()
+    at_hand: tuple[str, ...] = ()  # other files that seem to have its key
 
 
 # -- parts of runs --------------------------------------------------------------------------------
