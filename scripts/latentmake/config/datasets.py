@@ -47,12 +47,10 @@ class Captions(Closed, shapes=TEXT):
     variants keep the first ones. A larger number encodes only the new ones."""
     seed: Number = Field(0, ge=0)
     """Seed of all random choices of this section."""
-    caption_and_tags: Literal["join", "tags_first", "pick", "lines", "wildcard"] = "join"
+    caption_and_tags: Literal["join", "tags_first", "pick"] = "join"
     """Text of an item that has a caption and tags. `join`: the caption, then the tags, as in
     sd-scripts. `tags_first`: the tags, then the caption. `pick`: one of the two, so that the
-    network learns to follow either. `lines`: the tags become one more line, and one of the lines
-    is taken. `wildcard`: the wildcard `{caption|tags}`. `lines` and `wildcard` need
-    `enable_wildcard`."""
+    network learns to follow either."""
     caption_separator: str = Field(",", min_length=1)
     """Text between two tags, and between caption and tags."""
     caption_prefix: str | None = Field(None, min_length=1)
@@ -100,10 +98,6 @@ class Captions(Closed, shapes=TEXT):
             raise ValueError(
                 f"`variants: {self.variants}` of one and the same text: set `shuffle_caption`, "
                 "`enable_wildcard` or a dropout rate, or leave out `variants`"
-            )
-        if self.caption_and_tags in ("lines", "wildcard") and not self.enable_wildcard:
-            raise ValueError(
-                f"`caption_and_tags: {self.caption_and_tags}` needs `enable_wildcard: true`"
             )
         if any(isinstance(each, list) for word, each in self.replacements.items() if word):
             raise ValueError("`replacements` has a list for a word: only '' may have one")

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Self, TypeAlias
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import (
@@ -368,10 +368,6 @@ def check_sides(sizes: Iterable[Resolution], step: int, where: str, reason: str)
             raise ConfigError(what, where=where, hint=f"use {near}")
 
 
-# Snakemake makes a number of `--config prompt=...` where it can.
-_AS_TEXT = BeforeValidator(lambda value: str(value) if isinstance(value, int | float) else value)
-
-
 class Config(Closed):
     """The root of `config.yaml`."""
 
@@ -396,7 +392,7 @@ class Config(Closed):
     """[Place](export.md) of the caches that `export_{run}` writes for ai-training."""
     store: Store = Store()
     """[Size limit](store.md) for replaced and removed cache files that are kept."""
-    prompt: Annotated[Prompt | None, _AS_TEXT] = shaped(None, CLIPS)
+    prompt: Prompt | None = shaped(None, CLIPS)
     """A prompt for `generate_{run}`, meant for the command line: `snakemake generate_cats --config
     prompt="a boat on a lake"` draws clips of this prompt instead of those of
     [`generate`](generate.md). Clips of other prompts stay in the folder and on its page, if their

@@ -154,10 +154,6 @@ def _combined(caption: str, tags: str, settings: Captions, draw: _Draw) -> str:
     lines = caption.split("\n") if settings.enable_wildcard else [caption]
     if how == "pick":
         return _choice(draw, [caption, tags])
-    if how == "lines":
-        return f"{caption}\n{tags}"
-    if how == "wildcard":  # settled at once: a wildcard of theirs would be one within another
-        return _choice(draw, [_choice(draw, lines), tags])
     pairs = ((tags, line) if how == "tags_first" else (line, tags) for line in lines)
     return "\n".join(separator.join(pair) for pair in pairs)
 

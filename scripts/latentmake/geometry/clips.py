@@ -193,15 +193,7 @@ def clips(
     Lengths are rounded down to 4 n + 1; `uniform` of one clip is `head`, and `full` makes one clip
     whatever the lengths.
 
-    Args:
-        count: frames in the file.
-        settings: the dataset's section of the configuration.
-        span: the part of the file that clips are cut from; a single one is one clip of its length.
-        timing: durations of its frames, needed with `source_fps: auto`.
-        rate: frames a second that it is converted to.
-
-    Raises:
-        ValueError: `auto` without durations.
+    Arguments and errors are those of `kept_indices`; a single span is one clip of its length.
     """
     way = settings.frame_extraction
     kept = kept_indices(count, settings.source_fps, span, timing, rate)

@@ -92,12 +92,7 @@ class Layout:
     # -- names ------------------------------------------------------------------------------------
 
     def parts(self, resolutions: Iterable[str], texts: Sequence[str] = ("text",)) -> list[str]:
-        """Return the parts of one dataset and model.
-
-        Args:
-            resolutions: their names.
-            texts: `text`, and a name for each further variant of an item's text.
-        """
+        """Return the parts of one dataset and model; `texts` has a name for each variant."""
         names = list(resolutions)
         if self.flat:
             return [*names, *(f"{text}@{name}" for text in texts for name in names)]
@@ -178,11 +173,8 @@ class Layout:
     def place(self, image: Size, resolution: Size, settings: Dataset, path: str = "") -> Placement:
         """Return how an image or a frame is brought to its size.
 
-        Args:
-            image: its own size, in pixels: upright for `plain`, as stored for the others.
-            resolution: the size asked for, in pixels.
-            settings: the dataset's section of the configuration.
-            path: of the image, for the error.
+        `image` is its own size in pixels: upright for `plain`, as stored for the others; `path` is
+        for the error.
 
         Raises:
             SourceError: no target can be made of an image of this size.

@@ -131,10 +131,8 @@ def weights_files(weights: Weights, *, original: bool = False) -> list[Path]:
     Of a folder safetensors come before .bin, and an index file before its shards. A single file has
     its configuration beside it or where `config` says.
 
-    Args:
-        weights: the network.
-        original: whether a single file may be Wan's original release (.pth, .pt, .safetensors). It
-            needs no configuration, so one counts only where `config` names it.
+    With `original` a single file may be Wan's original release (.pth, .pt, .safetensors). It needs
+    no configuration, so one counts only where `config` names it.
     """
     path = Path(weights.path or "")
     if path.is_file():
@@ -214,8 +212,7 @@ def scripted_files(path: Path) -> list[Path]:
 def projection_file(path: str) -> Path:
     """Return the file of weights of a text projection.
 
-    Args:
-        path: that file, its folder, or a pipeline's folder with one sub-folder `..._projection`.
+    The path is its own, its folder's, or a pipeline's with one sub-folder `..._projection`.
     """
     hint = "name the folder or .safetensors file of a linear projection"
     place = Path(path)

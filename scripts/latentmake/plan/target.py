@@ -104,13 +104,9 @@ def prompt_path(config: Config, model: str, text: str) -> str:
 def targets_of(
     layout: Layout, settings: Dataset | None, part: Part, items: Iterable[Item]
 ) -> Iterator[tuple[Item, list[Target]]]:
-    """Yield items, each with its targets of a part.
+    """Yield items, each with its targets of a part; their inputs (`Item.inputs`) are enough.
 
-    Args:
-        layout: of the part's model.
-        settings: the dataset's section of the configuration; None for prompts.
-        part: of the targets.
-        items: the inputs of these targets (`Item.inputs`), or complete items.
+    `settings` are the dataset's section of the configuration; None for prompts.
     """
     name, folder = part.name, layout.folder(*part)
     kind, _, asked = parsed(name)
@@ -126,14 +122,7 @@ def view_of(
     """Return the view of a target: the part of its key on size, crop, clip and controls.
 
     A target's key is the digest of its inputs' content, its recipe and its view
-    (`cachefile.target_key`).
-
-    Args:
-        layout: of the target.
-        settings: the dataset's section of the configuration; None for prompts.
-        item: inputs of the target.
-        target: one of its targets.
-        image: size of the image in pixels: upright for `plain`, as stored for the others.
+    (`cachefile.target_key`). `image` is in pixels: upright for `plain`, as stored for the others.
 
     Raises:
         SourceError: no target can be made of an image of this size.

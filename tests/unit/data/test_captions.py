@@ -205,8 +205,6 @@ def test_a_replacement_of_everything_takes_one_of_its_texts() -> None:
         ("join", {"a cat,x, y", "it sits,x, y"}),
         ("tags_first", {"x, y,a cat", "x, y,it sits"}),
         ("pick", {"a cat", "it sits", "x, y"}),
-        ("lines", {"a cat", "it sits", "x, y"}),
-        ("wildcard", {"a cat", "it sits", "x, y"}),
     ],
 )
 def test_caption_and_tags_come_together_as_asked(how: str, possible: set[str]) -> None:
@@ -227,15 +225,6 @@ def test_tags_alone_and_captions_alone_stay_as_they_are() -> None:
     for how in ("join", "tags_first", "pick"):
         assert one("a cat", "", caption_and_tags=how) == "a cat"
         assert one("", "x, y", caption_and_tags=how) == "x, y"
-
-
-def test_a_wildcard_of_caption_and_tags_stands_within_prefix_and_suffix() -> None:
-    settings = {"enable_wildcard": True, "caption_and_tags": "wildcard"}
-    found = {
-        one("a\nb", "x\ny", stem=str(n), caption_prefix="<", caption_suffix=">", **settings)
-        for n in range(40)
-    }
-    assert found == {"< a >", "< b >", "< x,y >"}
 
 
 # -- variants -------------------------------------------------------------------------------------

@@ -222,8 +222,8 @@ def test_a_mistake_names_its_key_and_the_hint(given: dict[str, Any], words: str)
     assert "\n" not in str(caught.value)
 
 
-def test_a_prompt_of_the_command_line_may_be_a_number() -> None:
-    config = parse({**CONFIG, "prompt": 2001})
+def test_a_prompt_of_the_command_line_takes_the_place_of_others() -> None:
+    config = parse({**CONFIG, "prompt": "2001"})
     assert config.generation(config.runs["first"]).prompts == ["2001"]
     with pytest.raises(ConfigError, match=r"prompt: .*empty prompt"):
         parse({**CONFIG, "prompt": ""})
