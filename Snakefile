@@ -28,11 +28,8 @@ rule all:
 include: "rules/caches.smk"
 include: "rules/manifest.smk"
 include: "rules/train.smk"
-include: "rules/generate.smk"
-include: "rules/evaluate.smk"
-include: "rules/publish.smk"
-include: "rules/foreign.smk"
-include: "rules/clips.smk"
+include: "rules/following.smk"
+include: "rules/exchange.smk"
 
 
 check_targets()

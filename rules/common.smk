@@ -138,6 +138,19 @@ def following_inputs(word):
     return inputs_of
 
 
+def exchange_inputs(word, run):
+    """Return a function for the inputs of what other programs read of a run."""
+
+    def inputs_of(wildcards):
+        if word == "publish":
+            return SESSION.publication_inputs(run)
+        order = ancient(SESSION.run_order(run, word) or workflow.main_snakefile)
+        lock = {"lock": f"runs/{run}/dataset.lock"} if word == "export" else {}
+        return {**lock, "order": order}
+
+    return inputs_of
+
+
 def on_one_node(resources):
     """Return the resources of a job that cannot be spread over nodes."""
     return {name: value for name, value in resources.items() if name != "nodes"}

@@ -503,13 +503,10 @@ CAPTIONS: dict[Key, Change] = {
     ("datasets", "captions", "caption_prefix"): Change("drawn"),
     ("datasets", "captions", "caption_suffix"): Change("on paper"),
     ("datasets", "captions", "caption_dropout_rate"): Change(0.9),
-    ("datasets", "captions", "caption_dropout_every_n_epochs"): Change(2),
     ("datasets", "captions", "enable_wildcard"): Change(True),
     ("datasets", "captions", "shuffle_caption"): Change(False),
     ("datasets", "captions", "keep_tokens"): Change(2),
     ("datasets", "captions", "keep_tokens_separator"): Change("|||"),
-    ("datasets", "captions", "token_warmup_min"): Change(3),
-    ("datasets", "captions", "token_warmup_step"): Change(0),
     ("datasets", "captions", "caption_tag_dropout_rate"): Change(0.6),
     ("datasets", "captions", "secondary_separator"): Change(";;;"),
     ("datasets", "captions", "replacements"): Change({"red": "crimson"}),
@@ -580,7 +577,6 @@ PUBLICATION: dict[Key, Any] = {
     ("publish", "num_processes"): 2,
     ("publish", "batch_size"): 2,
     ("publish", "num_workers"): 3,
-    ("publish", "folder"): "{run}_{dataset}_{resolution}",
 }
 PROMPT: dict[Key, Change] = {("prompt",): nothing("a cat", "of generate_{run} alone")}
 GENERATION: dict[Key, Change] = {
@@ -602,8 +598,6 @@ GENERATION: dict[Key, Change] = {
         "lora": "runs/other",
         "lora_strength": 0.5,
     }.items()
-} | {
-    ("runs", "generate", "prompt_file"): refused("gone.txt", "gone.txt cannot be read"),
 }
 EXPORT: dict[Key, Change] = {
     ("export", "folder"): nothing("elsewhere", "of export_{run} alone"),

@@ -101,10 +101,7 @@ CHANGES: dict[Key, Change] = {
     # -- datasets
     ("datasets", "captions", "variants"): Change(2),
     ("datasets", "captions", "caption_dropout_rate"): refused(0.5, "variants"),
-    ("datasets", "captions", "caption_dropout_every_n_epochs"): refused(2, "by step or epoch"),
     ("datasets", "captions", "caption_tag_dropout_rate"): refused(0.5, "variants"),
-    ("datasets", "captions", "token_warmup_min"): nothing(3, "nothing warms up here"),
-    ("datasets", "captions", "token_warmup_step"): refused(2, "variants"),
     ("datasets", "bucket_reso_steps"): refused(32, "musubi-tuner's buckets"),
     ("datasets", "min_bucket_reso"): refused(32, "min_bucket_reso"),
     ("datasets", "max_bucket_reso"): refused(64, "max_bucket_reso"),

@@ -52,7 +52,7 @@ def config() -> dict[str, Any]:
         "fit": "bucket",
         "bucket_reso_steps": 8,
         "tags_extension": ".tags",
-        "captions": {"variants": 2, "shuffle_caption": True, "token_warmup_step": 2},
+        "captions": {"variants": 2, "shuffle_caption": True},
     }
     values["datasets"]["more"] = {"path": "data/more"}
     values["models"]["micro"] = {
@@ -204,9 +204,6 @@ CHANGES: dict[Key, Change] = {
     ("runs", "trainer", "dataloader_num_workers"): Change(0),
     ("runs", "trainer", "accelerate_config"): Change("data/accelerate.yaml"),
     ("runs", "trainer", "samples", "prompts"): Change(["a drawn circle", "a blue disc"]),
-    ("runs", "trainer", "samples", "prompt_file"): Change(
-        _without("prompts", prompt_file="data/prompts.txt")
-    ),
     ("runs", "trainer", "samples", "negative_prompt"): Change("grey"),
     ("runs", "trainer", "samples", "every"): Change(1),
     ("runs", "trainer", "samples", "num_inference_steps"): Change(2),

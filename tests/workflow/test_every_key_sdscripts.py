@@ -107,12 +107,9 @@ CHANGES: dict[Key, Change] = {
         True, makes=frozenset({"latents", "text"}), why="those of the image in a sub-folder go"
     ),
     ("datasets", "captions", "caption_separator"): Change("/"),
-    ("datasets", "captions", "caption_dropout_every_n_epochs"): refused(2, "epoch"),
     ("datasets", "captions", "shuffle_caption"): Change(
         lambda section: section.update(shuffle_caption=False, enable_wildcard=True)
     ),
-    ("datasets", "captions", "token_warmup_min"): nothing(3, "nothing warms up here"),
-    ("datasets", "captions", "token_warmup_step"): refused(2, "step or epoch"),
     ("datasets", "bucket_reso_steps"): Change(64),
     ("datasets", "min_bucket_reso"): Change(128),
     ("datasets", "max_bucket_reso"): Change(128),

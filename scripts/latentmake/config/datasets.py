@@ -47,12 +47,10 @@ class Captions(Closed, shapes=TEXT):
     variants keep the first ones. A larger number encodes only the new ones."""
     seed: Number = Field(0, ge=0)
     """Seed of all random choices of this section."""
-    caption_and_tags: Literal["join", "tags_first", "pick", "lines", "wildcard"] = "join"
+    caption_and_tags: Literal["join", "tags_first", "pick"] = "join"
     """Text of an item that has a caption and tags. `join`: the caption, then the tags, as in
     sd-scripts. `tags_first`: the tags, then the caption. `pick`: one of the two, so that the
-    network learns to follow either. `lines`: the tags become one more line, and one of the lines
-    is taken. `wildcard`: the wildcard `{caption|tags}`. `lines` and `wildcard` need
-    `enable_wildcard`."""
+    network learns to follow either."""
     caption_separator: str = Field(",", min_length=1)
     """Text between two tags, and between caption and tags."""
     caption_prefix: str | None = Field(None, min_length=1)
@@ -62,9 +60,6 @@ class Captions(Closed, shapes=TEXT):
     """Text after the caption, with a space."""
     caption_dropout_rate: Real = shaped(0.0, _DROPPED, ge=0, lt=1)
     """Share of the variants that are the empty caption. It needs `variants` of 2 or more."""
-    caption_dropout_every_n_epochs: Number = shaped(0, Shapes("text", "weights"), ge=0)
-    """In each epoch whose number (from 1) is a multiple of this, all captions are empty; `0` is
-    never. For the trainers `sd` and `wan`."""
     enable_wildcard: bool = False
     """Take one line of a caption with several lines, then one alternative of each `{a|b}`; `{{`
     and `}}` are braces. Without it all lines are encoded, with `layout: sdscripts` only the
@@ -76,13 +71,6 @@ class Captions(Closed, shapes=TEXT):
     keep_tokens_separator: str | None = Field(None, min_length=1)
     """Marker such as `|||`: tags before it, and after a second one, stay in place. It overrides
     `keep_tokens` where it occurs."""
-    token_warmup_min: Number = Field(1, ge=0)
-    """Number of tags in the first step, in addition to those that are kept; see
-    `token_warmup_step`."""
-    token_warmup_step: Real = shaped(0.0, Shapes("text", "weights", applies=[_VARIED]), ge=0)
-    """Step from which captions have all their tags; below 1, the share of all steps. Until then
-    training uses the first half of the variants one after the other, with more and more tags;
-    afterwards it uses the second half, with all tags. For the trainers `sd` and `wan`."""
     caption_tag_dropout_rate: Real = shaped(0.0, _DROPPED, ge=0, lt=1)
     """Share of the tags that are dropped. It needs `variants` of 2 or more."""
     secondary_separator: str | None = Field(None, min_length=1)
@@ -101,7 +89,6 @@ class Captions(Closed, shapes=TEXT):
             or self.caption_and_tags == "pick"
             or self.caption_dropout_rate > 0
             or self.caption_tag_dropout_rate > 0
-            or self.token_warmup_step > 0
             or isinstance(self.replacements.get(""), list)
         )
 
@@ -111,10 +98,6 @@ class Captions(Closed, shapes=TEXT):
             raise ValueError(
                 f"`variants: {self.variants}` of one and the same text: set `shuffle_caption`, "
                 "`enable_wildcard` or a dropout rate, or leave out `variants`"
-            )
-        if self.caption_and_tags in ("lines", "wildcard") and not self.enable_wildcard:
-            raise ValueError(
-                f"`caption_and_tags: {self.caption_and_tags}` needs `enable_wildcard: true`"
             )
         if any(isinstance(each, list) for word, each in self.replacements.items() if word):
             raise ValueError("`replacements` has a list for a word: only '' may have one")

@@ -14,7 +14,6 @@ import difflib
 import json
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import product
@@ -31,7 +30,6 @@ from latentmake.config.trainers import Kind
 from latentmake.errors import ConfigError, nearest, shortened
 
 _TOP = "write the sections datasets, models and runs; see config/README.md"
-_LONGEST_NUMBER = 1000  # characters: PyYAML takes hours for a million of them
 _FILE = "name your configuration by --configfile FILE"
 _HINT = "check brackets, quotes and indentation there"
 
@@ -62,8 +60,6 @@ def check_file(path: Path) -> None:
     Raises:
         ConfigError: the first mistake, with its line.
     """
-    if path.is_relative_to("/dev/fd"):
-        return  # a pipe can be read once: by Snakemake, which takes nothing but JSON from it
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -78,10 +74,7 @@ def check_file(path: Path) -> None:
     except UnicodeDecodeError as error:
         what = f"the byte 0x{data[error.start]:02x} is not UTF-8"
         raise _mistake(path, data[: error.start].count(b"\n"), what, "save it in UTF-8") from None
-    try:
-        values = json.loads(text, object_pairs_hook=lambda pairs: _unique(path, pairs))
-    except (ValueError, RecursionError):
-        values = _from_yaml(path, text)
+    values = _from_yaml(path, text)
     if not isinstance(values, dict):
         what = "is empty" if values is None else "has no sections"
         raise ConfigError(what, where=path, hint=_TOP)
@@ -91,21 +84,10 @@ def _mistake(path: Path, line: int, what: str, hint: str) -> ConfigError:
     return ConfigError(what, where=f"{path}, line {line + 1}", hint=hint)
 
 
-def _unique(path: Path, pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    """Return the values of a JSON object without repeated keys."""
-    if len(found := dict(pairs)) < len(pairs):
-        (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
-        what = f"the key `{shortened(twice)}` occurs twice"
-        raise ConfigError(what, where=path, hint="write it once")
-    return found
-
-
 def _from_yaml(path: Path, text: str) -> object:
     try:
         loader = _Loader(text)
-        node = loader.get_single_node()
-        # At once, not piece by piece: so a section that holds itself is a mistake.
-        return None if node is None else loader.construct_object(node, deep=True)
+        return loader.get_single_data()
     except yaml.reader.ReaderError as error:
         what = f"the character U+{error.character:04X} is not allowed"
         line = text[: error.position].count("\n")
@@ -116,10 +98,6 @@ def _from_yaml(path: Path, text: str) -> object:
         if "'\\t'" in what:
             what, hint = "a tab stands where YAML wants spaces", "indent with spaces"
         raise _mistake(path, 0 if mark is None else mark.line, what, hint) from None
-    except RecursionError:
-        raise ConfigError("is nested too deeply", where=path, hint=_HINT) from None
-    except (ValueError, OverflowError):  # of \UFFFFFFFF
-        raise _mistake(path, loader.line, "a character there does not exist", _HINT) from None
 
 
 class _Loader(yaml.SafeLoader):
@@ -127,10 +105,8 @@ class _Loader(yaml.SafeLoader):
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
-            if node.tag.endswith((":int", ":float")) and len(node.value) > _LONGEST_NUMBER:
-                raise ValueError(f"it has {len(node.value)} characters")
             return super().construct_object(node, deep)
-        except (yaml.YAMLError, RecursionError):
+        except yaml.YAMLError:
             raise
         except Exception as error:  # PyYAML lets through whatever its conversions raise
             kind = node.tag.replace("tag:yaml.org,2002:", "!!")

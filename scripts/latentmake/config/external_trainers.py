@@ -309,10 +309,7 @@ _DECIDED: Mapping[str, str] = {
 def caching_flags(script: Script, version: Sequence[str], dtype: str) -> dict[str, str]:
     """Return flag -> what to do instead, for a caching script of musubi-tuner.
 
-    Args:
-        script: the script.
-        version: arguments of the model's `task`.
-        dtype: the key of the script's dtype.
+    `version` has the arguments of the model's `task`, `dtype` is the key of the script's dtype.
     """
     keys = {file.flag: file.key.partition(".")[0] for file in script.files}
     keys |= dict(script.switches) | dict.fromkeys(flags_of(version), "task")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import (
     Annotated,
     Any,
@@ -49,16 +48,10 @@ UNET_PART = (
     r"^(unet|cross_attention|cross_attention_qk|cross_attention_out|attention|norms|conv_in"
     r"|conv_out|time_embedding|mid_block|(down_blocks|up_blocks)(\.[0-9])?)$"
 )
-FOLDER = (
-    r"^([A-Za-z0-9]|\{(run|dataset|model|resolution|width|height)\})"
-    r"([A-Za-z0-9_.-]|\{(run|dataset|model|resolution|width|height)\})*$"
-)
 PATTERNS = {
     _ENDING: "an ending that begins with a dot, such as .txt",
     _NAME: "letters (A-Z, a-z), digits, `.`, `_` and `-`, beginning with a letter or digit",
     COLOUR: "white, black, gray, or six digits such as '#8090ff' in quotes",
-    FOLDER: "letters, digits, `_`, `.`, `-` and the placeholders {run}, {dataset}, {model}, "
-    "{resolution}, {width} and {height}, beginning with none of `_`, `.` and `-`",
     UNET_PART: "unet, cross_attention, cross_attention_qk, cross_attention_out, attention, norms, "
     "conv_in, conv_out, time_embedding, mid_block, down_blocks, up_blocks, or up_blocks.1",
 }
@@ -104,7 +97,7 @@ def expanded(path: str) -> str:
     """Return a path with `~`, `$NAME` and `${NAME}` replaced; `$$` stands for a dollar sign.
 
     Raises:
-        ValueError: such a variable is not set, no disk can have the path, or a URL is damaged.
+        ValueError: such a variable is not set, or a URL is damaged.
     """
 
     def value_of(match: re.Match[str]) -> str:
@@ -120,9 +113,6 @@ def expanded(path: str) -> str:
     found = str(_VARIABLE.sub(value_of, os.path.expanduser(path)))  # noqa: PTH111 -- URLs stay
     if ("://" in found or _SCHEME.match(found)) and not _URL.match(found):
         raise ValueError("should be a URL such as s3://bucket/folder")  # and no local path
-    name = max(found.encode("utf-8", "surrogatepass").split(b"/"), key=len)
-    if "\0" in found or len(name) > 255 or len(found) > 4000:
-        raise ValueError("is too long for a path, or holds a NUL character")
     return found
 
 
@@ -348,28 +338,3 @@ def shaping(
         if layout is None or not shapes.layouts or layout in shapes.layouts:
             found[key] = values[key]
     return found
-
-
-def with_prompt_file(values: Any) -> Any:
-    """Put the lines of a section's `prompt_file` into its `prompts`, so that content decides.
-
-    Raises:
-        ValueError: there are both, or the file is unreadable or empty.
-    """
-    if not isinstance(values, dict) or not isinstance(values.get("prompt_file"), str):
-        return values
-    if values.get("prompts"):
-        raise ValueError("has both `prompts` and `prompt_file`: leave one out")
-    name = expanded(values["prompt_file"])
-    try:
-        lines = Path(name).read_bytes().decode("utf-8-sig").splitlines()
-    except OSError as error:
-        what = f"`prompt_file` {name} cannot be read ({error.strerror}): correct the path"
-        raise ValueError(what) from None
-    except UnicodeDecodeError as error:
-        what = f"`prompt_file` {name} is not UTF-8 (byte {error.start + 1}): save it as UTF-8"
-        raise ValueError(what) from None
-    prompts = [line.strip() for line in lines if line.strip()]
-    if not prompts:
-        raise ValueError(f"`prompt_file` {name} holds no prompt: write one a line")
-    return {**values, "prompts": prompts, "prompt_file": None}

@@ -7,13 +7,11 @@ from typing import Annotated, Literal, Self, cast
 from pydantic import (
     ByteSize,
     Field,
-    StringConstraints,
     WithJsonSchema,
     model_validator,
 )
 
 from latentmake.config.fields import (
-    FOLDER,
     MACHINE,
     PUBLICATION,
     BatchSize,
@@ -95,10 +93,6 @@ class Publish(Closed, shapes=PUBLICATION):
     num_workers: Number | None = Field(None, ge=1)
     """`--num_workers` of musubi-tuner's caching scripts, with `caches: false`. sd-scripts has no
     such flag."""
-    folder: Annotated[str, StringConstraints(pattern=FOLDER)] = "{dataset}_{resolution}"
-    """Names of the image folders. Placeholders are `{run}`, `{dataset}`, `{model}`,
-    `{resolution}`, `{width}` and `{height}`; other characters are letters, digits, `_`, `.` and
-    `-`. Folders of caches and control images get the same name with `_cache` and `_control`."""
 
 
 class Export(Closed, shapes=PUBLICATION):

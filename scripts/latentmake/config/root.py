@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Self, TypeAlias
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import (
@@ -161,17 +161,11 @@ def _faults_of_trainer(where: str, run: Run, model: Model) -> Iterator[Fault]:
         yield f"{where}.validation", what, hint
 
 
-def _faults_for_program(
-    run: str, dataset: str, settings: Dataset, program: str, *, chooses: bool = False
-) -> Iterator[Fault]:
-    """Yield what a trainer's program cannot do with a dataset."""
+def _not_remote(run: str, dataset: str, settings: Dataset, program: str) -> Iterator[Fault]:
+    """Yield that a trainer's program reads no dataset at a URL."""
     if settings.remote:
         what = f"the dataset {dataset} lies at a URL; {program} reads folders on disk only"
         yield f"{run}.datasets", what, "copy it to a folder, or mount the bucket"
-    keys = ("caption_dropout_every_n_epochs", "token_warmup_step")
-    if not chooses and settings.captions and (key := settings.captions.first_set(*keys)):
-        what = f"{program} cannot choose among the texts of an item by step or epoch"
-        yield f"datasets.{dataset}.captions.{key}", what, _LEAVE
 
 
 # -- musubi-tuner ----------------------------------------------------------------------------------
@@ -180,24 +174,19 @@ def _faults_for_program(
 def _faults_of_musubi(
     run_key: str, run: Run, model: Model, datasets: Mapping[str, Dataset]
 ) -> Iterator[Fault]:
-    trainer, step, sizes = run.trainer, model.spec.side, f"{run_key}.resolutions"
+    trainer, step = run.trainer, model.spec.side
     if isinstance(trainer, MusubiTrainer):
         yield from training_faults(f"{run_key}.trainer", trainer, model)
     if isinstance(trainer, WanTrainer):
         yield from _faults_of_wan(f"{run_key}.trainer", trainer, model)
-    chooses = isinstance(trainer, WanTrainer)
-    ours = chooses and not model.scripted
+    program = "this trainer" if isinstance(trainer, WanTrainer) else "musubi-tuner"
+    ours = isinstance(trainer, WanTrainer) and not model.scripted
     reason = ", as Wan needs" if ours else ": musubi-tuner would round them"
-    check_sides(run.resolutions, step, sizes, f"{step}{reason}")
+    check_sides(run.resolutions, step, f"{run_key}.resolutions", f"{step}{reason}")
     buckets = "Wan's" if ours else "musubi-tuner's"
-    least = 2 * step  # pixels: below, the smallest bucket would have no width
-    small = [size for size in run.resolutions if size.width * size.height < least**2]
     for dataset, settings in datasets.items():
-        where, program = f"datasets.{dataset}", "this trainer" if chooses else "musubi-tuner"
-        yield from _faults_for_program(run_key, dataset, settings, program, chooses=chooses)
-        if settings.fit == "bucket" and small:
-            what = f"{small[0].name} is too small for {buckets} buckets"
-            yield sizes, what, f"use {least} or more"
+        where = f"datasets.{dataset}"
+        yield from _not_remote(run_key, dataset, settings, program)
         keys = [key for key in settings.own_clips if key != "path"]  # a list is given to them
         if model.scripted and keys:
             what = "musubi-tuner's own scripts read videos cut to buckets, as stored"
@@ -288,11 +277,6 @@ def _faults_of_wan(where: str, trainer: WanTrainer, model: Model) -> Iterator[Fa
         what = f"the trainer wan does not train {model.task or model.title}"
         yield f"{where}.kind", what, "use kind: musubi"
     yield from _not_for(trainer, where, model)
-    for key, none in (("dit", 0), ("dit_high_noise", 1000)):
-        if trainer.timestep_boundary == none and getattr(model, key) is not None:
-            what = f"{none} leaves no timesteps to train `{key}` on"
-            hint = f"leave it out, or the model's `{key}`"
-            yield f"{where}.timestep_boundary", what, hint
     if samples.prompts and model.image_to_video:
         what = f"{task} draws from a picture, and sample clips are drawn from prompts only"
         yield f"{where}.samples", what, "leave them out"
@@ -328,7 +312,7 @@ def _faults_of_sdscripts(
     reason = f"{side}, as {model.architecture} needs"
     check_sides(run.resolutions, side, f"{run_key}.resolutions", reason)
     for dataset, settings in datasets.items():
-        yield from _faults_for_program(run_key, dataset, settings, "sd-scripts")
+        yield from _not_remote(run_key, dataset, settings, "sd-scripts")
         if settings.is_list:
             what = "sd-scripts reads folders of images, and this is a list"
             hint = "name the folder, and the list as its `metadata_file`"
@@ -356,9 +340,6 @@ def _faults_of_buckets(name: str, dataset: Dataset, run: Run, model: Model) -> I
         what = f"{steps} is not a multiple of {divisor}, as sd-scripts needs for "
         hint = f"use a multiple of {divisor}"
         yield f"{where}.bucket_reso_steps", what + str(model.architecture), hint
-    if not least:
-        what = f"{dataset.min_bucket_reso} is smaller than a step of {steps}"
-        yield f"{where}.min_bucket_reso", what, f"use {steps} or more"
     for size in run.resolutions:
         shorter, longer = sorted((size.width, size.height))
         than = f"than the resolution {size.name} has, which sd-scripts refuses"
@@ -366,7 +347,6 @@ def _faults_of_buckets(name: str, dataset: Dataset, run: Run, model: Model) -> I
             yield f"{where}.min_bucket_reso", f"{least} is more {than}", f"use {shorter} or less"
         if longer > most:
             yield f"{where}.max_bucket_reso", f"{most} is less {than}", f"use {longer} or more"
-    check_steps(run.resolutions, steps, name)
 
 
 # -- Sizes and keys --------------------------------------------------------------------------------
@@ -386,24 +366,6 @@ def check_sides(sizes: Iterable[Resolution], step: int, where: str, reason: str)
             near = " or ".join(str(each) for each in (below, below + step) if each > 0)
             what = f"{side} pixels are not a multiple of {reason}"
             raise ConfigError(what, where=where, hint=f"use {near}")
-
-
-def check_steps(sizes: Iterable[Resolution], steps: int, dataset: str) -> None:
-    """Refuse bucket steps that are larger than a resolution.
-
-    Raises:
-        ConfigError: the first mistake.
-    """
-    where = f"datasets.{dataset}.bucket_reso_steps"
-    for size in sizes:
-        if size.width * size.height < steps**2:
-            what = f"{steps} is more than the resolution {size.name} has"
-            raise ConfigError(what, where=where, hint="use smaller steps or a larger resolution")
-
-
-_MISTAKES = 50  # that are named at a time
-# Snakemake makes a number of `--config prompt=...` where it can.
-_AS_TEXT = BeforeValidator(lambda value: str(value) if isinstance(value, int | float) else value)
 
 
 class Config(Closed):
@@ -430,7 +392,7 @@ class Config(Closed):
     """[Place](export.md) of the caches that `export_{run}` writes for ai-training."""
     store: Store = Store()
     """[Size limit](store.md) for replaced and removed cache files that are kept."""
-    prompt: Annotated[Prompt | None, _AS_TEXT] = shaped(None, CLIPS)
+    prompt: Prompt | None = shaped(None, CLIPS)
     """A prompt for `generate_{run}`, meant for the command line: `snakemake generate_cats --config
     prompt="a boat on a lake"` draws clips of this prompt instead of those of
     [`generate`](generate.md). Clips of other prompts stay in the folder and on its page, if their
@@ -499,7 +461,6 @@ def parse(values: Mapping[str, object]) -> Config:
         from latentmake.config.document import line_of
 
         mistakes = error.errors(include_url=False)
-        others, mistakes = len(mistakes) - _MISTAKES, mistakes[:_MISTAKES]
         lines = [line_of(each, Config, values) for each in mistakes]
         if any(each["type"] == "extra_forbidden" for each in mistakes):
             # A misspelt key is missing under its right name: the first line says it all.
@@ -508,5 +469,4 @@ def parse(values: Mapping[str, object]) -> Config:
                 for line, each in zip(lines, mistakes, strict=True)
                 if each["type"] != "missing" or f"`{each['loc'][-1]}`" not in " ".join(lines)
             ]
-        lines += [f"and {others} more"] if others > 0 else []
         raise ConfigError(" | ".join(dict.fromkeys(lines))) from None

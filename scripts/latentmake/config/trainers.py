@@ -26,7 +26,6 @@ from latentmake.config.fields import (
     Shapes,
     Steps,
     shaped,
-    with_prompt_file,
     worded,
 )
 
@@ -61,8 +60,6 @@ class Samples(Closed, shapes=PICTURES):
 
     prompts: list[str] = Field([])
     """Prompts; by default the captions of the run's first four items."""
-    prompt_file: DiskPath | None = Field(None, min_length=1)
-    """Text file with one prompt a line, instead of `prompts`. Its lines count, not its name."""
     negative_prompt: str = ""
     """Negative prompt of all samples. It has no effect with `guidance_scale: 1`."""
     every: Number | None = Field(None, gt=0)
@@ -77,8 +74,6 @@ class Samples(Closed, shapes=PICTURES):
     seed: Number = Field(0, ge=0)
     """Seed of the noise. A prompt has the same noise in every row and run, so that you can compare
     them."""
-
-    _read_prompts = model_validator(mode="before")(with_prompt_file)
 
 
 _NOT_BOTH = Applies(
@@ -326,8 +321,6 @@ class Generation(Closed, shapes=CLIPS):
 
     prompts: Listed[Prompt] = shaped([], Shapes("clips", applies=[_DIFFERENT]))
     """Prompts; by default the captions of the run's first four items."""
-    prompt_file: DiskPath | None = Field(None, min_length=1)
-    """Text file with one prompt a line, instead of `prompts`. Its lines count, not its name."""
     negative_prompt: str = ""
     """Negative prompt of all clips. It has no effect with `guidance_scale: 1`."""
     videos: Number = Field(1, ge=1)
@@ -361,8 +354,6 @@ class Generation(Closed, shapes=CLIPS):
     Its content counts, not its path."""
     lora_strength: Real = Field(1.0, gt=0)
     """Factor of what the LoRA adds to the network's weights."""
-
-    _read_prompts = model_validator(mode="before")(with_prompt_file)
 
 
 _BETWEEN = (832 * 480 + 1280 * 720) // 2  # pixels: halfway between the sizes that Wan knows

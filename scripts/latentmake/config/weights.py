@@ -45,13 +45,7 @@ def cache() -> Path:
 
 
 def place_of(hub: str, revision: str, *below: str | None) -> Path:
-    """Return the path of a file or folder of a repository in the local hub cache.
-
-    Args:
-        hub: OWNER/NAME.
-        revision: a commit.
-        below: folder and file inside the repository, as far as they are given.
-    """
+    """Return the path of a file or folder of OWNER/NAME at a commit in the local hub cache."""
     return _repository(hub) / _SNAPSHOTS / revision / Path(*filter(None, below))
 
 
@@ -229,8 +223,6 @@ class Adopt(Closed):
         endings = [*([self.latents] if self.latents else []), *(self.text or [])]
         if not endings:
             raise ValueError("needs `latents`, `text` or both")
-        if len(set(endings)) < len(endings):
-            raise ValueError("names an ending twice")
         return self
 
 

@@ -13,7 +13,7 @@ from latentmake.files.workspace import is_text
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media, Span
 from latentmake.index.memo import SourceStat
-from latentmake.layouts.layout import DROPPED, Layout, parsed
+from latentmake.layouts.layout import Layout, parsed
 
 
 class Row(NamedTuple):
@@ -124,10 +124,8 @@ class Item(NamedTuple):
         if texts is None:
             files = tuple(each for each in self.files if each.role == CAPTION)
             texts = None if files else [""]
-        elif (name := parsed(part).text) == DROPPED:
-            texts = [""]
         else:
-            texts = [texts[int(name.partition(".")[2] or 0)]]
+            texts = [texts[int(parsed(part).text.partition(".")[2] or 0)]]
         if not layout.controlled_text or not self.controls:
             return Item(self.stem, files, texts)
         controls = (each for each in self.files if each.role == CONTROL)

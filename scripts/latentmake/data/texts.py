@@ -14,7 +14,6 @@ import hashlib
 import random
 import re
 from collections.abc import Callable, Iterable, Sequence
-from math import ceil, floor
 from pathlib import Path, PurePath
 from posixpath import splitext
 
@@ -84,11 +83,6 @@ def clean(text: str) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def warming(variants: int) -> int:
-    """Return the number of an item's variants for the warm-up of tokens: the first half."""
-    return ceil(variants / 2)
-
-
 def variants(
     stem: str, caption: str, tags: str, settings: Captions, *, first_line: bool = False
 ) -> list[str]:
@@ -110,7 +104,7 @@ def variants(
         text, dropped = "", rate > 0 and _drawing(settings.seed, stem, number)() < rate
         for attempt in range(0 if dropped else _ATTEMPTS):
             draw = _drawing(settings.seed, stem, number, attempt)
-            text = _variant(caption, tags, settings, number, draw, first_line=first_line)
+            text = _variant(caption, tags, settings, draw, first_line=first_line)
             if text not in found or not settings.random:
                 break
         found.append(text)
@@ -129,9 +123,7 @@ def _check_braces(text: str) -> None:
             raise SourceError(what, hint=hint)
 
 
-def _variant(
-    caption: str, tags: str, settings: Captions, number: int, draw: _Draw, *, first_line: bool
-) -> str:
+def _variant(caption: str, tags: str, settings: Captions, draw: _Draw, *, first_line: bool) -> str:
     text = _combined(caption, tags, settings, draw)
     if settings.caption_prefix:
         text = f"{settings.caption_prefix} {text}"
@@ -141,12 +133,8 @@ def _variant(
         text = _without_wildcards(text, draw)
     elif first_line:
         text = text.split("\n")[0]
-    if (
-        settings.shuffle_caption
-        or settings.token_warmup_step > 0
-        or settings.caption_tag_dropout_rate > 0
-    ):
-        text = _with_tags_drawn(text, settings, number, draw)
+    if settings.shuffle_caption or settings.caption_tag_dropout_rate > 0:
+        text = _with_tags_drawn(text, settings, draw)
     if settings.secondary_separator:
         text = text.replace(settings.secondary_separator, settings.caption_separator)
     for word, other in settings.replacements.items():
@@ -166,10 +154,6 @@ def _combined(caption: str, tags: str, settings: Captions, draw: _Draw) -> str:
     lines = caption.split("\n") if settings.enable_wildcard else [caption]
     if how == "pick":
         return _choice(draw, [caption, tags])
-    if how == "lines":
-        return f"{caption}\n{tags}"
-    if how == "wildcard":  # settled at once: a wildcard of theirs would be one within another
-        return _choice(draw, [_choice(draw, lines), tags])
     pairs = ((tags, line) if how == "tags_first" else (line, tags) for line in lines)
     return "\n".join(separator.join(pair) for pair in pairs)
 
@@ -187,7 +171,7 @@ def _split(text: str, separator: str) -> list[str]:
     return [part for each in text.split(separator) if (part := each.strip())]
 
 
-def _with_tags_drawn(text: str, settings: Captions, number: int, draw: _Draw) -> str:
+def _with_tags_drawn(text: str, settings: Captions, draw: _Draw) -> str:
     separator, divider = settings.caption_separator, settings.keep_tokens_separator
     tail: list[str] = []
     if divider and divider in text:
@@ -197,10 +181,6 @@ def _with_tags_drawn(text: str, settings: Captions, number: int, draw: _Draw) ->
     else:
         tags = [each.strip() for each in text.strip().split(separator)]
         head, tags = tags[: settings.keep_tokens], tags[settings.keep_tokens :]
-    warm = warming(settings.variants)
-    if settings.token_warmup_step > 0 and number < warm:
-        least = settings.token_warmup_min
-        tags = tags[: floor(number * ((len(tags) - least) / warm)) + least]
     if settings.shuffle_caption:
         for end in range(len(tags) - 1, 0, -1):  # by Fisher and Yates
             other = int(draw() * (end + 1))

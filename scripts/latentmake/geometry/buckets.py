@@ -62,7 +62,8 @@ def nearest_bucket(image: Size, resolution: Size, widths: range, most: int | Non
     sizes, aspect = bucket_sizes(resolution, widths, most), image.width / image.height
     if image in sizes:
         return image
-    return min(sizes, key=lambda size: abs(size.width / size.height - aspect))
+    nearest = min(sizes, key=lambda size: abs(size.width / size.height - aspect), default=None)
+    return nearest or resolution  # of fewer pixels than the smallest bucket has
 
 
 def widths(resolution: Size, step: int, beyond: int) -> range:

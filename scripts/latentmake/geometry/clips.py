@@ -30,15 +30,10 @@ WAN_FPS = 16.0
 
 
 class Timing(NamedTuple):
-    """Durations of a video's frames, in the order of display.
+    """Durations of a video's frames, in the order of display."""
 
-    Attributes:
-        base: seconds of one tick.
-        runs: (duration in ticks, number of frames in a row that have it).
-    """
-
-    base: Fraction
-    runs: tuple[tuple[int, int], ...]
+    base: Fraction  # seconds of one tick
+    runs: tuple[tuple[int, int], ...]  # (duration in ticks, number of frames in a row that have it)
 
     @classmethod
     def of(cls, base: Fraction, times: Sequence[int], last: int) -> Timing:
@@ -67,23 +62,14 @@ class Timing(NamedTuple):
         """Duration of all frames."""
         return self.base * sum(step * number for step, number in self.runs)
 
-    @property
-    def is_variable(self) -> bool:
-        """Whether durations differ by more than the rounding of timestamps.
-
-        The last one is left out: containers do not agree about it.
-        """
-        *others, (last, number) = self.runs
-        steps = [*(step for step, _ in others), *[last] * (number > 1)]
-        if not steps:
-            return False
-        return (max(steps) - min(steps)) * self.base > max(_ROUNDING, min(steps) * self.base / 100)
-
     def simplified(self) -> Timing:
         """Return the mean rate alone, where the rate is constant but for rounding."""
         starts = _starts(self)
         frames = len(starts) - 1
-        if self.is_variable or frames < 2:
+        # The last duration is left out: containers do not agree about it.
+        steps = {after - before for before, after in pairwise(starts[:-1])} or {0}
+        rounding = max(_ROUNDING, min(steps) * self.base / 100)
+        if (max(steps) - min(steps)) * self.base > rounding or frames < 2:
             return self
         mean = self.base * starts[-2] / (frames - 1)
         return Timing(mean, ((1, frames),)) if mean else self
@@ -123,19 +109,13 @@ def _starts(timing: Timing) -> list[int]:
 
 
 class Media(NamedTuple):
-    """Size in pixels as stored (no EXIF rotation, no rotation of a video's display), and length.
-
-    Attributes:
-        frames: of a video; 0 stands for an image.
-        timing: durations of a video's frames (`Timing`); "" where they do not count.
-        rotation: degrees clockwise by which a video's frames are to be turned.
-    """
+    """Size in pixels as stored (no EXIF rotation, no rotation of a video's display), and length."""
 
     width: int
     height: int
-    frames: int
-    timing: str = ""
-    rotation: int = 0
+    frames: int  # of a video; 0 stands for an image
+    timing: str = ""  # durations of a video's frames (`Timing`); "" where they do not count
+    rotation: int = 0  # degrees clockwise by which a video's frames are to be turned
 
 
 class Clip(NamedTuple):
@@ -160,19 +140,12 @@ AnyClip = Clip | Section
 
 
 class Span(NamedTuple):
-    """The frames of a file that an item uses; the default is all of them.
+    """The frames of a file that an item uses; the default is all of them."""
 
-    Attributes:
-        first: index in the file of the first one.
-        frames: number after all thinning; None: to the end of the file.
-        stride: every n-th frame is kept, of those that the conversion of the frame rate left.
-        single: whether they are one clip, whatever the settings of clips say.
-    """
-
-    first: int = 0
-    frames: int | None = None
-    stride: int = 1
-    single: bool = False
+    first: int = 0  # index in the file of the first one
+    frames: int | None = None  # number after all thinning; None: to the end of the file
+    stride: int = 1  # every n-th frame is kept, of those that the conversion of the frame rate left
+    single: bool = False  # whether they are one clip, whatever the settings of clips say
 
 
 _ALL = Span()
@@ -220,15 +193,7 @@ def clips(
     Lengths are rounded down to 4 n + 1; `uniform` of one clip is `head`, and `full` makes one clip
     whatever the lengths.
 
-    Args:
-        count: frames in the file.
-        settings: the dataset's section of the configuration.
-        span: the part of the file that clips are cut from; a single one is one clip of its length.
-        timing: durations of its frames, needed with `source_fps: auto`.
-        rate: frames a second that it is converted to.
-
-    Raises:
-        ValueError: `auto` without durations.
+    Arguments and errors are those of `kept_indices`; a single span is one clip of its length.
     """
     way = settings.frame_extraction
     kept = kept_indices(count, settings.source_fps, span, timing, rate)

@@ -27,24 +27,15 @@ from latentmake.geometry.clips import WAN_FPS, AnyClip, Clip, Media, Span, clips
 SIZED = re.compile(r"(.+)_(\d{4,})x(\d{4,})", re.DOTALL)
 """The name of a latents cache without its ending, where it contains the size of the image."""
 
-DROPPED = "text.dropped"
-"""Part of the empty captions that replace the others in some epochs."""
-
 _RESOLUTION = re.compile(r"(\d+)(?:x(\d+))?")
 
 
 class PartName(NamedTuple):
-    """What the name of a part says: `64`, `512x768`, `text`, `text.1`, `text.1@512x768`.
+    """What the name of a part says: `64`, `512x768`, `text`, `text.1`, `text.1@512x768`."""
 
-    Attributes:
-        kind: `latents` or `text`.
-        text: which text they hold: `text`, `text.1`, `text.dropped`.
-        size: resolution of the latents, or of those beside which texts lie.
-    """
-
-    kind: str
-    text: str
-    size: Size | None
+    kind: str  # `latents` or `text`
+    text: str  # which text they hold: `text`, `text.1`
+    size: Size | None  # resolution of the latents, or of those beside which texts lie
 
 
 @lru_cache(maxsize=256)
@@ -64,11 +55,6 @@ class Layout:
     `text@512`).
 
     Attributes:
-        name: as `layout_of` takes it.
-        encoding: name of the module of `caches.encoders` that makes its caches.
-        text_ending: end of the name of a text cache; None where text is not cached.
-        latents_ending: end of the name of a latents cache.
-        longest_ending: the longest text that follows an item's own name in that of a cache file.
         external: whether another program trains on the files. Their names contain the size or the
             clips of images and videos, so that planning must probe these; a manifest's row names
             caption and control file; `config.root` knows the rule of its resolutions; and
@@ -76,49 +62,37 @@ class Layout:
         flat: whether the caches of a resolution, texts too, lie flat in one folder. The trainer
             trains on all files there: those of skipped items must go, and the further texts of an
             item belong to further items, named `{stem}.v1` and so on.
-        sections: whether a clip has a file for each of its sections.
         clip_name: pattern of the name of a clip, whose first group is the name of its video.
         bucket_side: step between the sides of musubi-tuner's buckets, in pixels; None: a dataset
             says it.
-        npz: whether cache files are .npz and not .safetensors.
         scales_alpha: whether transparency takes part in scaling, though it is dropped at the end.
-        names_architecture: whether the recipe of latents contains the model's architecture.
         numbered_controls: whether an item has several control images, by numbers in their names;
             else the one of its own name.
-        controlled_text: whether text depends on control images.
-        rate: frames a second that `source_fps` converts videos to.
-        pads_t5: whether T5's captions are padded, and the padding is visible to it.
-        first_line: whether its trainer reads only the first line of a caption.
     """
 
-    name: str
-    encoding: str
-    text_ending: str | None
-    latents_ending: str
-    longest_ending: str
+    name: str  # as `layout_of` takes it
+    encoding: str  # name of the module of `caches.encoders` that makes its caches
+    text_ending: str | None  # end of the name of a text cache; None where text is not cached
+    latents_ending: str  # end of the name of a latents cache
+    longest_ending: str  # the longest text that follows an item's own name in that of a cache file
     external = True
     flat = False
-    sections = False
+    sections = False  # whether a clip has a file for each of its sections
     clip_name: re.Pattern[str] | None = None
     bucket_side: int | None = None
-    npz = False
+    npz = False  # whether cache files are .npz and not .safetensors
     scales_alpha = True
-    names_architecture = False
+    names_architecture = False  # whether the recipe of latents contains the model's architecture
     numbered_controls = False
-    controlled_text = False
-    rate: float = WAN_FPS
-    pads_t5 = False
-    first_line = False
+    controlled_text = False  # whether text depends on control images
+    rate: float = WAN_FPS  # frames a second that `source_fps` converts videos to
+    pads_t5 = False  # whether T5's captions are padded, and the padding is visible to it
+    first_line = False  # whether its trainer reads only the first line of a caption
 
     # -- names ------------------------------------------------------------------------------------
 
     def parts(self, resolutions: Iterable[str], texts: Sequence[str] = ("text",)) -> list[str]:
-        """Return the parts of one dataset and model.
-
-        Args:
-            resolutions: their names.
-            texts: `text`, and a name for each further variant of an item's text.
-        """
+        """Return the parts of one dataset and model; `texts` has a name for each variant."""
         names = list(resolutions)
         if self.flat:
             return [*names, *(f"{text}@{name}" for text in texts for name in names)]
@@ -199,11 +173,8 @@ class Layout:
     def place(self, image: Size, resolution: Size, settings: Dataset, path: str = "") -> Placement:
         """Return how an image or a frame is brought to its size.
 
-        Args:
-            image: its own size, in pixels: upright for `plain`, as stored for the others.
-            resolution: the size asked for, in pixels.
-            settings: the dataset's section of the configuration.
-            path: of the image, for the error.
+        `image` is its own size in pixels: upright for `plain`, as stored for the others; `path` is
+        for the error.
 
         Raises:
             SourceError: no target can be made of an image of this size.
@@ -280,9 +251,9 @@ class Layout:
             targets: part -> paths.
 
         Returns:
-            `latents` (resolution -> path), `text` (path, or None), `dropped` (path of the empty
-            caption) and, where there are several texts, `variants`: the paths of all of them. Where
-            they lie flat, latents have several paths, and texts are those of each resolution.
+            `latents` (resolution -> path), `text` (path, or None) and, where there are several
+            texts, `variants`: the paths of all of them. Where they lie flat, latents have several
+            paths, and texts are those of each resolution.
         """
         latents: dict[str, list[str]] = {}
         texts: dict[str, dict[str, str]] = {}
@@ -292,8 +263,6 @@ class Layout:
             else:
                 latents[part] = list(paths)
         row: dict[str, Any] = {"text": texts.get("text", {})}
-        if DROPPED in texts:
-            row["dropped"] = texts.pop(DROPPED)
         if len(texts) > 1:
             several = texts.values()
             row["variants"] = {each: [x[each] for x in several] for each in texts["text"]}

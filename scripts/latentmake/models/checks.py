@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from latentmake.config.architectures import MUSUBI, File, Vae
 from latentmake.config.datasets import BUCKET_STEPS
 from latentmake.config.models import Model
-from latentmake.config.root import Config, Run, check_sides, check_steps
+from latentmake.config.root import Config, Run, check_sides
 from latentmake.config.weights import Weights
 from latentmake.errors import ConfigError, ModelError
 from latentmake.files.safetensors import Tensor
@@ -67,20 +67,10 @@ def check_run(config: Config, name: str, run: Run) -> None:
         if (steps := settings.bucket_reso_steps or BUCKET_STEPS) % factor:
             what, hint = f"{steps} is not a multiple of {reason}", f"use a multiple of {factor}"
             raise ConfigError(what, where=f"datasets.{dataset}.bucket_reso_steps", hint=hint)
-        check_steps(run.resolutions, steps, dataset)
 
 
 def check_kind(weights: Weights, expected: Role, where: str) -> None:
-    """Refuse a network of another kind than its key says; an unknown one passes.
-
-    Args:
-        weights: where it is.
-        expected: its key.
-        where: its key in the configuration, in full.
-
-    Raises:
-        ModelError: it is of another kind.
-    """
+    """Refuse, by ModelError, a network of another kind than its key says; an unknown one passes."""
     kinds: Mapping[str, str] = {}
     if weights.path is not None:
         with suppress(ValueError, ModelError):  # its loader says so
@@ -114,23 +104,14 @@ _FOREIGN_VAES = frozenset({Vae(2, 4), Vae(3, 48, 12)})  # SDXL's, and that of Wa
 
 
 class ModelFile(NamedTuple):
-    """One of a model's files.
+    """One of a model's files."""
 
-    Attributes:
-        key: its key in the configuration.
-        place: its path, or its id on the hub.
-        tensors: by name; none where they cannot be read, or are on the hub.
-        fault: why it cannot be used.
-        doubt: why it might be unusable.
-        known: what it is.
-    """
-
-    key: str
-    place: str
-    tensors: Mapping[str, Tensor] = {}
-    fault: str = ""
-    doubt: str = ""
-    known: str = ""
+    key: str  # in the configuration
+    place: str  # its path, or its id on the hub
+    tensors: Mapping[str, Tensor] = {}  # none where they cannot be read, or are on the hub
+    fault: str = ""  # why it cannot be used
+    doubt: str = ""  # why it might be unusable
+    known: str = ""  # what it is
 
 
 def encoder_fault(model: Model, kind: str) -> tuple[str, str] | None:

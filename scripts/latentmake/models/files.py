@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -47,10 +46,6 @@ _UMT5_TOKENIZER = (
     "hub can be reached, write as musubi-tuner takes it `tokenizer: {hub: Wan-AI/Wan2.1-T2V-14B, "
     "subfolder: google/umt5-xxl, revision: COMMIT}`"
 )
-_SIZES = ("latent_channels", "hidden_size", "d_model", "max_position_embeddings")
-_FACTORS = ("scaling_factor", "shift_factor")
-_LARGEST = 10**9
-_MOST_LAYERS = 256  # each is built before its weights are compared with those of the files
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "spiece.model"),
@@ -136,10 +131,8 @@ def weights_files(weights: Weights, *, original: bool = False) -> list[Path]:
     Of a folder safetensors come before .bin, and an index file before its shards. A single file has
     its configuration beside it or where `config` says.
 
-    Args:
-        weights: the network.
-        original: whether a single file may be Wan's original release (.pth, .pt, .safetensors). It
-            needs no configuration, so one counts only where `config` names it.
+    With `original` a single file may be Wan's original release (.pth, .pt, .safetensors). It needs
+    no configuration, so one counts only where `config` names it.
     """
     path = Path(weights.path or "")
     if path.is_file():
@@ -219,8 +212,7 @@ def scripted_files(path: Path) -> list[Path]:
 def projection_file(path: str) -> Path:
     """Return the file of weights of a text projection.
 
-    Args:
-        path: that file, its folder, or a pipeline's folder with one sub-folder `..._projection`.
+    The path is its own, its folder's, or a pipeline's with one sub-folder `..._projection`.
     """
     hint = "name the folder or .safetensors file of a linear projection"
     place = Path(path)
@@ -265,31 +257,9 @@ def network_config(weights: Weights) -> dict[str, Any] | None:
         found = json.loads(path.read_bytes())
         if not isinstance(found, dict):
             raise ValueError("it is no JSON object")
-        _refuse_odd(found)
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"cannot be read ({error})", where=path, hint=_COPY) from None
     return found
-
-
-def _refuse_odd(config: Mapping[str, Any]) -> None:
-    """Refuse, by ValueError, a configuration with values that no network can have."""
-    for key, value in config.items():
-        if isinstance(value, dict):
-            _refuse_odd(value)
-        if key in _SIZES:
-            sound = type(value) is int and 0 < value < _LARGEST
-        elif key in _FACTORS:  # NaN is not less than anything
-            sound = type(value) in (int, float) and abs(value) < _LARGEST
-            sound = sound and (key != "scaling_factor" or value != 0)
-        elif key == "block_out_channels":
-            sound = isinstance(value, list) and len(value) <= _MOST_LAYERS
-        elif "layers" in key:
-            several = value if isinstance(value, list) else [value]
-            sound = all(type(each) is not int or each <= _MOST_LAYERS for each in several)
-        else:
-            sound = key != "text_config" or isinstance(value, dict)
-        if not sound and value is not None:
-            raise ValueError(f"no network has `{key}: {json.dumps(value):.80}`")
 
 
 # -- tokenizers -----------------------------------------------------------------------------------

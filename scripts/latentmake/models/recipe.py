@@ -241,10 +241,7 @@ def weights_digest(
     Of a complete checkpoint the tensors of the part count: another one with the same VAE makes the
     same latents.
 
-    Args:
-        weights: the network.
-        file_digest: the planner passes its memo's.
-        original: see `weights_files`.
+    The planner passes its memo's `file_digest`; for `original` see `weights_files`.
     """
     if weights.hub is not None:
         return digest.of_value(["hub", weights.hub, weights.revision, weights.subfolder])

@@ -11,17 +11,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from latentmake.config.datasets import Dataset
-from latentmake.config.root import Run
 from latentmake.data.item import Item
-from latentmake.errors import ConfigError, SourceError, nearest, refuse_unknown
+from latentmake.errors import ConfigError, SourceError, refuse_unknown
 from latentmake.index.memo import target_stat
 from latentmake.layouts.layout import parsed
-from latentmake.models.checks import check_run
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import EncodingJob, Order, Work, job_of
+from latentmake.plan.receipts import batch_items
 from latentmake.plan.state import State
 from latentmake.plan.target import PROMPTS, Part, Target, targets_of, text_parts
 
@@ -41,15 +38,8 @@ def batches(
     """Cut the stale targets of a dataset and model into orders, each with the runs that need it.
 
     Each is of one kind, needed by the same runs, and has either all targets of an item that are
-    to be encoded or all that are at hand.
-
-    Args:
-        facts: of dataset and model.
-        dataset: its name.
-        model: its name.
-        asked: part -> the runs that need it.
-        states: of the parts.
-        side_by_side: how many jobs run at a time on this machine.
+    to be encoded or all that are at hand. `asked` has the runs that need each part, `side_by_side`
+    is how many jobs run at a time on this machine.
     """
     alike: dict[tuple[str, frozenset[str]], list[str]] = {}
     everyone = frozenset().union(*(runs for part, runs in asked.items() if "@" in part))
@@ -78,8 +68,6 @@ def batches(
 
 def _batch_size(facts: Facts, model: str, kind: str, works: Sequence[Work]) -> int:
     """Return the number of items of a batch: as configured, or by the speed of past jobs."""
-    from latentmake.plan.receipts import batch_items
-
     batch = facts.config.batch
     if batch.items != "auto":
         return batch.items
@@ -109,12 +97,8 @@ def jobs_of(
     """Group orders into jobs.
 
     Orders of a job are of one kind and model, and needed by the same runs, so that no run waits for
-    what only others need. Those of an external encoder, which starts for each order, stay alone.
-
-    Args:
-        wanted: orders, each with the runs that need it.
-        side_by_side: how many jobs run at a time on this machine; None on a cluster, where each
-            order is a job.
+    what only others need. Those of an external encoder, which starts for each order, stay alone, as
+    does each order on a cluster, where `side_by_side` is None.
     """
     groups: dict[object, list[Order]] = {}
     for order, runs in wanted:
@@ -166,16 +150,10 @@ def single(facts: Facts, path: str) -> tuple[Order, bool]:
     _, dataset, model, place, name = (*path.split("/", 4), "", "", "", "")[:5]
     refuse_unknown("dataset", dataset, (PROMPTS, *config.datasets), path)
     refuse_unknown("model", model, config.models, path)
-    if dataset != PROMPTS and _SIZE.fullmatch(place):
-        try:
-            run = Run(datasets=[dataset], model=model, resolutions=[place], trainer=None)
-            config.check_run("NAME", run)
-            check_run(config, "NAME", run)
-        except ConfigError as error:
-            raise ConfigError(error.what, where=path, hint=error.hint) from None
-        except ValidationError as error:
-            what, hint = error.errors()[0]["msg"], "use a resolution of a run"
-            raise ConfigError(what, where=path, hint=hint) from None
+    runs = [run for run in config.runs.values() if run.model == model and dataset in run.datasets]
+    asked = {size.name for run in runs for size in run.resolutions}
+    if dataset != PROMPTS and _SIZE.fullmatch(place) and place not in asked:
+        raise ConfigError("no run has this resolution", where=path, hint="use that of a run")
     layout = facts.layout(model)
     bases = layout.owners(name)
     for item, target in named_targets(facts, dataset, model, place, bases):
@@ -188,11 +166,7 @@ def single(facts: Facts, path: str) -> tuple[Order, bool]:
     for fault in facts.faults.get((dataset, model), ()):
         if layout.base(fault.stem) in bases:
             raise SourceError(fault.what, where=fault.path, hint=fault.hint)
-    paths = (target.path for _, target in named_targets(facts, dataset, model, place))
-    names = {each.split("/", 4)[4]: each for each in paths}
-    hint = "check the name of its folder"
-    if names:
-        hint = f"the nearest is {names[nearest(name, names) or min(names)]}"
+    hint = "check the names of folder and item"
     raise ConfigError("no item has a cache file of this name", where=path, hint=hint)
 
 

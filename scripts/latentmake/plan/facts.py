@@ -116,11 +116,7 @@ class Facts(Datasets):
     ) -> Judge:
         """Return the judge of the targets of some parts.
 
-        Args:
-            dataset: its name.
-            model: its name.
-            parts: their names.
-            some: items and paths of cache files, where only these are to be judged.
+        `some` are items and paths of cache files, where only these are to be judged.
         """
         folder, cached = f"cache/{dataset}/{model}", self.memo.targets
         return Judge(

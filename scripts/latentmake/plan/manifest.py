@@ -47,26 +47,19 @@ class Lock:
     """Content of `dataset.lock`.
 
     Attributes:
-        digest: `lock_digest` of the parts and repeats.
-        counts: `{dataset}/{part}` -> number of targets.
-        parts: `{dataset}/{part}` -> digest of its keys.
-        repeats: dataset -> `num_repeats`.
         aside: dataset -> skipped items: stem, path, digest of the faulty file, line.
         images: dataset -> digest of the places of its images (`place_of`), in the order of stems.
-        manifest: digest of the manifest's bytes.
-        held_out: digests of the sources held out of training.
-        trained: `lock_digest` of the other items, where some are held out.
     """
 
-    digest: str = ""
-    counts: dict[str, int] = field(default_factory=dict)
-    parts: dict[str, str] = field(default_factory=dict)
-    repeats: dict[str, int] = field(default_factory=dict)
+    digest: str = ""  # `lock_digest` of the parts and repeats
+    counts: dict[str, int] = field(default_factory=dict)  # `{dataset}/{part}` -> number of targets
+    parts: dict[str, str] = field(default_factory=dict)  # `{dataset}/{part}` -> digest of its keys
+    repeats: dict[str, int] = field(default_factory=dict)  # dataset -> `num_repeats`
     aside: dict[str, list[dict[str, str]]] = field(default_factory=dict)
     images: dict[str, str] = field(default_factory=dict)
-    manifest: str = ""
-    held_out: list[str] = field(default_factory=list)
-    trained: str = ""
+    manifest: str = ""  # digest of the manifest's bytes
+    held_out: list[str] = field(default_factory=list)  # digests of the sources held out of training
+    trained: str = ""  # `lock_digest` of the other items, where some are held out
 
     @property
     def data(self) -> str:
@@ -115,15 +108,9 @@ def chosen(contents: Iterable[str], count: int) -> set[str]:
 
 
 def refuse_too_many(run: str, count: int, sources: Collection[str]) -> None:
-    """Refuse to hold out more than half of a run's sources.
+    """Refuse, by ConfigError, to hold out more than half of a run's sources.
 
-    Args:
-        run: its name.
-        count: number of sources to hold out.
-        sources: paths, or digests of content; equal ones count once.
-
-    Raises:
-        ConfigError: they are more.
+    These are paths, or digests of content; equal ones count once.
     """
     there = len(set(sources))
     if count > there // 2:
@@ -146,38 +133,28 @@ class Member(NamedTuple):
 
     Attributes:
         targets: part -> path and key of each target; a key is None until its job has run.
-        text_digest: of its text, where that is not cached.
     """
 
     dataset: str
     item: Item
     targets: dict[str, list[tuple[str, str | None]]]
-    text_digest: str | None = None
+    text_digest: str | None = None  # of its text, where that is not cached
 
 
 @dataclass(frozen=True)
 class ManifestOrder:
-    """Order of the manifest job.
-
-    Attributes:
-        repeats: dataset -> `num_repeats`.
-        skip: datasets with `on_error: skip`.
-        faults: dataset -> faulty items: stem, path, digest, line.
-        orphans: cache files whose items are gone.
-        planned: time of the plan, in nanoseconds: no two orders are the same file to Snakemake.
-        validation: number of sources to hold out of training.
-    """
+    """Order of the manifest job."""
 
     run: str
     model: str
-    repeats: dict[str, int]
-    skip: list[str]
+    repeats: dict[str, int]  # dataset -> `num_repeats`
+    skip: list[str]  # datasets with `on_error: skip`
     items: list[Member]
-    faults: dict[str, list[dict[str, str]]]
-    orphans: list[str]
-    planned: int
+    faults: dict[str, list[dict[str, str]]]  # dataset -> faulty items: stem, path, digest, line
+    orphans: list[str]  # cache files whose items are gone
+    planned: int  # time of the plan, in nanoseconds: no two orders are the same file to Snakemake
     layout: str = "plain"
-    validation: int = 0
+    validation: int = 0  # number of sources to hold out of training
 
     def write(self, path: Path) -> None:
         """Write it."""
@@ -196,34 +173,23 @@ class Row(BaseModel, extra="allow"):
     """One line of a manifest; a skipped item has a reason (`aside`) instead of caches.
 
     Attributes:
-        stem: path below the dataset's folder, without the last ending.
-        source: path of the image or video.
-        latents: resolution -> path, or paths of clips.
         text: path of its embedding, or resolution -> path; None where captions are not cached.
         variants: likewise the paths of all its texts' embeddings, where there are several.
-        dropped: likewise the path of the empty caption's.
-        texts: the texts, where they are not that of the caption file.
-        caption: path of the caption file; None for the empty caption.
-        control: path of the first control image, or of the control video.
-        controls: all control images, where there are several.
-        layers: further target images.
-        validation: whether it is held out: evaluated, and never trained on.
     """
 
     dataset: str
-    stem: str
-    source: str
+    stem: str  # path below the dataset's folder, without the last ending
+    source: str  # path of the image or video
     repeats: int = Field(1, ge=1)
-    latents: dict[str, str | list[str]] = {}
+    latents: dict[str, str | list[str]] = {}  # resolution -> path, or paths of clips
     text: str | dict[str, str] | None = None
     variants: list[str] | dict[str, list[str]] | None = None
-    dropped: str | dict[str, str] | None = None
-    texts: list[str] | None = None
-    caption: str | None = None
-    control: str | None = None
-    controls: list[str] = []
-    layers: list[str] = []
-    validation: bool = False
+    texts: list[str] | None = None  # the texts, where they are not that of the caption file
+    caption: str | None = None  # path of the caption file; None for the empty caption
+    control: str | None = None  # path of the first control image, or of the control video
+    controls: list[str] = []  # all control images, where there are several
+    layers: list[str] = []  # further target images
+    validation: bool = False  # whether it is held out: evaluated, and never trained on
     aside: str | None = None
 
     @property
@@ -364,10 +330,7 @@ def _held_out(
 ) -> dict[str, str]:
     """Return path -> digest of the sources held out of training.
 
-    Args:
-        order: of the job.
-        items: without skipped ones.
-        read: path -> digest of the sources that jobs of this build read.
+    `read` has the digests of the sources that jobs of this build read.
     """
     if not order.validation:
         return {}

@@ -41,15 +41,11 @@ _SECTIONS: dict[str, type[BaseModel]] = {
 
 
 class Work(NamedTuple):
-    """Inputs of some targets of an item, and these targets.
-
-    Attributes:
-        content: digest of the inputs when the order was written, if it was known.
-    """
+    """Inputs of some targets of an item, and these targets."""
 
     item: Item
     targets: tuple[Target, ...]
-    content: str | None = None
+    content: str | None = None  # digest of the inputs when the order was written, if it was known
 
 
 _ITEMS: TypeAdapter[tuple[Work, ...]] = TypeAdapter(tuple[Work, ...])
@@ -60,37 +56,28 @@ class Order:
     """Order of one batch.
 
     Attributes:
-        kind: `latents` or `text`.
         dataset_settings: the dataset's section of the configuration; the defaults for prompts.
-        recipe: of the targets; empty where the model is not here.
         musubi_tuner: the installation whose scripts encode, if our encoders do not.
-        sd_scripts: the same of sd-scripts.
-        file: the one that it was read from.
-        name: digest of its content.
-        path: of its file.
-        receipt: path of the receipt of its job.
-        paths: of all targets.
         reuses: whether all targets seem to be at hand, so that nothing has to be encoded.
-        is_external: whether another program encodes.
         work: kind and model: jobs with the same are about equally fast.
     """
 
-    kind: str
+    kind: str  # `latents` or `text`
     dataset: str
     model: str
     dataset_settings: Dataset
     model_settings: Model
-    recipe: dict[str, Any]
+    recipe: dict[str, Any]  # of the targets; empty where the model is not here
     items: tuple[Work, ...]
     musubi_tuner: MusubiTuner | None = None
-    sd_scripts: ExternalProgram | None = None
-    file: InitVar[Path | None] = None
-    name: str = field(init=False, compare=False)
+    sd_scripts: ExternalProgram | None = None  # the same of sd-scripts
+    file: InitVar[Path | None] = None  # the one that it was read from
+    name: str = field(init=False, compare=False)  # digest of its content
     path: Path = field(init=False, compare=False)
     receipt: Path = field(init=False, compare=False)
-    paths: list[str] = field(init=False, compare=False)
+    paths: list[str] = field(init=False, compare=False)  # of all targets
     reuses: bool = field(init=False, compare=False)
-    is_external: bool = field(init=False, compare=False)
+    is_external: bool = field(init=False, compare=False)  # whether another program encodes
     work: str = field(init=False, compare=False)
     _texts: tuple[bytes, bytes] = field(init=False, compare=False, repr=False)
 
@@ -182,11 +169,7 @@ def write_order(run: str, kind: str, order: object) -> str:
 class EncodingJob(NamedTuple):
     """Orders of one kind and model that one process carries out one after the other.
 
-    Attributes:
-        rule: name of its rule.
-        log: path of its log.
-        receipts: paths of the receipts of its orders.
-        reuses: whether all targets seem to be at hand, so that nothing has to be encoded.
+    `rule` is the name of its rule, `reuses` whether all its targets seem to be at hand.
     """
 
     rule: str

@@ -8,7 +8,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,21 +27,13 @@ _UNKNOWN_SECONDS, _UNKNOWN_ITEMS = 2.0, 1024  # of an item, and in a batch, with
 
 
 class Past(NamedTuple):
-    """Sums over past jobs of one kind and model; each job counts twice as much as the one before.
+    """Sums over past jobs of a kind and model; each counts twice as much as the one before."""
 
-    Attributes:
-        targets: cache files that were encoded, or linked to an equal one.
-        seconds: from the first encoded item to the end.
-        size: bytes of the files, of several names of one file once.
-        starting: seconds from the start of the last job to its first encoded item.
-        words: on the bottleneck of the last job that was not short.
-    """
-
-    targets: float = 0.0
-    seconds: float = 0.0
-    size: float = 0.0
-    starting: float = 0.0
-    words: str = ""
+    targets: float = 0.0  # cache files that were encoded, or linked to an equal one
+    seconds: float = 0.0  # from the first encoded item to the end
+    size: float = 0.0  # bytes of the files, of several names of one file once
+    starting: float = 0.0  # seconds from the start of the last job to its first encoded item
+    words: str = ""  # on the bottleneck of the last job that was not short
 
     def time(self, targets: float) -> float:
         """Return the seconds that some targets take in a job that has started."""
@@ -152,27 +144,21 @@ class Receipt:
     Attributes:
         sources: path -> stat (size, mtime_ns, ctime_ns, inode) and digest of each file read; for an
             image whose targets are not named by its size also width, height, upright.
-        targets: path -> stat (size, mtime_ns, inode) and key.
         faults: skipped items: stem, path and digest of the faulty file, and the fault in a line.
         counts: targets `encoded`, `spooled` (of the store), `linked` to an equal one, `kept`.
-        began: seconds since 1970, by the clock of its machine.
         starting: seconds from its start to the first encoded item; None where its process had
             encoded for another order.
-        work: of the order; "" where nothing was encoded.
-        stages: seconds in which the device encoded, and waited for `reading` and `writing`.
-        words: on its bottleneck; "" of a short job.
     """
 
     sources: dict[str, list[Any]]
-    targets: dict[str, list[Any]]
+    targets: dict[str, list[Any]]  # path -> stat (size, mtime_ns, inode) and key
     faults: list[dict[str, str]]
     counts: dict[str, int]
     seconds: float
-    began: float = 0.0
+    began: float = 0.0  # seconds since 1970, by the clock of its machine
     starting: float | None = 0.0
-    work: str = ""
-    stages: dict[str, float] = field(default_factory=dict)
-    words: str = ""
+    work: str = ""  # of the order; "" where nothing was encoded
+    words: str = ""  # on its bottleneck; "" of a short job
 
     @property
     def result(self) -> Past:

@@ -142,13 +142,10 @@ class Remembered:
         found: Listing,
         gone: Collection[str] | None = None,
     ) -> State:
-        """Return the state of some items.
+        """Return the state of some items, of which `found` are the files that may be theirs.
 
-        Args:
-            items: the items.
-            owned: stems of all items.
-            found: the files in the cache folder that may be theirs.
-            gone: those that are no longer there; None where all items are judged.
+        `owned` are the stems of all items, `gone` the files that are no longer there; None where
+        all items are judged.
         """
         facts, layout = self._facts, self._layout
         latents = [x.inputs("latents", layout) for x in items]  # the same at each resolution

@@ -44,36 +44,28 @@ class RunPlan:
     """Plan of one run.
 
     Attributes:
-        orders: of the batches that make its stale targets.
-        faults: dataset -> faults of its items.
         manifest_order: of the manifest job; None where manifest and lock are fresh.
         trainer_order: of training, checklist and publication; None where it has no trainer.
-        trainer: the order whose file is `trainer_order`.
         images: dataset -> digest of the paths of its images.
         lock: digest of what trains, from its lock; None where its manifest is to be written.
-        forecast: memory, disk and time of its training in words, where they are known.
-        needs: the room that its training needs.
         outdated: why its manifest is to be written; empty where that and the lock are fresh.
-        reasons: why it is to be trained, or its files and sample pictures are to be written; empty
-            where it is trained.
-        note: a line for the plan, where its training goes on from a checkpoint, or only writes
-            files of trained weights anew.
+        reasons: why it is to be trained, or its files and pictures written; empty where it is.
     """
 
     name: str
     parts: dict[Part, PartState]
-    orders: list[Order] = field(default_factory=list)
+    orders: list[Order] = field(default_factory=list)  # of the batches that make its stale targets
     faults: dict[str, list[Fault]] = field(default_factory=dict)
     manifest_order: Path | None = None
     trainer_order: Path | None = None
-    trainer: BaseModel | None = None
+    trainer: BaseModel | None = None  # the order whose file is `trainer_order`
     images: dict[str, str] = field(default_factory=dict)
     lock: str | None = None
-    forecast: str = ""
+    forecast: str = ""  # memory, disk and time of its training in words, where they are known
     needs: list[Need] = field(default_factory=list)
     outdated: list[Difference] = field(default_factory=lambda: [_ANEW])
     reasons: list[Difference] = field(default_factory=list)
-    note: str = ""
+    note: str = ""  # a line on a training that goes on from a checkpoint, or only writes files anew
 
     @property
     def training_order(self) -> Path | None:
@@ -272,11 +264,8 @@ def members(
 ) -> Iterator[Member]:
     """Yield the items of a run with the names of their caches.
 
-    Args:
-        facts: of its datasets and model.
-        run: its section of the configuration.
-        known: part -> name of a target (`Layout.identity`) -> its key.
-        texts: dataset -> stem -> digest of its text, where that is not cached.
+    `known` has the keys of targets by part and name (`Layout.identity`), `texts` the digests of
+    texts that are not cached, by dataset and stem.
     """
     layout = facts.layout(run.model)
     for name in run.datasets:

@@ -8,7 +8,6 @@ again. Everyone who asks about targets (the plan, `status`, `explain`, `verify`)
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -43,16 +42,13 @@ class Stale(NamedTuple):
     """A target to be made.
 
     Attributes:
-        item: its inputs.
-        reason: one of `REASONS`.
-        content: digest of the inputs, if it is known.
         recipe: digest of the recipe of the file there, where that is another than it should be.
     """
 
-    item: Item
+    item: Item  # its inputs
     target: Target
-    reason: str
-    content: str | None = None
+    reason: str  # one of `REASONS`
+    content: str | None = None  # digest of the inputs, if it is known
     recipe: str = ""
 
     @property
@@ -66,16 +62,14 @@ class PartState:
     """State of one part.
 
     Attributes:
-        fresh: number of fresh targets.
-        orphans: cache files whose items are gone.
         lines: returns stem -> a line of each of its fresh targets, name and key with a tab
             between them, in the order of stems.
         remembered: digest of all keys, where it is known without `lines`.
     """
 
-    fresh: int = 0
+    fresh: int = 0  # number of fresh targets
     stale: list[Stale] = field(default_factory=list)
-    orphans: list[str] = field(default_factory=list)
+    orphans: list[str] = field(default_factory=list)  # cache files whose items are gone
     lines: Callable[[], Mapping[str, str]] = field(default=dict, compare=False)
     remembered: str | None = field(default=None, compare=False)
 
@@ -97,15 +91,13 @@ class State:
     """State of the requested parts; of other parts only orphans are known.
 
     Attributes:
-        parts: name -> state.
-        images: digest of the images' paths, which a manifest names.
         unreadable: stem -> fault of an input that had to be read and cannot be. No part counts
             these items: they are to be left out and the rest judged again.
         judge: who judged; None where everything was remembered.
     """
 
-    parts: dict[str, PartState]
-    images: str = ""
+    parts: dict[str, PartState]  # name -> state
+    images: str = ""  # digest of the images' paths, which a manifest names
     unreadable: dict[str, SourceError] = field(default_factory=dict)
     judge: Judge | None = field(default=None, compare=False)
 
@@ -123,12 +115,11 @@ class Contents:
     digest of its file: from the memo, or from the header of a target made of it.
 
     Attributes:
-        settings: the dataset's section of the configuration; None for prompts.
         unreadable: stem -> fault of an input that had to be read and cannot be.
     """
 
     _memo: Memo
-    settings: Dataset | None
+    settings: Dataset | None  # the dataset's section of the configuration; None for prompts
     _known: dict[str, tuple[SourceStat, str]]
     unreadable: dict[str, SourceError] = field(default_factory=dict)
     _alike: dict[tuple[int, str, int], set[str]] = field(default_factory=dict)
@@ -205,13 +196,7 @@ class Contents:
         self._sizes |= self._memo.pictures(contents, upright=upright)
 
     def size(self, item: Item, content: str, header: Header | None = None) -> Size | None:
-        """Return the size of an item's image or video, if it is known.
-
-        Args:
-            item: inputs of a target.
-            content: their digest.
-            header: of a file that may have been made of that content.
-        """
+        """Return the size of an item's image or video, if it is known; arguments as of `view`."""
         if item.media is not None:
             return Size(item.media.width, item.media.height)
         found = self._sizes.get(content)
@@ -261,21 +246,13 @@ class Contents:
 
 @dataclass
 class Judge:
-    """Tells whether the targets of one dataset and model are fresh.
-
-    Attributes:
-        place: dataset and model.
-        settings: the dataset's section of the configuration; None for prompts.
-        layout: of the targets.
-        recipes: part -> digest of its recipe, or `UNKNOWN`.
-        contents: digests of inputs.
-    """
+    """Tells whether the targets of one dataset and model (`place`) are fresh."""
 
     _memo: Memo
     place: tuple[str, str]
-    settings: Dataset | None
+    settings: Dataset | None  # the dataset's section of the configuration; None for prompts
     layout: Layout
-    recipes: Mapping[str, str]
+    recipes: Mapping[str, str]  # part -> digest of its recipe, or `UNKNOWN`
     contents: Contents
     _cached: Mapping[str, tuple[TargetStat, str]]
 
@@ -302,11 +279,7 @@ class Judge:
     ) -> str | None:
         """Return a target's view; None where it is unknown, or there can be none.
 
-        Args:
-            item: its inputs.
-            target: the target.
-            content: digest of the inputs.
-            header: of a file that may have been made of that content.
+        `content` is the digest of the inputs, `header` that of a file that may be made of it.
         """
         if target.size is None:
             return ""
@@ -328,15 +301,8 @@ class Judge:
     ) -> tuple[str, str, Header | None]:
         """Return content and key ("" if unknown) that a target should have; its header, if read.
 
-        Args:
-            item: its inputs.
-            target: the target.
-            content: their digest.
-            known: key of the file there: its header is read only where this is another one.
-
-        Raises:
-            CacheError: the file is damaged, and had to be read.
-            OSError: it cannot be read.
+        The header is read only where `known`, the key of the file there, is another one. A
+        CacheError or OSError says that it cannot be.
         """
         if known and self.needed(item, target, content) == known:
             return content, known, None
@@ -348,10 +314,7 @@ class Judge:
     def state(self, item: Item, target: Target, stat: TargetStat | None) -> Stale | str | None:
         """Return the key of a fresh target, or why it is stale; None where an input is unreadable.
 
-        Args:
-            item: its inputs.
-            target: the target.
-            stat: of the file there, if any.
+        `stat` is that of the file there, if any.
         """
         if stat is None:
             return Stale(item, target, "new", self.contents.known(item))
@@ -387,14 +350,9 @@ class Judge:
             inputs: part -> inputs of its targets, in the order of stems.
             owned: stems of all items, faulty ones too: their cache files are no orphans.
             found: listing of the cache folder, or of the files that may be of these items.
-
-        Raises:
-            CacheError: something that is no cache lies in the place of one, or of their folder.
         """
         expected: set[str] = set()
         parts = {part: self._part(part, items, found, expected) for part, items in inputs.items()}
-        missing = (x.path for each in parts.values() for x in each.stale if not x.target.found)
-        _refuse_obstacles(missing, found)
         kept = {self.layout.base(stem) for stem in owned}
         with_inputs = {self.layout.base(x.stem) for items in inputs.values() for x in items}
         for part, path in self._orphans(found, expected, inputs, kept, kept - with_inputs):
@@ -464,16 +422,6 @@ class Judge:
             elif not name.endswith(TEMPORARY_SUFFIX):
                 continue
             yield part, path
-
-
-def _refuse_obstacles(paths: Iterable[str], found: Listing) -> None:
-    """Refuse a file, or a useless link, in the place of a missing cache file's folder."""
-    for folder in {path.rpartition("/")[0] for path in paths}:
-        for each in (Path(folder), *Path(folder).parents):
-            if str(each) in found or (os.path.lexists(each) and not each.is_dir()):
-                link = "a link that leads nowhere, or to other caches"
-                what = f"is {link if each.is_symlink() else 'a file'}, where a folder belongs"
-                raise CacheError(what, where=each, hint="move it away or remove it")
 
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -18,7 +18,7 @@ from latentmake.data.item import BUCKET, Item
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import AnyClip
-from latentmake.layouts.layout import DROPPED, Layout, layout_of, parsed
+from latentmake.layouts.layout import Layout, layout_of, parsed
 
 PROMPTS = "_prompts"
 """Dataset of the prompts of samples and of generated clips, each an item named by its digest."""
@@ -36,17 +36,15 @@ class Target(NamedTuple):
     """One cache file.
 
     Attributes:
-        found: key and mtime of the file there now (`key@mtime_ns`), if any.
         size: width and height asked for, in pixels; None of a text that depends on no control.
-        at_hand: other files that seem to have its key.
     """
 
     part: str
     path: str
-    found: str | None = None
+    found: str | None = None  # key and mtime of the file there now (`key@mtime_ns`), if any
     size: Size | None = None
     clip: AnyClip | None = None
-    at_hand: tuple[str, ...] = ()
+    at_hand: tuple[str, ...] = ()  # other files that seem to have its key
 
 
 # -- parts of runs --------------------------------------------------------------------------------
@@ -71,10 +69,8 @@ def part_names(config: Config, run: Run, dataset: str) -> list[str]:
 
 
 def text_parts(settings: Dataset) -> list[str]:
-    """Return a part for each variant of the items' texts: `text`, `text.1`, ..., `text.dropped`."""
-    names = ["text", *(f"text.{number}" for number in range(1, settings.text_variants))]
-    making = settings.captions
-    return [*names, DROPPED] if making and making.caption_dropout_every_n_epochs else names
+    """Return a part for each variant of the items' texts: `text`, `text.1`, `text.2`, ..."""
+    return ["text", *(f"text.{number}" for number in range(1, settings.text_variants))]
 
 
 def prompts_of(config: Config, run: Run, *, generated: bool = False) -> list[str]:
@@ -108,13 +104,9 @@ def prompt_path(config: Config, model: str, text: str) -> str:
 def targets_of(
     layout: Layout, settings: Dataset | None, part: Part, items: Iterable[Item]
 ) -> Iterator[tuple[Item, list[Target]]]:
-    """Yield items, each with its targets of a part.
+    """Yield items, each with its targets of a part; their inputs (`Item.inputs`) are enough.
 
-    Args:
-        layout: of the part's model.
-        settings: the dataset's section of the configuration; None for prompts.
-        part: of the targets.
-        items: the inputs of these targets (`Item.inputs`), or complete items.
+    `settings` are the dataset's section of the configuration; None for prompts.
     """
     name, folder = part.name, layout.folder(*part)
     kind, _, asked = parsed(name)
@@ -130,14 +122,7 @@ def view_of(
     """Return the view of a target: the part of its key on size, crop, clip and controls.
 
     A target's key is the digest of its inputs' content, its recipe and its view
-    (`cachefile.target_key`).
-
-    Args:
-        layout: of the target.
-        settings: the dataset's section of the configuration; None for prompts.
-        item: inputs of the target.
-        target: one of its targets.
-        image: size of the image in pixels: upright for `plain`, as stored for the others.
+    (`cachefile.target_key`). `image` is in pixels: upright for `plain`, as stored for the others.
 
     Raises:
         SourceError: no target can be made of an image of this size.

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from typing import Annotated, Any, get_args
+from typing import Any, get_args
 
 import pytest
 import yaml
-from config_keys import keys_of
 from config_world import changed, smallest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake.config.datasets import Dataset
-from latentmake.config.fields import Dtype, Resolution
+from latentmake.config.fields import Dtype
 from latentmake.config.root import Config, parse
 from latentmake.errors import ConfigError, nearest
 from latentmake.models.checks import check_run
-from pydantic import BaseModel, TypeAdapter, ValidationError
 
 
 def message(values: dict[str, Any]) -> str:
@@ -35,8 +32,6 @@ misspelt key at the top: modles = {} -> did you mean `models`?
 misspelt key of a dataset: datasets.cats.num_repeat = 2 -> did you mean `num_repeats`?
 misspelt key of a text encoder: models.tiny.text = [{"path": "text_encoder", "tokeniser": "t"}]
     -> models.tiny.text.0.tokeniser | did you mean `tokenizer`?
-misspelt key of a vae: models.tiny.vae = {"path": "vae", "confg": "c"}
-    -> models.tiny.vae.confg | did you mean `config`?
 misspelt key of samples: runs.first.trainer.samples = {"promts": []}
     -> runs.first.trainer.samples.promts | did you mean `prompts`?
 a word for a list: models.tiny.text_arguments = "--fp8_vl" -> write it as a list: [--fp8_vl]
@@ -44,22 +39,18 @@ misspelt architecture: models.tiny.architecture = "qwen_imag_edit"
     -> "qwen_imag_edit" is not known here; did you mean `qwen_image_edit`?
 architecture as people write it: models.tiny.architecture = "FLUX.2-klein-4B"
     -> did you mean `flux_2_klein_4b`?
-word like no architecture: models.tiny.architecture = "%%" -> should be 'sd1', 'sd2'
 key of the trainer in a dataset: datasets.cats.learning_rate = 0.0001
     -> `learning_rate` belongs to runs.NAME.trainer
 key of a dataset in the trainer: runs.first.trainer.num_repeats = 2
     -> `num_repeats` belongs to datasets.NAME
-key of a run at the top: resolutions = [64] -> `resolutions` belongs to runs.NAME
 key that nothing resembles: batch = {"zzz": 1} -> batch.zzz | known here: items
 dataset that is not there: runs.first.datasets = ["cat"] -> `cat` | did you mean `cats`?
-dataset like none: runs.first.datasets = ["xyz"] -> `xyz` | known: cats
 model that is not there: runs.first.model = "tiny-sd" -> `tiny-sd` | did you mean `tiny`?
 dataset named twice: runs.first.datasets = ["cats", "cats"] -> `cats` is named twice
 resolution named twice in two spellings: runs.first.resolutions = [64, [64, 64]]
     -> `64` is named twice
 text for a number: runs.first.trainer.rank = "eight" -> "eight" | integer
 number too small: datasets.cats.num_repeats = 0 -> num_repeats | 0 | 1
-fraction for a whole number: runs.first.trainer.steps = 1.5 -> 1.5
 word that is no choice: datasets.cats.fit = "stretch" -> "stretch" | crop | bucket
 trainer that is not there: runs.first.trainer.kind = "wann" -> "wann" | sd
 warm-up of a constant rate: runs.first.trainer.lr_warmup_steps = 10
@@ -69,7 +60,6 @@ dropout of an only text: datasets.cats.captions = {"caption_dropout_rate": 0.1}
 option that no run heeds: datasets.cats.flip_aug = true
     -> only caches of the layout sdscripts | leave it out
 text for a section: datasets.cats = "data/cats" -> "data/cats"
-nothing for a section: runs = null -> null
 hub without revision: models.tiny.vae = {"hub": "someone/vae"}
     -> `revision` | huggingface.co/someone/vae/commits/main
 hub with a branch: models.tiny.vae = {"hub": "someone/vae", "revision": "fp16"}
@@ -80,44 +70,23 @@ both path and hub: models.tiny.vae = {"path": "p", "hub": "h", "revision": "r"}
 trainer without a network: models.tiny.unet = null
     -> runs.first.model | tiny | `unet` | models.tiny
 name with a slash: datasets.a/b = {"path": "x"} -> "a/b"
-name of the planner's own: datasets._prompts = {"path": "x"} -> "_prompts"
 resolution of three sides: runs.first.resolutions = [[1, 2, 3]]
     -> runs.first.resolutions.0 | [1, 2, 3] | [width, height]
 resolution that is no size: runs.first.resolutions = ["wide"]
     -> runs.first.resolutions.0 | "wide" | [width, height]
-resolution of a truth: runs.first.resolutions = [true] -> runs.first.resolutions.0 | true
-negative resolution: runs.first.resolutions = [-64] -> resolutions.0 | -64
-no resolution: runs.first.resolutions = [] -> []
 caption ending without a dot: datasets.cats.caption_extension = "txt" -> "txt"
-empty path: datasets.cats.path = "" -> ""
-truth for a number: runs.first.trainer.rank = true -> true
-learning rate without end: runs.first.trainer.learning_rate = Infinity ->
-learning rate that is no number: runs.first.trainer.learning_rate = NaN ->
 colour that is not there: datasets.cats.background = "whit" -> "whit"
+truth for a number: runs.first.trainer.rank = true -> true
 key of ai_training that is not there: models.tiny.ai_training = {"latent": ".img_sdxl"}
     -> models.tiny.ai_training.latent | did you mean `latents`?
 endings of too many text encoders: models.tiny.ai_training = {"text": [".txt_t5cache",
     ".txt_clipl"]}
     -> models.tiny | 2 endings for 1 text encoders
-ending without a dot: models.tiny.ai_training = {"latents": "img_sdxl"}
-    -> models.tiny.ai_training.latents | "img_sdxl"
-two kinds under one ending: models.tiny.ai_training = {"latents": ".c", "text": ".c"}
-    -> names an ending twice
 adoption of nothing: models.tiny.ai_training = {} -> `latents`
 batch of no item: batch = {"items": 0}
     -> batch.items: 0 should be 1 or more, or auto; see config/README.md
 argument of an optimizer: runs.first.trainer.optimizer_arguments = {"betas": ["a"]}
     -> optimizer_arguments.betas: ["a"] should be a number, true, false, or a list of numbers
-key of training that no machine could follow: runs.first.trainer = {"kind": "sd", "rank":
-    1000000000, "steps": 1000000000000000000, "train_batch_size": 1000000000,
-    "gradient_accumulation_steps": 1000000000}
-    -> trainer.rank: 1000000000 should be less than or equal to 65536; use 65536 or less |
-       trainer.steps: 1000000000000000000 should be | trainer.train_batch_size: 1000000000 should
-       be | trainer.gradient_accumulation_steps: 1000000000 should be
-key of more repeats than anyone trains: datasets.cats.num_repeats = 1000000000000
-    -> datasets.cats.num_repeats: 1000000000000 should be | use 1000000 or less
-key of a size in other digits: runs.first.resolutions = ["\u0666\u0664"]
-    -> resolutions.0 | should be a side in pixels
 """
 MISTAKES: dict[str, tuple[tuple[str, ...], Any, list[str]]] = {}
 for row in re.split(r"\n(?! )", _TABLE.strip()):
@@ -148,12 +117,6 @@ def test_a_mistake_is_one_line_with_key_value_and_mend(name: str) -> None:
     assert ";" in line or "?" in line  # what is wrong, then the hint
 
 
-@pytest.mark.parametrize("items", [0, -3, "many", 1.5, True, None])
-def test_a_wrong_number_of_items_to_hold_out_is_one_line(items: object) -> None:
-    line = message(changed("runs", "first", "validation", value={"items": items}))
-    assert "runs.first.validation.items" in line
-
-
 def test_a_run_that_cannot_leave_items_out_refuses_to_hold_out() -> None:
     values = changed("runs", "first", "validation", value={"items": 2})
     values["runs"]["first"]["trainer"] = None
@@ -178,12 +141,6 @@ def test_a_key_that_another_section_has_is_sent_there_and_not_guessed_at(
 ) -> None:
     line = message(changed(*path, value=1))
     assert f"`{path[-1]}` belongs to {section}" in line
-
-
-def test_a_missing_key_is_named() -> None:
-    values = smallest()
-    del values["runs"]["first"]["model"]
-    assert message(values) == "runs.first.model: this key is missing; add it"
 
 
 def test_a_misspelt_key_is_not_reported_missing_as_well() -> None:
@@ -213,37 +170,6 @@ def test_what_yaml_takes_for_text_or_a_truth_is_a_number_or_a_word_here(
     assert getattr(parse(values).runs["first"].trainer, key) == value
 
 
-_TRUTHS = (
-    True, False, [True], [64, True], [[True]], {"width": True, "height": 64}, {"betas": [True]}
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("truth", _TRUTHS, ids=str)
-def test_no_key_takes_a_truth_for_a_number(truth: object) -> None:
-    keys = [(path, section.model_fields[path[-1]]) for path, section, _ in keys_of(Config)]
-    taken = []
-    for path, field in keys:
-        try:
-            kind = Annotated[field.annotation, path, *field.metadata]
-            value = TypeAdapter(kind).validate_python(truth)
-        except ValidationError:
-            continue
-        if any(type(each) in (int, float) and each in (0, 1) for each in _plain(value)):
-            taken.append(".".join(path))
-    assert len(keys) > 200 and not taken
-
-
-def _plain(value: Any) -> Iterator[Any]:
-    """Yield the values in some sections, lists and dictionaries."""
-    if isinstance(value, BaseModel):
-        value = dict(value)
-    if isinstance(value, dict | list | tuple):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _plain(each)
-    else:
-        yield value
-
-
 @pytest.mark.parametrize(
     ("written", "name"),
     [(64, "64"), ("64", "64"), ([64, 64], "64"), ([512, 768], "512x768"), ("512x768", "512x768")],
@@ -266,7 +192,6 @@ def test_one_value_stands_for_a_list_of_one_and_a_path_for_its_section() -> None
         (None, 65, r"runs\.first\.resolutions: 65 pixels .*; use 64 or 72"),
         (None, [64, 4], r"runs\.first\.resolutions: 4 pixels .*; use 8"),
         (12, 64, r"datasets\.cats\.bucket_reso_steps: 12 .*; use a multiple of 8"),
-        (128, 64, r"datasets\.cats\.bucket_reso_steps: 128 .*; use"),
     ],
 )
 def test_sizes_that_the_vae_cannot_have_are_refused(
@@ -278,11 +203,6 @@ def test_sizes_that_the_vae_cannot_have_are_refused(
     config = parse(values)
     with pytest.raises(ConfigError, match=f"^{line}"):
         check_run(config, "first", config.runs["first"])
-
-
-def test_a_parsed_configuration_cannot_be_changed() -> None:
-    with pytest.raises(ValidationError):
-        parse(smallest()).datasets["cats"].fit = "bucket"  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -394,29 +314,14 @@ def test_a_valid_configuration_survives_being_written_and_read(values: dict[str,
     assert Config.model_validate_json(config.model_dump_json()) == config
 
 
-@settings(deadline=None)
-@given(sides, sides)
-def test_two_sizes_never_share_a_name(width: int, height: int) -> None:
-    name = Resolution(width=width, height=height).name
-    parsed = parse(changed("runs", "first", "resolutions", value=[name])).runs["first"]
-    assert parsed.resolutions == [Resolution(width=width, height=height)]
-
-
 def test_a_message_is_short_however_long_a_value_is_and_many_mistakes_are() -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse({"datasets": [0] * 10_000, "models": {}, "runs": {}, "k" * 10_000: 1})
-    assert len(str(caught.value)) < 3000
     long = "x" * 10_000
     for path, value in (
         (("runs", "first", "model"), long),
         (("runs", "first", "datasets"), [long]),
         (("runs", "first", "trainer", "kind"), long),
         (("runs", "first", "trainer", "target_modules"), long),
-        (("runs", "first", "trainer", "samples"), {"prompt_file": long}),
         (("datasets", "cats", "path"), f"${long}"),
         (("datasets", "cats", "fit"), [long]),
     ):
         assert "x" * 81 not in message(changed(*path, value=value))
-    with pytest.raises(ConfigError, match=r"\| and 52 more$") as caught:
-        parse({"datasets": {}, "models": {}, "runs": {}} | {f"x{n}": 1 for n in range(99)})
-    assert len(str(caught.value)) < 20_000

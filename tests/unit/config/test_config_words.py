@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from config_world import changed
 from latentmake.config.document import foreign_words, sections
 from latentmake.config.fields import PATTERNS
 from latentmake.config.root import Config, parse
@@ -64,7 +63,6 @@ PLACES = {
     ("kind", "place", "word", "expected"),
     [
         ("musubi", "model", "t5", "did you mean `text`?"),
-        ("musubi", "trainer", "t5", "write `text` in models.NAME"),
         ("musubi", "dataset", "image_directory", "did you mean `path`?"),
         (
             "musubi",
@@ -76,48 +74,32 @@ PLACES = {
         ("sd", "trainer", "enable_bucket", "write `fit: bucket` in datasets.NAME"),
         ("musubi", "dataset", "resolution", "write `resolutions` in runs.NAME"),
         ("musubi", "dataset", "batch_size", "`batch_size` belongs to runs.NAME.trainer"),
-        ("sdscripts", "dataset", "batch_size", "write `train_batch_size` in runs.NAME.trainer"),
         ("sd", "trainer", "batch_size", "did you mean `train_batch_size`?"),
         ("musubi", "trainer", "max_train_steps", "did you mean `max_train_epochs`?"),
         ("sd", "trainer", "max_train_steps", "did you mean `steps`?"),
         ("wan", "trainer", "discrete_flow_shift", "did you mean `flow_shift`?"),
-        ("wan", "trainer", "network_dim", "did you mean `rank`?"),
-        ("wan", "dataset", "batch_size", "write `train_batch_size` in runs.NAME.trainer"),
         ("sd", "trainer", "save_steps", "did you mean `save_every_n_steps`?"),
-        ("musubi", "trainer", "save_steps", "did you mean `save_every_n_epochs`?"),
         ("sd", "trainer", "use_snr", "did you mean `snr_gamma`?"),
         ("sdscripts", "trainer", "min_snr_gamma", "`arguments: [--min_snr_gamma, ...]`"),
-        ("sd", "trainer", "network_dim", "did you mean `rank`?"),
         ("musubi", "trainer", "rank", "did you mean `network_dim`?"),
-        ("sd", "trainer", "network_alpha", "did you mean `alpha`?"),
         ("sdscripts", "trainer", "unet_lr", "did you mean `learning_rate`?"),
         ("musubi", "trainer", "sage_attn", "leave it out: SageAttention has no backward pass"),
         ("sd", "trainer", "attention", "leave it out: torch chooses the fastest kernel"),
-        ("wan", "trainer", "attention", "leave it out: torch chooses the fastest kernel"),
         ("sd", "trainer", "train_text_encoder", "leave it out: text encoders are not trained"),
-        ("musubi", "trainer", "lr_warmup_steps", "`arguments: [--lr_warmup_steps, ...]`"),
-        ("sd", "run", "output_dir", "leave it out: results go to runs/NAME/"),
         ("sd", "model", "pretrained_model_name_or_path", "name its parts in models.NAME"),
         ("sdscripts", "top", "pretrained_model_name_or_path", "`dit` or `checkpoint`"),
         ("sd", "dataset", "instance_prompt", "did you mean `class_tokens`?"),
         ("sd", "dataset", "trigger_word", "`captions: {caption_prefix: ...}`"),
         ("sd", "model", "adopt", "did you mean `ai_training`?"),
-        ("sd", "dataset", "adopt", "did you mean `adopt_from`?"),
         ("musubi", "dataset", "image_jsonl_file", "write the list as `path` in datasets.NAME"),
-        ("musubi", "dataset", "mask_directory", "leave it out: there are no mask files"),
-        ("sdscripts", "trainer", "masked_loss", "`arguments: [--masked_loss, ...]`"),
         ("sd", "trainer", "lora_weights", "did you mean `init_lora`?"),
         ("musubi", "trainer", "network_weights", "arguments: [--network_weights, ...]"),
         ("wan", "run", "lora_scale", "write `lora_strength` in runs.NAME.generate"),
-        ("musubi", "trainer", "lora_dropout", "arguments: [--lora_dropout, ...]"),
         ("musubi", "trainer", "samples", "`samples` belongs to a trainer of kind sd"),
         ("sd", "dataset", "train_data_dir", "did you mean `path`?"),
         ("sd", "dataset", "shuffle_caption", "`shuffle_caption` belongs to datasets.NAME.captions"),
-        ("sd", "top", "storage", "`rclone copy` or `aws s3 sync`"),
-        ("sd", "top", "folders", "`latentmake compare` shows runs"),
         # A key of another kind of trainer is no key of this one.
         ("musubi", "trainer", "prediction_type", "belongs to a trainer of kind sd"),
-        ("musubi", "trainer", "blocks_to_swap", "`arguments: [--blocks_to_swap, ...]`"),
     ],
 )
 def test_a_word_of_another_program_is_answered_with_what_to_write(
@@ -165,14 +147,6 @@ def test_neither_names_nor_values_are_answered_with_a_regular_expression() -> No
         values["datasets"]["cats"][key] = value
         line = message(values)
         assert "; use " in line and not any(pattern in line for pattern in PATTERNS)
-
-
-@pytest.mark.parametrize("name", ["x" * 256, "ü" * 128, "x/" * 2000 + "x", "a\0b"])
-def test_a_path_that_no_disk_can_have_is_refused(name: str) -> None:
-    for path in (("datasets", "cats", "path"), ("models", "tiny", "vae")):
-        with pytest.raises(ConfigError, match="is too long for a path, or holds a NUL character"):
-            parse(changed(*path, value=f"folder/{name}/a"))
-    assert parse(changed("models", "tiny", "vae", value="folder/" + "x" * 255))
 
 
 def test_variables_and_home_in_paths_are_expanded(monkeypatch: pytest.MonkeyPatch) -> None:

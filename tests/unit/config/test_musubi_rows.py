@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from latentmake.config import architectures
-from latentmake.config.architectures import MUSUBI, File, Scripts, rows
 from latentmake.config.models import Model
 from latentmake.layouts.layout import layout_of
 from pydantic import ValidationError
@@ -88,18 +87,3 @@ nova:
   tensors: [varlen_qwen_]
   settings: {discrete_flow_shift: 1.5}
 """
-
-
-def test_a_new_architecture_is_a_row_of_yaml(tmp_path: Path) -> None:
-    shipped = SHIPPED.read_text(encoding="utf-8")
-    file = tmp_path / "musubi.yaml"
-    file.write_text(shipped + NOVA, encoding="utf-8")
-    found = rows(file, Scripts)
-    assert [*found] == [*MUSUBI, "nova"]
-    row = found["nova"]
-    assert row.text.files == (File("--qwen", "text"),)
-    assert row.training.files == MUSUBI["z_image"].training.files
-    assert row.settings == {**MUSUBI["z_image"].settings, "discrete_flow_shift": 1.5}
-    file.write_text(shipped + NOVA + "  sufix: nv\n", encoding="utf-8")
-    with pytest.raises(ValidationError, match="sufix"):
-        rows(file, Scripts)

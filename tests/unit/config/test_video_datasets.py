@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,10 +105,3 @@ def test_sd_scripts_reads_no_list() -> None:
     }
     asked["runs"]["first"]["resolutions"] = 512
     assert line(asked).startswith("datasets.films.path: sd-scripts reads folders")
-
-
-def test_a_list_lies_in_a_folder(tmp_path: Path) -> None:
-    assert Dataset(path="data/list.JSONL").folder == "data"
-    assert Dataset(path="data/list").folder == "data/list"
-    (tmp_path / "set.json").mkdir()
-    assert not Dataset(path=str(tmp_path / "set.json")).is_list

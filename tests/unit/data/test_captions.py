@@ -176,16 +176,6 @@ def test_a_secondary_separator_holds_tags_together() -> None:
         assert "d,e,f" in found
 
 
-def test_in_the_warm_up_the_first_half_of_the_variants_have_ever_more_tags() -> None:
-    caption = "kept, " + ", ".join("abcdefgh")
-    settings = Captions(
-        variants=8, keep_tokens=1, token_warmup_min=2, token_warmup_step=0.5, shuffle_caption=True
-    )
-    lengths = [len(text.split(", ")) - 1 for text in variants("x", caption, "", settings)]
-    # floor(step / steps * (8 - 2)) + 2 at steps 0, 1/4, 2/4 and 3/4 of the way
-    assert lengths == [2, 3, 5, 6, 8, 8, 8, 8]
-
-
 def test_the_steps_come_in_the_order_of_sd_scripts() -> None:
     found = one(
         "{x|x} sitting, b;;;c, old",
@@ -215,8 +205,6 @@ def test_a_replacement_of_everything_takes_one_of_its_texts() -> None:
         ("join", {"a cat,x, y", "it sits,x, y"}),
         ("tags_first", {"x, y,a cat", "x, y,it sits"}),
         ("pick", {"a cat", "it sits", "x, y"}),
-        ("lines", {"a cat", "it sits", "x, y"}),
-        ("wildcard", {"a cat", "it sits", "x, y"}),
     ],
 )
 def test_caption_and_tags_come_together_as_asked(how: str, possible: set[str]) -> None:
@@ -237,15 +225,6 @@ def test_tags_alone_and_captions_alone_stay_as_they_are() -> None:
     for how in ("join", "tags_first", "pick"):
         assert one("a cat", "", caption_and_tags=how) == "a cat"
         assert one("", "x, y", caption_and_tags=how) == "x, y"
-
-
-def test_a_wildcard_of_caption_and_tags_stands_within_prefix_and_suffix() -> None:
-    settings = {"enable_wildcard": True, "caption_and_tags": "wildcard"}
-    found = {
-        one("a\nb", "x\ny", stem=str(n), caption_prefix="<", caption_suffix=">", **settings)
-        for n in range(40)
-    }
-    assert found == {"< a >", "< b >", "< x,y >"}
 
 
 # -- variants -------------------------------------------------------------------------------------

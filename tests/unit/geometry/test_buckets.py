@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -86,23 +85,6 @@ def test_an_image_gets_the_first_bucket_of_the_nearest_aspect(
     assert wan_bucket(wan, resolution) == wan
 
 
-def test_the_first_bucket_wins_a_tie() -> None:
-    # Between 384 / 672 and 448 / 576 lies no float tie; two aspects equally far apart make one.
-    low, high = (Size(*each) for each in listed(Size(64, 64), 16)[:2])
-    middle = (Fraction(*low) + Fraction(*high)) / 2
-    image = Size(middle.numerator, middle.denominator)
-    aspect = image.width / image.height
-    assert abs(low.width / low.height - aspect) == abs(high.width / high.height - aspect)
-    assert bucket(image, Size(64, 64)) == low
-
-
-def test_wan_has_buckets_beyond_the_square_root() -> None:
-    resolution = Size(160, 192)  # int(sqrt(160 * 192)) is 175
-    assert (160, 176) not in listed(resolution, 16)
-    assert wan_bucket(Size(160, 176), resolution) == (160, 176)
-    assert wan_bucket(Size(17, 16), resolution) == (176, 160)
-
-
 @settings(deadline=None)
 @given(images, resolutions(), steps)
 def test_no_upscale_keeps_small_images_rounded_down(
@@ -115,12 +97,6 @@ def test_no_upscale_keeps_small_images_rounded_down(
         assert wan == tuple(max(side >> 4 << 4, 16) for side in image)
     else:
         assert (chosen, wan) == (bucket(image, resolution, step), wan_bucket(image, resolution))
-
-
-@pytest.mark.parametrize("layout", ["plain", "musubi", "sdscripts-sdxl"])
-def test_crop_is_the_resolution_itself(layout: str) -> None:
-    section = Dataset(path="x", fit="crop")
-    assert layout_of(layout).size(Size(300, 200), Size(60, 70), section) == (60, 70)
 
 
 # -- placements -----------------------------------------------------------------------------------
@@ -224,10 +200,6 @@ def test_sd_scripts_refuses_an_image_smaller_than_a_step_where_nothing_grows() -
     section = Dataset(path="x", fit="bucket", bucket_no_upscale=True)
     with pytest.raises(SourceError, match=r"a\.png: is smaller than a step of 64 .* \(63 x 400\)"):
         layout_of("sdscripts-sd1").place(Size(63, 400), Size(512, 512), section, "a.png")
-
-
-def test_the_crop_of_a_known_image() -> None:
-    assert crop_ltrb(Size(256, 256), Size(600, 400)) == (0, 42, 256, 42 + 256 / 1.5)
 
 
 def test_steps_and_limits_are_those_of_the_architecture_rounded_to_the_steps() -> None:

@@ -102,7 +102,6 @@ def test_a_view_has_the_sizes_of_controls_where_they_are_of_their_own() -> None:
         ("64", ("latents", "", (64, 64))),
         ("512x768", ("latents", "", (512, 768))),
         ("text", ("text", "text", None)),
-        ("text.dropped", ("text", "text.dropped", None)),
         ("text.1@512x768", ("text", "text.1", (512, 768))),
         ("a folder of others", ("latents", "", None)),
     ],

@@ -83,18 +83,6 @@ def test_the_right_network_passes_as_folder_and_as_file(project: dict[str, Any],
         check_kind(Weights(path=path), name.removesuffix("_encoder"), "here")
 
 
-@pytest.mark.parametrize("name", ["vae", "unet", "text_encoder"])
-@pytest.mark.parametrize("config", ["[1]", '{"architectures": 5}'], ids=["list", "number"])
-def test_a_configuration_of_an_odd_form_is_left_to_the_loader(
-    project: dict[str, Any], name: str, config: str
-) -> None:
-    Path(f"models/micro/{name}/config.json").write_text(config)
-    try:
-        plan(project)
-    except UserError as error:
-        assert str(error).startswith("models/micro/vae/config.json: ")
-
-
 def test_a_complete_checkpoint_of_a_transformer_passes_for_its_network_and_vae(
     tmp_path: Path,
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -113,12 +112,6 @@ def test_the_networks_of_wan_are_those_of_their_noise() -> None:
     assert model.clip is not None and model.clip.path == "one/image_encoder"
 
 
-def test_resolving_twice_changes_nothing() -> None:
-    pipe = pipeline(*SD)
-    once = resolved(config(vae=pipe, text=[pipe], unet=pipe))
-    assert resolved(once) == once
-
-
 def test_a_recipe_does_not_depend_on_the_words_for_a_place(micro: Path) -> None:
     os.symlink(micro, "micro")
     dataset = config(vae="v", text="t").datasets["shapes"]
@@ -215,8 +208,3 @@ def test_the_cache_is_that_of_huggingface_hub(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert theirs.stdout.strip() == str(weights.cache())
-
-
-def test_places_are_plain_json() -> None:
-    model = model_of(task="t2v-1.3B", vae="vae", text="text", dit={**HUB, "file": "d.safetensors"})
-    assert Model.model_validate(json.loads(model.model_dump_json())) == model

@@ -121,28 +121,6 @@ def test_sdscripts_takes_the_first_line_with_any_setting() -> None:
         assert texts == {"one": one, "two": "A cat sits.", "gap": "A dog runs."}
 
 
-def test_captions_of_one_line_stay_fresh_where_earlier_releases_read_other_lines() -> None:
-    composed = facts_of(PLAIN, captions={"caption_prefix": "photo:"})
-    put(composed, {stem: b"photo: " + line for stem, line in first_lines().items()})
-    assert stale(planned(composed)) == {
-        "two": "photo: A cat sits.\nIt purrs.",
-        "gap": "photo: A dog runs.\n\nIt barks.",
-    }
-    sdscripts = facts_of(SDXL)
-    put(sdscripts, {stem: Path(f"data/{stem}.txt").read_bytes() for stem in CAPTIONS})
-    assert stale(planned(sdscripts)) == {"two": "A cat sits.", "gap": "A dog runs."}
-
-
-def test_a_line_of_several_by_a_wildcard_stays_as_it_was() -> None:
-    for model in (PLAIN, SDXL):
-        (item,) = (
-            item
-            for item in facts_of(model, captions={"enable_wildcard": True}).items("cats", "tiny")[0]
-            if item.stem == "gap"
-        )
-        assert item.texts in (["A dog runs."], ["It barks."])
-
-
 def test_an_empty_first_line_is_a_fault_for_sdscripts() -> None:
     Path("data/two.txt").write_text("\nIt purrs.\n")
     for dataset in ({}, {"captions": {"seed": 0}}):

@@ -81,15 +81,6 @@ def test_each_job_counts_twice_as_much_as_the_one_before() -> None:
     assert past_jobs(memo, "latents tiny") is None
 
 
-@pytest.mark.parametrize("row", ["[[1.0, 2.0, 3.0], ]", '{"amount": 1}', "null", "12 3.0"])
-def test_what_a_former_version_wrote_is_ignored(row: str) -> None:
-    memo = Memo(None)
-    memo.rates.learn("text tiny", None, row)
-    assert past_jobs(memo, "text tiny") is None
-    learn_job(memo, "text tiny", Past(10, 1.0))
-    assert past_jobs(memo, "text tiny") == Past(10, 1.0)
-
-
 def test_receipts_tell_time_and_bytes_even_those_with_keys_of_other_versions() -> None:
     assert not [*lines(Memo(None), [order_of("text")])]
     memo = learnt(receipt_of(order_of("text"), 240.0) | {"amount": 5100.0, "new": None})

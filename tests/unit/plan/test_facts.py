@@ -82,26 +82,6 @@ def test_what_a_plan_has_read_before_a_mistake_is_not_read_again(read: Counter[s
     assert not before & weights(read)
 
 
-def test_what_an_interrupted_plan_has_read_is_not_read_again(
-    read: Counter[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    of_file = digest.of_file
-
-    def interrupted(path: Path, **options: bool) -> str:
-        if "text_encoder" in path.parts:
-            raise KeyboardInterrupt
-        return of_file(path, **options)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(digest, "of_file", interrupted)
-        plan(three_runs())
-    before = weights(read)
-    assert before
-    read.clear()
-    plan(three_runs())
-    assert weights(read) and not before & weights(read)
-
-
 def test_what_a_killed_plan_has_read_is_not_read_again(
     read: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,6 @@ from latentmake.plan.manifest import (
     Member,
     chosen,
     keys_digest,
-    lock_digest,
     read_lock,
     refuse_too_many,
 )
@@ -87,12 +86,6 @@ def test_a_source_that_comes_or_goes_moves_at_most_one_other(
     left = chosen([each for each in found if each != gone], count)
     assert len(left - before) == (gone in before)
     assert before - left <= {gone}
-
-
-@given(sources, st.data())
-def test_more_items_hold_out_those_before_and_others(found: list[str], data: st.DataObject) -> None:
-    count = data.draw(st.integers(1, len(found) - 1))
-    assert chosen(found, count) < chosen(found, count + 1)
 
 
 def test_the_choice_is_this_one_for_ever() -> None:
@@ -179,25 +172,8 @@ def test_what_trains_has_a_digest_of_its_own() -> None:
     assert lock.digest not in (lock.trained, make(files, 0)[0].digest, make(files, 1)[0].digest)
 
 
-def test_the_planner_computes_the_same_digest_from_keys_alone() -> None:
-    lock, _ = make({f"cats/{name}": name for name in "abcd"}, 2)
-    parts = {
-        f"cats/{part}": keys_digest(
-            (name, cachefile.target_key("caption" if part == "text" else name, "r", part))
-            for name in "abcd"
-        )
-        for part in PARTS
-    }
-    assert lock.digest == lock_digest(parts, {"cats": 1}, 2)
-
-
 def test_what_jobs_read_is_believed_before_headers() -> None:
     files = {f"cats/{name}": name for name in "abcd"}
     held = make(files, 1)[0].held_out
     other = make(files, 1, **{f"data/cats/{held[0]}.png": "e" * 64})[0].held_out
     assert other == sorted(chosen([*(set("abcd") - {*held}), "e" * 64], 1))
-
-
-def test_equal_files_are_too_few_to_hold_out_that_many() -> None:
-    with pytest.raises(ConfigError, match="2 of 2 different sources"):
-        make({f"cats/{name}": "ab"[number % 2] for number, name in enumerate("wxyz")}, 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -128,16 +127,6 @@ def test_the_lock_on_disk_is_what_is_returned() -> None:
     assert lock.counts == {"cats/64": 1, "cats/text": 1}
 
 
-def test_the_same_order_gives_the_same_bytes() -> None:
-    write(order(item("a"), item("b")))
-    before = (FOLDER / "dataset.lock").read_bytes(), (FOLDER / "manifest.jsonl").read_bytes()
-    write(order(item("a"), item("b"), planned=99))
-    assert before == (
-        (FOLDER / "dataset.lock").read_bytes(),
-        (FOLDER / "manifest.jsonl").read_bytes(),
-    )
-
-
 # -- the digest -----------------------------------------------------------------------------------
 
 stems = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1, max_size=6)
@@ -156,19 +145,6 @@ def test_the_planners_digest_is_the_jobs(keys: dict[str, str]) -> None:
     assert lock.parts == parts
     assert lock.digest == lock_digest(parts, {"cats": 2})
     assert lock.digest == lock_digest(dict(reversed(parts.items())), {"cats": 2})
-
-
-def test_any_difference_in_the_data_is_in_the_digest() -> None:
-    found = [
-        write(order(item("a"), item("b"))),
-        write(order(item("a"))),
-        write(order(item("a"), item("c"))),
-        write(order(item("a"), item("b", key_64="other"))),
-        write(order(item("a"), item("b", key_text="other"))),
-        write(order(item("a"), item("b"), repeats={"cats": 2})),
-        write(order(item("a", "dogs"), item("b", "dogs"), repeats={"dogs": 1})),
-    ]
-    assert len({lock.digest for lock in found}) == len(found)
 
 
 def test_keys_come_from_receipts_then_from_the_plan_then_from_the_files() -> None:
@@ -211,12 +187,6 @@ def test_faults_fail_with_every_line_and_write_nothing() -> None:
     assert Path(orphan).exists()
 
 
-def test_one_fault_in_two_receipts_is_told_once() -> None:
-    with pytest.raises(DatasetError) as caught:
-        write(order(item("a")), receipt({}, fault("b")), receipt({}, fault("b")))
-    assert str(caught.value).count("data/b.png") == 1
-
-
 def test_skipped_items_are_listed_aside_and_not_trained_on() -> None:
     said: list[str] = []
     work = order(item("a"), item("b"), skip=["cats"], faults={"cats": [fault("c")]})
@@ -255,14 +225,6 @@ def test_a_run_of_which_nothing_is_left_is_refused() -> None:
         write(order(item("a"), skip=["cats"]), receipt({}, fault("a")))
 
 
-def test_an_item_of_the_same_stem_in_another_dataset_stays() -> None:
-    work = order(
-        item("a"), item("a", "dogs"), skip=["cats", "dogs"], repeats={"cats": 1, "dogs": 1}
-    )
-    write(work, receipt({}, fault("a")))
-    assert [row["dataset"] for row in rows() if "aside" not in row] == ["dogs"]
-
-
 # -- orphans --------------------------------------------------------------------------------------
 
 
@@ -274,12 +236,6 @@ def test_orphans_of_ours_are_removed_with_the_folders_they_leave_empty() -> None
     assert not Path("cache/cats/tiny/64/sub").exists()
     assert Path(kept).exists()
     assert said == ["removed 1 cache files whose items are gone"]
-
-
-def test_the_folder_of_a_dataset_and_model_stays() -> None:
-    gone = make("gone", "64", "k")
-    write(order(item("a"), orphans=[gone]))
-    assert Path("cache/cats/tiny").is_dir()
 
 
 def test_a_half_written_file_is_removed() -> None:
@@ -302,27 +258,6 @@ def test_a_file_that_is_not_ours_is_never_removed() -> None:
     assert all(path.exists() for path in theirs)
     assert len(said) == 2
     assert all("latentmake did not make it" in line for line in said)
-
-
-def test_an_orphan_that_cannot_be_removed_ends_the_job() -> None:
-    gone = make("gone", "64", "k")
-    if subprocess.run(["chattr", "+i", gone], capture_output=True).returncode:
-        pytest.skip("a file that nobody may remove needs the rights of root")
-    try:
-        with pytest.raises(PermissionError, match=gone):
-            write(order(item("a"), orphans=[gone]))
-    finally:
-        subprocess.run(["chattr", "-i", gone], check=True)
-    write(order(item("a"), orphans=[gone]))
-    assert not Path(gone).exists()
-
-
-def test_a_folder_with_something_else_in_it_stays() -> None:
-    gone = make("sub/gone", "64", "k")
-    notes = Path("cache/cats/tiny/64/sub/notes.md")
-    notes.write_text("mine")
-    write(order(item("a"), orphans=[gone]))
-    assert notes.exists()
 
 
 # -- orders ---------------------------------------------------------------------------------------

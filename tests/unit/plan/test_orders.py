@@ -18,7 +18,7 @@ from latentmake.config.models import Model
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Media, Span
 from latentmake.plan.batches import jobs_of
-from latentmake.plan.orders import FOLDER, EncodingJob, Order, Work
+from latentmake.plan.orders import EncodingJob, Order, Work
 from latentmake.plan.receipts import Receipt
 from latentmake.plan.target import Target
 from order_world import order
@@ -131,14 +131,6 @@ def test_planning_again_leaves_an_order_alone_until_it_is_done() -> None:
     order.path.write_text("{")
     order.write()
     assert Order.read(order.path) == order
-
-
-@settings(deadline=None)
-@given(st.text("abc/.", min_size=1, max_size=9))
-def test_names_of_files_and_logs_are_those_of_the_order(dataset: str) -> None:
-    order = work_order(dataset=dataset)
-    assert order.name[:12] in order.log
-    assert order.path.parent == order.receipt.parent == FOLDER
 
 
 # -- jobs -----------------------------------------------------------------------------------------

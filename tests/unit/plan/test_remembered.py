@@ -301,14 +301,6 @@ def test_no_state_of_other_planning_code_is_believed(
     assert judged(world, memo, monkeypatch) == {*STEMS[:4]}
 
 
-def test_another_setting_of_the_dataset_is_another_question(
-    built: tuple[World, Memo], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world, memo = built
-    world.values = {**PLAIN, "datasets": {"cats": {"path": "data", "fit": "bucket"}}}
-    assert judged(world, memo, monkeypatch) == {*STEMS[:4]}
-
-
 def test_lines_of_a_replaced_state_are_not_those_of_another(built: tuple[World, Memo]) -> None:
     """A plan beside another one must not mistake missing lines for missing targets."""
     world, memo = built

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +18,6 @@ from item_world import inputs_of, plain_path
 from latentmake import digest
 from latentmake.config.datasets import Dataset
 from latentmake.data.item import Item
-from latentmake.errors import CacheError
 from latentmake.files import atomic, cachefile
 from latentmake.geometry.buckets import Size
 from latentmake.index.listing import Folder
@@ -151,13 +149,6 @@ def world(tmp_path: Path, request: pytest.FixtureRequest) -> World:
 EVERYTHING = {(stem, part) for stem in ("a", "b", "sub/c") for part in RECIPES}
 
 
-def test_what_is_missing_is_new(world: World) -> None:
-    found = world.judge()
-    assert reasons(found) == dict.fromkeys(EVERYTHING, "new")
-    assert all(state.keys is None and state.fresh == 0 for state in found.parts.values())
-    assert {stale.target.found for state in found.parts.values() for stale in state.stale} == {None}
-
-
 def test_what_was_just_made_is_fresh(world: World) -> None:
     world.make_all()
     for _ in range(2):
@@ -185,12 +176,6 @@ def test_an_edited_image_makes_its_latents_stale_and_nothing_else(world: World) 
     assert stale.target.found == f"{key}@{stat.st_mtime_ns}"
 
 
-def test_an_edited_caption_makes_its_embedding_stale_and_nothing_else(world: World) -> None:
-    world.make_all()
-    world.put("sub/c", "text", b"another caption")
-    assert reasons(world.judge()) == {("sub/c", "text"): "edited"}
-
-
 def test_an_edit_under_an_older_mtime_is_noticed(world: World) -> None:
     world.make_all()
     world.judge()
@@ -208,18 +193,6 @@ def test_undoing_an_edit_makes_everything_fresh_again(world: World) -> None:
     assert reasons(world.judge()) == {}
 
 
-def test_touching_and_copying_makes_nothing_stale(world: World, tmp_path: Path) -> None:
-    world.make_all()
-    world.judge()
-    for path in [*(tmp_path / "data").rglob("*"), *(tmp_path / "cache").rglob("*")]:
-        os.utime(path, (2**31, 2**31))
-    assert reasons(world.judge()) == {}
-    clone = tmp_path / "clone"
-    for name in ("data", "cache"):
-        shutil.copytree(tmp_path / name, clone / name, copy_function=shutil.copyfile)
-    assert reasons(World(clone).judge()) == {}
-
-
 def test_another_recipe_makes_its_own_part_stale(world: World) -> None:
     world.make_all()
     world.recipes["96"] = {"dtype": "b"}
@@ -227,31 +200,11 @@ def test_another_recipe_makes_its_own_part_stale(world: World) -> None:
     assert reasons(world.judge()) == expected
 
 
-def test_an_edit_under_another_recipe_is_called_a_changed_recipe(world: World) -> None:
-    world.make_all()
-    world.recipes["64"] = {"dtype": "b"}
-    world.put("a", "64", b"another image")
-    assert reasons(world.judge())["a", "64"] == "changed recipe"
-    assert reasons(world.judge())["a", "96"] == "edited"
-
-
 def test_a_model_yet_to_be_made_makes_what_it_shapes_stale(world: World) -> None:
     world.make_all()
     world.recipes["text"] = {}
     expected = {(stem, "text"): "changed recipe" for stem in ("a", "b", "sub/c")}
     assert reasons(world.judge()) == expected
-
-
-@pytest.mark.parametrize("length", [0, 5, 100, -1])
-def test_a_target_cut_short_is_damaged(world: World, length: int) -> None:
-    world.make_all()
-    world.judge()
-    path = world.target("b", "64")
-    path.write_bytes(path.read_bytes()[:length])
-    found = world.judge()
-    assert reasons(found) == {("b", "64"): "damaged"}
-    assert found.parts["64"].stale[0].target.found == f"damaged@{path.stat().st_mtime_ns}"
-    assert orphans(found) == []
 
 
 @pytest.mark.parametrize("change", ["recipe", "caption"])
@@ -292,22 +245,6 @@ def test_a_target_of_others_under_our_name_is_damaged(world: World) -> None:
     assert reasons(world.judge()) == {("b", "text"): "damaged"}
 
 
-def test_targets_that_changed_places_are_stale(world: World) -> None:
-    world.make_all()
-    world.judge()
-    one, other = world.target("a", "64"), world.target("b", "64")
-    data = one.read_bytes()
-    atomic.write(one, other.read_bytes())
-    atomic.write(other, data)
-    assert reasons(world.judge()) == {("a", "64"): "edited", ("b", "64"): "edited"}
-
-
-def test_a_target_of_another_resolution_does_not_serve(world: World) -> None:
-    world.make_all()
-    atomic.write(world.target("a", "64"), world.target("a", "96").read_bytes())
-    assert reasons(world.judge()) == {("a", "64"): "changed recipe"}
-
-
 def test_a_caption_in_no_file_is_known_by_its_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,15 +278,6 @@ def test_a_source_that_cannot_be_read_is_named_only_where_it_matters(
 
 
 # -- orphans --------------------------------------------------------------------------------------
-
-
-def test_caches_of_items_that_are_gone_are_orphans(world: World) -> None:
-    world.make_all()
-    world.source("a", "64").unlink()
-    world.source("a", "text").unlink()
-    found = world.judge()
-    assert orphans(found) == sorted(plain_path("cats", "tiny", part, "a") for part in RECIPES)
-    assert reasons(found) == {}
 
 
 def test_caches_of_a_faulty_item_are_no_orphans(world: World) -> None:
@@ -397,33 +325,6 @@ def test_a_link_that_leads_to_no_file_is_damaged(world: World, to: str) -> None:
     found = world.judge()
     assert reasons(found) == {("a", "64"): "damaged"}
     assert orphans(found) == []
-
-
-@pytest.mark.parametrize(
-    ("place", "make", "what"),
-    [
-        ("cats/tiny/64", Path.touch, "is a file, where a folder belongs"),
-        ("cats/tiny", Path.touch, "is a file, where a folder belongs"),
-        ("cats/tiny/64/sub", Path.touch, "is a file, where a folder belongs"),
-        ("cats/tiny/64", lambda path: path.symlink_to("64"), "is a link that leads nowhere"),
-        (
-            "cats/tiny/64",
-            lambda path: path.symlink_to("96"),
-            "is a link that leads nowhere, or",
-        ),
-    ],
-)
-def test_what_lies_in_the_place_of_a_cache_is_named_in_a_line(
-    world: World, place: str, make: Callable[[Path], object], what: str
-) -> None:
-    world.make_all()
-    path = world.root / "cache" / place
-    if path.is_dir():
-        shutil.rmtree(path)
-    path.unlink(missing_ok=True)
-    make(path)
-    with pytest.raises(CacheError, match=rf"^cache/{place}: {what}.*; move it away or remove it$"):
-        world.judge()
 
 
 # -- any set of edits -----------------------------------------------------------------------------

@@ -78,30 +78,7 @@ def test_a_file_that_has_another_name_takes_nothing() -> None:
     assert store.keys() == {"somebody's folder"} and Path("cache").exists()
 
 
-def test_no_store_is_an_empty_one() -> None:
-    assert store.keys() == set() and store.used() == 0
-    store.limit(0)
-    store.forget_made([make_order(Target("64", "a", None))])
-    store.put(Path("gone"), "key")
-    assert store.keys() == set()
-
-
 # -- what comes to it -----------------------------------------------------------------------------
-
-
-def test_what_the_store_has_already_or_cannot_take_is_deleted() -> None:
-    kept = put("key")
-    os.link(kept, "cache")
-    store.put(Path("cache"), "key")
-    assert not Path("cache").exists() and kept.stat().st_nlink == 1
-    kept.unlink()
-    store.STORE.rmdir()
-    store.STORE.write_text("in its place")
-    Path("cache").write_bytes(b"x")
-    store.put(Path("cache"), "key")
-    assert not Path("cache").exists()
-    assert store.keys() == set() and store.used() == 0
-    store.limit(0)
 
 
 def test_what_is_replaced_is_kept_until_the_store_is_limited() -> None:
@@ -132,17 +109,6 @@ def test_a_whole_file_takes_the_place_of_a_damaged_one() -> None:
     inode = store.stored("key").stat().st_ino
     store.keep([make_order(make_cache("cache/b", "key"))])
     assert store.stored("key").stat().st_ino == inode  # a whole one stays
-
-
-def test_only_what_has_a_targets_name_is_forgotten() -> None:
-    kept, made = make_cache("cache/kept", "replaced"), make_cache("cache/made", "made")
-    order = make_order(kept, made)
-    store.keep([order])
-    os.link(store.stored("replaced"), "copy")  # the project was copied by hard links
-    make_cache(kept.path, "new")
-    store.forget_made([order])
-    assert store.keys() == {"replaced"}
-    assert Path(made.path).exists()
 
 
 def test_a_link_is_made_of_the_key_that_is_asked_for_or_not_at_all() -> None:

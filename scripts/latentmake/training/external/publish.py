@@ -140,27 +140,12 @@ class Publication:
 
 
 def blocks_of(order: ExternalOrder) -> Blocks:
-    """Return the folders of images; raises ConfigError if two of them would be one."""
-    found = {
-        (dataset, size): order.publish.folder.format(
-            run=order.run,
-            dataset=dataset,
-            model=order.model_name,
-            resolution=resolution_name(*size),
-            width=size[0],
-            height=size[1],
-        )
+    """Return the folders of images."""
+    return {
+        (dataset, size): f"{dataset}_{resolution_name(*size)}"
         for dataset in order.datasets
         for size in order.resolutions
     }
-    names = [*found.values()]
-    if twice := [name for name in names if names.count(name) > 1]:
-        fault = f"gives two datasets or resolutions of run {order.run} one folder, {twice[0]}"
-        raise ConfigError(fault, where="publish.folder", hint="add {dataset} or {resolution}")
-    if mistaken := [name for name in names if name.endswith(("_cache", "_control"))]:
-        fault = f"gives a dataset the folder {mistaken[0]}, which is named like one of caches"
-        raise ConfigError(fault, where="publish.folder", hint="let it end in {resolution}")
-    return found
 
 
 def attention_of(order: ExternalOrder) -> str:

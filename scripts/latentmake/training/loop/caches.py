@@ -317,7 +317,6 @@ class Caches:
         rows: the item of each of the former.
         resolutions: its resolution.
         variants: example -> itself and those with other variants, where there are several.
-        dropped: example -> the one with the empty caption, where there is one.
         channels: of all latents.
         text_width: width of all embeddings.
 
@@ -344,10 +343,6 @@ class Caches:
             for path in row.latents_at(size)
         ]
         several = [row.texts_at(size) for row, size, _ in named]
-        empty = [
-            row.dropped.get(size) if isinstance(row.dropped, dict) else row.dropped
-            for row, size, _ in named
-        ]
         within = partial(os.path.join, root)  # but where a path is absolute
         latents = inspect_all(
             (within(path) for *_, path in named),
@@ -355,7 +350,7 @@ class Caches:
             scaled=tensors.scaled,
         )
         texts = inspect_all(
-            map(within, filter(None, (*chain.from_iterable(several), *empty))),
+            map(within, chain.from_iterable(several)),
             (tensors.text, *tensors.texts),
         )
         self.rows = [row for row, *_ in named]
@@ -367,13 +362,10 @@ class Caches:
         self.channels = _common(latents.values(), 0, "channels")
         self.text_width = _common(texts.values(), 1, "values a token")
         self.variants: dict[int, list[int]] = {}
-        self.dropped: dict[int, int] = {}
         for index, (_, *others) in enumerate(several):
             if others:
                 further = [self._add(index, texts[within(path)]) for path in others]
                 self.variants[index] = [index, *further]
-            if (path := empty[index]) is not None:
-                self.dropped[index] = self._add(index, texts[within(path)])
 
     def _add(self, index: int, text: Stored) -> int:
         self.examples.append(self.examples[index]._replace(text=text))

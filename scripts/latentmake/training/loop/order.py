@@ -50,21 +50,6 @@ class Prompt(BaseModel):
     text: str
 
 
-class TextSchedule(BaseModel):
-    """Dependence of a dataset's caption variants on the step.
-
-    Attributes:
-        token_warmup_step: until this step (below 1: this share of all) the first half of the
-            variants are used, one after the other; afterwards the others.
-        caption_dropout_every_n_epochs: in each epoch whose number (from 1) is a multiple of it, the
-            empty caption replaces all; 0 for none.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    token_warmup_step: float = 0.0
-    caption_dropout_every_n_epochs: int = 0
-
-
 class TrainingOrder(RunOrder):
     """Everything that a trainer of ours needs to know; a subclass has its `kind` and network.
 
@@ -95,7 +80,6 @@ class TrainingOrder(RunOrder):
     negative: str | None
     sample_size: tuple[int, int]
     trainer: LoopTrainer
-    texts: dict[str, TextSchedule] = Field({})
     validates: int | None = None
     kept: list[str] = Field([])
 
@@ -153,13 +137,11 @@ class TrainingOrder(RunOrder):
             for key, value in shaping(self.trainer, "weights").items()
             if value != former.get(key, fields[key].default)
         }
-        texts = {name: each.model_dump() for name, each in self.texts.items()}
-        return digest.of_value([settings | gone, *([texts] if texts else [])])
+        return digest.of_value([settings | gone])
 
     def settings(self) -> dict[str, object]:
         """Return all settings that shape the weights, by name."""
-        texts = {f"captions of {name}": each for name, each in self.texts.items()}
-        return shaping(self.trainer, "weights") | texts
+        return shaping(self.trainer, "weights")
 
     def chosen(self) -> Iterable[str]:
         """Return the names of the trainer's settings that are no defaults."""

@@ -16,7 +16,6 @@ from latentmake.plan.target import prompt_path
 from latentmake.training.backend import Backend, Finding, refuse_failed
 from latentmake.training.loop.order import (
     Prompt,
-    TextSchedule,
     TrainingOrder,
     as_trained,
     check_settings,
@@ -182,12 +181,6 @@ def order_values(facts: Facts, name: str, trainer: LoopTrainer) -> dict[str, Any
     size = samples.resolution or run.resolutions[0]
     text = partial(prompt_path, facts.config, run.model)
     guided = trainer.draws and samples.guidance_scale > 1
-    makings = ((dataset, facts.config.datasets[dataset].captions) for dataset in run.datasets)
-    schedules = (
-        (dataset, making.token_warmup_step, making.caption_dropout_every_n_epochs)
-        for dataset, making in makings
-        if making
-    )
     return {
         **own,
         "resumed": resumed(facts, trainer, Path(own["output"])),
@@ -197,9 +190,4 @@ def order_values(facts: Facts, name: str, trainer: LoopTrainer) -> dict[str, Any
         "sample_size": (size.width, size.height),
         "trainer": trainer,
         "validates": run.validation and run.validation.every,
-        "texts": {
-            dataset: TextSchedule(token_warmup_step=warms, caption_dropout_every_n_epochs=drops)
-            for dataset, warms, drops in schedules
-            if warms or drops
-        },
     }

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
-from math import floor
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
@@ -30,10 +29,9 @@ from accelerate.utils import (
 from latentmake import digest
 from latentmake.caches.encoders.device import pick_device
 from latentmake.config.trainers import LoopTrainer
-from latentmake.data.texts import warming
 from latentmake.errors import TrainingError
 from latentmake.training.loop.caches import Batch, Caches, CacheTensors, Stored, copied
-from latentmake.training.loop.order import TextSchedule, TrainingOrder, refuse_sharded
+from latentmake.training.loop.order import TrainingOrder, refuse_sharded
 
 _Order = TypeVar("_Order", bound=TrainingOrder)
 
@@ -199,15 +197,10 @@ class BatchOrder:
 
 @dataclass(frozen=True)
 class Variants:
-    """Batches in which variants of their captions take the place of examples.
-
-    Variants of a dataset with a schedule depend on the step; others may come at any time.
-    """
+    """Batches in which variants of their captions take the place of examples."""
 
     caches: Caches
-    schedules: dict[str, TextSchedule]
     order: BatchOrder
-    steps: int
     seed: int
 
     def batches(self, process: int, first: int, last: int) -> Iterator[list[int]]:
@@ -221,27 +214,8 @@ class Variants:
         random = generator(self.seed, "variant", step, process, part)
         # One number for each example, whether it is used or not: no other example's depends on it.
         draws = torch.rand(len(batch), generator=random, dtype=torch.float64).tolist()
-        return [self._one(index, draw, step) for index, draw in zip(batch, draws, strict=True)]
-
-    def _one(self, index: int, draw: float, step: int) -> int:
-        caches = self.caches
-        schedule = self.schedules.get(caches.rows[index].dataset, TextSchedule())
-        every = schedule.caption_dropout_every_n_epochs
-        if every and index in caches.dropped:
-            epoch = floor(self.order.epoch(step - 1)) + 1
-            if epoch % every == 0:
-                return caches.dropped[index]
-        variants = caches.variants.get(index)
-        if variants is None:
-            return index
-        until = schedule.token_warmup_step
-        until = floor(until * self.steps) if until < 1 else until
-        if schedule.token_warmup_step > 0:
-            warm = warming(len(variants))
-            if step - 1 < until:
-                return variants[int((step - 1) / until * warm)]
-            variants = variants[warm:]
-        return variants[int(draw * len(variants))]
+        several = [self.caches.variants.get(index, [index]) for index in batch]
+        return [each[int(draw * len(each))] for each, draw in zip(several, draws, strict=True)]
 
 
 _HELD_OUT = 4  # timesteps of a held-out item

@@ -113,9 +113,7 @@ class Training:
             self.steps = max(1, math.ceil(round(settings.epochs / self.batch_order.epoch(1), 6)))
         if settings.step_limit is not None:
             self.steps = min(self.steps, settings.step_limit)
-        self.variants = Variants(
-            caches, order.texts, self.batch_order, steps=self.steps, seed=settings.seed
-        )
+        self.variants = Variants(caches, self.batch_order, seed=settings.seed)
         network = recipe.make_network(
             channels=caches.channels, text_width=caches.text_width, dtype=self.dtype
         )

@@ -353,23 +353,6 @@ def test_caches_go_when_they_are_no_longer_published_and_come_back() -> None:
     assert files(folder) == before
 
 
-def test_folders_are_named_by_a_pattern() -> None:
-    order = with_publish(order_of(), folder="{run}_{height}p_{dataset}")
-    fill(order, STEMS)
-    folder, _ = published(order)
-    assert (folder / "gove-1.0_832p_gove_cache/a_wan_te.safetensors").is_file()
-    blocks = tomllib.loads((folder / "gove-1.0_linux.toml").read_text())["datasets"]
-    directories = [block["image_directory"] for block in blocks]
-    assert directories == [f"{folder}/gove-1.0_{height}p_gove" for height in (256, 832)]
-    with pytest.raises(ConfigError, match=r"publish\.folder.* one folder, gove"):
-        published(with_publish(order_of(), folder="{dataset}"))
-    with pytest.raises(ConfigError, match="named like one of caches"):
-        published(with_publish(order_of(), folder="{resolution}_cache"))
-    for pattern in ("{stem}", "a/{dataset}", "../{dataset}", "{dataset", "{dataset!r}", " "):
-        with pytest.raises(ValueError, match="folder"):
-            Publish(folder=pattern)
-
-
 def test_paths_among_further_arguments_have_each_systems_name(tmp_path: Path) -> None:
     put("prompts.txt", "a cat")
     maps = [{"linux": str(tmp_path), "windows": "D:/training"}]

@@ -15,7 +15,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from hypothesis import given
 from hypothesis import strategies as st
 from latentmake.caches.encoders.projection import load_projection, write_projection
-from latentmake.config.trainers import Samples, SdTrainer
+from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError, UserError
 from latentmake.index.memo import Memo
@@ -535,21 +535,3 @@ def test_a_checkpoint_of_another_configuration_is_refused(
         make_training(other).run()
     assert str(kept.folder) in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_prompts_are_read_from_a_file_a_line_each(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.txt"
-    path.write_text("\ufeffa red circle\n\n  two blue squares \n", encoding="utf-8")
-    samples = Samples.model_validate({"prompt_file": str(path)})
-    assert samples.prompts == ["a red circle", "two blue squares"]
-    assert Samples.model_validate_json(samples.model_dump_json()) == samples
-    with pytest.raises(ValidationError, match="leave one out"):
-        Samples.model_validate({"prompt_file": str(path), "prompts": ["x"]})
-    path.write_text("\n")
-    with pytest.raises(ValidationError, match="holds no prompt"):
-        Samples.model_validate({"prompt_file": str(path)})
-    path.write_bytes(b"\xff\xfea\x00")
-    with pytest.raises(ValidationError, match=r"is not UTF-8 \(byte 1\): save it as UTF-8"):
-        Samples.model_validate({"prompt_file": str(path)})
-    with pytest.raises(ValidationError, match=r"none\.txt cannot be read \(No such file or dir"):
-        Samples.model_validate({"prompt_file": str(tmp_path / "none.txt")})

@@ -54,7 +54,6 @@ def cats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data").mkdir()
     Image.new("RGB", (64, 64)).save(tmp_path / "data/a.png")
     (tmp_path / "data/a.txt").write_text("a caption")
-    (tmp_path / "prompts.txt").write_text("one\n\n two \n")
 
 
 def order_of(
@@ -134,7 +133,7 @@ def test_keys_of_clips_are_those_of_earlier_releases() -> None:
 
 
 CHANGES: dict[str, Any] = {
-    "prompts": ["another"], "prompt_file": "prompts.txt", "negative_prompt": "dark", "videos": 2,
+    "prompts": ["another"], "negative_prompt": "dark", "videos": 2,
     "frames": 5, "resolution": 48, "num_inference_steps": 3, "guidance_scale": 1.0,
     "flow_shift": 4.0, "scheduler": "euler", "seed": 9, "fps": 8, "base": False,
     "image": "data/a.png", "lora": "lora", "lora_strength": 0.5,
@@ -154,7 +153,7 @@ def test_each_key_changes_the_clips() -> None:
     usual = keys(order_of(prompts=["a wave"]))
     assert len(usual) == 2
     for key, value in CHANGES.items():
-        given = {key: value} if key == "prompt_file" else {"prompts": ["a wave"], key: value}
+        given = {"prompts": ["a wave"], key: value}
         run = {"model": "i2v"} if key == "image" else None
         assert keys(order_of(run, **given)) != usual, key
     bases = [
@@ -181,10 +180,6 @@ def test_a_lora_that_cannot_be_drawn_with_is_one_line() -> None:
         check(f"lora/{file}", "a", "b")
 
 
-def test_prompts_come_from_a_file_a_line_each() -> None:
-    assert [each.prompt for each in order_of(prompt_file="prompts.txt").prompts] == ["one", "two"]
-
-
 def test_without_guidance_there_is_no_negative_prompt() -> None:
     order = order_of(prompts=["a"], guidance_scale=1, negative_prompt="dark")
     assert order.negative is None and order.settings.negative_prompt == ""
@@ -208,8 +203,6 @@ def test_image_to_video_needs_a_picture_and_others_take_none() -> None:
     [
         ({"prompts": ["a", "a"]}, "names a prompt twice"),
         ({"prompts": ["\n"]}, "empty prompt"),
-        ({"prompts": ["a"], "prompt_file": "prompts.txt"}, "both"),
-        ({"prompt_file": "gone.txt"}, "gone.txt cannot be read"),
         ({"frames": 4}, "use 1 or 5"),
         ({"frames": 82}, "use 81 or 85"),
         ({"resolution": [40, 32]}, "use 32 or 48"),
@@ -229,8 +222,8 @@ def test_a_mistake_names_its_key_and_the_hint(given: dict[str, Any], words: str)
     assert "\n" not in str(caught.value)
 
 
-def test_a_prompt_of_the_command_line_may_be_a_number() -> None:
-    config = parse({**CONFIG, "prompt": 2001})
+def test_a_prompt_of_the_command_line_takes_the_place_of_others() -> None:
+    config = parse({**CONFIG, "prompt": "2001"})
     assert config.generation(config.runs["first"]).prompts == ["2001"]
     with pytest.raises(ConfigError, match=r"prompt: .*empty prompt"):
         parse({**CONFIG, "prompt": ""})

@@ -1,0 +1,27 @@
+"""Rules publish_*, export_* and clips_*: write what other programs read of a run."""
+
+import sys
+
+sys.path.insert(0, snakemake.scriptdir)  # before any other installed copy of the package
+
+from pathlib import Path
+
+from latentmake.entry import logged
+
+with logged(snakemake.log[0]) as say:
+    order, word = Path(snakemake.input.order), snakemake.params.word
+    if word == "publish":
+        from latentmake import backends
+
+        backends.of_order(order).publish(order, say)
+    elif word == "export":
+        from latentmake.exchange.export import ExportOrder, export
+
+        exported = ExportOrder.model_validate_json(order.read_bytes())
+        export(exported, say=say, threads=snakemake.threads)
+    else:
+        from latentmake.exchange.clip_files import ClipsOrder
+        from latentmake.exchange.cut_clips import cut
+
+        clips = ClipsOrder.model_validate_json(order.read_bytes())
+        cut(clips, say=say, threads=snakemake.threads)
