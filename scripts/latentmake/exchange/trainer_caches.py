@@ -69,8 +69,6 @@ Tensors = dict[str, _Tensor]
 class TrainerCaches:
     """Files in some folders of datasets; see `adoption.Format`."""
 
-    careful = True
-
     def __init__(self, run: str, named: Mapping[str, Sequence[str]]) -> None:
         """Take the folders of a run's datasets, each as its `adopt_from` names them.
 
@@ -94,12 +92,12 @@ class TrainerCaches:
         """Whether a dataset names folders."""
         return order.dataset in self._folders
 
-    def candidates(self, order: Order, work: Work, target: Target) -> Iterator[dict[str, Path]]:
+    def candidates(self, order: Order, work: Work, target: Target) -> Iterator[list[Path]]:
         """Yield the files of the folders that may be a target."""
         for folder in self._folders[order.dataset]:
             for name in _names(order, work.item.stem, target):
                 if (path := Path(folder, name)).is_file():
-                    yield {str(path): path}
+                    yield [path]
 
     def check(
         self, files: Mapping[Path, bytes], order: Order, reading: Reading, target: Target, key: str

@@ -218,7 +218,7 @@ def _reason(
     if model not in parts:
         return f"{root}/{model}", f"no run of {dataset} has the model {model}"
     if others[0] == ADOPTED:
-        return None
+        return f"{root}/{model}", "notes of an earlier release"
     if others[0] not in parts[model]:
         return f"{root}/{model}/{others[0]}", f"no run needs {others[0]} of it"
     layout = facts.layout(model)
