@@ -137,7 +137,7 @@ def found_in(folder: Path) -> list[Found]:
     """
     if folder.is_file():
         hint = "name the folder of the images or videos"
-        if folder.suffix.lower() in (".toml", ".json"):
+        if folder.suffix.lower() == ".toml":
             hint = f"for a dataset file of another trainer run `latentmake import {folder}`"
         raise DatasetError("is a file, not a folder", where=folder, hint=hint)
     if not folder.is_dir():
