@@ -14,10 +14,10 @@ from latentmake.caches.inputs import Reading, caption_of
 from latentmake.errors import CacheError, ConfigError
 from latentmake.exchange.adoption import OtherSizeError, OutdatedError, header_of
 from latentmake.exchange.export import from_bytes, named_files
-from latentmake.exchange.shapes import Latents, Text, latents_shape, unknown_shape
 from latentmake.files import cachefile
 from latentmake.geometry.buckets import Size
 from latentmake.layouts import layout
+from latentmake.models.shapes import Latents, Text, latents_shape, unknown_shape
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target

@@ -24,10 +24,10 @@ from safetensors import SafetensorError, safe_open
 from latentmake import digest
 from latentmake.data.item import IMAGE_EXTENSIONS
 from latentmake.errors import CacheError, ConfigError, StorageError
-from latentmake.exchange.shapes import Text, text_shape, unknown_shape
 from latentmake.files import atomic, cachefile
 from latentmake.files.safetensors import parse_head
 from latentmake.layouts import layout
+from latentmake.models.shapes import Text, text_shape, unknown_shape
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import rows_of, run_folder
 from latentmake.progress import Progress

@@ -20,12 +20,12 @@ from latentmake import digest
 from latentmake.caches.inputs import Reading, caption_of, stored_size
 from latentmake.errors import CacheError, ConfigError
 from latentmake.exchange.adoption import OutdatedError
-from latentmake.exchange.shapes import latents_shape, text_width
 from latentmake.files import npz
 from latentmake.files.cachefile import CAPTION, head_of
 from latentmake.files.safetensors import parse_head
 from latentmake.geometry.buckets import crop_ltrb
 from latentmake.layouts.layout import array_name, frames_and_sides
+from latentmake.models.shapes import latents_shape, text_width
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target
 

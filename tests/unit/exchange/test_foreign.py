@@ -24,11 +24,11 @@ from latentmake.exchange import adoption
 from latentmake.exchange.adoption import STATES, adopt
 from latentmake.exchange.ai_training import AiTraining, plan_adopt
 from latentmake.exchange.export import ExportOrder, export, plan_export
-from latentmake.exchange.shapes import Latents, Text, Tokens
 from latentmake.files import cachefile
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo, source_stat, target_stat
 from latentmake.layouts.layout import layout_of
+from latentmake.models.shapes import Latents, Text, Tokens
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import FOLDER, Order, Work
 from latentmake.plan.receipts import read_receipt
