@@ -102,16 +102,8 @@ class Found(NamedTuple):
         Args:
             fps: frames a second that the model knows.
         """
-        lengths = self._lengths(fps) or [1]
+        lengths = sorted(int(n * min(1.0, fps / rate) if rate else n) for n, rate in self.clips)
         return max(1, (min(lengths[len(lengths) // 10], _LONGEST) - 1) // 4 * 4 + 1)
-
-    def _lengths(self, fps: float) -> list[int]:
-        return sorted(int(n * min(1.0, fps / rate) if rate else n) for n, rate in self.clips)
-
-    def shorter(self, fps: float, frames: int) -> int:
-        """Return how many videos have fewer frames than a clip, about."""
-        short = sum(length < frames for length in self._lengths(fps))
-        return round(short * self.items / max(1, len(self.clips)))
 
 
 def slug(name: str) -> str:

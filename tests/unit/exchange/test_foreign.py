@@ -455,16 +455,6 @@ def test_what_we_did_not_write_is_left(theirs: bytes) -> None:
     assert body(path) == body(Path("data/a.img_sdxl"))
 
 
-@pytest.mark.usefixtures("adopted")
-def test_a_file_of_somebody_else_that_holds_just_that_is_left_in_peace() -> None:
-    path = Path("out/cats/a.img_sdxl")
-    path.parent.mkdir(parents=True)
-    path.write_bytes(content(LATENTS, [4, 2, 2]))
-    before = path.stat().st_ctime_ns
-    assert sorted(write_out()) == [1, 1]
-    assert path.stat().st_ctime_ns == before
-
-
 # -- what is refused at once ----------------------------------------------------------------------
 
 
