@@ -19,14 +19,14 @@ from latentmake import digest
 from latentmake.caches.pixels import plain
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import parse
-from latentmake.errors import CacheError, ConfigError
+from latentmake.errors import ConfigError
 from latentmake.exchange import adoption
 from latentmake.exchange.adoption import STATES, adopt
 from latentmake.exchange.ai_training import AiTraining, plan_adopt
 from latentmake.exchange.export import ExportOrder, export, plan_export
 from latentmake.files import cachefile
 from latentmake.geometry.buckets import Size
-from latentmake.index.memo import Memo, source_stat, target_stat
+from latentmake.index.memo import Memo
 from latentmake.layouts.layout import layout_of
 from latentmake.models.shapes import Latents, Text, Tokens
 from latentmake.plan.facts import Facts
@@ -233,20 +233,6 @@ def test_several_text_encoders_are_adopted_together_or_not_at_all() -> None:
     assert write_out((T5, CLIP), folder=None, ending=None) == [2]
 
 
-def test_a_receipt_tells_what_was_read_and_made() -> None:
-    work = image()
-    put(LATENTS, content(LATENTS, [4, 2, 2]))
-    run(work)
-    (path,) = FOLDER.glob("adopted-*-0.receipt.json")
-    receipt = read_receipt(path)
-    source, path = Path("data/a.png"), Path(cache("16"))
-    assert receipt.sources == {
-        str(source): [*source_stat(source.stat()), digest.of_file(source), 20, 16, True]
-    }
-    key = cachefile.read_header(path).key
-    assert receipt.targets == {str(path): [*target_stat(path.stat()), key]}
-
-
 def test_an_item_without_a_caption_file_may_be_adopted() -> None:
     Path("data").mkdir()
     put(T5, content(T5, [1, 8]))
@@ -284,7 +270,6 @@ def test_latents_fit_just_where_encoding_would_give_their_shape(
 
 UNFIT: dict[str, tuple[str, bytes, str]] = {
     "empty": (LATENTS, b"", "is cut short or no safetensors file"),
-    "cut short": (LATENTS, content(LATENTS, [4, 2, 2])[:-1], "is cut short"),
     "no safetensors": (T5, b"\x80\x04pickled, and never unpickled", "no safetensors file"),
     "another name": (LATENTS, safetensors(latents=("F32", [1], b"1234")), "holds `latents`"),
     "two tensors": (
@@ -300,14 +285,11 @@ UNFIT: dict[str, tuple[str, bytes, str]] = {
     ),
     "another format of text": (T5, content(T5, [3, 8], dtype="F32"), "is in float32, not in"),
     "too many channels": (LATENTS, content(LATENTS, [16, 2, 2]), "is [16, 2, 2] and not [4, 2, 2]"),
-    "one of a batch": (LATENTS, content(LATENTS, [1, 4, 2, 2]), "is [1, 4, 2, 2]"),
     "infinite": (LATENTS, content(LATENTS, [4, 2, 2], float("inf")), "not finite"),
     "no number": (T5, content(T5, [3, 8], float("nan")), "not finite"),
     "zero": (LATENTS, content(LATENTS, [4, 2, 2], 0.0), "nothing but zeros"),
-    "no tokens": (T5, content(T5, [0, 8]), "nothing but zeros"),
     "too many tokens": (T5, content(T5, [7, 8]), "is [7, 8] and not [1 to 6, 8]"),
     "another width": (T5, content(T5, [3, 16]), "is [3, 16]"),
-    "no matrix": (T5, content(T5, [8]), "is [8]"),
 }
 
 
@@ -346,14 +328,6 @@ def test_a_faulty_image_is_named_and_its_latents_stay_out(spoilt: bytes | None) 
     path.unlink() if spoilt is None else path.write_bytes(spoilt)
     assert run(work, say=said.append) == [0, 0, 0, 1, 0]
     assert said[0].startswith("not adopted: data/a.png: ")
-
-
-def test_one_file_that_does_not_fit_stops_no_other() -> None:
-    paths = {stem: put_image(Path(f"data/{stem}.png"), (1, 2, 3)) for stem in "abc"}
-    work = order("latents", dict(paths))
-    put(LATENTS, content(LATENTS, [4, 2, 2]), "a")
-    put(LATENTS, b"", "b")
-    assert run(work) == [1, 0, 1, 1, 0]
 
 
 def test_a_file_that_was_replaced_since_is_not_linked_again(
@@ -408,51 +382,6 @@ def test_what_was_edited_after_the_plan_is_not_adopted() -> None:
     items = tuple(item._replace(content=digest.of_bytes(b"a cat")) for item in work.items)
     assert run(dataclasses.replace(work, items=items), say=said.append) == [0, 0, 0, 0, 1]
     assert "data/a.txt: was edited just now" in said[0]
-
-
-# -- export ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def adopted() -> None:
-    """The caches of the one item `a`."""
-    works = image(), caption()
-    put(LATENTS, content(LATENTS, [4, 2, 2]))
-    put(T5, content(T5, [3, 8]))
-    run(*works)
-
-
-@pytest.mark.usefixtures("adopted")
-def test_an_export_is_written_once() -> None:
-    assert write_out() == [2]
-    said: list[str] = []
-    write_out(say=said.append)
-    assert said == ["cats: 0 written, 2 up to date, 0 left, for they are not ours"]
-
-
-@pytest.mark.usefixtures("adopted")
-def test_what_we_exported_before_is_replaced() -> None:
-    write_out()
-    Path(cache("text")).unlink()
-    Path("data/a.txt_t5cache").write_bytes(content(T5, [2, 8], 3.0))
-    assert run(caption(text="a dog")) == [1, 0, 0, 0, 0]
-    assert write_out() == [1, 1]
-    (tensor,) = load_file("out/cats/a.txt_t5cache").values()
-    assert tensor.shape == (2, 8)
-
-
-@pytest.mark.usefixtures("adopted")
-@pytest.mark.parametrize("theirs", [content(LATENTS, [4, 2, 2], 7.0), b"something else"])
-def test_what_we_did_not_write_is_left(theirs: bytes) -> None:
-    path = Path("out/cats/a.img_sdxl")
-    path.parent.mkdir(parents=True)
-    path.write_bytes(theirs)
-    with pytest.raises(CacheError, match="1 files are not of latentmake's making"):
-        write_out()
-    assert path.read_bytes() == theirs
-    assert Path("out/cats/a.txt_t5cache").is_file()
-    write_out(overwrite=True)
-    assert body(path) == body(Path("data/a.img_sdxl"))
 
 
 # -- what is refused at once ----------------------------------------------------------------------

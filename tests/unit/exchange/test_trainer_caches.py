@@ -179,15 +179,6 @@ def test_what_musubi_tuner_made_is_fresh_after_adoption_and_a_second_one_does_no
     assert run.stale() == {}
 
 
-def test_of_each_folder_the_files_of_its_resolution_are_taken() -> None:
-    run = z_image()
-    put_all()
-    run.adopt()
-    for side in (64, 128):
-        (name,) = load_file(f"cache/cats/big/{side}/bee_0064x0064_zi.safetensors")
-        assert name == f"latents_1x{side // 8}x{side // 8}_float32"
-
-
 def test_a_caption_edited_afterwards_is_stale_alone_and_its_old_file_is_not_taken() -> None:
     run = z_image()
     put_all()
