@@ -131,8 +131,6 @@ class _Batch:
         reading = Reading(work)
         try:
             identify(self._order, self._recipe, reading)
-            if work.content not in (None, reading.content):
-                raise OutdatedError("was edited just now", where=work.item.name)
         except (CacheError, SourceError, OSError) as error:
             return [_refused(error, work.item.name)] * len(candidates)
         self.sources |= reading.sources
@@ -186,8 +184,7 @@ class _Batch:
             raise OutdatedError(what, hint=hint)
         with self._lock:
             made = self._made.get((key, adopted))
-        held = None if made is None else header_of(made)
-        if made is not None and held is not None and held.key == key:  # no job replaced it
+        if made is not None:
             atomic.link(made, Path(target.path))
         else:
             view = reading.placing.get(key, "")

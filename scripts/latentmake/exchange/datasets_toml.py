@@ -23,7 +23,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
 from latentmake.config.root import parse
-from latentmake.errors import ConfigError, nearest
+from latentmake.errors import ConfigError, nearest, unreadable
 from latentmake.files import atomic
 from latentmake.layouts.layout import layout_of
 
@@ -261,8 +261,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
-        what = f"cannot be read ({error.strerror})"
-        raise ConfigError(what, where=path, hint="check the path") from None
+        raise unreadable(error, path) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"is not TOML: {error}", where=path, hint="correct it") from None
 

@@ -130,8 +130,7 @@ def _names(order: Order, stem: str, target: Target) -> Iterator[str]:
         return
     if layout.npz and not spec.sized_arrays and spec.encodes:
         yield f"{stem}{_OLD}"  # which sd-scripts prefers
-    folder = layout.folder(order.dataset, order.model, target.part)
-    path = target.path
+    folder, path = layout.folder(order.dataset, order.model, target.part), target.path
     yield path.removeprefix(f"{folder}/") if layout.npz else path.rpartition("/")[2]
 
 

@@ -270,7 +270,7 @@ def test_a_mistake_is_one_line(name: str) -> None:
 def test_a_file_that_is_none_is_one_line(file: str, data: bytes | None, word: str) -> None:
     if data is not None:
         Path(file).write_bytes(data)
-    with pytest.raises(ConfigError, match=r"\A[^\n]+\Z") as caught:
+    with pytest.raises(UserError, match=r"\A[^\n]+\Z") as caught:
         imported(Path(file), "cats")
     assert word in str(caught.value)
 

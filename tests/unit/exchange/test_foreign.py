@@ -20,7 +20,6 @@ from latentmake.caches.pixels import plain
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import parse
 from latentmake.errors import ConfigError
-from latentmake.exchange import adoption
 from latentmake.exchange.adoption import STATES, adopt
 from latentmake.exchange.ai_training import AiTraining, plan_adopt
 from latentmake.exchange.export import ExportOrder, export, plan_export
@@ -30,9 +29,7 @@ from latentmake.index.memo import Memo
 from latentmake.layouts.layout import layout_of
 from latentmake.models.shapes import Latents, Text, Tokens
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import FOLDER, Order, Work
-from latentmake.plan.receipts import read_receipt
-from latentmake.plan.target import Target
+from latentmake.plan.orders import Order
 from order_world import order, put_image, silent, target
 from safetensors.torch import load_file
 from xxhash import xxh3_128_hexdigest
@@ -330,26 +327,6 @@ def test_a_faulty_image_is_named_and_its_latents_stay_out(spoilt: bytes | None) 
     assert said[0].startswith("not adopted: data/a.png: ")
 
 
-def test_a_file_that_was_replaced_since_is_not_linked_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    theirs = AiTraining.candidates
-
-    def candidates(form: AiTraining, order: Order, work: Work, target: Target) -> Any:
-        if work.item.stem == "b":
-            Path(cache("16")).write_bytes(b"of another job")
-        return theirs(form, order, work, target)
-
-    monkeypatch.setattr(adoption, "_LEAST_THREADS", 1)
-    monkeypatch.setattr(AiTraining, "candidates", candidates)
-    work = order("latents", {stem: put_image(Path(f"data/{stem}.png"), (1, 2, 3)) for stem in "ab"})
-    for stem in "ab":
-        put(LATENTS, content(LATENTS, [4, 2, 2]), stem)
-    assert run(work) == [2, 0, 0, 0, 0]
-    (key,) = {target[-1] for target in read_receipt(*FOLDER.glob("adopted-*")).targets.values()}
-    assert cachefile.read_header(target("b", "16").path).key == key
-
-
 # -- what is of other content ---------------------------------------------------------------------
 
 
@@ -374,14 +351,6 @@ def test_an_exported_file_is_adopted_for_its_own_content_alone() -> None:
     shutil.move("out/cats/a.txt_t5cache", "data/a.txt_t5cache")
     assert run(caption(text="a dog")) == [0, 0, 0, 0, 1]
     assert run(caption()) == [1, 0, 0, 0, 0]
-
-
-def test_what_was_edited_after_the_plan_is_not_adopted() -> None:
-    work, said = caption(), list[str]()
-    put(T5, content(T5, [3, 8]))
-    items = tuple(item._replace(content=digest.of_bytes(b"a cat")) for item in work.items)
-    assert run(dataclasses.replace(work, items=items), say=said.append) == [0, 0, 0, 0, 1]
-    assert "data/a.txt: was edited just now" in said[0]
 
 
 # -- what is refused at once ----------------------------------------------------------------------

@@ -474,10 +474,3 @@ def test_folders_that_are_none_are_one_line(folders: list[str], words: list[str]
     with pytest.raises(ConfigError, match=r"\A[^\n]+; [^\n]+\Z") as caught:
         run.adopt()
     assert all(word in str(caught.value) for word in words)
-
-
-def test_caches_of_our_own_layout_have_no_such_folder() -> None:
-    put_models()
-    values = Run({"vae": "models/vae", "text": "models/one"}, [64]).values
-    with pytest.raises(ConfigError, match=r"datasets.cats.adopt_from: only caches of the layout"):
-        parse(values)
