@@ -81,7 +81,7 @@ def _main(
 
 for _panel, _words in (
     (_BEGIN, "init import_"),
-    (_LOOK, "status explain check verify captions report compare show doctor"),
+    (_LOOK, "status explain check verify captions report compare doctor"),
     (_KEEP, "prune adopt"),
 ):
     for _name in _words.split():

@@ -59,7 +59,7 @@ def foreign_files(project: Project) -> dict[str, tuple[bytes, int]]:
 
 
 def caches(project: Project) -> list[str]:
-    """Return the cache files, without the record of what was adopted."""
+    """Return the cache files, without what a killed job left."""
     return [name for name in project.cache_files() if name.endswith(".safetensors")]
 
 
@@ -129,13 +129,14 @@ def test_after_adoption_an_edit_is_encoded_and_its_file_never_adopted_again(
     assert result.encoded() == Counts(encoded=1)
     assert project.changed(before) == NOTHING._replace(content=text)
 
-    caption.write_text("a third circle")  # what was encoded says nothing of an adoption any more
+    caption.write_text("a third circle")
     assert summary(project.ask("adopt", "tiny")) == [0, 11, 0, 0, 1]
 
     write_foreign(project / "data/shapes/cat.txt_clipl", "emb", embedding(99))
+    (name,) = text
+    (project / name).unlink()
     assert summary(project.ask("adopt", "tiny")) == [1, 11, 0, 0, 0]
     assert project.run("caches_tiny").encoded() == Counts()
-    (name,) = text
     assert np.array_equal(cached(project, name).numpy(), embedding(99))
 
 

@@ -16,7 +16,6 @@ ASKING = [
     ("explain", "data/shapes/ant.png"),
     ("check",),
     ("verify",),
-    ("show", "runs/tiny/dataset.lock"),
     ("doctor",),
     ("prune", "--json"),
     ("captions", "tiny"),

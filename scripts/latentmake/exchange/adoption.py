@@ -1,87 +1,31 @@
-"""Adoption of other programs' cache files in place of encoding, and its record.
+"""Adoption of other programs' cache files in place of encoding.
 
 That the model's encoders made a file from its item's present content is the user's word; what can
-be checked is. Files are written atomically, so a killed adoption resumes.
-
-The record says which content each file was adopted for. A cache file's header does so too, until an
-edit has it encoded again. The record remains: after a further edit the other program's file, still
-of the first content, is not adopted for the new one.
+be checked is. Files are written atomically, so a killed adoption resumes. A cache file of other
+content, whose item was edited since, is not replaced: the other program's file may be as old.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
 from latentmake import digest
 from latentmake.caches.inputs import Reading
 from latentmake.caches.reading import identify
-from latentmake.errors import CacheError, SourceError, storage_error
+from latentmake.errors import CacheError, SourceError
 from latentmake.files import atomic, cachefile
-from latentmake.files.workspace import ADOPTED as RECORD
 from latentmake.index.memo import target_stat
 from latentmake.plan.orders import FOLDER, Order, Work
 from latentmake.plan.receipts import Receipt
 from latentmake.plan.target import Target
 from latentmake.progress import Progress
-
-_DIGITS = 20  # of each digest
-
-
-class Record(AbstractContextManager["Record"]):
-    """A text file of lines: name, digest of the file, digest of the source, with tabs between.
-
-    A line is written before its cache file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lock = threading.Lock()
-        self._known: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
-        data = path.read_bytes() if path.is_file() else b""
-        for line in data.decode("utf-8", "replace").splitlines():
-            name, *digests = line.split("\t")
-            if len(digests) == 2:
-                self._known[name, digests[0]].add(digests[1])
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab", buffering=0)
-            if data and not data.endswith(b"\n"):
-                self._file.write(b"\n")  # a killed writer's last line
-        except OSError as error:
-            raise storage_error(error, path) or error from None
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def is_of_other(self, name: str, file: str, source: str) -> bool:
-        """Whether a file of this digest was adopted for other content and never for this."""
-        with self._lock:
-            known = self._known.get((name, file[:_DIGITS]), set())
-            return bool(known) and source[:_DIGITS] not in known
-
-    def note(self, name: str, file: str, source: str) -> None:
-        """Note that a file is adopted for some content.
-
-        Raises:
-            StorageError: the disk is full or cannot be written.
-        """
-        file, source = file[:_DIGITS], source[:_DIGITS]
-        with self._lock:
-            if source in self._known[name, file]:
-                return
-            try:
-                self._file.write(f"{name}\t{file}\t{source}\n".encode())
-            except OSError as error:
-                raise storage_error(error, self._path) or error from None
-            self._known[name, file].add(source)
-
 
 STATES = ("adopted", "fresh already", "without a foreign file", "unfit", "out of date")
 ADOPTED, FRESH, WITHOUT, UNFIT, OUTDATED = STATES
@@ -99,15 +43,11 @@ class OtherSizeError(CacheError):
 class Format(Protocol):
     """Caches of another program."""
 
-    @property
-    def careful(self) -> bool:
-        """Whether a file that may be older never replaces a cache file of other content."""
-
     def takes(self, order: Order) -> bool:
         """Whether targets of an order can be adopted."""
 
-    def candidates(self, order: Order, work: Work, target: Target) -> Iterator[dict[str, Path]]:
-        """Yield files that together may be a target, by their names in the record."""
+    def candidates(self, order: Order, work: Work, target: Target) -> Iterator[list[Path]]:
+        """Yield files that together may be a target."""
 
     def check(
         self, files: Mapping[Path, bytes], order: Order, reading: Reading, target: Target, key: str
@@ -150,12 +90,8 @@ def adopt(
         Progress(total=count, desc="adopting", unit="target") as progress,
     ):
         stack.callback(pool.shutdown, cancel_futures=True)
-        records: dict[Path, Record] = {}
         for number, order in enumerate(orders):
-            path = Path(f"cache/{order.dataset}/{order.model}", RECORD)
-            if path not in records:
-                records[path] = stack.enter_context(Record(path))
-            batch = _Batch(order, form, records[path])
+            batch = _Batch(order, form)
             counts: Counter[str] = Counter()
             for work, states in zip(order.items, pool.map(batch.adopt, order.items), strict=True):
                 for line in dict.fromkeys(line for _, line in states if line):
@@ -176,12 +112,11 @@ class _Batch:
         targets: path -> stat and key of written targets.
     """
 
-    def __init__(self, order: Order, form: Format, record: Record) -> None:
+    def __init__(self, order: Order, form: Format) -> None:
         self.sources: dict[str, list[Any]] = {}
         self.targets: dict[str, list[Any]] = {}
         self._order = order
         self._form = form
-        self._record = record
         self._recipe = digest.of_value(order.recipe)
         self._made: dict[tuple[str, str], Path] = {}
         self._lock = threading.Lock()
@@ -196,15 +131,13 @@ class _Batch:
         reading = Reading(work)
         try:
             identify(self._order, self._recipe, reading)
-            if work.content not in (None, reading.content):
-                raise OutdatedError("was edited just now", where=work.item.name)
         except (CacheError, SourceError, OSError) as error:
             return [_refused(error, work.item.name)] * len(candidates)
         self.sources |= reading.sources
         return [self._adopt(target, reading, several) for target, several in candidates.items()]
 
     def _adopt(
-        self, target: Target, reading: Reading, candidates: list[dict[str, Path]]
+        self, target: Target, reading: Reading, candidates: list[list[Path]]
     ) -> tuple[str, str]:
         """Adopt the first files that fit a target; return its state, and why none fits."""
         existing = header_of(Path(target.path))
@@ -217,7 +150,7 @@ class _Batch:
             except OtherSizeError:
                 found.append((WITHOUT, ""))
             except (CacheError, SourceError, OSError) as error:
-                found.append(_refused(error, next(iter(files.values()))))
+                found.append(_refused(error, files[0]))
             else:
                 return ADOPTED, ""
         # Of several folders, those of other resolutions hold files of the same name.
@@ -226,7 +159,7 @@ class _Batch:
 
     def _take(
         self,
-        paths: dict[str, Path],
+        paths: list[Path],
         target: Target,
         reading: Reading,
         existing: cachefile.Header | None,
@@ -240,34 +173,24 @@ class _Batch:
             StorageError: the disk is full or cannot be written.
         """
         order, key = self._order, reading.keys[target]
-        files = {path: path.read_bytes() for path in paths.values()}
-        digests = {name: digest.of_bytes(files[path]) for name, path in paths.items()}
-        adopted = " ".join(digests.values())
-        if not self._form.check(files, order, reading, target, key):
-            edited = existing is not None and existing.source != reading.content
-            if (edited and existing is not None and existing.adopted == adopted) or any(
-                self._record.is_of_other(name, file, reading.content)
-                for name, file in digests.items()
-            ):
-                what = f"is of what {reading.item.name} held before it was edited"
-                raise OutdatedError(what)
-            if edited and self._form.careful:
-                what = f"may be of what {reading.item.name} held before it was edited, as "
-                hint = "remove that file to adopt this one all the same"
-                raise OutdatedError(f"{what}{target.path} is", hint=hint)
+        files = {path: path.read_bytes() for path in paths}
+        adopted = " ".join(map(digest.of_bytes, files.values()))
+        knows = self._form.check(files, order, reading, target, key)
+        if not knows and existing is not None and existing.source != reading.content:
+            what = (
+                f"may be of what {reading.item.name} held before it was edited, as {target.path} is"
+            )
+            hint = "remove that file to adopt this one all the same"
+            raise OutdatedError(what, hint=hint)
         with self._lock:
             made = self._made.get((key, adopted))
-        held = None if made is None else header_of(made)
-        if made is not None and held is not None and held.key == key:  # no job replaced it
+        if made is not None:
             atomic.link(made, Path(target.path))
         else:
             view = reading.placing.get(key, "")
             stamp = cachefile.stamp(key=key, source=reading.content, recipe=order.recipe, view=view)
             stamp[cachefile.ADOPTED] = adopted
-            data = self._form.made(files, order, reading, stamp)
-            for name, file in digests.items():
-                self._record.note(name, file, reading.content)
-            atomic.write(Path(target.path), data)
+            atomic.write(Path(target.path), self._form.made(files, order, reading, stamp))
         with self._lock:
             self._made.setdefault((key, adopted), Path(target.path))
             self.targets[target.path] = [*target_stat(Path(target.path).stat()), key]

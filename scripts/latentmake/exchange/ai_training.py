@@ -14,10 +14,10 @@ from latentmake.caches.inputs import Reading, caption_of
 from latentmake.errors import CacheError, ConfigError
 from latentmake.exchange.adoption import OtherSizeError, OutdatedError, header_of
 from latentmake.exchange.export import from_bytes, named_files
-from latentmake.exchange.shapes import Latents, Text, latents_shape, unknown_shape
 from latentmake.files import cachefile
 from latentmake.geometry.buckets import Size
 from latentmake.layouts import layout
+from latentmake.models.shapes import Latents, Text, latents_shape, unknown_shape
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target
@@ -75,19 +75,17 @@ class AiTraining(NamedTuple):
     latents: Latents | None
     texts: list[Text]
     sizes: list[Size]
-    careful: bool = False
 
     def takes(self, order: Order) -> bool:
         """Whether a kind is adopted."""
         return self.ending is not None if order.kind == "latents" else bool(self.texts)
 
-    def candidates(self, order: Order, work: Work, target: Target) -> Iterator[dict[str, Path]]:
+    def candidates(self, order: Order, work: Work, target: Target) -> Iterator[list[Path]]:
         """Yield the file of latents, or one of each text encoder, where all are there."""
         text, root = order.kind == "text", self.roots[order.dataset]
         endings = [each.ending for each in self.texts] if text else [self.ending]
-        names = [f"{work.item.stem}{each}" for each in endings]
-        paths = {name: Path(f"{root}/{name}") for name in names}
-        if all(path.is_file() for path in paths.values()):
+        paths = [Path(f"{root}/{work.item.stem}{each}") for each in endings]
+        if all(path.is_file() for path in paths):
             yield paths
 
     def check(

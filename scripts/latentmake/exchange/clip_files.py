@@ -28,9 +28,7 @@ from latentmake.plan.state import Difference, short, value_differences
 
 CLIPS = Path("clips")
 LIST = "train.jsonl"
-NPZ_HEADER = 128
-"""Bytes of numpy's header before the array of a clip."""
-_AROUND = 1024  # bytes of the archive around an array, comment included; an estimate
+_AROUND = 1152  # bytes of the archive around an array, comment included; an estimate
 _VERSION = 1  # raised when the same frames would be scaled or stored otherwise
 
 
@@ -145,7 +143,7 @@ class ClipsOrder(BaseModel, extra="forbid", frozen=True):
 def npz_bytes(shape: tuple[int, ...]) -> int:
     """Return the bytes of a clip's file, within a kilobyte."""
     frames, height, width, channels = shape
-    return frames * height * width * channels + NPZ_HEADER + _AROUND
+    return frames * height * width * channels + _AROUND
 
 
 def plan_clips(facts: Facts, name: str) -> ClipsOrder:

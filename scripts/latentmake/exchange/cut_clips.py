@@ -20,7 +20,7 @@ from latentmake.caches.pixels import scaling
 from latentmake.caches.pixels.scaling import Film
 from latentmake.data.probe import prompt_of
 from latentmake.errors import SourceError
-from latentmake.exchange.clip_files import LIST, ClipFile, ClipsOrder, npz_bytes
+from latentmake.exchange.clip_files import LIST, ClipFile, ClipsOrder
 from latentmake.files import atomic, npz
 from latentmake.files.cachefile import KEY
 from latentmake.files.readers import Readers
@@ -31,9 +31,6 @@ from latentmake.progress import Progress
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-_ARRAY = "frames"
-_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def cut(order: ClipsOrder, *, say: Callable[[str], None], threads: int = 1) -> Counter[str]:
@@ -134,20 +131,13 @@ def _row(order: ClipsOrder, file: ClipFile) -> dict[str, Any]:
 
 def _write(path: Path, clip: NDArray[np.uint8], comment: Mapping[str, object]) -> None:
     """Write an npz file, which gets its name at the end."""
-    from numpy.lib import format as npy
+    import numpy as np
 
-    entry = zipfile.ZipInfo(f"{_ARRAY}.npy", _EPOCH)
-    entry.create_system, entry.external_attr = 3, 0o644 << 16
-    entry.file_size = npz_bytes(clip.shape)  # tells zipfile whether it needs fields for large files
-    with (
-        atomic.replacing(path) as temporary,
-        zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive,
-    ):
-        archive.comment = json.dumps(dict(comment), separators=(",", ":")).encode()
-        with archive.open(entry, "w") as array:
-            head = {"descr": "|u1", "fortran_order": False, "shape": clip.shape}
-            npy.write_array_header_1_0(array, head)
-            array.write(clip.data)
+    with atomic.replacing(path) as temporary:
+        with temporary.open("wb") as file:
+            np.savez(file, frames=clip)
+        with zipfile.ZipFile(temporary, "a") as archive:
+            archive.comment = json.dumps(dict(comment), separators=(",", ":")).encode()
 
 
 def _finish(order: ClipsOrder, rows: Mapping[str, Mapping[str, Any]]) -> int:

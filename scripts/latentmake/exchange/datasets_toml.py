@@ -23,7 +23,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
 from latentmake.config.root import parse
-from latentmake.errors import ConfigError, nearest
+from latentmake.errors import ConfigError, nearest, unreadable
 from latentmake.files import atomic
 from latentmake.layouts.layout import layout_of
 
@@ -68,11 +68,6 @@ _CAPTIONS = {
 _RANDOM = ("shuffle_caption", "enable_wildcard", "caption_dropout_rate", "caption_tag_dropout_rate")
 _SUBSET = {"num_repeats": 1, "flip_aug": False, "alpha_mask": False}
 _BUCKETS = {"min_bucket_reso": 256, "max_bucket_reso": 1024}
-_OLD = {
-    "flux_kontext_no_resize_control": "no_resize_control",
-    "qwen_image_edit_no_resize_control": "no_resize_control",
-    "qwen_image_edit_control_resolution": "control_resolution",
-}
 _HINTS = {
     "general": "write it as [general]",
     "datasets": "write it as [[datasets]]",
@@ -193,14 +188,13 @@ class Imported:
         self.notes += [line] if line not in self.notes else []
 
     def keys(self, model: type[_AnyKeys], table: Table, where: str = "") -> _AnyKeys:
-        """Return the keys of a table, without JSON's null.
+        """Return the keys of a table.
 
         Raises:
             ConfigError: a value is of another kind than its key's.
         """
-        values = {_OLD.get(key, key): value for key, value in table.items() if value is not None}
         try:
-            return model.model_validate(values)
+            return model.model_validate(table)
         except ValidationError as error:
             first, *_ = error.errors(include_url=False)
             key = str(first["loc"][0])
@@ -208,10 +202,9 @@ class Imported:
             place = f"{self.path}: {where}{key}"
             raise ConfigError("cannot be read", where=place, hint=hint) from None
 
-    def leave(self, keys: BaseModel, **unused: bool) -> None:
-        """Note the keys that have no effect; false, 0 and 0.0 ask for nothing."""
-        values = {key: getattr(keys, key) for key in unused if unused[key]}
-        values |= keys.model_extra or {}
+    def leave(self, keys: BaseModel) -> None:
+        """Note the keys that nothing here takes; false, 0 and 0.0 ask for nothing."""
+        values = keys.model_extra or {}
         self.left |= dict.fromkeys(filter(values.get, values))
 
     def find(self, path: str) -> Path:
@@ -262,21 +255,15 @@ def write(path: Path, data: bytes) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    kind, hint = path.suffix.lower(), "name a dataset file of musubi-tuner or sd-scripts"
-    if kind not in (".toml", ".json"):
-        raise ConfigError("is neither a .toml nor a .json file", where=path, hint=hint)
+    hint = "name a dataset file of musubi-tuner or sd-scripts"
+    if path.suffix.lower() != ".toml":
+        raise ConfigError("is no .toml file", where=path, hint=hint)
     try:
-        text = path.read_bytes().decode("utf-8-sig")
-        values = tomllib.loads(text) if kind == ".toml" else json.loads(text)
+        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
-        what = f"cannot be read ({error.strerror})"
-        raise ConfigError(what, where=path, hint="check the path") from None
+        raise unreadable(error, path) from None
     except (ValueError, RecursionError) as error:
-        what = f"is not {kind[1:].upper()}: {error}"
-        raise ConfigError(what, where=path, hint="correct it") from None
-    if not isinstance(values, dict):
-        raise ConfigError("has no [[datasets]]", where=path, hint=hint)
-    return values
+        raise ConfigError(f"is not TOML: {error}", where=path, hint="correct it") from None
 
 
 def _as_path(path: Path) -> str:
@@ -294,20 +281,14 @@ def _blocks_of_musubi(found: Imported, file: _File) -> Iterator[Block]:
         where = f"datasets[{number}]"
         keys = found.keys(_Musubi, {**file.general, **own}, f"{where}.")
         # Images come first there, and a folder before a list.
-        paths = {key: path for key in _SOURCES if (path := getattr(keys, key))}
-        if not paths:
+        key = next((key for key in _SOURCES if getattr(keys, key)), None)
+        if key is None:
             found.note(f"{where}: left out, it names no images or videos")
             continue
-        key, *others = paths
+        path = found.find(getattr(keys, key))
         video, listed = key.startswith("video"), key.endswith("file")
-        yield _block_of_musubi(found, keys, found.find(paths[key]), video=video, listed=listed)
-        found.leave(
-            keys,
-            target_frames=not video,
-            caption_extension=listed,
-            bucket_no_upscale=video or not keys.enable_bucket,
-            **dict.fromkeys(others, True),
-        )
+        yield _block_of_musubi(found, keys, path, video=video, listed=listed)
+        found.leave(keys)
 
 
 def _block_of_musubi(
@@ -379,13 +360,7 @@ def _blocks_of_sdscripts(found: Imported, file: _File) -> Iterator[Block]:
                 continue
             seen.add(source)
             yield _block_of_sdscripts(found, keys, where)
-            found.leave(
-                keys,
-                class_tokens=keys.metadata_file is not None,
-                caption_extension=keys.metadata_file is not None,
-                bucket_no_upscale=not keys.enable_bucket,
-                bucket_reso_steps=not keys.enable_bucket,
-            )
+            found.leave(keys)
 
 
 def _block_of_sdscripts(found: Imported, keys: _SdScripts, where: str) -> Block:

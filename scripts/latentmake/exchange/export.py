@@ -24,10 +24,10 @@ from safetensors import SafetensorError, safe_open
 from latentmake import digest
 from latentmake.data.item import IMAGE_EXTENSIONS
 from latentmake.errors import CacheError, ConfigError, StorageError
-from latentmake.exchange.shapes import Text, text_shape, unknown_shape
+from latentmake.exchange.adoption import header_of
 from latentmake.files import atomic, cachefile
-from latentmake.files.safetensors import parse_head
 from latentmake.layouts import layout
+from latentmake.models.shapes import Text, text_shape, unknown_shape
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import rows_of, run_folder
 from latentmake.progress import Progress
@@ -223,18 +223,16 @@ def _files(order: ExportOrder) -> Iterator[_File]:
 
 def _export(order: ExportOrder, file: _File) -> str:
     """Write one file unless it is up to date; return its state."""
-    existing = None
     try:
-        header = cachefile.read_header(file.cache)
-        if file.path.is_file():
-            existing = file.path.read_bytes()
-            if (key := _key_of(file.path)) is not None:
-                existing = None
-                if key == header.key:
-                    return _SAME
-        adopted = header.adopted.split(" ")[file.number : file.number + 1]
-        if existing and [digest.of_bytes(existing)] == adopted:
+        header, own = cachefile.read_header(file.cache), header_of(file.path)
+        if own is not None and own.key == header.key:
             return _SAME
+        if own is None and file.path.is_file():
+            adopted = header.adopted.split(" ")[file.number : file.number + 1]
+            if [digest.of_file(file.path)] == adopted:
+                return _SAME
+            if not order.overwrite:
+                return _LEFT
         with safe_open(file.cache, framework="pt") as cache:
             tensor = cache.get_tensor(file.tensor)
             recipe = cache.metadata()[cachefile.RECIPE]
@@ -245,34 +243,11 @@ def _export(order: ExportOrder, file: _File) -> str:
             hint="check that the file exists and is readable",
         ) from None
     stamp = cachefile.stamp(key=header.key, source=header.source, recipe=recipe)
-    wanted = file.serialize(tensor, stamp)
-    if existing is not None:
-        if _content(existing) == _content(wanted):
-            return _SAME
-        if not order.overwrite:
-            return _LEFT
     try:
-        atomic.write(file.path, wanted)
+        atomic.write(file.path, file.serialize(tensor, stamp))
     except StorageError as error:
         if order.folder is not None or os.access(file.path.parent, os.W_OK):
             raise
         hint = "make it writable, or set export.folder to another folder"
         raise StorageError(error.what, where=file.path.parent, hint=hint) from None
     return _WRITTEN
-
-
-def _key_of(path: Path) -> str | None:
-    """Return the key of a file of ours; None for another file."""
-    try:
-        return cachefile.read_header(path).key
-    except CacheError:
-        return None
-
-
-def _content(data: bytes) -> tuple[object, bytes] | None:
-    """Return a safetensors file but for its metadata; None for another file."""
-    try:
-        head = parse_head(data)
-    except ValueError:
-        return None
-    return head.entries, data[len(head.data) :]

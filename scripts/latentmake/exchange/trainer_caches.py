@@ -7,26 +7,30 @@ says its caption; no other file says what it was made of.
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from latentmake import digest
 from latentmake.caches.inputs import Reading, caption_of, stored_size
 from latentmake.errors import CacheError, ConfigError
 from latentmake.exchange.adoption import OutdatedError
-from latentmake.exchange.shapes import latents_shape, text_width
 from latentmake.files import npz
 from latentmake.files.cachefile import CAPTION, head_of
-from latentmake.files.safetensors import DTYPES, largest, parse_head
+from latentmake.files.safetensors import parse_head
 from latentmake.geometry.buckets import crop_ltrb
 from latentmake.layouts.layout import array_name, frames_and_sides
+from latentmake.models.shapes import latents_shape, text_width
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target
+
+if TYPE_CHECKING:
+    import torch
 
 _OLD = ".npz"  # ending of latents of Stable Diffusion in former versions of sd-scripts
 _CLOSE = 1e-6
@@ -35,41 +39,11 @@ _CHUNK = 75
 _CONTROL = "latents_control"
 
 
-class _Tensor(NamedTuple):
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes | memoryview
-
-    @property
-    def is_float(self) -> bool:
-        return self.dtype in DTYPES and DTYPES[self.dtype].exponent > 0
-
-    @property
-    def name(self) -> str:
-        """The dtype as settings name it."""
-        return DTYPES[self.dtype].name if self.dtype in DTYPES else self.dtype
-
-    def numbers(self) -> list[float]:
-        """Return the numbers of an array in an npz file.
-
-        Raises:
-            CacheError: they are of no dtype that such a file has.
-        """
-        import numpy as np
-
-        if self.dtype not in DTYPES:
-            raise CacheError(f"holds an array of {self.dtype}")
-        found: list[float] = np.frombuffer(self.data, DTYPES[self.dtype].numpy).tolist()
-        return found
-
-
-Tensors = dict[str, _Tensor]
+Tensors = dict[str, "torch.Tensor"]
 
 
 class TrainerCaches:
     """Files in some folders of datasets; see `adoption.Format`."""
-
-    careful = True
 
     def __init__(self, run: str, named: Mapping[str, Sequence[str]]) -> None:
         """Take the folders of a run's datasets, each as its `adopt_from` names them.
@@ -94,22 +68,19 @@ class TrainerCaches:
         """Whether a dataset names folders."""
         return order.dataset in self._folders
 
-    def candidates(self, order: Order, work: Work, target: Target) -> Iterator[dict[str, Path]]:
+    def candidates(self, order: Order, work: Work, target: Target) -> Iterator[list[Path]]:
         """Yield the files of the folders that may be a target."""
         for folder in self._folders[order.dataset]:
             for name in _names(order, work.item.stem, target):
                 if (path := Path(folder, name)).is_file():
-                    yield {str(path): path}
+                    yield [path]
 
     def check(
         self, files: Mapping[Path, bytes], order: Order, reading: Reading, target: Target, key: str
     ) -> bool:
         """Check a file; return whether it tells what it was made of: a caption does."""
         (data,) = files.values()
-        try:
-            tensors, metadata = _arrays(data) if order.layout.npz else _tensors(data)
-        except ValueError as error:
-            raise CacheError(str(error)) from None
+        tensors, metadata = _loaded(data, archive=order.layout.npz)
         if order.layout.npz and order.kind == "text":
             solid = _check_text_arrays(tensors, order)
         elif order.layout.npz:
@@ -124,10 +95,10 @@ class TrainerCaches:
             else:
                 solid = _check_latents(tensors, order, reading, target)
         for name, tensor in tensors.items():
-            if largest(tensor.dtype, tensor.data) is None:
+            if tensor.is_floating_point() and not tensor.float().isfinite().all():
                 raise CacheError(f"holds NaN or infinity ({name})")
             # Others may be zeros by right, such as masks and FramePack's clean latents.
-            if name in solid and not any(tensor.data):
+            if name in solid and not tensor.float().any():
                 raise CacheError(f"holds nothing but zeros ({name})")
         return order.kind == "text" and not order.layout.npz
 
@@ -159,30 +130,33 @@ def _names(order: Order, stem: str, target: Target) -> Iterator[str]:
         return
     if layout.npz and not spec.sized_arrays and spec.encodes:
         yield f"{stem}{_OLD}"  # which sd-scripts prefers
-    folder = layout.folder(order.dataset, order.model, target.part)
-    path = target.path
+    folder, path = layout.folder(order.dataset, order.model, target.part), target.path
     yield path.removeprefix(f"{folder}/") if layout.npz else path.rpartition("/")[2]
 
 
-def _tensors(data: bytes) -> tuple[Tensors, Mapping[str, str]]:
-    head = parse_head(data)
-    body = memoryview(data)[len(head.data) :]
-    tensors = {
-        name: _Tensor(each.dtype, each.shape, body[each.start : each.end])
-        for name, each in head.tensors.items()
-    }
-    return tensors, head.metadata
+def _loaded(data: bytes, *, archive: bool) -> tuple[Tensors, Mapping[str, str]]:
+    """Return tensors and metadata of a safetensors file, or the arrays of an npz archive.
+
+    Raises:
+        CacheError: it is none.
+    """
+    import numpy as np
+    import torch
+    from safetensors.torch import load
+
+    try:
+        if not archive:
+            return load(data), parse_head(data).metadata
+        with np.load(io.BytesIO(data)) as arrays:
+            return {name: torch.from_numpy(array) for name, array in arrays.items()}, {}
+    except Exception as error:  # numpy and torch raise many kinds
+        kind = "npz" if archive else "safetensors"
+        raise CacheError(f"is cut short or no {kind} file ({error})") from None
 
 
-def _arrays(data: bytes) -> tuple[Tensors, Mapping[str, str]]:
-    npz.comment_of(data, len(data))
-    tensors = {}
-    for name, member in npz.split(data)[1].items():
-        dtype, shape, start = npz.parse_array(member)
-        if dtype.endswith("O"):
-            raise ValueError("holds Python objects")
-        tensors[name.removesuffix(".npy")] = _Tensor(dtype, shape, memoryview(member)[start:])
-    return tensors, {}
+def _dtype(tensor: torch.Tensor) -> str:
+    """Return a dtype as settings name it."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _demand(wanted: Iterable[str], found: Tensors, *, begins: bool = False, hint: str = "") -> None:
@@ -265,11 +239,11 @@ def _check_latent_arrays(
     if latents.shape[-2:] != (height, width) or channels not in (None, latents.shape[0]):
         wanted = [channels or "C", height, width]
         raise CacheError(f"holds latents of the shape {list(latents.shape)}, not {wanted}")
-    if latents.dtype != "F32":
-        raise CacheError(f"holds latents in {latents.name}, not in float32")
-    if (pixels := found[keys["original_size"]].numbers()) != [*image]:
+    if _dtype(latents) != "float32":
+        raise CacheError(f"holds latents in {_dtype(latents)}, not in float32")
+    if (pixels := found[keys["original_size"]].tolist()) != [*image]:
         raise CacheError(f"is of an image of {pixels} pixels")
-    crop, own = found[keys["crop_ltrb"]].numbers(), crop_ltrb(size, image)
+    crop, own = found[keys["crop_ltrb"]].tolist(), crop_ltrb(size, image)
     close = partial(math.isclose, rel_tol=10 * _CLOSE, abs_tol=_CLOSE)
     if len(crop) != len(own) or not all(map(close, crop, own)):
         raise CacheError(f"is of another bucket than {size.width} x {size.height}")
@@ -286,14 +260,14 @@ def _check_text_arrays(found: Tensors, order: Order) -> set[str]:
             raise CacheError(what, hint="leave that out, or let it be encoded")
     wanted = _text_names(order)
     _demand(wanted, found)
-    floats = {name for name in wanted if found[name].is_float}
+    floats = {name for name in wanted if found[name].is_floating_point()}
     dtype = "float16" if model.caption_dtype == "float16" else "float32"
     for name in sorted(floats):
-        if found[name].name != dtype and model.spec.encodes:
-            hint = f"set text_dtype: {found[name].name} of models.{order.model}"
-            raise CacheError(f"holds {name} in {found[name].name}, not in {dtype}", hint=hint)
+        if (stored := _dtype(found[name])) != dtype and model.spec.encodes:
+            hint = f"set text_dtype: {stored} of models.{order.model}"
+            raise CacheError(f"holds {name} in {stored}, not in {dtype}", hint=hint)
     for key in ("apply_t5_attn_mask", "apply_lg_attn_mask"):
-        if key in wanted and (applied := any(found[key].data)) != getattr(model, key):
+        if key in wanted and (applied := bool(found[key].any())) != getattr(model, key):
             hint = f"set {key}: {str(applied).lower()} of models.{order.model}"
             raise CacheError(f"was made with {key} {applied}", hint=hint)
     if "hidden_state1" in wanted and model.spec.encodes:

@@ -102,16 +102,8 @@ class Found(NamedTuple):
         Args:
             fps: frames a second that the model knows.
         """
-        lengths = self._lengths(fps) or [1]
+        lengths = sorted(int(n * min(1.0, fps / rate) if rate else n) for n, rate in self.clips)
         return max(1, (min(lengths[len(lengths) // 10], _LONGEST) - 1) // 4 * 4 + 1)
-
-    def _lengths(self, fps: float) -> list[int]:
-        return sorted(int(n * min(1.0, fps / rate) if rate else n) for n, rate in self.clips)
-
-    def shorter(self, fps: float, frames: int) -> int:
-        """Return how many videos have fewer frames than a clip, about."""
-        short = sum(length < frames for length in self._lengths(fps))
-        return round(short * self.items / max(1, len(self.clips)))
 
 
 def slug(name: str) -> str:
@@ -137,7 +129,7 @@ def found_in(folder: Path) -> list[Found]:
     """
     if folder.is_file():
         hint = "name the folder of the images or videos"
-        if folder.suffix.lower() in (".toml", ".json"):
+        if folder.suffix.lower() == ".toml":
             hint = f"for a dataset file of another trainer run `latentmake import {folder}`"
         raise DatasetError("is a file, not a folder", where=folder, hint=hint)
     if not folder.is_dir():

@@ -21,7 +21,7 @@ from latentmake.models.files import resolved
 from latentmake.training.sd.unet import schedule_of, training_digest
 from latentmake.words.found import Found, Model, found_in, found_model, slug
 from latentmake.words.model_section import Section, refuse_trainer, section_of, trainers_of
-from latentmake.words.new_config import Run, clip_frames, config_text, controls_of, shown, size_of
+from latentmake.words.new_config import Run, config_text, controls_of, shown, size_of
 from latentmake.words.project import HOME
 
 Kind = Literal["sd", "wan", "musubi", "sdscripts"]
@@ -183,7 +183,6 @@ def _installed(kind: str, programs: dict[str, str | None]) -> tuple[tuple[str, s
 def _notes(run: Run) -> Iterator[str]:
     """Yield what was decided about captions, sizes and lengths, a line each."""
     size, model = run.size, run.section.model
-    scripts = model.architecture.scripts
     for each in run.datasets:
         if lacking := each.items - each.captioned:
             of = f"{lacking} of {each.counted}" if each.captioned else f"all {each.counted}"
@@ -191,9 +190,6 @@ def _notes(run: Run) -> Iterator[str]:
             yield f"{each.path}: {of} lack a caption: {words}, but captions of their own are better"
         if small := each.smaller(size.side):
             yield f"{each.path}: {small} of {each.counted} are enlarged to the resolution"
-        short = each.shorter(scripts.fps, clip_frames(each, scripts)) if scripts else 0
-        if 0 < short < each.items:
-            yield f"{each.path}: {short} of {each.counted} are shorter than a clip, and left out"
     if size.larger:
         own = f"the {size.larger} pixels that {model.title} was made for"
         yield f"most are smaller than {own}: `resolutions: [{shown(size.value)}]`"
@@ -218,11 +214,6 @@ def _missing(run: Run) -> Iterator[str]:
     for each in run.datasets if model.version and model.version.controls[0] else ():
         if not Path(controls_of(each)).is_dir():
             yield f"control images of {each.path}: put them into {controls_of(each)}"
-    scripts = model.architecture.scripts
-    for each in run.datasets:
-        frames = clip_frames(each, scripts) if scripts else 0
-        if scripts and each.shorter(scripts.fps, frames) == each.items:
-            yield f"{each.path}: all videos are shorter than a clip of {frames} frames"
 
 
 def _faults(text: str) -> Iterator[str]:

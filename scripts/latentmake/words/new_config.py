@@ -194,13 +194,8 @@ def controls_of(found: Found) -> str:
     return str(found.path.parent / f"control_{found.name}")
 
 
-def clip_frames(found: Found, scripts: Scripts) -> int:
-    """Return the length of the clips of a dataset of videos, in frames."""
-    return _SECTION if scripts.sections else found.target_frames(scripts.fps)
-
-
 def _clips(found: Found, scripts: Scripts) -> Iterator[str]:
-    frames = clip_frames(found, scripts)
+    frames = _SECTION if scripts.sections else found.target_frames(scripts.fps)
     seconds = f"{frames / scripts.fps:.1f} seconds"
     yield _line(2, "target_frames", [frames], f"{seconds} a clip; 4 n + 1 frames")
     if scripts.sections:

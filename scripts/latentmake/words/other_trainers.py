@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def import_(
     file: Annotated[
-        Path, typer.Argument(help="Dataset file of musubi-tuner or sd-scripts, TOML or JSON.")
+        Path, typer.Argument(help="Dataset file of musubi-tuner or sd-scripts (TOML).")
     ],
     name: Annotated[
         str | None, typer.Option(metavar="RUN", help="Name of the run.", show_default="the file's")

@@ -32,7 +32,7 @@ PLAYED = frozenset({".mp4", ".webm"})
 """Endings of clips that browsers play."""
 _ALL_STEPS = "*"
 _DIGEST = 12  # digits of a digest on a page
-_LONGEST = 100  # characters of runs' names in the name of a page
+_LONGEST = 200  # characters of runs' names in the name of a page
 
 
 def captions(
@@ -188,10 +188,7 @@ def _without_pictures(config: Config, name: str) -> UserError:
 
 def page_path(names: Sequence[str]) -> Path:
     """Return the path of the page of some runs."""
-    joined = "_vs_".join(names)
-    if len(joined) > _LONGEST:
-        joined = f"{names[0][:_LONGEST]}_and_{len(names) - 1}_more"
-    return Path("reports", f"compare_{joined}.html")
+    return Path("reports", f"compare_{'_vs_'.join(names)[:_LONGEST]}.html")
 
 
 def write_comparison(runs: Sequence[Pictured], path: Path, say: Callable[[str], object]) -> None:

@@ -1,7 +1,7 @@
 """`latentmake prune`: files that no configuration names any more.
 
 Only files that Latentmake wrote are listed: cache files by their headers, unfinished ones by their
-names, a manifest by the digest in its lock. All of them can be made again.
+names. All of them can be made again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from latentmake.files.workspace import ADOPTED, OWNER, human, other_owner
 from latentmake.layouts.layout import parsed
 from latentmake.plan.build import alone
 from latentmake.plan.facts import Facts
-from latentmake.plan.manifest import read_lock
 from latentmake.plan.store import STORE
 from latentmake.plan.target import Part, parts_of
 from latentmake.words.project import ConfigFiles, Directory, Json, opened, printable, table
@@ -170,8 +169,6 @@ def find(facts: Facts, dataset: str) -> Pruning:
     found = Pruning()
     _find_caches(facts, dataset, found)
     _find_stored(facts, found)
-    for what, why, path in _manifests(dataset, facts):
-        found.groups.setdefault((what, why), {})[path] = os.lstat(path)
     return found
 
 
@@ -218,7 +215,7 @@ def _reason(
     if model not in parts:
         return f"{root}/{model}", f"no run of {dataset} has the model {model}"
     if others[0] == ADOPTED:
-        return None
+        return f"{root}/{model}", "notes of an earlier release"
     if others[0] not in parts[model]:
         return f"{root}/{model}/{others[0]}", f"no run needs {others[0]} of it"
     layout = facts.layout(model)
@@ -288,16 +285,3 @@ def _find_stored(facts: Facts, found: Pruning) -> None:
                 found.left[path] = _FOREIGN
         elif header.recipe not in recipes:
             found.groups.setdefault((str(STORE), "no run has their recipe"), {})[path] = stat
-
-
-def _manifests(dataset: str, facts: Facts) -> Iterator[tuple[str, str, str]]:
-    """Yield manifests and locks of the dataset's runs that are gone; weights and pictures stay."""
-    for path in sorted(Path("runs").glob("*/dataset.lock")):
-        folder, lock, manifest = path.parent, read_lock(path.parent.name), None
-        if folder.name in facts.config.runs or any(each.is_symlink() for each in (folder, path)):
-            continue
-        with contextlib.suppress(OSError):
-            manifest = digest.of_file(folder / "manifest.jsonl")
-        if any(part.startswith(f"{dataset}/") for part in lock.parts) and manifest == lock.manifest:
-            for each in (path, folder / "manifest.jsonl"):
-                yield str(folder), f"there is no run {folder.name}", str(each)

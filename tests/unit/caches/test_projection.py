@@ -13,8 +13,8 @@ from latentmake.caches.encoders.text import load_text_encoder
 from latentmake.config.models import Model
 from latentmake.config.weights import TextWeights
 from latentmake.errors import ModelError
-from latentmake.exchange.shapes import text_width
 from latentmake.models import recipe
+from latentmake.models.shapes import text_width
 from safetensors.torch import load_file, save_file
 from test_encoders import CAPTIONS, CPU, t5_tokenizer, tiny
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from latentmake.data.item import IMAGE, File, Item
-from latentmake.errors import SourceError, StorageError
+from latentmake.errors import SourceError
 from latentmake.exchange.clip_files import ClipFile, ClipsOrder, npz_bytes
 from latentmake.exchange.cut_clips import cut
 from latentmake.files.media import probe_video
@@ -93,13 +93,3 @@ def test_a_broken_video_is_named_and_stops_no_other(videos: list[Path], tmp_path
     assert (counts["written"], counts["kept"], counts["faulty"]) == (0, 1, 1)
     (row,) = (tmp_path / "clips/train.jsonl").read_text().splitlines()
     assert json.loads(row)["video"] == "b_00000-005.npz"
-
-
-def test_a_disk_without_room_is_said_before_anything_is_written(
-    videos: list[Path], tmp_path: Path
-) -> None:
-    huge = file_of(videos[0], 0, size=Size(1 << 15, 1 << 15))
-    huge = huge._replace(clip=Clip(0, 1 << 20 | 1))
-    with pytest.raises(StorageError, match=r"of clips must be written, but only .* is free;"):
-        cut(order_of(tmp_path, huge), say=print)
-    assert not (tmp_path / "clips").exists()

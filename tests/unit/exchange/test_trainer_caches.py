@@ -179,15 +179,6 @@ def test_what_musubi_tuner_made_is_fresh_after_adoption_and_a_second_one_does_no
     assert run.stale() == {}
 
 
-def test_of_each_folder_the_files_of_its_resolution_are_taken() -> None:
-    run = z_image()
-    put_all()
-    run.adopt()
-    for side in (64, 128):
-        (name,) = load_file(f"cache/cats/big/{side}/bee_0064x0064_zi.safetensors")
-        assert name == f"latents_1x{side // 8}x{side // 8}_float32"
-
-
 def test_a_caption_edited_afterwards_is_stale_alone_and_its_old_file_is_not_taken() -> None:
     run = z_image()
     put_all()
@@ -203,7 +194,7 @@ def test_a_caption_edited_afterwards_is_stale_alone_and_its_old_file_is_not_take
     assert run.stale() == {}
 
 
-def test_an_image_edited_afterwards_is_stale_and_its_old_latents_are_never_taken_again() -> None:
+def test_latents_of_an_image_that_was_edited_are_not_replaced_by_some_that_may_be_older() -> None:
     run = z_image()
     put_all()
     run.adopt()
@@ -211,24 +202,10 @@ def test_an_image_edited_afterwards_is_stale_and_its_old_latents_are_never_taken
     latents = {f"{side}/bee_0064x0064_zi.safetensors" for side in (64, 128)}
     assert set(run.stale()) == latents
     assert run.adopt() == [0, 10, 0, 0, 2]
+    run.line("may be of what data/bee.png held before it was edited", "remove that file")
     for path in latents:
         Path("cache/cats/big", path).unlink()
-    assert run.adopt() == [0, 10, 0, 0, 2]  # the record remembers
-    run.line("theirs/64", "before it was edited")
-
-
-def test_latents_of_ours_are_not_replaced_by_some_that_may_be_older() -> None:
-    run = z_image()
-    put_all()
-    run.adopt()
-    Path("cache/cats/big/adopted.tsv").unlink()
-    world.draw(Path("data/bee.png"), 7, SIZES["bee"])
-    assert run.adopt() == [0, 10, 0, 0, 2]
-    run.line("is of what data/bee.png held before it was edited")
-    for side in (64, 128):  # of other bytes than the one that was adopted
-        put_latents(f"theirs/{side}", "bee", side, "zi", "z_image", more=numbers(2))
-    assert run.adopt() == [0, 10, 0, 0, 2]
-    run.line("may be of what data/bee.png held", "remove that file")
+    assert run.adopt() == [2, 10, 0, 0, 0]
 
 
 def _control(path: Path) -> None:
@@ -367,8 +344,6 @@ def test_a_caption_edited_afterwards_is_stale_alone_and_its_npz_is_not_taken_aga
     Path("data/bee.txt").write_text("another")
     assert run.stale() == {"text/bee_te_outputs.npz": "edited"}
     assert run.adopt() == [0, 5, 0, 0, 1]
-    Path("cache/cats/big/text/bee_te_outputs.npz").unlink()
-    assert run.adopt() == [0, 5, 0, 0, 1]
 
 
 def test_of_two_resolutions_the_one_that_fits_is_taken() -> None:
@@ -499,10 +474,3 @@ def test_folders_that_are_none_are_one_line(folders: list[str], words: list[str]
     with pytest.raises(ConfigError, match=r"\A[^\n]+; [^\n]+\Z") as caught:
         run.adopt()
     assert all(word in str(caught.value) for word in words)
-
-
-def test_caches_of_our_own_layout_have_no_such_folder() -> None:
-    put_models()
-    values = Run({"vae": "models/vae", "text": "models/one"}, [64]).values
-    with pytest.raises(ConfigError, match=r"datasets.cats.adopt_from: only caches of the layout"):
-        parse(values)

@@ -259,13 +259,3 @@ def test_a_file_that_does_not_say_its_settings_is_explained_by_the_defaults_alon
     (line,) = differences(STEPS, NO_UPSCALE, says=False)
     assert line.startswith("size and crop others -> ")
     assert differences(STEPS, STEPS, says=False) == []
-
-
-@pytest.mark.parametrize("size", [Size(1600, 200), Size(300, 1100), Size(700, 500)])
-@pytest.mark.parametrize("least", [(None, 64), (64, 128), (128, 320), (320, None)])
-def test_only_settings_that_differ_are_named(
-    size: Size, least: tuple[int | None, int | None]
-) -> None:
-    before, now = (BUCKET | {"min_bucket_reso": each} for each in least)
-    names = [each.split()[0] for each in differences(before, now, size=size, side=512)]
-    assert names in ([], ["min_bucket_reso", "size"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from latentmake.config.weights import TextWeights, Weights
@@ -75,8 +76,10 @@ def text_width(weights: TextWeights) -> int | None:
         # A class of its own may do anything; a linear layer's weight is [width, its input].
         return None if weights.trust_remote_code else _projected_width(weights.projection)
     config = _text_config(weights)
-    if config is None:
-        return None
+    return None if config is None else _hidden_size(config)
+
+
+def _hidden_size(config: Mapping[str, Any]) -> int:
     return int(config.get("hidden_size") or config.get("d_model") or 512)
 
 
