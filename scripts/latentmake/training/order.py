@@ -250,8 +250,6 @@ def caption_in(path: str) -> str:
 COPIED = "wanted.json"
 """In a copy of the trained weights: the digests that they came from."""
 
-_POINTS = 20
-
 
 class RunFiles:
     """The files below a run's output folder."""
@@ -287,29 +285,6 @@ class RunFiles:
         return [Difference(f"{path} is missing") for path in needed if not path.is_file()]
 
 
-class History(BaseModel):
-    """The mean training loss of some twenty equal stretches of a training.
-
-    Attributes:
-        points: (last step of a stretch, its mean loss).
-        total: sum of the losses of the stretch that has not ended.
-        count: number of these losses.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-    points: list[tuple[int, float]] = []
-    total: float = 0.0
-    count: int = 0
-
-    def add(self, step: int, loss: float, steps: int) -> None:
-        """Add the loss of a step, of `steps` in all."""
-        self.total += loss
-        self.count += 1
-        if step % max(1, steps // _POINTS) == 0 or step == steps:
-            self.points.append((step, self.total / self.count))
-            self.total, self.count = 0.0, 0
-
-
 class Record(JsonFile):
     """Origin of trained weights, and their losses; kept beside them.
 
@@ -323,12 +298,12 @@ class Record(JsonFile):
             records of earlier releases.
     """
 
+    model_config = ConfigDict(extra="ignore", frozen=True)  # earlier releases write more
     wanted: Wanted
     steps: int
     loss_start: float
     loss_end: float
     seconds: float
-    history: list[tuple[int, float]]
     continued: list[int] = Field([])
     mixed_precision: str = ""
     files: dict[str, str] = Field({})

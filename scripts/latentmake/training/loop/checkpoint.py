@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from latentmake import digest
 from latentmake.errors import TrainingError, is_out_of_memory
@@ -30,7 +30,7 @@ from latentmake.training.loop.order import (
     as_trained,
     in_each_precision,
 )
-from latentmake.training.order import History, JsonFile, RunFiles, Wanted
+from latentmake.training.order import JsonFile, RunFiles, Wanted
 
 if TYPE_CHECKING:
     import torch
@@ -56,11 +56,11 @@ class Progress(JsonFile):
         files: name of each file of the checkpoint -> its SHA-256.
     """
 
+    model_config = ConfigDict(extra="ignore", frozen=True)  # earlier releases write more
     wanted: Wanted
     step: int
     loss_start: float
     seconds: float
-    history: History
     course: str = ""
     length: float = 0
     limit: int | None = None

@@ -44,7 +44,6 @@ from latentmake.training.loop.samples import Samples
 from latentmake.training.loop.state import Learner
 from latentmake.training.order import (
     COPIED,
-    History,
     Record,
     RunFiles,
     Wanted,
@@ -126,7 +125,6 @@ class Training:
         self.continued: list[int] = []
         self.loss_start = 0.0
         self.seconds = 0.0
-        self.history = History()
 
     def run(self) -> None:
         """Train, from the newest checkpoint of this very training or from the start.
@@ -165,7 +163,7 @@ class Training:
             self.learner.restore(state, found.folder)
             progress, own = found.progress, found.progress.wanted == self.wanted
             self.step, self.seconds = progress.step, progress.seconds
-            self.loss_start, self.history = progress.loss_start, progress.history
+            self.loss_start = progress.loss_start
             self.continued = [*progress.continued, *([] if own else [self.step])]
             self.saved = self.step if own else 0
             if self.main:
@@ -213,7 +211,6 @@ class Training:
                 clock = time.monotonic()
                 said = self._one_step(step, batches)
                 self.step = step
-                self.history.add(step, said.loss, self.steps)
                 items, now = self.batch_order.items(step), time.monotonic()
                 self.seconds += now - clock
                 seen += items
@@ -375,7 +372,6 @@ class Training:
             step=self.step,
             loss_start=self.loss_start,
             seconds=self.seconds,
-            history=self.history,
             course=self.order.course_digest(),
             length=self.order.length,
             limit=self.settings.step_limit,
@@ -413,7 +409,6 @@ class Training:
             loss_start=self.loss_start,
             loss_end=loss_end,
             seconds=round(self.seconds, 3),
-            history=self.history.points,
             continued=self.continued,
             mixed_precision=self.settings.mixed_precision,
         )

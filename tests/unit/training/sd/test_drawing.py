@@ -271,7 +271,6 @@ def test_a_training_with_a_key_that_is_gone_stays_trained(tmp_path: Path, settin
         loss_start=1.0,
         loss_end=0.5,
         seconds=1.0,
-        history=[],
     )
     record.write(files.record)
     files.weights.write_bytes(b"")

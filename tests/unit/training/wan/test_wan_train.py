@@ -22,7 +22,7 @@ from latentmake.training.loop.caches import WAN, Caches, read_items
 from latentmake.training.loop.order import picture_reasons, wanted
 from latentmake.training.loop.plan import begun
 from latentmake.training.loop.state import trained_state
-from latentmake.training.order import History, RunFiles
+from latentmake.training.order import RunFiles
 from latentmake.training.wan.dit import PLACES, WanOrder
 from latentmake.training.wan.recipe import CLIP, FIRST_FRAME, Objective
 from PIL import Image
@@ -357,7 +357,7 @@ def test_a_training_with_a_higher_bound_of_its_steps_goes_on(
     order = make_order(tmp_path, steps=None, epochs=9, max_steps=4)
     values = {"wanted": wanted(order), "step": 4, "loss_start": 1, "seconds": 1, "limit": 4}
     course, length = order.course_digest(), order.length
-    progress = checkpoint.Progress(**values, course=course, length=length, history=History())
+    progress = checkpoint.Progress(**values, course=course, length=length)
     progress.write(RunFiles(order).checkpoints / "step-000004/progress.json")
     other = make_order(tmp_path, steps=None, epochs=9, **longer)
     steps = [each.progress.step for each in checkpoint.resumable(other, wanted(other))]
