@@ -138,11 +138,6 @@ def following_inputs(word):
     return inputs_of
 
 
-def on_one_node(resources):
-    """Return the resources of a job that cannot be spread over nodes."""
-    return {name: value for name, value in resources.items() if name != "nodes"}
-
-
 wildcard_constraints:
     dataset=r"[^/]+",
     model=r"[^/]+",

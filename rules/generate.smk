@@ -14,7 +14,7 @@ rule generate:
         "../envs/train.yaml"
     threads: threads_of("train")
     resources:
-        **on_one_node(resources_of("train")),
+        **resources_of("train"),
     script:
         "../scripts/generate.py"
 

@@ -565,7 +565,6 @@ MACHINES: dict[Key, Change] = {
             "runtime": 9,
         }.items()
     },
-    ("cluster", "train", "nodes"): Change(2),
 }
 PUBLICATION: dict[Key, Any] = {
     ("publish", "path"): "elsewhere",

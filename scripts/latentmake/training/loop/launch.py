@@ -7,11 +7,10 @@ MODULE ORDER` is `accelerate launch` without a traceback of its own where the tr
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -32,8 +31,6 @@ from latentmake.training.process import RUN, killed_by, run_child, say
 
 _Order = TypeVar("_Order", bound=TrainingOrder)
 _ACCELERATE = (sys.executable, "-m", "latentmake.training.loop.launch")
-_PORTS = range(20_000, 40_000)
-_RANK = "SLURM_NODEID"  # srun's variable, which stands for its value among accelerate's options
 
 
 def read(path: Path, kind: type[_Order]) -> _Order:
@@ -105,52 +102,23 @@ def train(
 
 
 def _launcher(order: TrainingOrder, processes: int) -> list[str]:
-    """Return the command before what is launched: accelerate here, or on all nodes of a job.
+    """Return the command before what is launched.
 
     A single process needs none, and finds its device itself.
     """
     settings, config = order.trainer, order.trainer.accelerate_config
-    nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
     if config is not None:
         check_accelerate(Path(config), order.kind)
         options = ["--config_file", config]
-    elif nodes == processes == 1 and not settings.torch_compile:
+    elif processes == 1 and not settings.torch_compile:
         return [sys.executable]
     else:
         compiles = "inductor" if settings.torch_compile else "no"
         # The training itself tells the precision to its Accelerator.
         options = ["--dynamo_backend", compiles, "--mixed_precision", "no"]
-    if nodes > 1:
-        asked = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
-        names = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
-        return [*srun_command(os.environ, names[0], processes), "--multi_gpu", *options]
-    if config is None:
         options += ["--num_processes", str(processes), "--num_machines", "1"]
         options += ["--multi_gpu"] if processes > 1 else []
     return [*_ACCELERATE, *options]
-
-
-def srun_command(environment: Mapping[str, str], first: str, processes: int) -> list[str]:
-    """Return the command that starts accelerate on all nodes of this SLURM job, to be continued.
-
-    SLURM's variables are those of srun's manual (SLURM_JOB_NUM_NODES and its like).
-
-    Args:
-        environment: of the job.
-        first: name of its first node.
-        processes: devices of each node.
-    """
-    nodes = int(environment["SLURM_JOB_NUM_NODES"])
-    # The same for all nodes, another for each job.
-    port = _PORTS[int(environment["SLURM_JOB_ID"]) % len(_PORTS)]
-    return [
-        # The job's own step holds all of its resources already: --overlap.
-        *("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap"),
-        *_ACCELERATE,
-        *("--num_machines", str(nodes), "--machine_rank", _RANK),
-        *("--main_process_ip", first, "--main_process_port", str(port)),
-        *("--num_processes", str(nodes * processes)),
-    ]
 
 
 def quietly(launch: Callable[[], object]) -> int:
@@ -183,6 +151,4 @@ def quietly(launch: Callable[[], object]) -> int:
 if __name__ == "__main__":
     from accelerate.commands.launch import main
 
-    # srun starts the same command on each node.
-    sys.argv = [os.environ[_RANK] if each == _RANK else each for each in sys.argv]
     sys.exit(quietly(main))
