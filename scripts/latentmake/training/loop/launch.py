@@ -22,7 +22,6 @@ from latentmake.training.loop.checkpoint import as_begun
 from latentmake.training.loop.order import (
     Prompt,
     TrainingOrder,
-    check_accelerate,
     picture_reasons,
     wanted,
 )
@@ -108,7 +107,6 @@ def _launcher(order: TrainingOrder, processes: int) -> list[str]:
     """
     settings, config = order.trainer, order.trainer.accelerate_config
     if config is not None:
-        check_accelerate(Path(config), order.kind)
         options = ["--config_file", config]
     elif processes == 1 and not settings.torch_compile:
         return [sys.executable]

@@ -33,7 +33,7 @@ from latentmake.config.trainers import LoopTrainer
 from latentmake.data.texts import warming
 from latentmake.errors import TrainingError
 from latentmake.training.loop.caches import Batch, Caches, CacheTensors, Stored, copied
-from latentmake.training.loop.order import TextSchedule, TrainingOrder, refuse_sharded
+from latentmake.training.loop.order import TextSchedule, TrainingOrder
 
 _Order = TypeVar("_Order", bound=TrainingOrder)
 
@@ -42,6 +42,7 @@ DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # The others wait while the first process draws samples, which may take hours: NCCL's own limit is
 # ten minutes. `accelerate launch` ends all processes as soon as one dies.
 _TIMEOUT = timedelta(days=7)
+_REPLICATED = ("NO", "MULTI_GPU", "MULTI_CPU")
 
 
 def decided(order: _Order) -> _Order:
@@ -88,7 +89,12 @@ def make_accelerator(settings: LoopTrainer, *, several: bool = False) -> Any:
             where="trainer.mixed_precision",
             hint=f"set it to `{'fp16' if settings.mixed_precision == 'bf16' else 'no'}`",
         ) from None
-    refuse_sharded(str(accelerator.distributed_type.value), settings.kind)
+    if (how := accelerator.distributed_type.value) not in _REPLICATED:
+        raise TrainingError(
+            f"the {settings.kind} trainer does not train under {how}",
+            where="trainer.accelerate_config",
+            hint="choose one device or multi-GPU in `accelerate config`, without DeepSpeed or FSDP",
+        )
     return accelerator
 
 

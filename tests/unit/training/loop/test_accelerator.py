@@ -7,6 +7,7 @@ import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -87,3 +88,10 @@ def test_a_precision_that_the_device_lacks_is_named_with_one_that_it_has(
     monkeypatch.setattr(recipe, "Accelerator", refusing)
     with pytest.raises(TrainingError, match=f"requires a supported device.*set it to `{hint}`"):
         make_accelerator(SdTrainer.model_validate({"kind": "sd", "mixed_precision": asked}))
+
+
+def test_accelerate_may_not_shard_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = SimpleNamespace(distributed_type=SimpleNamespace(value="FSDP"))
+    monkeypatch.setattr(recipe, "Accelerator", lambda **_: made)
+    with pytest.raises(TrainingError, match="sd trainer does not train under FSDP"):
+        make_accelerator(SdTrainer(kind="sd", mixed_precision="no"))

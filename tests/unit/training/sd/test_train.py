@@ -24,7 +24,7 @@ from latentmake.errors import (
 from latentmake.files import atomic, cachefile
 from latentmake.training.loop import checkpoint
 from latentmake.training.loop.caches import Caches, Row, read_items
-from latentmake.training.loop.order import check_settings, read_index, sample_steps, wanted
+from latentmake.training.loop.order import read_index, sample_steps, wanted
 from latentmake.training.loop.pictures import read_curves
 from latentmake.training.loop.recipe import generator, held_out_loss
 from latentmake.training.order import RunFiles, Wanted, read_order
@@ -462,38 +462,6 @@ def test_samples_are_drawn_at_the_start_the_end_and_between(tmp_path: Path) -> N
     order = make_order(tmp_path, prompts=True, steps=10, samples={"every": 4})
     assert sorted(sample_steps(order, 10)) == [0, 4, 8, 10]
     assert not sample_steps(make_order(tmp_path, steps=10), 10)
-
-
-def test_a_missing_configuration_of_accelerate_is_named(tmp_path: Path) -> None:
-    order = make_order(tmp_path, accelerate_config=str(tmp_path / "none.yaml"))
-    path = write_order(order, tmp_path / "order.json")
-    with pytest.raises(TrainingError, match=r"none\.yaml: this configuration of accelerate"):
-        train(path, log=tmp_path / "log", receipt=tmp_path / "receipt.json")
-
-
-def test_a_configuration_of_accelerate_may_be_json_with_tabs(tmp_path: Path) -> None:
-    config = tmp_path / "accelerate.json"
-    config.write_text('{\n\t"distributed_type": "NO"\n}\n')
-    order = make_order(tmp_path, accelerate_config=str(config))
-    assert all(each.verdict == "ok" for each in check_settings(order.trainer))
-
-
-@pytest.mark.parametrize("kind", ["DEEPSPEED", "FSDP"])
-def test_accelerate_may_not_shard_the_optimizer(tmp_path: Path, kind: str) -> None:
-    config = tmp_path / "accelerate.yaml"
-    config.write_text(f"distributed_type: {kind}\nnum_processes: 2\n")
-    path = write_order(make_order(tmp_path, accelerate_config=str(config)), tmp_path / "order.json")
-    with pytest.raises(TrainingError, match=f"sd trainer does not train under {kind}") as error:
-        train(path, log=tmp_path / "log", receipt=tmp_path / "receipt.json")
-    assert error.value.where == str(config)
-    assert "\n" not in str(error.value)
-    # Planning names it too, before anything is encoded.
-    (failed,) = [
-        each
-        for each in check_settings(make_order(tmp_path, accelerate_config=str(config)).trainer)
-        if each.verdict == "failed"
-    ]
-    assert failed.note == str(error.value)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="two processes share a CPU, not a GPU")
