@@ -60,7 +60,8 @@ class Wanted(JsonFile):
         data: of the manifest's caches.
         settings: of all settings that shape the weights.
         weights: of the network that is trained, and its noise schedule.
-        resumed: of the checkpoint that the training began with; "" for none.
+        resumed: of the checkpoint of another training that it began with, as those of earlier
+            releases could; "" for none.
         version: of the trainer; a record without it is of version 1.
     """
 
@@ -112,9 +113,6 @@ class Basis(JsonFile):
             ends = [f" ({place})" if place else "" for place in (old.network, self.network)]
             networks = short(was.weights) + ends[0], short(now.weights) + ends[1]
             found.append(Difference("network's digest", *networks))
-        if was.resumed != now.resumed:
-            first = short(was.resumed) or "none", short(now.resumed) or "none"
-            found.append(Difference("checkpoint that it begins with", *first))
         return found + value_differences(
             {"version of the trainer": was.version}, {"version of the trainer": now.version}
         )

@@ -47,7 +47,7 @@ def read(path: Path, kind: type[_Order]) -> _Order:
     rows = (row for row in rows_of(Path(order.manifest)) if not row.validation)
     texts = [(row.first_text, row.stem) for row in islice(rows, order.captions)]
     captions = [Prompt(prompt=caption_in(text) or stem, text=text) for text, stem in texts]
-    known = {"resumed": want.resumed, "prompts": [*order.prompts, *captions], "captions": 0}
+    known = {"prompts": [*order.prompts, *captions], "captions": 0}
     return as_begun(order.model_copy(update=known), want)
 
 

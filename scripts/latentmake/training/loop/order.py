@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, ClassVar, Self, TypeVar
@@ -30,9 +30,6 @@ from latentmake.training.order import (
 )
 
 Order = TypeVar("Order", bound="TrainingOrder")
-
-CHECKPOINT_WEIGHTS = "weights.safetensors"
-CHECKPOINT_STATE = "state.pt"
 
 _LENGTHS = {"steps", "epochs", "max_steps"}
 _STEPS = 1000  # where neither `steps` nor `epochs` is set
@@ -70,7 +67,6 @@ class TrainingOrder(RunOrder):
             default changes.
         picture_suffix: end of the names of decoded samples.
         weights: digest of the network's files, and of a LoRA that it begins from.
-        resumed: digest of the checkpoint `resume_from_checkpoint`, "" where there is none yet.
         vae: decoder of the sample pictures.
         prompts: of the sample pictures; may be empty.
         captions: number of the manifest's first captions that are drawn too. The planner cannot
@@ -79,13 +75,11 @@ class TrainingOrder(RunOrder):
         sample_size: width and height of the sample pictures, in pixels.
         texts: dataset -> dependence of its caption variants on the step, where there is one.
         validates: steps between two losses of the held-out items; None for none.
-        kept: checkpoint folders that the configuration names, of any run; they are never removed.
     """
 
     version: ClassVar[int] = 1
     picture_suffix: ClassVar[str] = ".png"
     weights: str
-    resumed: str = ""
     vae: Weights
     prompts: list[Prompt]
     captions: int = 0
@@ -94,7 +88,6 @@ class TrainingOrder(RunOrder):
     trainer: LoopTrainer
     texts: dict[str, TextSchedule] = Field({})
     validates: int | None = None
-    kept: list[str] = Field([])
 
     @property
     def init_files(self) -> list[Path]:
@@ -209,13 +202,11 @@ def wanted(order: TrainingOrder, data: str | None = None) -> Wanted:
     Raises:
         TrainingError: the lock is missing or damaged.
     """
-    named, resumed = order.trainer.resume_from_checkpoint, order.resumed
-    if named is not None and not resumed:
-        resumed = checkpoint_digest(Path(named))
-    settings, record = order.settings_digest(), Record.read(RunFiles(order).record)
-    trained = settings if record is None else record.wanted.settings
-    if trained != settings and trained in [order.settings_digest(**gone) for gone in _GONE]:
-        settings = trained
+    settings, resumed = order.settings_digest(), ""
+    record = Record.read(RunFiles(order).record)
+    same = [settings, *(order.settings_digest(**gone) for gone in _GONE)]
+    if record is not None and record.wanted.settings in same:
+        settings, resumed = record.wanted.settings, record.wanted.resumed
     return Wanted(
         data=lock_digest(order.lock) if data is None else data,
         settings=settings,
@@ -232,22 +223,13 @@ def in_each_precision(order: Order, want: Wanted) -> Iterator[tuple[Order, Wante
     """
     for precision in ("bf16", "fp16", "no"):
         each = order.with_settings(mixed_precision=precision)
-        yield each, wanted(each.model_copy(update={"resumed": want.resumed}), want.data)
+        yield each, wanted(each, want.data)
 
 
 def as_trained(order: Order, want: Wanted) -> Order | None:
     """Return an order in the precision that its weights were trained in; None where none are."""
     found = in_each_precision(order, want)
     return next((each for each, known in found if RunFiles(each).trained(known)), None)
-
-
-def checkpoint_digest(folder: Path, file_digest: Callable[[Path], str] = digest.of_file) -> str:
-    """Return the digest of a checkpoint's content; "" where it is not there."""
-    try:
-        files = (CHECKPOINT_WEIGHTS, CHECKPOINT_STATE)
-        return digest.of_value([file_digest(folder / name) for name in files])
-    except OSError:
-        return ""
 
 
 def sample_steps(order: TrainingOrder, steps: int) -> frozenset[int]:
@@ -266,10 +248,6 @@ def check_settings(trainer: LoopTrainer, *, here: bool = True) -> Iterator[Findi
     faults = ["bitsandbytes is not installed, which these settings need"] if lacks else []
     yield of_faults("environment", faults, "has what these settings need")
     yield from accelerate_config(trainer.accelerate_config)
-    begun = trainer.resume_from_checkpoint
-    if begun is not None and not Path(begun, CHECKPOINT_WEIGHTS).is_file():
-        note = f"{begun} is no checkpoint: name a folder such as runs/NAME/checkpoints/step-000500"
-        yield Finding("resume_from_checkpoint", "failed", note)
 
 
 CURVES = "curves.png"

@@ -409,7 +409,6 @@ class Recipe:
         rate: scalar of the items trained on in a second.
         several: whether a step may leave some trained weights without gradients.
         tensors: what it reads of cache files.
-        alpha: scale of the LoRA; None where none is trained.
         make_objective: returns noise, timesteps and loss; raises ModelError where they do not fit
             the network.
         make_network: returns the network as a training begins with it, the same each time, from
@@ -431,7 +430,6 @@ class Recipe:
     several: bool = False
     order: TrainingOrder
     tensors: CacheTensors
-    alpha: float | None
     make_objective: Callable[[], Objective]
     make_network: Callable[..., Network]
     make_sampler: Callable[[Any, Stored], Any]

@@ -170,19 +170,6 @@ class Training:
                 shorter = "" if own else " of a shorter training"
                 say(f"resumed from step {self.step}{shorter} ({found.folder})")
             return [progress.wanted, self.wanted]
-        if self.settings.resume_from_checkpoint is not None:
-            found, state = checkpoint.read(Path(self.settings.resume_from_checkpoint))
-            self.learner.restore(state, found.folder)
-            self.step = found.progress.step
-            if self.step >= self.steps:
-                keys = "`steps`, `epochs` or `max_steps`" if self.settings.step_limit else ""
-                raise TrainingError(
-                    f"this checkpoint is of step {self.step}, and the training ends at step "
-                    f"{self.steps}",
-                    where=found.folder,
-                    hint=f"raise {keys or '`steps` or `epochs`'}, which include its earlier steps",
-                )
-            say(f"beginning at step {self.step} of {found.folder}")
         return []
 
     def _steps(self, steps_with_samples: frozenset[int]) -> None:
@@ -377,10 +364,10 @@ class Training:
             limit=self.settings.step_limit,
             continued=self.continued,
         )
-        folder, kept = self.files.checkpoints, self.order.kept
-        checkpoint.save(folder, progress, self.learner.state(), kept)
+        folder = self.files.checkpoints
+        checkpoint.save(folder, progress, self.learner.state())
         self.saved = self.step
-        checkpoint.prune(folder, self.wanted, self.settings.checkpoints_total_limit, kept)
+        checkpoint.prune(folder, self.wanted, self.settings.checkpoints_total_limit)
 
     def _copy(self) -> None:
         """Write the trained weights as they are now, for use elsewhere."""
@@ -413,5 +400,4 @@ class Training:
             mixed_precision=self.settings.mixed_precision,
         )
         write_record(record, self.files, self.recipe.results)
-        kept = self.order.kept
-        checkpoint.prune(self.files.checkpoints, self.wanted, 1, kept, others=True)
+        checkpoint.prune(self.files.checkpoints, self.wanted, 1, others=True)

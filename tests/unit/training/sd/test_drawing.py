@@ -266,7 +266,7 @@ def test_a_training_with_a_key_that_is_gone_stays_trained(tmp_path: Path, settin
     order = make_order(tmp_path, prompts=True, samples=samples, **chosen)
     plain, files = wanted(order), RunFiles(order)
     record = Record(
-        wanted=plain.model_copy(update={"settings": settings}),
+        wanted=plain.model_copy(update={"settings": settings, "resumed": "e" * 64}),
         steps=12,
         loss_start=1.0,
         loss_end=0.5,

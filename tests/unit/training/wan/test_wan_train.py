@@ -22,6 +22,7 @@ from latentmake.training.loop.caches import WAN, Caches, read_items
 from latentmake.training.loop.order import picture_reasons, wanted
 from latentmake.training.loop.plan import begun
 from latentmake.training.loop.state import trained_state
+from latentmake.training.loop.train import Training
 from latentmake.training.order import RunFiles
 from latentmake.training.wan.dit import PLACES, WanOrder
 from latentmake.training.wan.recipe import CLIP, FIRST_FRAME, Objective
@@ -224,16 +225,19 @@ def test_images_and_clips_are_mixed_but_not_in_a_batch(tmp_path: Path) -> None:
     assert torch.equal(latents[0], load_file(held.latents["48x32"][0])[name].float())
 
 
-def test_steps_end_at_their_bound_and_checkpoints_come_with_epochs(tmp_path: Path) -> None:
+def test_steps_end_at_their_bound_and_checkpoints_come_with_epochs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings: dict[str, Any] = {"epochs": 30, "max_steps": 9, "checkpointing_epochs": 1}
-    order = make_order(tmp_path, **settings)
-    named = ["step-000004", "step-000008"]  # which stay
-    kept = [str(RunFiles(order).checkpoints / name) for name in named]
-    training = make_training(order.model_copy(update={"kept": kept}))
+    order = make_order(tmp_path, checkpoints_total_limit=9, **settings)
+    training = make_training(order)
     assert (training.steps, training.batch_order.batches_per_epoch) == (9, 4)
-    training.run()
+    with monkeypatch.context() as killed:
+        killed.setattr(Training, "_finish", lambda training: None)
+        training.run()
     folders = sorted(path.name for path in RunFiles(order).checkpoints.iterdir())
-    assert folders == [*named, "step-000009"]
+    assert folders == ["step-000004", "step-000008"]
+    make_training(order).run()
     assert json.loads(RunFiles(order).record.read_bytes())["steps"] == 9
 
 
