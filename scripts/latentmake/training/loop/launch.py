@@ -1,16 +1,11 @@
 """Launch of a training, unless its result is already there.
 
-No torch here before a training really starts. `python -m latentmake.training.loop.launch OPTIONS -m
-MODULE ORDER` is `accelerate launch` without a traceback of its own where the training failed.
+No torch here.
 """
 
 from __future__ import annotations
 
-import logging
-import signal
-import subprocess
 import sys
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -26,10 +21,10 @@ from latentmake.training.loop.order import (
     wanted,
 )
 from latentmake.training.order import RunFiles, caption_in, finish, read_order
-from latentmake.training.process import RUN, killed_by, run_child, say
+from latentmake.training.process import RUN, run_child, say
 
 _Order = TypeVar("_Order", bound=TrainingOrder)
-_ACCELERATE = (sys.executable, "-m", "latentmake.training.loop.launch")
+_ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch")
 
 
 def read(path: Path, kind: type[_Order]) -> _Order:
@@ -117,36 +112,3 @@ def _launcher(order: TrainingOrder, processes: int) -> list[str]:
         options += ["--num_processes", str(processes), "--num_machines", "1"]
         options += ["--multi_gpu"] if processes > 1 else []
     return [*_ACCELERATE, *options]
-
-
-def quietly(launch: Callable[[], object]) -> int:
-    """Run a launcher, and return the exit status of what it launched.
-
-    The training says its error itself; the launchers of accelerate and torch would add theirs.
-    """
-    logging.disable(logging.ERROR)  # torch's launcher logs each process that failed
-    try:
-        launch()
-        return 0
-    except subprocess.CalledProcessError as error:
-        status = error.returncode
-    except KeyboardInterrupt:
-        return 130
-    except Exception as error:
-        from torch.distributed.elastic.multiprocessing import SignalException
-        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
-        if isinstance(error, SignalException):
-            return 128 + error.sigval
-        if not isinstance(error, ChildFailedError):
-            raise
-        status = error.get_first_failure()[1].exitcode
-    if status < 0:
-        sys.stderr.write(f"error: {killed_by(signal.Signals(-status).name)}\n")
-    return max(status, 1)
-
-
-if __name__ == "__main__":
-    from accelerate.commands.launch import main
-
-    sys.exit(quietly(main))
