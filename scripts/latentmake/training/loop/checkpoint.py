@@ -24,7 +24,6 @@ from latentmake.files import atomic
 from latentmake.training.loop.order import (
     Order,
     TrainingOrder,
-    as_trained,
     in_each_precision,
 )
 from latentmake.training.order import JsonFile, RunFiles, Wanted
@@ -201,7 +200,6 @@ def as_begun(order: Order, want: Wanted) -> Order:
     """
     if order.trainer.mixed_precision != "auto":
         return order
-    if trained := as_trained(order, want):
-        return trained
-    found = in_each_precision(order, want)
-    return next((each for each, known in found if resumable(each, known)), order)
+    found = [*in_each_precision(order, want)]
+    trained = [each for each, known in found if RunFiles(each).trained(known)]
+    return next(iter(trained or [each for each, known in found if resumable(each, known)]), order)

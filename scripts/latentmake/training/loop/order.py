@@ -226,12 +226,6 @@ def in_each_precision(order: Order, want: Wanted) -> Iterator[tuple[Order, Wante
         yield each, wanted(each, want.data)
 
 
-def as_trained(order: Order, want: Wanted) -> Order | None:
-    """Return an order in the precision that its weights were trained in; None where none are."""
-    found = in_each_precision(order, want)
-    return next((each for each, known in found if RunFiles(each).trained(known)), None)
-
-
 def sample_steps(order: TrainingOrder, steps: int) -> frozenset[int]:
     """Return the steps after which a training draws sample pictures: first, last, in between."""
     every = order.trainer.samples.every

@@ -14,16 +14,16 @@ from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import Difference
 from latentmake.plan.target import prompt_path
 from latentmake.training.backend import Backend, Finding, refuse_failed
+from latentmake.training.loop.checkpoint import as_begun, resumable
 from latentmake.training.loop.order import (
     Prompt,
     TextSchedule,
     TrainingOrder,
-    as_trained,
     check_settings,
     picture_reasons,
     wanted,
 )
-from latentmake.training.order import Record, RunFiles, Wanted, run_values
+from latentmake.training.order import Record, RunFiles, run_values
 
 if TYPE_CHECKING:
     from latentmake.training.init_lora import Place
@@ -99,8 +99,8 @@ def begun(
 
 def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: bool) -> None:
     """Write the order of a run, and decide whether it is to be trained; see `Backend.plan`."""
-    if plan.lock and order.trainer.mixed_precision == "auto":
-        order = _in_its_precision(order, wanted(order, plan.lock))
+    if plan.lock:
+        order = as_begun(order, wanted(order, plan.lock))
     plan.trainer, plan.trainer_order = order, order.path
     if not facts.asks:
         order.write()
@@ -109,14 +109,6 @@ def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: boo
         plan.note = _note(order, plan)
         if train:
             refuse_failed(check_settings(order.trainer, here=facts.runs_jobs))
-
-
-def _in_its_precision(order: TrainingOrder, want: Wanted) -> TrainingOrder:
-    if trained := as_trained(order, want):
-        return trained
-    from latentmake.training.loop.checkpoint import as_begun  # which a trained run does without
-
-    return as_begun(order, want)
 
 
 def reasons(order: TrainingOrder, plan: RunPlan) -> list[Difference]:
@@ -150,8 +142,6 @@ def _note(order: TrainingOrder, plan: RunPlan) -> str:
     note = f"training of {plan.name}: begins from the LoRA {begins}" if begins else ""
     if not plan.lock or not order.weights:
         return note
-    from latentmake.training.loop.checkpoint import resumable
-
     files, want = RunFiles(order), wanted(order, plan.lock)
     if files.trained(want) is not None:
         return ""
