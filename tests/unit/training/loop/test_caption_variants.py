@@ -98,9 +98,3 @@ def test_the_warm_up_goes_through_the_first_half_of_the_variants(
     assert set(chosen(caches, made, 1, 10)) == {0}
     assert set(chosen(caches, made, 11, 20)) == {1}
     assert set(chosen(caches, made, 21, STEPS)) == {2, 3}
-
-
-def test_items_without_variants_are_left_alone(tmp_path: Path) -> None:
-    caches = Caches(read_items(make_manifest(tmp_path)))
-    made = variants(caches)
-    assert list(made.batches(0, 1, 9)) == list(made.order.batches(0, 1, 9))

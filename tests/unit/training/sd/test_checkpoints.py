@@ -95,12 +95,6 @@ def test_other_changes_train_from_the_start(
     assert folders(order) == [f"step-{record(order)['steps']:06d}"]
 
 
-def as_before(path: Path, *keys: str) -> None:
-    """Write a JSON file as an earlier release did, without some keys."""
-    values = json.loads(path.read_text())
-    path.write_text(json.dumps({key: each for key, each in values.items() if key not in keys}))
-
-
 def planned(order: SdOrder, lock: str = "d" * 64) -> RunPlan:
     """Return the plan of a run whose caches are there."""
     values = {
@@ -202,21 +196,6 @@ def test_without_a_sound_checkpoint_a_training_begins_anew_and_says_so(
     said = capfd.readouterr().err
     assert f"{folder} is damaged and skipped" in said.splitlines()
     assert "no checkpoint is undamaged: the training starts from the beginning" in said
-    assert weights(order) == expected
-
-
-def test_a_state_that_is_no_archive_does_not_block_a_run(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    order = make_order(tmp_path, steps=2)
-    make_training(order).run()
-    expected = weights(order)
-    RunFiles(order).record.unlink()
-    (folder,) = RunFiles(order).checkpoints.iterdir()
-    as_before(folder / "progress.json", "files")  # of an earlier release
-    (folder / "state.pt").write_bytes(b"\x01\x02no archive")
-    make_training(order).run()
-    assert f"{folder} is damaged" in capfd.readouterr().err
     assert weights(order) == expected
 
 

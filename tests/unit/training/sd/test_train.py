@@ -21,12 +21,10 @@ from latentmake.errors import (
     TrainingError,
     storage_error,
 )
-from latentmake.files import atomic, cachefile
 from latentmake.training.loop import checkpoint
-from latentmake.training.loop.caches import Caches, Row, read_items
 from latentmake.training.loop.order import read_index, sample_steps, wanted
 from latentmake.training.loop.pictures import read_curves
-from latentmake.training.loop.recipe import generator, held_out_loss
+from latentmake.training.loop.recipe import generator
 from latentmake.training.order import RunFiles, Wanted, read_order
 from latentmake.training.sd.unet import SdOrder
 from PIL import Image
@@ -192,41 +190,6 @@ def test_the_loss_of_held_out_items_is_logged_and_changes_no_weight(tmp_path: Pa
     steps, losses = found["validation_loss"]
     assert steps.tolist() == [0, 2, 4, 5]
     assert len(set(losses.tolist())) == 4 and (losses > 0).all()
-
-
-def test_the_loss_of_a_held_out_item_depends_on_nothing_beside_it(tmp_path: Path) -> None:
-    training = make_training(make_order(tmp_path))
-    rows = read_items(tmp_path / "manifest.jsonl")
-
-    def stamp(row: Row, key: str) -> None:
-        for size in row.latents:
-            (path,) = row.latents_at(size)
-            with safe_open(path, framework="pt") as file:
-                said = file.metadata() | cachefile.stamp(key=key + size, source="", recipe={})
-            atomic.write(path, cachefile.serialize(load_file(path), said))
-
-    def loss(*held_out: Row) -> float:
-        caches, objective = Caches([*held_out]), training.objective
-        return training.learner.alone(
-            lambda model: held_out_loss(
-                lambda *batch: training._losses(model, *batch).raw, caches, objective
-            )
-        )
-
-    stamp(rows[0], "first")
-    stamp(rows[1], "second")
-    alone = [loss(row) for row in rows[:2]]
-    assert loss(*rows[:2]) == pytest.approx(sum(alone) / 2, rel=1e-6)
-    stamp(rows[1], "other")
-    assert loss(rows[1]) != alone[1]  # noise follows the key
-
-
-def test_training_twice_on_the_same_trains_once(launched: Launched) -> None:
-    weights = RunFiles(launched.order).weights
-    before = weights.stat().st_mtime_ns
-    assert launched.again() == f"tiny: already trained on exactly this: {weights}\n"
-    assert weights.stat().st_mtime_ns == before
-    assert json.loads((launched.root / "again.json").read_text()) == launched.receipt
 
 
 # Ends as by `kill -9` where its second checkpoint is begun: five steps past its first.
@@ -436,13 +399,6 @@ def test_a_network_that_does_not_fit_the_caches_is_named(
     assert str(unet) in str(error.value)
 
 
-def test_a_missing_prompt_is_named(tmp_path: Path) -> None:
-    order = make_order(tmp_path, prompts=True)
-    missing = order.prompts[0].model_copy(update={"text": str(tmp_path / "none.safetensors")})
-    with pytest.raises(CacheError, match=r"none\.safetensors"):
-        make_training(order.model_copy(update={"prompts": [missing]}))
-
-
 def test_faults_of_order_and_lock_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="order cannot be read"):
         read_order(tmp_path / "none.json", SdOrder)
@@ -454,14 +410,6 @@ def test_faults_of_order_and_lock_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "dataset.lock").write_text("{}")
     with pytest.raises(TrainingError, match="lock"):
         wanted(order)
-
-
-def test_samples_are_drawn_at_the_start_the_end_and_between(tmp_path: Path) -> None:
-    order = make_order(tmp_path, prompts=True, steps=10)
-    assert sorted(sample_steps(order, 10)) == [0, 2, 5, 7, 10]
-    order = make_order(tmp_path, prompts=True, steps=10, samples={"every": 4})
-    assert sorted(sample_steps(order, 10)) == [0, 4, 8, 10]
-    assert not sample_steps(make_order(tmp_path, steps=10), 10)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="two processes share a CPU, not a GPU")
