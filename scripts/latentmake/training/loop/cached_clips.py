@@ -121,9 +121,6 @@ def collate_fn(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Returns:
         Every tensor of the items, stacked: `latents` [B, 16, f, h, w], `text` [B, 512, D] and
         others; `mask` [B, 512], true where a caption has tokens; `prompts` and `rows`, lists of B.
-
-    Raises:
-        ValueError: the shapes of items differ, which are named.
     """
     batch: dict[str, Any] = {
         f"{name}s": [item[name] for item in items] for name in ("prompt", "row")
@@ -137,11 +134,5 @@ def collate_fn(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             lengths = torch.tensor([len(tensor) for tensor in tensors])
             batch["mask"] = torch.arange(text.shape[1] + missing) < lengths[:, None]
             continue
-        shapes = sorted({tuple(tensor.shape) for tensor in tensors})
-        if len(shapes) > 1:
-            raise ValueError(
-                f"{name} of one batch have the shapes {shapes}: use batch_size=1, or a batch "
-                "sampler that groups items of one shape"
-            )
         batch[name] = torch.stack(tensors)
     return batch

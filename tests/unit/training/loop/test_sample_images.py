@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from latentmake.training.loop.order import (
@@ -20,7 +19,6 @@ from latentmake.training.order import RunFiles
 from latentmake.training.sd.recipe import SdRecipe
 from latentmake.training.sd.unet import SdOrder
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 from trainer_world import make_order
 
@@ -75,24 +73,6 @@ def test_each_picture_is_a_file_that_the_index_names(order: SdOrder) -> None:
         with Image.open(io.BytesIO(data)) as picture:
             assert picture.size == (16, 8)
             assert set(picture.get_flattened_data()) <= cells
-
-
-def test_tensorboard_shows_each_picture_once_however_often_it_is_drawn(order: SdOrder) -> None:
-    for _ in range(2):
-        draw(order)
-    events = EventAccumulator(str(RunFiles(order).logs / "samples"), size_guidance={"images": 0})
-    events.Reload()
-    assert sorted(events.Tags()["images"]) == ["samples/00", "samples/01"]
-    files = pngs(order)
-    for number in (0, 1):
-        shown = events.Images(f"samples/{number:02d}")
-        assert [event.step for event in shown] == list(STEPS)
-        for event in shown:
-            with (
-                Image.open(io.BytesIO(event.encoded_image_string)) as one,
-                Image.open(io.BytesIO(files[f"step-{event.step:06d}_{number:02d}.png"])) as other,
-            ):
-                assert (np.asarray(one) == np.asarray(other)).all()
 
 
 def test_pictures_of_an_earlier_training_go(order: SdOrder, tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from latentmake.training.order import RunFiles
 from latentmake.training.wan.dit import PLACES, WanOrder
 from latentmake.training.wan.recipe import CLIP, FIRST_FRAME
 from PIL import Image
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wan_trainer_world import make_manifest, make_order, make_training
@@ -156,18 +155,6 @@ def test_image_to_video_reads_its_inputs_from_the_caches(tmp_path: Path) -> None
     save_file({"latents_1x4x6_bfloat16": stored["latents_1x4x6_bfloat16"]}, bad)
     with pytest.raises(CacheError, match="has no tensor `latents_image`"):
         make_training(make_order(tmp_path, task="i2v-14B", steps=1))
-
-
-def test_frozen_weights_are_in_the_precision_of_the_training(tmp_path: Path) -> None:
-    order = make_order(tmp_path, steps=2, mixed_precision="bf16")
-    training = make_training(order)
-    dit = training.learner.denoiser.low
-    assert dit.is_gradient_checkpointing
-    assert dit.blocks[0].attn1.to_q.base_layer.weight.dtype == torch.bfloat16
-    assert {each.dtype for each in training.learner.parameters} == {torch.float32}
-    training.run()
-    with safe_open(RunFiles(order).weights, framework="pt") as file:
-        assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.float32}  # noqa: SIM118
 
 
 def test_a_network_of_another_text_encoder_is_refused(tmp_path: Path) -> None:
