@@ -62,14 +62,6 @@ def test_a_part_is_all_its_layers_and_no_other(unet: Any, part: str) -> None:
     assert found
 
 
-def test_a_block_that_is_not_there_is_named(unet: Any) -> None:
-    settings = SdTrainer(kind="sd", adapter="parts", parts=["up_blocks.3"])
-    with pytest.raises(TrainingError, match=r"no `up_blocks\.3`"):
-        network.adapt(network.Denoiser(unet), settings, torch.float32)
-    with pytest.raises(ValidationError, match="pattern"):
-        SdTrainer(kind="sd", adapter="parts", parts=["attn2"])
-
-
 def test_parts_alone_are_trained_and_reinitialised_ones_begin_anew(tmp_path: Path) -> None:
     order = make_order(
         tmp_path,

@@ -22,12 +22,11 @@ from latentmake.errors import (
     storage_error,
 )
 from latentmake.training.loop import checkpoint
-from latentmake.training.loop.order import read_index, sample_steps, wanted
+from latentmake.training.loop.order import wanted
 from latentmake.training.loop.pictures import read_curves
 from latentmake.training.loop.recipe import generator
 from latentmake.training.order import RunFiles, Wanted, read_order
 from latentmake.training.sd.unet import SdOrder
-from PIL import Image
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -147,18 +146,6 @@ def _filled(unet: Any) -> set[str]:
         for name, value in unet.named_parameters()
         if ".lora_B." in name and value.any()
     }
-
-
-def test_sample_pictures_lie_in_one_grid(launched: Launched) -> None:
-    layout = RunFiles(launched.order)
-    index = read_index(layout.samples)
-    assert index is not None
-    assert index.steps == sorted(sample_steps(launched.order, STEPS)) == [0, 10, 20, 30, 40]
-    pictures = [(layout.samples / str(row[0])).read_bytes() for row in index.files]
-    assert pictures[0] != pictures[4]
-    with Image.open(layout.grid) as grid:
-        assert grid.width > 2 * 128
-        assert grid.height > 5 * 64
 
 
 def test_scalars_are_there_for_each_step(launched: Launched) -> None:
