@@ -151,11 +151,6 @@ def exchange_inputs(word, run):
     return inputs_of
 
 
-def on_one_node(resources):
-    """Return the resources of a job that cannot be spread over nodes."""
-    return {name: value for name, value in resources.items() if name != "nodes"}
-
-
 wildcard_constraints:
     dataset=r"[^/]+",
     model=r"[^/]+",

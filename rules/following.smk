@@ -23,7 +23,7 @@ for word, made in FOLLOWING.items():
             "../envs/train.yaml"
         threads: threads_of("train")
         resources:
-            **on_one_node(resources_of("train")),
+            **resources_of("train"),
         params:
             word=word,
         script:

@@ -9,8 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from latentmake.training.clip_dataset import ClipDataset, collate_fn
-    from latentmake.training.loop.caches import CachedClipDataset
+    from latentmake.training.loop.cached_clips import CachedClipDataset, collate_fn
 
 __version__ = "0.2.0"
 
@@ -18,12 +17,11 @@ PLAN_VERSION = 2
 """Raised when the same files and settings would be judged otherwise: which files make an item, how
 captions are read and composed, what is stale. No remembered state of before then counts."""
 
-__all__ = ["PLAN_VERSION", "CachedClipDataset", "ClipDataset", "__version__", "collate_fn"]
+__all__ = ["PLAN_VERSION", "CachedClipDataset", "__version__", "collate_fn"]
 
 _LAZY = {
-    "CachedClipDataset": "latentmake.training.loop.caches",
-    "ClipDataset": "latentmake.training.clip_dataset",
-    "collate_fn": "latentmake.training.clip_dataset",
+    "CachedClipDataset": "latentmake.training.loop.cached_clips",
+    "collate_fn": "latentmake.training.loop.cached_clips",
 }
 
 if not TYPE_CHECKING:

@@ -46,13 +46,13 @@ def test_it_is_importable_everywhere_and_torch_waits_for_the_datasets(
 import sys
 import latentmake
 assert "torch" not in sys.modules
-from latentmake import CachedClipDataset, ClipDataset, collate_fn
+from latentmake import CachedClipDataset, collate_fn
 from torch.utils.data import Dataset
-assert issubclass(ClipDataset, Dataset) and issubclass(CachedClipDataset, Dataset)
+assert issubclass(CachedClipDataset, Dataset)
 assert callable(collate_fn)
 print(latentmake.__file__)
 try:
-    latentmake.Clipdataset
+    latentmake.CachedClipdataset
 except AttributeError as error:
     print(error)
 """
@@ -62,7 +62,7 @@ except AttributeError as error:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         str(source / "scripts/latentmake/__init__.py"),
-        "module 'latentmake' has no attribute 'Clipdataset'",
+        "module 'latentmake' has no attribute 'CachedClipdataset'",
     ]
 
 

@@ -562,7 +562,6 @@ MACHINES: dict[Key, Change] = {
             "runtime": 9,
         }.items()
     },
-    ("cluster", "train", "nodes"): Change(2),
 }
 PUBLICATION: dict[Key, Any] = {
     ("publish", "path"): "elsewhere",

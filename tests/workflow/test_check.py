@@ -70,9 +70,9 @@ def test_every_kind_of_run_is_checked(
     (project / "data/shapes/ant.png").mkdir()
     trainer = {**world.training(), "accelerate_config": "none.yaml"}
     project.configure(lambda values: values["runs"]["tiny"].update(trainer=trainer))
-    assert "accelerate cannot be read ([Errno 2] No such file" in checked(project, failing=True)
+    assert "none.yaml does not exist: correct `accelerate_config`" in checked(project, failing=True)
     result = project.run("train_tiny", check=False)
-    result.one_line("error", "none.yaml", "No such file")
+    result.one_line("error", "none.yaml", "does not exist")
     assert not result.jobs
     if find_spec("bitsandbytes") is None:
         project.configure(lambda values: values["runs"]["tiny"]["trainer"].update(LACKING))

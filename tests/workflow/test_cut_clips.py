@@ -18,8 +18,7 @@ from diffusers import WanTransformer3DModel
 from latentmake.errors import UserError
 from latentmake.index.memo import MEMO, Memo
 from latentmake.plan.receipts import Past, learn_job
-from latentmake.training.clip_dataset import ClipDataset, collate_fn
-from latentmake.training.loop.caches import CachedClipDataset
+from latentmake.training.loop.cached_clips import CachedClipDataset, collate_fn
 from project import Project
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
@@ -207,14 +206,6 @@ def test_the_list_of_cut_clips_is_a_dataset_with_the_same_latents(
         first = wanted[row["source_video"], row["source_first_frame"] // row["source_stride"]]
         assert made.keys() == first.keys()
         assert all(made[name].equal(first[name]) for name in made)
-    clips = ClipDataset(project / f"clips/{RUN}/train.jsonl", frames=5, height=32, width=48)
-    films = ClipDataset(project / "data/films", 5, 32, 48, stride=2, frame_extraction="chunk")
-    assert len(clips) == len(films) == 6
-    for index in range(6):
-        made, cut = films[index], clips[index]
-        assert made["prompt"] == cut["prompt"]
-        assert made["pixel_values"].equal(cut["pixel_values"])
-        assert cut["row"]["source_first_frame"] == made["row"]["first_frame"]
 
 
 # -- own loops ------------------------------------------------------------------------------------

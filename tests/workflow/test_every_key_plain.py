@@ -197,7 +197,6 @@ CHANGES: dict[Key, Change] = {
     ("runs", "trainer", "seed"): Change(5),
     ("runs", "trainer", "checkpointing_steps"): Change(2),
     ("runs", "trainer", "checkpoints_total_limit"): Change(1),
-    ("runs", "trainer", "resume_from_checkpoint"): refused("data/more", "checkpoint"),
     ("runs", "trainer", "init_lora"): refused("data/none.safetensors", "init_lora"),
     ("runs", "trainer", "save_every_n_steps"): Change(1),
     ("runs", "trainer", "save_every_n_epochs"): Change(1),

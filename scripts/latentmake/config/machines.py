@@ -144,7 +144,7 @@ class ClusterJob(Closed, shapes=MACHINE):
     partition: str | None = Field(None, min_length=1)
     """Partition of this kind of job; by default that of all jobs."""
     gpus: Number = Field(1, ge=0)
-    """GPUs of each node. With `0`, encoding jobs run on CPUs."""
+    """GPUs. With `0`, encoding jobs run on CPUs."""
     cpus: Number = Field(4, ge=1)
     """CPU cores."""
     mem_mb: Number = Field(16_000, ge=1)
@@ -159,8 +159,6 @@ class TrainingJob(ClusterJob):
     cpus: Number = Field(8, ge=1)
     mem_mb: Number = Field(48_000, ge=1)
     runtime: Number = Field(1440, ge=1)
-    nodes: Number = Field(1, ge=1)
-    """Nodes that train together, each with `gpus`, started by `srun` and `accelerate launch`."""
 
 
 class Cluster(Closed, shapes=MACHINE):

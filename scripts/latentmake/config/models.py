@@ -201,8 +201,7 @@ class Model(Closed):
     """One file with VAE, text encoders and network, as Civitai has them: a `.safetensors` file of
     Stable Diffusion 1.x, 2.x or XL for the trainer `sd` or sd-scripts. Leave out `vae`, `text` and
     `unet` then, or set one of them to take it from elsewhere. For the other architectures of
-    sd-scripts it is the file of the network that is trained. It is not a state to resume from; that
-    is `resume_from_checkpoint` of a trainer."""
+    sd-scripts it is the file of the network that is trained."""
     dit: LocalPlace | None = shaped(None, Shapes("weights", applies=[_MUSUBI]))
     """Network that musubi-tuner or the trainer `wan` trains: a path or
     [section](#place-of-weights). For Wan 2.2 this is the network for low noise."""

@@ -87,14 +87,9 @@ _DECAYED = Applies(
     "needs `lr_scheduler: linear` or `cosine`",
     when=lambda trainer: trainer.lr_scheduler in ("linear", "cosine"),
 )
-_BEGUN = Applies(
-    "and `resume_from_checkpoint` are both set: leave one out",
-    when=lambda trainer: trainer.resume_from_checkpoint is None,
-)
 _LORA = Applies(
     "needs `adapter: lora`", when=lambda trainer: getattr(trainer, "adapter", "lora") == "lora"
 )
-_CONTENT = Shapes("weights", indirect=True)
 _TWO_NETWORKS = Applies(
     "has one network, and no boundary between two",
     row=lambda model: model.version.boundary is not None,
@@ -121,7 +116,7 @@ class LoopTrainer(Trainer):
     lora_dropout: Real = Field(0.0, ge=0, lt=1)
     """Share of a layer's inputs that its LoRA does not see in a step (peft's `lora_dropout`)."""
     init_lora: DiskPath | None = shaped(
-        None, Shapes("weights", indirect=True, applies=[_LORA, _BEGUN]), min_length=1
+        None, Shapes("weights", indirect=True, applies=[_LORA]), min_length=1
     )
     """LoRA to begin from instead of a new one: a file in the names of diffusers, kohya's scripts,
     musubi-tuner or ComfyUI, or the folder of a training (`runs/NAME`), as two networks of Wan 2.2
@@ -186,14 +181,7 @@ class LoopTrainer(Trainer):
     """Steps between two checkpoints in `runs/{run}/checkpoints/`, from which a killed training
     resumes. The state of the last step is always saved."""
     checkpoints_total_limit: Number = shaped(2, MACHINE, ge=1)
-    """Number of checkpoints to keep during a training. After it, the last state is kept, and each
-    checkpoint that a `resume_from_checkpoint` names."""
-    resume_from_checkpoint: DiskPath | None = shaped(None, _CONTENT, min_length=1)
-    """Checkpoint of another training to start from, such as `runs/NAME/checkpoints/step-000500`:
-    weights, optimizer state, EMA and step. `steps` count from the beginning of that training.
-    Learning rate, weight decay, optimizer arguments and `ema_decay` are those of this run; a LoRA
-    with another `alpha` is refused. The checkpoint is not removed while the configuration names
-    it. Only its content counts, not its path. To train a run longer, raise its `steps` instead."""
+    """Number of checkpoints to keep during a training. After it, the last state is kept."""
     save_every_n_steps: Number | None = shaped(None, MACHINE, ge=1)
     """Steps between two copies of the trained weights, in `runs/{run}/saved/step-000500`. To get a
     copy at once, create the file `runs/{run}/save`. A copy holds the result so far; a checkpoint

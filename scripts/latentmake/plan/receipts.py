@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from latentmake.config.machines import Cluster, TrainingJob
+from latentmake.config.machines import Cluster
 from latentmake.errors import CacheError
 from latentmake.files import atomic
 from latentmake.files.cachefile import Picture
@@ -128,8 +128,6 @@ def resources_of(
         "mem_mb": lambda wildcards, attempt: int(asked.mem_mb * (1 + (attempt - 1) / 2)),
         "runtime": lambda wildcards, attempt: math.ceil(limit * attempt),
     }
-    if isinstance(asked, TrainingJob) and asked.nodes > 1:
-        found["nodes"] = asked.nodes
     slurm = {"partition": asked.partition or cluster.partition, "account": cluster.account}
     return found | {f"slurm_{name}": value for name, value in slurm.items() if value}
 

@@ -60,7 +60,8 @@ class Wanted(JsonFile):
         data: of the manifest's caches.
         settings: of all settings that shape the weights.
         weights: of the network that is trained, and its noise schedule.
-        resumed: of the checkpoint that the training began with; "" for none.
+        resumed: of the checkpoint of another training that it began with, as those of earlier
+            releases could; "" for none.
         version: of the trainer; a record without it is of version 1.
     """
 
@@ -112,9 +113,6 @@ class Basis(JsonFile):
             ends = [f" ({place})" if place else "" for place in (old.network, self.network)]
             networks = short(was.weights) + ends[0], short(now.weights) + ends[1]
             found.append(Difference("network's digest", *networks))
-        if was.resumed != now.resumed:
-            first = short(was.resumed) or "none", short(now.resumed) or "none"
-            found.append(Difference("checkpoint that it begins with", *first))
         return found + value_differences(
             {"version of the trainer": was.version}, {"version of the trainer": now.version}
         )
@@ -250,8 +248,6 @@ def caption_in(path: str) -> str:
 COPIED = "wanted.json"
 """In a copy of the trained weights: the digests that they came from."""
 
-_POINTS = 20
-
 
 class RunFiles:
     """The files below a run's output folder."""
@@ -287,29 +283,6 @@ class RunFiles:
         return [Difference(f"{path} is missing") for path in needed if not path.is_file()]
 
 
-class History(BaseModel):
-    """The mean training loss of some twenty equal stretches of a training.
-
-    Attributes:
-        points: (last step of a stretch, its mean loss).
-        total: sum of the losses of the stretch that has not ended.
-        count: number of these losses.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-    points: list[tuple[int, float]] = []
-    total: float = 0.0
-    count: int = 0
-
-    def add(self, step: int, loss: float, steps: int) -> None:
-        """Add the loss of a step, of `steps` in all."""
-        self.total += loss
-        self.count += 1
-        if step % max(1, steps // _POINTS) == 0 or step == steps:
-            self.points.append((step, self.total / self.count))
-            self.total, self.count = 0.0, 0
-
-
 class Record(JsonFile):
     """Origin of trained weights, and their losses; kept beside them.
 
@@ -323,12 +296,12 @@ class Record(JsonFile):
             records of earlier releases.
     """
 
+    model_config = ConfigDict(extra="ignore", frozen=True)  # earlier releases write more
     wanted: Wanted
     steps: int
     loss_start: float
     loss_end: float
     seconds: float
-    history: list[tuple[int, float]]
     continued: list[int] = Field([])
     mixed_precision: str = ""
     files: dict[str, str] = Field({})

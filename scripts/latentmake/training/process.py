@@ -170,13 +170,10 @@ def last_error(output: str, status: int) -> str:
         return ours[-1]
     if theirs:
         return theirs[-1][:500]
-    killed = re.findall(r"died with <Signals\.(SIG\w+)", output)
+    killed = re.findall(r"(?:died with <Signals\.|Signal \d+ \()(SIG\w+)", output)
     name = killed[-1] if killed else signal.Signals(-status).name if status < 0 else ""
-    return killed_by(name) if name else f"it ended with status {status}"
-
-
-def killed_by(name: str) -> str:
-    """Return the line about a process that a signal ended."""
+    if not name:
+        return f"it ended with status {status}"
     return f"it was killed by {name}{' (too little memory?)' if name == 'SIGKILL' else ''}"
 
 

@@ -100,7 +100,7 @@ def test_what_is_linked_needs_nothing() -> None:
 
 
 def test_a_job_on_a_cluster_gets_twice_the_expected_time() -> None:
-    cluster = Cluster.model_validate({"encode": {"runtime": 10}, "train": {"nodes": 2}})
+    cluster = Cluster.model_validate({"encode": {"runtime": 10}})
     orders = [order_of("text"), order_of("text")]
     for memo, kind, minutes in (
         (None, "encode", 10 + 2 * 200 * 2 / 60),
@@ -111,7 +111,7 @@ def test_a_job_on_a_cluster_gets_twice_the_expected_time() -> None:
         limit: Any = found["runtime"]
         assert limit(None, 1) == pytest.approx(minutes, abs=1)
         assert limit(None, 2) == pytest.approx(2 * minutes, abs=1)
-        assert ("nodes" in found) == (kind == "train") and "slurm_account" not in found
+        assert "slurm_account" not in found
 
 
 def test_batches_are_as_large_as_past_jobs_allow() -> None:

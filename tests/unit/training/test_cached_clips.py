@@ -9,7 +9,7 @@ import pytest
 import torch
 from latentmake.errors import CacheError
 from latentmake.files import atomic, cachefile
-from latentmake.training.loop.caches import CachedClipDataset
+from latentmake.training.loop.cached_clips import CachedClipDataset
 
 STAMP = cachefile.stamp(key="k", source="s", recipe={})
 LATENTS, TEXT = "cache/a_wan.safetensors", "cache/a_wan_te.safetensors"

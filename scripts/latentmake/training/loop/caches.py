@@ -16,20 +16,18 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
-from torch.utils.data import Dataset as TorchDataset
 
-from latentmake.errors import CacheError, DatasetError, TrainingError
+from latentmake.errors import CacheError, TrainingError
 from latentmake.files.cachefile import KEY, ORIGINAL_HEIGHT, ORIGINAL_WIDTH, corruption_of
 from latentmake.files.safetensors import DTYPES, Head, read_head
 from latentmake.geometry.buckets import Size, cover
 from latentmake.layouts import layout
 from latentmake.plan.manifest import Row, rows_of
-from latentmake.training.order import caption_in
 
 
 class Batch(NamedTuple):
@@ -445,97 +443,3 @@ def find_not_finite(caches: Caches, indices: Iterable[int]) -> list[str]:
 
 def _is_finite(tensors: Iterable[torch.Tensor]) -> bool:
     return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
-
-
-_SPLITS = {"train": [False], "validation": [True], "all": [False, True]}
-
-
-class CachedClipDataset(TorchDataset[dict[str, Any]]):
-    """Latents and embeddings of a run that was built, as its manifest lists them.
-
-    Nothing is encoded, and neither VAE nor text encoder is loaded. It can be pickled, and holds no
-    open file.
-
-    Args:
-        manifest: `runs/{run}/manifest.jsonl`, or the folder `runs/{run}`.
-        split: `train`: all items but those held out for validation; `validation`: those;
-            `all`: both.
-        resolution: of the run's resolutions the one to read (`832x480`); by default all of them.
-
-    Raises:
-        DatasetError: the manifest has no such item, or is of another model.
-        TrainingError: the manifest is missing or damaged.
-        CacheError: a cache file is missing or damaged.
-    """
-
-    def __init__(
-        self,
-        manifest: str | os.PathLike[str],
-        split: str = "train",
-        resolution: str | None = None,
-    ) -> None:
-        path = Path(manifest)
-        self.manifest = path / "manifest.jsonl" if path.is_dir() else path
-        if split not in _SPLITS:
-            what, hint = f"split={split!r} is unknown", f"use one of {', '.join(_SPLITS)}"
-            raise DatasetError(what, where="CachedClipDataset", hint=hint)
-        rows = [row for row in rows_of(self.manifest) if row.validation in _SPLITS[split]]
-        # Paths in a manifest are below the folder of the build: that of `runs`.
-        runs = self.manifest.absolute().parent.parent
-        root = str(runs.parent) if runs.name == "runs" else ""
-        named = (
-            (row, Path(root, path))
-            for row in rows
-            for size in row.latents
-            if resolution in (None, size)
-            for path in row.latents_at(size)
-        )
-        row, path = next(named, (None, path))
-        if row is None:
-            what = f"has no item of split={split!r}"
-            what += f" and resolution={resolution!r}" if resolution else ""
-            hint = "see the run's datasets, resolutions and `validation`"
-            raise DatasetError(what, where=self.manifest, hint=hint)
-        text = _names_in(Path(root, row.first_text))
-        if len(text) != 1 or not isinstance(row.text, dict):
-            what, hint = "is not the manifest of a Wan run", "name one whose model has a `task`"
-            raise DatasetError(what, where=self.manifest, hint=hint)
-        more = [
-            Sought(name, 4 if name.startswith("latents") else 2)
-            for name in _names_in(path)
-            if name != WAN.latents.name
-        ]
-        tensors = CacheTensors(WAN.latents, Sought(text[0], 2), (*more,))
-        self._caches = Caches(rows, tensors, root=root, resolution=resolution)
-        self._order = [
-            number for number, row in enumerate(self._caches.rows) for _ in range(row.repeats)
-        ]
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """Read the caches of one item.
-
-        Returns:
-            `latents` [16, f, h, w], normalised as the network takes them, float32; `text` [T, D],
-            without padding, in the dtype of the cache; `prompt`; `row` of the manifest; and, where
-            the model has them, `latents_image` [20, f, h, w], `latents_control` and `clip`.
-
-        Raises:
-            CacheError: a file is gone or damaged.
-        """
-        number = self._order[index]
-        item = self._caches[number]
-        text = item.pop("text")
-        return {
-            **{name: tensor.float() for name, tensor in item.items()},
-            "text": text,
-            "prompt": caption_in(self._caches.examples[number].text.path),
-            "row": self._caches.rows[number].model_dump(exclude_unset=True),
-        }
-
-
-def _names_in(path: Path) -> list[str]:
-    with naming(str(path)):
-        return [re.sub(f"{FORM}$", "", name) for name in read_head(path).entries]

@@ -12,33 +12,29 @@ from __future__ import annotations
 import math
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable
-from itertools import count
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from latentmake import digest
-from latentmake.errors import TrainingError, is_out_of_memory
+from latentmake.errors import is_out_of_memory
 from latentmake.files import atomic
 from latentmake.training.loop.order import (
-    CHECKPOINT_STATE,
-    CHECKPOINT_WEIGHTS,
     Order,
     TrainingOrder,
-    as_trained,
     in_each_precision,
 )
-from latentmake.training.order import History, JsonFile, RunFiles, Wanted
+from latentmake.training.order import JsonFile, RunFiles, Wanted
 
 if TYPE_CHECKING:
     import torch
 
 _NAME = re.compile(r"step-(\d{6,})(-\d+)?")
 _PROGRESS = "progress.json"
-_FILES = (CHECKPOINT_WEIGHTS, CHECKPOINT_STATE)
-
+_WEIGHTS = "weights.safetensors"
+_STATE = "state.pt"
 
 State: TypeAlias = "tuple[dict[str, torch.Tensor], dict[str, Any]]"
 """The trained weights by name, and the state of optimizer, learning rate, EMA and scaler."""
@@ -56,11 +52,11 @@ class Progress(JsonFile):
         files: name of each file of the checkpoint -> its SHA-256.
     """
 
+    model_config = ConfigDict(extra="ignore", frozen=True)  # earlier releases write more
     wanted: Wanted
     step: int
     loss_start: float
     seconds: float
-    history: History
     course: str = ""
     length: float = 0
     limit: int | None = None
@@ -153,8 +149,8 @@ def load(checkpoint: Checkpoint) -> State | None:
         for name, known in checkpoint.progress.files.items():
             if digest.of_file(checkpoint.folder / name) != known:
                 return None
-        weights = load_file(checkpoint.folder / CHECKPOINT_WEIGHTS)
-        file = checkpoint.folder / CHECKPOINT_STATE
+        weights = load_file(checkpoint.folder / _WEIGHTS)
+        file = checkpoint.folder / _STATE
         return weights, torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # unpickling a file that is no archive raises nearly anything
         if isinstance(error, MemoryError) or is_out_of_memory(str(error)):
@@ -162,67 +158,34 @@ def load(checkpoint: Checkpoint) -> State | None:
         return None
 
 
-def read(folder: Path) -> tuple[Checkpoint, State]:
-    """Read a checkpoint of any training, by its folder.
-
-    Raises:
-        TrainingError: it is missing, damaged or no checkpoint.
-    """
-    hint = "name a folder such as runs/NAME/checkpoints/step-000500"
-    progress = Progress.read(folder / _PROGRESS)
-    if progress is None:
-        raise TrainingError("is no checkpoint, or a damaged one", where=folder, hint=hint)
-    found = Checkpoint(folder, progress)
-    state = load(found)
-    if state is None:
-        raise TrainingError("this checkpoint is damaged", where=folder, hint=hint)
-    return found, state
-
-
-def save(checkpoints: Path, progress: Progress, state: State, kept: Iterable[str] = ()) -> None:
+def save(checkpoints: Path, progress: Progress, state: State) -> None:
     """Write a checkpoint; one of another training at the same step is replaced.
 
     Args:
         checkpoints: folder of the run's checkpoints.
         progress: of the training; gets the digests of the files.
         state: of the training.
-        kept: folders that are not replaced; in the place of one, the new one has another name.
     """
     import torch
     from safetensors.torch import save_file
 
-    name, named = f"step-{progress.step:06d}", _places(kept)
-    names = (f"{name}-{number}" if number > 1 else name for number in count(1))
-    folders = (checkpoints / each for each in names)
-    folder = next(each for each in folders if not (each.exists() and each.resolve() in named))
-    with atomic.replacing_folder(folder) as new:
-        save_file(state[0], new / CHECKPOINT_WEIGHTS)
-        with (new / CHECKPOINT_STATE).open("wb") as file:  # so that a full disk is an OSError
+    with atomic.replacing_folder(checkpoints / f"step-{progress.step:06d}") as new:
+        save_file(state[0], new / _WEIGHTS)
+        with (new / _STATE).open("wb") as file:  # so that a full disk is an OSError
             torch.save(state[1], file)
-        digests = {name: digest.of_file(new / name, quiet=True) for name in _FILES}
+        digests = {name: digest.of_file(new / name, quiet=True) for name in (_WEIGHTS, _STATE)}
         progress.model_copy(update={"files": digests}).write(new / _PROGRESS)
 
 
-def prune(
-    checkpoints: Path, wanted: Wanted, keep: int, kept: Iterable[str] = (), *, others: bool = False
-) -> None:
-    """Remove all but the `keep` newest checkpoints of this training, and those of others if so.
-
-    Folders that are `kept` stay.
-    """
+def prune(checkpoints: Path, wanted: Wanted, keep: int, *, others: bool = False) -> None:
+    """Remove all but the `keep` newest checkpoints of this training, and those of others if so."""
     ours = [each.folder for each in find(checkpoints, wanted)]
     removed = ours[keep:]
     if others:
         removed += [folder for _, folder in _folders(checkpoints) if folder not in ours]
         removed += checkpoints.glob(f".*{atomic.TEMPORARY_SUFFIX}")
-    named = _places(kept)
     for folder in removed:
-        if folder.resolve() not in named:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _places(folders: Iterable[str]) -> Collection[Path]:
-    return {Path(each).resolve() for each in folders}
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def as_begun(order: Order, want: Wanted) -> Order:
@@ -237,7 +200,6 @@ def as_begun(order: Order, want: Wanted) -> Order:
     """
     if order.trainer.mixed_precision != "auto":
         return order
-    if trained := as_trained(order, want):
-        return trained
-    found = in_each_precision(order, want)
-    return next((each for each, known in found if resumable(each, known)), order)
+    found = [*in_each_precision(order, want)]
+    trained = [each for each, known in found if RunFiles(each).trained(known)]
+    return next(iter(trained or [each for each, known in found if resumable(each, known)]), order)

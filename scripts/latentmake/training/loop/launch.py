@@ -1,17 +1,11 @@
 """Launch of a training, unless its result is already there.
 
-No torch here before a training really starts. `python -m latentmake.training.loop.launch OPTIONS -m
-MODULE ORDER` is `accelerate launch` without a traceback of its own where the training failed.
+No torch here.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import signal
-import subprocess
 import sys
-from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -23,17 +17,14 @@ from latentmake.training.loop.checkpoint import as_begun
 from latentmake.training.loop.order import (
     Prompt,
     TrainingOrder,
-    check_accelerate,
     picture_reasons,
     wanted,
 )
 from latentmake.training.order import RunFiles, caption_in, finish, read_order
-from latentmake.training.process import RUN, killed_by, run_child, say
+from latentmake.training.process import RUN, run_child, say
 
 _Order = TypeVar("_Order", bound=TrainingOrder)
-_ACCELERATE = (sys.executable, "-m", "latentmake.training.loop.launch")
-_PORTS = range(20_000, 40_000)
-_RANK = "SLURM_NODEID"  # srun's variable, which stands for its value among accelerate's options
+_ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch")
 
 
 def read(path: Path, kind: type[_Order]) -> _Order:
@@ -51,7 +42,7 @@ def read(path: Path, kind: type[_Order]) -> _Order:
     rows = (row for row in rows_of(Path(order.manifest)) if not row.validation)
     texts = [(row.first_text, row.stem) for row in islice(rows, order.captions)]
     captions = [Prompt(prompt=caption_in(text) or stem, text=text) for text, stem in texts]
-    known = {"resumed": want.resumed, "prompts": [*order.prompts, *captions], "captions": 0}
+    known = {"prompts": [*order.prompts, *captions], "captions": 0}
     return as_begun(order.model_copy(update=known), want)
 
 
@@ -105,84 +96,19 @@ def train(
 
 
 def _launcher(order: TrainingOrder, processes: int) -> list[str]:
-    """Return the command before what is launched: accelerate here, or on all nodes of a job.
+    """Return the command before what is launched.
 
     A single process needs none, and finds its device itself.
     """
     settings, config = order.trainer, order.trainer.accelerate_config
-    nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
     if config is not None:
-        check_accelerate(Path(config), order.kind)
         options = ["--config_file", config]
-    elif nodes == processes == 1 and not settings.torch_compile:
+    elif processes == 1 and not settings.torch_compile:
         return [sys.executable]
     else:
         compiles = "inductor" if settings.torch_compile else "no"
         # The training itself tells the precision to its Accelerator.
         options = ["--dynamo_backend", compiles, "--mixed_precision", "no"]
-    if nodes > 1:
-        asked = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
-        names = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
-        return [*srun_command(os.environ, names[0], processes), "--multi_gpu", *options]
-    if config is None:
         options += ["--num_processes", str(processes), "--num_machines", "1"]
         options += ["--multi_gpu"] if processes > 1 else []
     return [*_ACCELERATE, *options]
-
-
-def srun_command(environment: Mapping[str, str], first: str, processes: int) -> list[str]:
-    """Return the command that starts accelerate on all nodes of this SLURM job, to be continued.
-
-    SLURM's variables are those of srun's manual (SLURM_JOB_NUM_NODES and its like).
-
-    Args:
-        environment: of the job.
-        first: name of its first node.
-        processes: devices of each node.
-    """
-    nodes = int(environment["SLURM_JOB_NUM_NODES"])
-    # The same for all nodes, another for each job.
-    port = _PORTS[int(environment["SLURM_JOB_ID"]) % len(_PORTS)]
-    return [
-        # The job's own step holds all of its resources already: --overlap.
-        *("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap"),
-        *_ACCELERATE,
-        *("--num_machines", str(nodes), "--machine_rank", _RANK),
-        *("--main_process_ip", first, "--main_process_port", str(port)),
-        *("--num_processes", str(nodes * processes)),
-    ]
-
-
-def quietly(launch: Callable[[], object]) -> int:
-    """Run a launcher, and return the exit status of what it launched.
-
-    The training says its error itself; the launchers of accelerate and torch would add theirs.
-    """
-    logging.disable(logging.ERROR)  # torch's launcher logs each process that failed
-    try:
-        launch()
-        return 0
-    except subprocess.CalledProcessError as error:
-        status = error.returncode
-    except KeyboardInterrupt:
-        return 130
-    except Exception as error:
-        from torch.distributed.elastic.multiprocessing import SignalException
-        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
-        if isinstance(error, SignalException):
-            return 128 + error.sigval
-        if not isinstance(error, ChildFailedError):
-            raise
-        status = error.get_first_failure()[1].exitcode
-    if status < 0:
-        sys.stderr.write(f"error: {killed_by(signal.Signals(-status).name)}\n")
-    return max(status, 1)
-
-
-if __name__ == "__main__":
-    from accelerate.commands.launch import main
-
-    # srun starts the same command on each node.
-    sys.argv = [os.environ[_RANK] if each == _RANK else each for each in sys.argv]
-    sys.exit(quietly(main))

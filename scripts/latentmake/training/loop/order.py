@@ -5,24 +5,21 @@ No torch and no Pillow here: the planner, the launcher and the comparison of run
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, ClassVar, Self, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
 
 from latentmake import digest
 from latentmake.config.fields import shaping
 from latentmake.config.trainers import LoopTrainer
 from latentmake.config.weights import Weights
-from latentmake.errors import TrainingError, first_line
 from latentmake.plan.state import Difference, short, value_differences
-from latentmake.training.backend import Finding, of_faults
+from latentmake.training.backend import Finding, accelerate_config, of_faults
 from latentmake.training.order import (
     JsonFile,
     Record,
@@ -33,9 +30,6 @@ from latentmake.training.order import (
 )
 
 Order = TypeVar("Order", bound="TrainingOrder")
-
-CHECKPOINT_WEIGHTS = "weights.safetensors"
-CHECKPOINT_STATE = "state.pt"
 
 _LENGTHS = {"steps", "epochs", "max_steps"}
 _STEPS = 1000  # where neither `steps` nor `epochs` is set
@@ -58,7 +52,6 @@ class TrainingOrder(RunOrder):
             default changes.
         picture_suffix: end of the names of decoded samples.
         weights: digest of the network's files, and of a LoRA that it begins from.
-        resumed: digest of the checkpoint `resume_from_checkpoint`, "" where there is none yet.
         vae: decoder of the sample pictures.
         prompts: of the sample pictures; may be empty.
         captions: number of the manifest's first captions that are drawn too. The planner cannot
@@ -67,13 +60,11 @@ class TrainingOrder(RunOrder):
         sample_size: width and height of the sample pictures, in pixels.
         texts: dataset -> dependence of its caption variants on the step, where there is one.
         validates: steps between two losses of the held-out items; None for none.
-        kept: checkpoint folders that the configuration names, of any run; they are never removed.
     """
 
     version: ClassVar[int] = 1
     picture_suffix: ClassVar[str] = ".png"
     weights: str
-    resumed: str = ""
     vae: Weights
     prompts: list[Prompt]
     captions: int = 0
@@ -81,7 +72,6 @@ class TrainingOrder(RunOrder):
     sample_size: tuple[int, int]
     trainer: LoopTrainer
     validates: int | None = None
-    kept: list[str] = Field([])
 
     @property
     def init_files(self) -> list[Path]:
@@ -194,13 +184,11 @@ def wanted(order: TrainingOrder, data: str | None = None) -> Wanted:
     Raises:
         TrainingError: the lock is missing or damaged.
     """
-    named, resumed = order.trainer.resume_from_checkpoint, order.resumed
-    if named is not None and not resumed:
-        resumed = checkpoint_digest(Path(named))
-    settings, record = order.settings_digest(), Record.read(RunFiles(order).record)
-    trained = settings if record is None else record.wanted.settings
-    if trained != settings and trained in [order.settings_digest(**gone) for gone in _GONE]:
-        settings = trained
+    settings, resumed = order.settings_digest(), ""
+    record = Record.read(RunFiles(order).record)
+    same = [settings, *(order.settings_digest(**gone) for gone in _GONE)]
+    if record is not None and record.wanted.settings in same:
+        settings, resumed = record.wanted.settings, record.wanted.resumed
     return Wanted(
         data=lock_digest(order.lock) if data is None else data,
         settings=settings,
@@ -217,22 +205,7 @@ def in_each_precision(order: Order, want: Wanted) -> Iterator[tuple[Order, Wante
     """
     for precision in ("bf16", "fp16", "no"):
         each = order.with_settings(mixed_precision=precision)
-        yield each, wanted(each.model_copy(update={"resumed": want.resumed}), want.data)
-
-
-def as_trained(order: Order, want: Wanted) -> Order | None:
-    """Return an order in the precision that its weights were trained in; None where none are."""
-    found = in_each_precision(order, want)
-    return next((each for each, known in found if RunFiles(each).trained(known)), None)
-
-
-def checkpoint_digest(folder: Path, file_digest: Callable[[Path], str] = digest.of_file) -> str:
-    """Return the digest of a checkpoint's content; "" where it is not there."""
-    try:
-        files = (CHECKPOINT_WEIGHTS, CHECKPOINT_STATE)
-        return digest.of_value([file_digest(folder / name) for name in files])
-    except OSError:
-        return ""
+        yield each, wanted(each, want.data)
 
 
 def sample_steps(order: TrainingOrder, steps: int) -> frozenset[int]:
@@ -245,56 +218,12 @@ def sample_steps(order: TrainingOrder, steps: int) -> frozenset[int]:
     return frozenset([*range(0, steps, every), steps])
 
 
-_REPLICATED = ("NO", "MULTI_GPU", "MULTI_CPU")
-
-
 def check_settings(trainer: LoopTrainer, *, here: bool = True) -> Iterator[Finding]:
     """Check files that the settings need, and packages if it is trained in this environment."""
     lacks = here and trainer.optimizer == "adamw8bit" and find_spec("bitsandbytes") is None
     faults = ["bitsandbytes is not installed, which these settings need"] if lacks else []
     yield of_faults("environment", faults, "has what these settings need")
-    if trainer.accelerate_config is not None:
-        try:
-            check_accelerate(Path(trainer.accelerate_config), trainer.kind)
-        except TrainingError as error:
-            yield Finding("accelerate_config", "failed", str(error))
-    begun = trainer.resume_from_checkpoint
-    if begun is not None and not Path(begun, CHECKPOINT_WEIGHTS).is_file():
-        note = f"{begun} is no checkpoint: name a folder such as runs/NAME/checkpoints/step-000500"
-        yield Finding("resume_from_checkpoint", "failed", note)
-
-
-def check_accelerate(config: Path, kind: str) -> None:
-    """Check a configuration file of `accelerate launch`, for a kind of trainer.
-
-    Raises:
-        TrainingError: it cannot be read, or shards the model or the optimizer.
-    """
-    try:
-        load = json.loads if config.suffix == ".json" else yaml.safe_load  # as accelerate does
-        content = load(config.read_bytes())
-    except (OSError, ValueError, LookupError, AttributeError, yaml.YAMLError) as error:
-        raise TrainingError(
-            f"this configuration of accelerate cannot be read ({first_line(error)})",
-            where=config,
-            hint="correct the trainer's `accelerate_config`, or make it by `accelerate config "
-            f"--config_file {config}`",
-        ) from None
-    if isinstance(content, dict):
-        refuse_sharded(str(content.get("distributed_type") or "NO"), kind, str(config))
-
-
-def refuse_sharded(how: str, kind: str, where: str = "trainer.accelerate_config") -> None:
-    """Refuse a `distributed_type` of accelerate that shards the model or the optimizer.
-
-    DeepSpeed's ZeRO, FSDP and the like do so; `where` it is set.
-    """
-    if how not in _REPLICATED:
-        raise TrainingError(
-            f"the {kind} trainer does not train under {how}",
-            where=where,
-            hint="choose one device or multi-GPU in `accelerate config`, without DeepSpeed or FSDP",
-        )
+    yield from accelerate_config(trainer.accelerate_config)
 
 
 CURVES = "curves.png"

@@ -14,16 +14,15 @@ from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import Difference
 from latentmake.plan.target import prompt_path
 from latentmake.training.backend import Backend, Finding, refuse_failed
+from latentmake.training.loop.checkpoint import as_begun, resumable
 from latentmake.training.loop.order import (
     Prompt,
     TrainingOrder,
-    as_trained,
     check_settings,
-    checkpoint_digest,
     picture_reasons,
     wanted,
 )
-from latentmake.training.order import Record, RunFiles, Wanted, run_values
+from latentmake.training.order import Record, RunFiles, run_values
 
 if TYPE_CHECKING:
     from latentmake.training.init_lora import Place
@@ -99,11 +98,8 @@ def begun(
 
 def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: bool) -> None:
     """Write the order of a run, and decide whether it is to be trained; see `Backend.plan`."""
-    trainers = [run.trainer for run in facts.config.runs.values()]
-    named = {getattr(each, "resume_from_checkpoint", None) for each in trainers} - {None}
-    order = order.model_copy(update={"kept": sorted(named)})
-    if plan.lock and order.trainer.mixed_precision == "auto":
-        order = _in_its_precision(order, wanted(order, plan.lock))
+    if plan.lock:
+        order = as_begun(order, wanted(order, plan.lock))
     plan.trainer, plan.trainer_order = order, order.path
     if not facts.asks:
         order.write()
@@ -112,14 +108,6 @@ def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: boo
         plan.note = _note(order, plan)
         if train:
             refuse_failed(check_settings(order.trainer, here=facts.runs_jobs))
-
-
-def _in_its_precision(order: TrainingOrder, want: Wanted) -> TrainingOrder:
-    if trained := as_trained(order, want):
-        return trained
-    from latentmake.training.loop.checkpoint import as_begun  # which a trained run does without
-
-    return as_begun(order, want)
 
 
 def reasons(order: TrainingOrder, plan: RunPlan) -> list[Difference]:
@@ -153,8 +141,6 @@ def _note(order: TrainingOrder, plan: RunPlan) -> str:
     note = f"training of {plan.name}: begins from the LoRA {begins}" if begins else ""
     if not plan.lock or not order.weights:
         return note
-    from latentmake.training.loop.checkpoint import resumable
-
     files, want = RunFiles(order), wanted(order, plan.lock)
     if files.trained(want) is not None:
         return ""
@@ -162,28 +148,14 @@ def _note(order: TrainingOrder, plan: RunPlan) -> str:
     return note if step is None else f"training of {plan.name}: goes on from step {step}"
 
 
-def resumed(facts: Facts, trainer: LoopTrainer, folder: Path) -> str:
-    """Return the digest of the checkpoint that a training begins with.
-
-    One that is gone, because its own run was trained again, makes no weights stale that came of it.
-    """
-    if trainer.resume_from_checkpoint is None:
-        return ""
-    place = Path(trainer.resume_from_checkpoint)
-    record = Record.read(folder / "training.json")
-    known = record.wanted.resumed if record else ""
-    return checkpoint_digest(place, facts.memo.digest_of_file) or known or "none"
-
-
 def order_values(facts: Facts, name: str, trainer: LoopTrainer) -> dict[str, Any]:
     """Return the values of a run's order that all our trainers have."""
-    run, samples, own = facts.config.runs[name], trainer.samples, run_values(name)
+    run, samples = facts.config.runs[name], trainer.samples
     size = samples.resolution or run.resolutions[0]
     text = partial(prompt_path, facts.config, run.model)
     guided = trainer.draws and samples.guidance_scale > 1
     return {
-        **own,
-        "resumed": resumed(facts, trainer, Path(own["output"])),
+        **run_values(name),
         "vae": facts.config.models[run.model].vae,
         "prompts": [Prompt(prompt=each, text=text(each)) for each in samples.prompts],
         "negative": text(samples.negative_prompt) if guided else None,

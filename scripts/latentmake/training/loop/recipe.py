@@ -31,7 +31,7 @@ from latentmake.caches.encoders.device import pick_device
 from latentmake.config.trainers import LoopTrainer
 from latentmake.errors import TrainingError
 from latentmake.training.loop.caches import Batch, Caches, CacheTensors, Stored, copied
-from latentmake.training.loop.order import TrainingOrder, refuse_sharded
+from latentmake.training.loop.order import TrainingOrder
 
 _Order = TypeVar("_Order", bound=TrainingOrder)
 
@@ -40,6 +40,7 @@ DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # The others wait while the first process draws samples, which may take hours: NCCL's own limit is
 # ten minutes. `accelerate launch` ends all processes as soon as one dies.
 _TIMEOUT = timedelta(days=7)
+_REPLICATED = ("NO", "MULTI_GPU", "MULTI_CPU")
 
 
 def decided(order: _Order) -> _Order:
@@ -86,7 +87,12 @@ def make_accelerator(settings: LoopTrainer, *, several: bool = False) -> Any:
             where="trainer.mixed_precision",
             hint=f"set it to `{'fp16' if settings.mixed_precision == 'bf16' else 'no'}`",
         ) from None
-    refuse_sharded(str(accelerator.distributed_type.value), settings.kind)
+    if (how := accelerator.distributed_type.value) not in _REPLICATED:
+        raise TrainingError(
+            f"the {settings.kind} trainer does not train under {how}",
+            where="trainer.accelerate_config",
+            hint="choose one device or multi-GPU in `accelerate config`, without DeepSpeed or FSDP",
+        )
     return accelerator
 
 
@@ -377,7 +383,6 @@ class Recipe:
         rate: scalar of the items trained on in a second.
         several: whether a step may leave some trained weights without gradients.
         tensors: what it reads of cache files.
-        alpha: scale of the LoRA; None where none is trained.
         make_objective: returns noise, timesteps and loss; raises ModelError where they do not fit
             the network.
         make_network: returns the network as a training begins with it, the same each time, from
@@ -399,7 +404,6 @@ class Recipe:
     several: bool = False
     order: TrainingOrder
     tensors: CacheTensors
-    alpha: float | None
     make_objective: Callable[[], Objective]
     make_network: Callable[..., Network]
     make_sampler: Callable[[Any, Stored], Any]

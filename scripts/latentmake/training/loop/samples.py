@@ -193,8 +193,7 @@ def draw_later(recipe: Recipe) -> None:
     assert record is not None
     # A longer training keeps the pictures of the one that it went on from.
     samples = Samples(recipe, want, (*record.continued, record.steps), [want])
-    weights: dict[int, Path | None] = {record.steps: files.output}
-    weights |= {} if settings.resume_from_checkpoint else {0: None}
+    weights: dict[int, Path | None] = {0: None, record.steps: files.output}
     for folder in files.saved.glob("step-*"):
         if Wanted.read(folder / COPIED) == want:
             weights.setdefault(int(folder.name.removeprefix("step-")), folder)

@@ -61,7 +61,6 @@ class Learner:
         self.denoiser = denoiser.train()
         self.parameters = [each for each in denoiser.parameters() if each.requires_grad]
         self._settings = settings = recipe.order.trainer
-        self._alpha = recipe.alpha
         self._accelerator = accelerator
         self._queries_and_keys = [
             each
@@ -69,9 +68,6 @@ class Learner:
             if each.requires_grad and any(part in f".{name}" for part in (".to_q.", ".to_k."))
         ]
         optimizer = make_optimizer(self.parameters, settings)
-        (group,) = optimizer.param_groups
-        arguments = inspect.signature(type(optimizer)).parameters.keys() - {"params", "lr"}
-        self._hyperparameters = {key: group[key] for key in group if key in arguments}
         self._rates = LambdaLR(optimizer, lambda step: rate_of(step, settings, steps))
         self.network, self.optimizer = accelerator.prepare(denoiser, optimizer)
         self._average: Any = None  # diffusers has no types
@@ -152,8 +148,6 @@ class Learner:
         """Return the content of a checkpoint."""
         scaler = self._accelerator.scaler
         return trained_state(self.denoiser), {
-            "optimizer_name": self._settings.optimizer,
-            "alpha": self._alpha,
             "optimizer": self.optimizer.state_dict(),
             "learning_rate": self._rates.state_dict(),
             "average": None if self._average is None else self._average.state_dict(),
@@ -161,7 +155,7 @@ class Learner:
         }
 
     def restore(self, state: State, where: Path) -> None:
-        """Resume from the state in a checkpoint folder, with this training's own hyperparameters.
+        """Resume from the state in a checkpoint folder, of this training or a shorter one.
 
         Raises:
             TrainingError: it is of another network or optimizer.
@@ -170,20 +164,13 @@ class Learner:
         scaler = self._accelerator.scaler
         try:
             load_trained(self.denoiser, weights)
-            if (name := rest["optimizer_name"]) != self._settings.optimizer:
-                raise ValueError(f"{name} in place of {self._settings.optimizer}")
             self.optimizer.load_state_dict(rest["optimizer"])
             self._rates.load_state_dict(rest["learning_rate"])
-            # The state brings the hyperparameters that it was trained with, beside moments.
-            (group,), peak = self.optimizer.param_groups, self._settings.learning_rate
-            self._rates.base_lrs = [peak]
-            share = self._rates.lr_lambdas[0](self._rates.last_epoch)
-            group.update(self._hyperparameters, initial_lr=peak, lr=peak * share)
-            if (self._average is None) != (rest["average"] is None):
-                raise ValueError("only one of the two has an `ema_decay`")
+            # The rate of a shorter training has fallen further.
+            (group,), (peak,) = self.optimizer.param_groups, self._rates.base_lrs
+            group["lr"] = peak * self._rates.lr_lambdas[0](self._rates.last_epoch)
             if self._average is not None:
                 self._average.load_state_dict(rest["average"])
-                self._average.decay = self._settings.ema_decay
                 self._average.to(self._accelerator.device)
             if scaler is not None and rest["scaler"] is not None:
                 scaler.load_state_dict(rest["scaler"])
@@ -191,15 +178,8 @@ class Learner:
             raise TrainingError(
                 f"this checkpoint belongs to another network or optimizer ({error})",
                 where=where,
-                hint="use the settings that it was trained with, or do not resume from it",
+                hint="delete it and run the same command again",
             ) from None
-        if self._alpha is not None and (alpha := rest.get("alpha")) not in (None, self._alpha):
-            raise TrainingError(
-                f"this checkpoint's LoRA was trained with alpha {alpha:g}, and would be another "
-                f"network with {self._alpha:g}",
-                where=where,
-                hint=f"set the trainer's `alpha` to {alpha:g}",
-            )
 
 
 def _class_of(name: str) -> Callable[..., torch.optim.Optimizer]:

@@ -44,7 +44,6 @@ from latentmake.training.loop.samples import Samples
 from latentmake.training.loop.state import Learner
 from latentmake.training.order import (
     COPIED,
-    History,
     Record,
     RunFiles,
     Wanted,
@@ -124,7 +123,6 @@ class Training:
         self.continued: list[int] = []
         self.loss_start = 0.0
         self.seconds = 0.0
-        self.history = History()
 
     def run(self) -> None:
         """Train, from the newest checkpoint of this very training or from the start.
@@ -163,26 +161,13 @@ class Training:
             self.learner.restore(state, found.folder)
             progress, own = found.progress, found.progress.wanted == self.wanted
             self.step, self.seconds = progress.step, progress.seconds
-            self.loss_start, self.history = progress.loss_start, progress.history
+            self.loss_start = progress.loss_start
             self.continued = [*progress.continued, *([] if own else [self.step])]
             self.saved = self.step if own else 0
             if self.main:
                 shorter = "" if own else " of a shorter training"
                 say(f"resumed from step {self.step}{shorter} ({found.folder})")
             return [progress.wanted, self.wanted]
-        if self.settings.resume_from_checkpoint is not None:
-            found, state = checkpoint.read(Path(self.settings.resume_from_checkpoint))
-            self.learner.restore(state, found.folder)
-            self.step = found.progress.step
-            if self.step >= self.steps:
-                keys = "`steps`, `epochs` or `max_steps`" if self.settings.step_limit else ""
-                raise TrainingError(
-                    f"this checkpoint is of step {self.step}, and the training ends at step "
-                    f"{self.steps}",
-                    where=found.folder,
-                    hint=f"raise {keys or '`steps` or `epochs`'}, which include its earlier steps",
-                )
-            say(f"beginning at step {self.step} of {found.folder}")
         return []
 
     def _steps(self, steps_with_samples: frozenset[int]) -> None:
@@ -211,7 +196,6 @@ class Training:
                 clock = time.monotonic()
                 said = self._one_step(step, batches)
                 self.step = step
-                self.history.add(step, said.loss, self.steps)
                 items, now = self.batch_order.items(step), time.monotonic()
                 self.seconds += now - clock
                 seen += items
@@ -373,16 +357,15 @@ class Training:
             step=self.step,
             loss_start=self.loss_start,
             seconds=self.seconds,
-            history=self.history,
             course=self.order.course_digest(),
             length=self.order.length,
             limit=self.settings.step_limit,
             continued=self.continued,
         )
-        folder, kept = self.files.checkpoints, self.order.kept
-        checkpoint.save(folder, progress, self.learner.state(), kept)
+        folder = self.files.checkpoints
+        checkpoint.save(folder, progress, self.learner.state())
         self.saved = self.step
-        checkpoint.prune(folder, self.wanted, self.settings.checkpoints_total_limit, kept)
+        checkpoint.prune(folder, self.wanted, self.settings.checkpoints_total_limit)
 
     def _copy(self) -> None:
         """Write the trained weights as they are now, for use elsewhere."""
@@ -411,10 +394,8 @@ class Training:
             loss_start=self.loss_start,
             loss_end=loss_end,
             seconds=round(self.seconds, 3),
-            history=self.history.points,
             continued=self.continued,
             mixed_precision=self.settings.mixed_precision,
         )
         write_record(record, self.files, self.recipe.results)
-        kept = self.order.kept
-        checkpoint.prune(self.files.checkpoints, self.wanted, 1, kept, others=True)
+        checkpoint.prune(self.files.checkpoints, self.wanted, 1, others=True)

@@ -113,8 +113,8 @@ def training_memory(
     """Return the bytes that one device needs to train a LoRA on `layers`, part by part.
 
     What a block keeps of a token for its backward pass is a multiple of the block's width, counted
-    on networks of Wan's real sizes; the tests repeat it. `latent` is frames, height and width.
-    Memory that the allocator cannot use is not included (usually under a tenth).
+    on networks of Wan's real sizes; a test counts a small one. `latent` is frames, height and
+    width. Memory that the allocator cannot use is not included (usually under a tenth).
     """
     half, rank = trainer.mixed_precision != "no", trainer.rank
     size, trained = 4 - 2 * half, lora_numbers(shapes, layers, rank)

@@ -351,8 +351,6 @@ class WanRecipe(Recipe):
 
     def __init__(self, order: WanOrder) -> None:
         super().__init__(order)
-        settings = order.trainer
-        self.alpha = float(settings.alpha or settings.rank)
         self.several = None not in (order.dit, order.dit_high_noise)
         first = (Sought(FIRST_FRAME, 4),) if order.image_to_video else ()
         clip = (Sought(CLIP, 2),) if order.needs_clip else ()

@@ -76,9 +76,3 @@ def test_a_killed_training_goes_on_with_the_very_variants(caches: Caches) -> Non
     whole = list(variants(caches).batches(0, 1, STEPS))
     assert whole[17:] == list(variants(caches).batches(0, 18, STEPS))
     assert whole != list(variants(caches, seed=1).batches(0, 1, STEPS))
-
-
-def test_items_without_variants_are_left_alone(tmp_path: Path) -> None:
-    caches = Caches(read_items(make_manifest(tmp_path)))
-    made = variants(caches)
-    assert list(made.batches(0, 1, 9)) == list(made.order.batches(0, 1, 9))

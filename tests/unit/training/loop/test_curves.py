@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from latentmake.training.loop.pictures import curves_png, is_noisy, read_curves, smoothed
+from latentmake.training.loop.pictures import curves_png, read_curves, smoothed
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
@@ -80,12 +80,6 @@ def test_without_scalars_there_is_no_picture(tmp_path: Path) -> None:
     assert curves_png(tmp_path / "logs") is None
 
 
-def test_images_of_a_folder_below_are_no_curves(tmp_path: Path) -> None:
-    write(tmp_path / "logs")
-    write(tmp_path / "logs/samples")
-    assert read_curves(tmp_path / "logs")["loss"][0].tolist() == list(range(1, 61))
-
-
 def test_event_files_that_were_cut_short_give_what_they_hold(tmp_path: Path) -> None:
     write(tmp_path / "logs")
     (file,) = (tmp_path / "logs").iterdir()
@@ -105,17 +99,6 @@ def test_odd_values_are_drawn_or_left_out(tmp_path: Path, values: list[float]) -
         writer.add_scalar("odd/name $", value, step)
     writer.close()
     assert curves_png(tmp_path / "logs")
-
-
-def test_only_what_goes_up_and_down_all_the_time_is_noisy() -> None:
-    steps = np.arange(200.0)
-    random = np.random.default_rng(0)
-    assert is_noisy(random.normal(size=200))
-    assert is_noisy(1 / (steps + 1) + random.normal(size=200))
-    assert not is_noisy(1e-3 * np.cos(steps / 200))
-    assert not is_noisy(steps // 20)
-    assert not is_noisy(random.normal(size=10))
-    assert not is_noisy(np.full(200, 3.0))
 
 
 @given(

@@ -14,7 +14,6 @@ from latentmake.training.loop.caches import (
     PLAIN,
     Batch,
     Caches,
-    check_bytes,
     find_not_finite,
     pad,
     read_items,
@@ -142,33 +141,6 @@ def test_a_damaged_line_is_named_by_its_number(manifest: Path, line: str) -> Non
         read_items(manifest)
 
 
-CONTRADICTIONS = [
-    ("16", b"[4,8,8]", b"[4,8,9]"),
-    ("16", b"[4,8,8]", b"[8,8,4]"),
-    ("16x8", b"[4,4,8]", b"[4,8,4]"),
-    ("16", b'"F32"', b'"I32"'),
-    ("16", b'"F32"', b'"F64"'),
-    ("text", b"[7,16]", b"[9,16]"),
-    ("text", b"[7,16]", b"[16,7]"),
-    ("text", b'"F32"', b'"F16"'),
-]
-
-
-@pytest.mark.parametrize(("folder", "old", "new"), CONTRADICTIONS)
-def test_a_cache_file_whose_header_contradicts_its_values_is_named_with_its_repair(
-    manifest: Path, folder: str, old: bytes, new: bytes
-) -> None:
-    path = manifest.parent / "cache" / folder / "1.safetensors"
-    whole = path.read_bytes()
-    assert whole.count(old) == 1 and len(old) == len(new)
-    path.write_bytes(whole.replace(old, new))
-    with pytest.raises(CacheError) as caught:
-        Caches(read_items(manifest)).batch([2])
-    said = str(caught.value)
-    assert said.startswith(f"{path}: ") and "\n" not in said
-    assert "delete it and run the build's command again, which encodes it anew" in said
-
-
 DAMAGES = {
     "cut short": lambda data: data[:-8],
     "empty": lambda _: b"",
@@ -187,13 +159,6 @@ def test_a_damaged_cache_file_is_named(manifest: Path, folder: str, damage: str)
         Caches(read_items(manifest))
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("folder", ["16", "text"])
-def test_a_missing_cache_file_is_named(manifest: Path, folder: str) -> None:
-    (manifest.parent / "cache" / folder / "1.safetensors").unlink()
-    with pytest.raises(CacheError, match=rf"{folder}/1\.safetensors: .*missing"):
-        Caches(read_items(manifest))
 
 
 @pytest.mark.parametrize("folder", ["16", "text"])
@@ -239,30 +204,6 @@ def test_a_byte_that_changed_since_it_was_written_is_found_as_it_is_first_read(
             with pytest.raises(CacheError, match="checksum differs"):
                 read_text(str(path), PLAIN)
         path.write_bytes(whole)
-
-
-def test_a_file_is_hashed_once(manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed: list[str] = []
-
-    def check(path: str) -> None:
-        hashed.append(path)
-        check_bytes(path)
-
-    monkeypatch.setattr("latentmake.training.loop.caches.check_bytes", check)
-    caches = Caches(read_items(manifest))
-    for batch in ORDER * 2:
-        caches.batch([index % len(caches.examples) for index in batch[:1]])
-    assert hashed and len(set(hashed)) == len(hashed)
-
-
-def test_a_file_that_was_written_anew_is_read_as_it_is_now(manifest: Path) -> None:
-    caches = Caches(read_items(manifest))
-    path = Path(caches.examples[0].latents.path)
-    changed = {"latents": load_file(path)["latents"] + 1}
-    save_file(changed, path, {**METADATA, "another": "header, and longer"})
-    batches = list(caches.prefetched([[0], [0, 2]]))
-    for batch in batches:
-        assert torch.equal(batch.latents[0], (changed["latents"] - SHIFT) * SCALING)
 
 
 def test_files_of_values_that_are_no_numbers_are_found(manifest: Path) -> None:

@@ -12,7 +12,7 @@ from latentmake import digest
 from latentmake.training.loop import launch
 from latentmake.training.loop.checkpoint import Progress, as_begun
 from latentmake.training.loop.order import wanted
-from latentmake.training.order import History, Record, RunFiles
+from latentmake.training.order import Record, RunFiles
 from latentmake.training.sd.unet import SdOrder
 from trainer_world import make_order, train, write_order
 
@@ -76,12 +76,12 @@ def test_what_earlier_releases_trained_stays_trained_and_resumes_as_it_began(
         }
     )
     losses: dict[str, Any] = {"loss_start": 1.0, "seconds": 1.0}
-    progress = Progress(wanted=former, step=2, history=History(), **losses)
+    progress = Progress(wanted=former, step=2, **losses)
     progress.write(files.checkpoints / "step-000002/progress.json")
     assert as_begun(auto, wanted(auto)).trainer.mixed_precision == begun
     shutil.rmtree(files.checkpoints)
     assert as_begun(auto, wanted(auto)) == auto
-    record = Record(wanted=former, steps=4, loss_end=0.5, history=[], **losses)
+    record = Record(wanted=former, steps=4, loss_end=0.5, **losses)
     record.write(files.record)
     files.weights.write_bytes(b"")
     known = as_begun(auto, wanted(auto))

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from latentmake.training.loop.order import (
     CURVES,
     INDEX,
-    PictureIndex,
     picture_reasons,
     read_index,
     wanted,
 )
 from latentmake.training.loop.samples import Samples
-from latentmake.training.order import RunFiles, Wanted
+from latentmake.training.order import RunFiles
 from latentmake.training.sd.recipe import SdRecipe
 from latentmake.training.sd.unet import SdOrder
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 from trainer_world import make_order
 
@@ -79,24 +75,6 @@ def test_each_picture_is_a_file_that_the_index_names(order: SdOrder) -> None:
             assert set(picture.get_flattened_data()) <= cells
 
 
-def test_tensorboard_shows_each_picture_once_however_often_it_is_drawn(order: SdOrder) -> None:
-    for _ in range(2):
-        draw(order)
-    events = EventAccumulator(str(RunFiles(order).logs / "samples"), size_guidance={"images": 0})
-    events.Reload()
-    assert sorted(events.Tags()["images"]) == ["samples/00", "samples/01"]
-    files = pngs(order)
-    for number in (0, 1):
-        shown = events.Images(f"samples/{number:02d}")
-        assert [event.step for event in shown] == list(STEPS)
-        for event in shown:
-            with (
-                Image.open(io.BytesIO(event.encoded_image_string)) as one,
-                Image.open(io.BytesIO(files[f"step-{event.step:06d}_{number:02d}.png"])) as other,
-            ):
-                assert (np.asarray(one) == np.asarray(other)).all()
-
-
 def test_pictures_of_an_earlier_training_go(order: SdOrder, tmp_path: Path) -> None:
     draw(order)
     layout, before = RunFiles(order), read_index(RunFiles(order).samples)
@@ -113,15 +91,6 @@ def test_pictures_of_an_earlier_training_go(order: SdOrder, tmp_path: Path) -> N
     assert before.wanted == wanted(order)
     assert not picture_reasons(later, wanted(later))
     assert picture_reasons(order, wanted(order))
-
-
-def test_drawing_again_gives_the_same_files(order: SdOrder) -> None:
-    draw(order)
-    layout = RunFiles(order)
-    kept = [layout.samples / INDEX, layout.grid, layout.output / CURVES]
-    before = [pngs(order), *(path.read_bytes() for path in kept)]
-    draw(order)
-    assert [pngs(order), *(path.read_bytes() for path in kept)] == before
 
 
 @pytest.mark.parametrize("name", [NAMES[3], INDEX, "../samples.png", "../curves.png"])
@@ -141,30 +110,3 @@ def test_a_training_without_prompts_has_its_curves(tmp_path: Path) -> None:
     assert not pngs(order)
     assert not layout.grid.exists()
     assert not picture_reasons(order, wanted(order))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"files": [["../../secret.png", "step-000000_01.png"]]},
-        {"files": [["step-000000_00.png"]]},
-        {"files": []},
-        {"prompts": []},
-        {"steps": "none"},
-    ],
-    ids=str,
-)
-def test_an_index_that_does_not_fit_is_none(tmp_path: Path, change: dict[str, object]) -> None:
-    order = make_order(tmp_path / "world", prompts=True)
-    want = Wanted(data="1", settings="2", weights="3")
-    rows = {0: ["step-000000_00.png", "step-000000_01.png"]}
-    PictureIndex.of(order, want, rows, curves=False).write(tmp_path / INDEX)
-    index = read_index(tmp_path)
-    assert index is not None
-    model = index.model_dump(mode="json")
-    (tmp_path / INDEX).write_text(json.dumps(model))
-    assert read_index(tmp_path) == index
-    (tmp_path / INDEX).write_text(json.dumps({**model, **change}))
-    assert read_index(tmp_path) is None
-    (tmp_path / INDEX).unlink()
-    assert read_index(tmp_path) is None

@@ -95,46 +95,18 @@ def test_other_changes_train_from_the_start(
     assert folders(order) == [f"step-{record(order)['steps']:06d}"]
 
 
-def as_before(path: Path, *keys: str) -> None:
-    """Write a JSON file as an earlier release did, without some keys."""
-    values = json.loads(path.read_text())
-    path.write_text(json.dumps({key: each for key, each in values.items() if key not in keys}))
-
-
-def test_no_training_removes_a_checkpoint_that_the_configuration_names(tmp_path: Path) -> None:
-    first = make_order(tmp_path, steps=2)
-    make_training(first).run()
-    (named,) = RunFiles(first).checkpoints.iterdir()
-    before = {path: path.read_bytes() for path in named.iterdir()}
-    # Its own run, which goes on from it by name.
-    further = make_order(tmp_path, steps=4, resume_from_checkpoint=str(named))
-    make_training(further.model_copy(update={"kept": [str(named)]})).run()
-    assert folders(further) == ["step-000002", "step-000004"]
-    # Its own run with other settings, to the same step and beyond; another run names it.
-    other = make_order(tmp_path, steps=3, checkpointing_steps=1, learning_rate=1e-3)
-    make_training(other.model_copy(update={"kept": [str(named)]})).run()
-    assert folders(other) == ["step-000002", "step-000003"]
-    assert {path: path.read_bytes() for path in named.iterdir()} == before
-    # To that very step.
-    last = make_order(tmp_path, steps=2, learning_rate=2e-3)
-    make_training(last.model_copy(update={"kept": [str(named)]})).run()
-    assert folders(last) == ["step-000002", "step-000002-2"]
-    assert {path: path.read_bytes() for path in named.iterdir()} == before
-
-
 def planned(order: SdOrder, lock: str = "d" * 64) -> RunPlan:
     """Return the plan of a run whose caches are there."""
     values = {
         "datasets": {"a": {"path": "a"}},
         "models": {"m": {"vae": "v", "text": "t", "unet": "u"}},
         "runs": {
-            name: {
+            "one": {
                 "datasets": "a",
                 "model": "m",
                 "resolutions": [64],
-                "trainer": {"kind": "sd", "resume_from_checkpoint": f"runs/{name}/checkpoints/1"},
+                "trainer": {"kind": "sd"},
             }
-            for name in ("one", "two")
         },
     }
     facts: Any = SimpleNamespace(config=parse(values), runs_jobs=True, asks=False)
@@ -175,18 +147,6 @@ def test_a_setting_that_the_record_of_an_earlier_release_lacks_is_named(
     (settings_alone,) = planned(other).reasons
     assert settings_alone.name == "settings' digest"
     assert settings_alone.old != settings_alone.new
-
-
-def test_an_order_names_the_checkpoints_that_any_run_begins_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = planned(make_order(tmp_path, steps=2)).trainer_order
-    assert path is not None
-    assert json.loads(path.read_text())["kept"] == [
-        "runs/one/checkpoints/1",
-        "runs/two/checkpoints/1",
-    ]
 
 
 # -- damage ---------------------------------------------------------------------------------------
@@ -235,21 +195,6 @@ def test_without_a_sound_checkpoint_a_training_begins_anew_and_says_so(
     said = capfd.readouterr().err
     assert f"{folder} is damaged and skipped" in said.splitlines()
     assert "no checkpoint is undamaged: the training starts from the beginning" in said
-    assert weights(order) == expected
-
-
-def test_a_state_that_is_no_archive_does_not_block_a_run(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    order = make_order(tmp_path, steps=2)
-    make_training(order).run()
-    expected = weights(order)
-    RunFiles(order).record.unlink()
-    (folder,) = RunFiles(order).checkpoints.iterdir()
-    as_before(folder / "progress.json", "files")  # of an earlier release
-    (folder / "state.pt").write_bytes(b"\x01\x02no archive")
-    make_training(order).run()
-    assert f"{folder} is damaged" in capfd.readouterr().err
     assert weights(order) == expected
 
 

@@ -12,9 +12,8 @@ from accelerate.state import AcceleratorState
 from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
 from latentmake.training.loop.order import Prompt, picture_reasons, read_index, wanted
-from latentmake.training.loop.samples import Samples, draw_later
+from latentmake.training.loop.samples import draw_later
 from latentmake.training.order import Record, RunFiles
-from latentmake.training.run import main
 from latentmake.training.sd.recipe import SdRecipe
 from latentmake.training.sd.unet import SdOrder
 from PIL import Image
@@ -157,83 +156,6 @@ def test_a_picture_drawn_afterwards_is_the_one_that_the_training_draws(
                 np.testing.assert_allclose(drawn[name], other, rtol=0, atol=1)
 
 
-def test_a_killed_drawing_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    order = asking(make_order(tmp_path, prompts=True, **SETTINGS), 0)
-    build(order, tmp_path)
-    more = asking(order, 0, 1)
-    path = str(write_order(more, tmp_path / "more.json"))
-    draw = Samples.draw
-
-    def draw_and_die(self: Samples, *arguments: Any) -> int:
-        draw(self, *arguments)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Samples, "draw", draw_and_die)
-    with pytest.raises(KeyboardInterrupt):
-        draw_later(SdRecipe(more))
-    monkeypatch.undo()
-    assert picture_reasons(more, wanted(more))
-    capfd.readouterr()
-    assert main([path, "train"]) == 0
-    said = capfd.readouterr().err
-    assert "of step 0 drawn" not in said
-    assert "of step 3 drawn" in said and "of step 4 drawn" in said
-    assert not picture_reasons(more, wanted(more))
-
-
-def test_copies_and_rows_of_another_training_draw_nothing(tmp_path: Path) -> None:
-    order = asking(make_order(tmp_path, prompts=True, **SETTINGS), 0)
-    make_training(order).run()
-    other = asking(make_order(tmp_path, prompts=True, **{**SETTINGS, "learning_rate": 1e-3}), 0, 1)
-    copy = RunFiles(order).saved / "step-000003"
-    kept = tmp_path / "kept"
-    copy.rename(kept)
-    make_training(other.model_copy(update={"trainer": _without_copies(other)})).run()
-    assert not list(RunFiles(order).saved.iterdir())
-    kept.rename(copy)
-    for path in RunFiles(order).samples.iterdir():
-        path.unlink()
-    draw_later(SdRecipe(other))
-    assert {name[:11] for name in pictures(other)} == {"step-000000", "step-000004"}
-
-
-def _without_copies(order: SdOrder) -> SdTrainer:
-    return order.trainer.model_copy(update={"save_every_n_steps": None})
-
-
-def test_only_what_shapes_the_weights_trains_again(tmp_path: Path) -> None:
-    order = make_order(tmp_path)
-    samples = ({"seed": 1}, {"prompts": ["x"]}, {"guidance_scale": 2.0}, {"every": 7})
-    for changes in (
-        *({"samples": each} for each in samples),
-        {"accelerate_config": "elsewhere.yaml"},
-        {"checkpointing_steps": 7},
-        {"save_every_n_epochs": 2},
-    ):
-        assert wanted(make_order(tmp_path, **changes)) == wanted(order)
-    for each in samples:
-        assert make_order(tmp_path, samples=each).pictures_digest() != order.pictures_digest()
-    unguided = [{"guidance_scale": 1, "negative_prompt": text} for text in ("", "grey")]
-    one, other = (make_order(tmp_path, samples=each) for each in unguided)
-    assert one.pictures_digest() == other.pictures_digest()
-    for changes in ({"rank": 2}, {"learning_rate": 1e-3}, {"seed": 1}, {"ema_decay": 0.9}):
-        assert wanted(make_order(tmp_path, **changes)) != wanted(order)
-        assert make_order(tmp_path, **changes).pictures_digest() == order.pictures_digest()
-
-
-def test_another_version_of_the_trainer_trains_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order = make_order(tmp_path)
-    before = wanted(order)
-    old = {key: value for key, value in before.model_dump().items() if key != "version"}
-    assert type(before).model_validate(old) == before
-    monkeypatch.setattr(SdOrder, "version", 2)
-    assert wanted(order) != before
-
-
 def test_digests_are_those_of_earlier_releases(tmp_path: Path) -> None:
     """What was trained by them is trained."""
     order = make_order(
@@ -266,12 +188,11 @@ def test_a_training_with_a_key_that_is_gone_stays_trained(tmp_path: Path, settin
     order = make_order(tmp_path, prompts=True, samples=samples, **chosen)
     plain, files = wanted(order), RunFiles(order)
     record = Record(
-        wanted=plain.model_copy(update={"settings": settings}),
+        wanted=plain.model_copy(update={"settings": settings, "resumed": "e" * 64}),
         steps=12,
         loss_start=1.0,
         loss_end=0.5,
         seconds=1.0,
-        history=[],
     )
     record.write(files.record)
     files.weights.write_bytes(b"")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from latentmake.errors import ModelError
 from latentmake.training.loop.state import trained_state
 from latentmake.training.sd import network
 from safetensors.torch import load_file, save_file
-from trainer_world import TEXT_WIDTH, make_unet, make_vae
+from trainer_world import TEXT_WIDTH, make_unet
 
 XL = {
     "addition_embed_type": "text_time",
@@ -61,35 +60,6 @@ def test_missing_weights_are_never_made_up(unet: Path, tmp_path: Path, form: str
     with pytest.raises(ModelError) as error:
         network.load_unet(Weights(path=str(tmp_path if form == "folder" else file)))
     assert str(tmp_path) in _only_line(error)
-
-
-def test_a_truncated_file_is_named(unet: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_bytes((unet / "config.json").read_bytes())
-    whole = (unet / "diffusion_pytorch_model.safetensors").read_bytes()
-    (tmp_path / "diffusion_pytorch_model.safetensors").write_bytes(whole[:-100])
-    with pytest.raises(ModelError, match="is cut short") as error:
-        network.load_unet(Weights(path=str(tmp_path)))
-    assert str(tmp_path) in _only_line(error)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("layers_per_block", 1_000_000), ("act_fn", 5), ("norm_num_groups", {})]
-)
-def test_an_odd_configuration_is_one_line(
-    unet: Path, tmp_path: Path, key: str, value: object
-) -> None:
-    shutil.copytree(unet, tmp_path / "unet")
-    config = tmp_path / "unet/config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), key: value}))
-    with pytest.raises(ModelError) as error:
-        network.load_unet(Weights(path=str(tmp_path / "unet")))
-    assert _only_line(error).startswith(f"{tmp_path}/unet")
-
-
-def test_another_kind_of_network_is_refused(tmp_path: Path) -> None:
-    make_vae(tmp_path / "vae")
-    with pytest.raises(ModelError, match="holds a VAE, not a UNet"):
-        network.load_unet(Weights(path=str(tmp_path / "vae")))
 
 
 @pytest.mark.parametrize(

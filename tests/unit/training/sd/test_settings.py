@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,23 +15,16 @@ from hypothesis import strategies as st
 from latentmake.caches.encoders.projection import load_projection, write_projection
 from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
-from latentmake.errors import ModelError, TrainingError, UserError
-from latentmake.index.memo import Memo
-from latentmake.training.loop import checkpoint
-from latentmake.training.loop.order import wanted
-from latentmake.training.loop.plan import resumed
+from latentmake.errors import ModelError, TrainingError
 from latentmake.training.loop.recipe import generator, make_accelerator
 from latentmake.training.loop.state import Learner, rate_of, trained_state
 from latentmake.training.order import RunFiles
 from latentmake.training.sd import network
 from latentmake.training.sd.recipe import Objective, SdRecipe, load_noise_schedule
-from latentmake.training.sd.unet import SdOrder
-from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trainer_world import (
     TEXT_WIDTH,
-    make_manifest,
     make_order,
     make_scheduler,
     make_training,
@@ -70,14 +61,6 @@ def test_a_part_is_all_its_layers_and_no_other(unet: Any, part: str) -> None:
     assert found
 
 
-def test_a_block_that_is_not_there_is_named(unet: Any) -> None:
-    settings = SdTrainer(kind="sd", adapter="parts", parts=["up_blocks.3"])
-    with pytest.raises(TrainingError, match=r"no `up_blocks\.3`"):
-        network.adapt(network.Denoiser(unet), settings, torch.float32)
-    with pytest.raises(ValidationError, match="pattern"):
-        SdTrainer(kind="sd", adapter="parts", parts=["attn2"])
-
-
 def test_parts_alone_are_trained_and_reinitialised_ones_begin_anew(tmp_path: Path) -> None:
     order = make_order(
         tmp_path,
@@ -103,23 +86,6 @@ def test_parts_alone_are_trained_and_reinitialised_ones_begin_anew(tmp_path: Pat
     drawn = trained_state(make_training(other).learner.denoiser)["unet.conv_out.weight"]
     assert not torch.equal(start["unet.conv_out.weight"], drawn)
     assert not torch.equal(before["conv_out.weight"], drawn)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"steps": 3, "epochs": 2},
-        {"parts": ["norms"]},
-        {"adapter": "parts"},
-        {"reinitialize": ["norms"]},
-        {"lr_min_ratio": 0.1},
-        {"prediction_type": "flow_matching", "snr_gamma": 5},
-        {"ema_decay": 1},
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        SdTrainer(kind="sd", **settings)
 
 
 @pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
@@ -359,25 +325,6 @@ def test_gradients_of_queries_and_keys_are_summed_as_by_hand(tmp_path: Path) -> 
     assert by_hand > 0
 
 
-def test_weighted_and_raw_loss_are_told_apart(tmp_path: Path) -> None:
-    training = make_training(make_order(tmp_path, snr_gamma=1.0))
-    batches = map(training.caches.batch, training.batch_order.batches(0, 1, 1))
-    said = training._one_step(1, batches)
-    assert 0 < said.loss < said.raw_loss
-
-
-def test_a_cache_that_is_no_number_is_named_with_its_step(tmp_path: Path) -> None:
-    make_manifest(tmp_path)
-    order = make_order(tmp_path, steps=10, checkpointing_steps=1)
-    training = make_training(order)
-    first = next(iter(training.batch_order.batches(0, 3, 3)))
-    bad = Path(training.caches.examples[first[0]].latents.path)
-    metadata = {"scaling_factor": "1e38", "shift_factor": "0.0", "pixel_width": "16"}
-    save_file({"latents": torch.full_like(load_file(bad)["latents"], 3e38)}, bad, metadata)
-    with pytest.raises(UserError, match=bad.name):
-        make_training(order).run()
-
-
 def test_a_new_projection_is_trained_written_and_taken_up(tmp_path: Path) -> None:
     order = make_order(tmp_path, prompts=True, steps=3, learning_rate=1e-2)
     make_unet(tmp_path / "wide", cross_attention_dim=24)
@@ -416,122 +363,3 @@ def test_a_projection_that_does_not_fit_is_named(tmp_path: Path) -> None:
         load_projection(str(tmp_path / "two.safetensors"))
     with pytest.raises(ModelError, match="does not exist"):
         load_projection(str(tmp_path / "none"))
-
-
-def test_a_training_begins_where_another_one_stood(tmp_path: Path) -> None:
-    first = make_order(tmp_path, steps=6, checkpointing_steps=3)
-    whole = make_order(tmp_path, output="whole", steps=9, checkpointing_steps=3)
-    make_training(first).run()
-    make_training(whole).run()
-    (kept,) = checkpoint.find(RunFiles(first).checkpoints, wanted(first))
-    further = make_order(
-        tmp_path, output="further", steps=9, resume_from_checkpoint=str(kept.folder)
-    )
-    make_training(further).run()
-    assert RunFiles(further).weights.read_bytes() == RunFiles(whole).weights.read_bytes()
-    with pytest.raises(TrainingError, match="of step 6, and the training ends at step 5"):
-        make_training(
-            make_order(tmp_path, output="o", steps=5, resume_from_checkpoint=str(kept.folder))
-        ).run()
-    with pytest.raises(TrainingError, match="is no checkpoint"):
-        make_training(
-            make_order(tmp_path, output="o", resume_from_checkpoint=str(tmp_path / "none"))
-        ).run()
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "rate", "kept"), [("adamw", 1e-2, "lr"), ("prodigy", 1.0, "d")]
-)
-def test_a_training_that_begins_with_a_checkpoint_has_its_own_hyperparameters(
-    tmp_path: Path, optimizer: str, rate: float, kept: str
-) -> None:
-    old: dict[str, Any] = {"optimizer": optimizer, "learning_rate": rate, "ema_decay": 0.9}
-    first = make_order(tmp_path, steps=4, checkpointing_steps=4, **old)
-    training = make_training(first)
-    training.run()
-    (before,) = training.learner.optimizer.param_groups
-    (kept_at,) = checkpoint.find(RunFiles(first).checkpoints, wanted(first))
-    new = {
-        "learning_rate": rate / 20,
-        "weight_decay": 0.25,
-        "optimizer_arguments": {"betas": [0.8, 0.95]},
-        "lr_scheduler": "linear",
-        "ema_decay": 0.5,
-    }
-    folder = str(kept_at.folder)
-    order = make_order(
-        tmp_path,
-        output="further",
-        steps=8,
-        resume_from_checkpoint=folder,
-        **{**old, **new},
-    )
-    further = make_training(order)
-    further._resume()
-    (group,) = further.learner.optimizer.param_groups
-    assert group["weight_decay"] == 0.25
-    assert tuple(group["betas"]) == (0.8, 0.95)
-    assert group["lr"] == rate / 20 * rate_of(4, order.trainer, 8)
-    assert further.learner._average.decay == 0.5
-    if kept != "lr":
-        assert group[kept] == before[kept] > group["d0"]
-    (state, *_) = further.learner.optimizer.state.values()
-    assert state["exp_avg"].abs().sum() > 0
-    make_training(order).run()
-    events = EventAccumulator(str(RunFiles(order).logs))
-    events.Reload()
-    rates = [event.value for event in events.Scalars("learning_rate")]
-    if optimizer == "adamw":
-        expected = [rate / 20 * rate_of(step, order.trainer, 8) for step in range(4, 8)]
-        assert rates == pytest.approx(expected)
-
-
-def test_a_checkpoint_of_another_alpha_is_refused(tmp_path: Path) -> None:
-    first = make_order(tmp_path, steps=2, checkpointing_steps=2, rank=4, alpha=2.0)
-    make_training(first).run()
-    (kept,) = checkpoint.find(RunFiles(first).checkpoints, wanted(first))
-    settings: dict[str, Any] = {"rank": 4, "resume_from_checkpoint": str(kept.folder)}
-    with pytest.raises(TrainingError, match=r"with alpha 2, .* set .* `alpha` to 2$"):
-        make_training(make_order(tmp_path, output="other", steps=3, **settings)).run()
-    make_training(make_order(tmp_path, output="same", steps=3, alpha=2.0, **settings)).run()
-
-
-def test_of_a_checkpoint_to_begin_with_the_content_counts(tmp_path: Path) -> None:
-    first = make_order(tmp_path, steps=2, checkpointing_steps=2)
-    make_training(first).run()
-    (kept,) = checkpoint.find(RunFiles(first).checkpoints, wanted(first))
-
-    def asked(folder: Path) -> SdOrder:
-        return make_order(tmp_path, output="other", steps=3, resume_from_checkpoint=str(folder))
-
-    before = wanted(asked(kept.folder))
-    assert before.resumed
-    moved = tmp_path / "moved"
-    shutil.copytree(kept.folder, moved)
-    assert wanted(asked(moved)) == before
-    weights = load_file(moved / "weights.safetensors")
-    save_file({name: each + 1 for name, each in weights.items()}, moved / "weights.safetensors")
-    assert wanted(asked(moved)) != before
-    # One that is gone makes nothing stale that was trained from it.
-    make_training(asked(kept.folder)).run()
-    shutil.rmtree(kept.folder)
-    facts: Any = SimpleNamespace(memo=Memo(None))
-    output = Path(asked(kept.folder).output)
-    assert resumed(facts, asked(kept.folder).trainer, output) == before.resumed
-    assert resumed(facts, asked(moved).trainer, output) != before.resumed
-
-
-@pytest.mark.parametrize(
-    "changes", [{"adapter": "full"}, {"rank": 2}, {"optimizer": "prodigy"}, {"ema_decay": 0.9}]
-)
-def test_a_checkpoint_of_another_configuration_is_refused(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
-    first = make_order(tmp_path, steps=2, checkpointing_steps=2)
-    make_training(first).run()
-    (kept,) = checkpoint.find(RunFiles(first).checkpoints, wanted(first))
-    other = make_order(tmp_path, output="other", resume_from_checkpoint=str(kept.folder), **changes)
-    with pytest.raises(TrainingError, match="to another network or optimizer") as error:
-        make_training(other).run()
-    assert str(kept.folder) in str(error.value)
-    assert "\n" not in str(error.value)

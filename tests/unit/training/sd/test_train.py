@@ -21,15 +21,12 @@ from latentmake.errors import (
     TrainingError,
     storage_error,
 )
-from latentmake.files import atomic, cachefile
 from latentmake.training.loop import checkpoint
-from latentmake.training.loop.caches import Caches, Row, read_items
-from latentmake.training.loop.order import check_settings, read_index, sample_steps, wanted
+from latentmake.training.loop.order import wanted
 from latentmake.training.loop.pictures import read_curves
-from latentmake.training.loop.recipe import generator, held_out_loss
-from latentmake.training.order import History, RunFiles, Wanted, read_order
+from latentmake.training.loop.recipe import generator
+from latentmake.training.order import RunFiles, Wanted, read_order
 from latentmake.training.sd.unet import SdOrder
-from PIL import Image
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -151,18 +148,6 @@ def _filled(unet: Any) -> set[str]:
     }
 
 
-def test_sample_pictures_lie_in_one_grid(launched: Launched) -> None:
-    layout = RunFiles(launched.order)
-    index = read_index(layout.samples)
-    assert index is not None
-    assert index.steps == sorted(sample_steps(launched.order, STEPS)) == [0, 10, 20, 30, 40]
-    pictures = [(layout.samples / str(row[0])).read_bytes() for row in index.files]
-    assert pictures[0] != pictures[4]
-    with Image.open(layout.grid) as grid:
-        assert grid.width > 2 * 128
-        assert grid.height > 5 * 64
-
-
 def test_scalars_are_there_for_each_step(launched: Launched) -> None:
     events = EventAccumulator(str(RunFiles(launched.order).logs))
     events.Reload()
@@ -192,41 +177,6 @@ def test_the_loss_of_held_out_items_is_logged_and_changes_no_weight(tmp_path: Pa
     steps, losses = found["validation_loss"]
     assert steps.tolist() == [0, 2, 4, 5]
     assert len(set(losses.tolist())) == 4 and (losses > 0).all()
-
-
-def test_the_loss_of_a_held_out_item_depends_on_nothing_beside_it(tmp_path: Path) -> None:
-    training = make_training(make_order(tmp_path))
-    rows = read_items(tmp_path / "manifest.jsonl")
-
-    def stamp(row: Row, key: str) -> None:
-        for size in row.latents:
-            (path,) = row.latents_at(size)
-            with safe_open(path, framework="pt") as file:
-                said = file.metadata() | cachefile.stamp(key=key + size, source="", recipe={})
-            atomic.write(path, cachefile.serialize(load_file(path), said))
-
-    def loss(*held_out: Row) -> float:
-        caches, objective = Caches([*held_out]), training.objective
-        return training.learner.alone(
-            lambda model: held_out_loss(
-                lambda *batch: training._losses(model, *batch).raw, caches, objective
-            )
-        )
-
-    stamp(rows[0], "first")
-    stamp(rows[1], "second")
-    alone = [loss(row) for row in rows[:2]]
-    assert loss(*rows[:2]) == pytest.approx(sum(alone) / 2, rel=1e-6)
-    stamp(rows[1], "other")
-    assert loss(rows[1]) != alone[1]  # noise follows the key
-
-
-def test_training_twice_on_the_same_trains_once(launched: Launched) -> None:
-    weights = RunFiles(launched.order).weights
-    before = weights.stat().st_mtime_ns
-    assert launched.again() == f"tiny: already trained on exactly this: {weights}\n"
-    assert weights.stat().st_mtime_ns == before
-    assert json.loads((launched.root / "again.json").read_text()) == launched.receipt
 
 
 # Ends as by `kill -9` where its second checkpoint is begun: five steps past its first.
@@ -354,9 +304,7 @@ def test_few_checkpoints_are_kept(tmp_path: Path) -> None:
     theirs = Wanted(data="1", settings="2", weights="4")
     tensors = {"a": torch.ones(2)}
     for step, want in ((5, theirs), (10, ours), (15, ours), (20, ours), (30, theirs)):
-        progress = checkpoint.Progress(
-            wanted=want, step=step, loss_start=1.0, seconds=2.0, history=History()
-        )
+        progress = checkpoint.Progress(wanted=want, step=step, loss_start=1.0, seconds=2.0)
         checkpoint.save(tmp_path, progress, (tensors, {"optimizer": {}}))
 
     def names() -> list[str]:
@@ -384,8 +332,6 @@ def test_a_whole_unet_is_written_as_diffusers_reads_it(tmp_path: Path) -> None:
         )
     record = json.loads(layout.record.read_text())
     assert record["loss_end"] < 0.6 * record["loss_start"]
-    losses = [loss for _, loss in record["history"]]
-    assert sum(losses[-5:]) < sum(losses[:5])
     # A LoRA afterwards takes its place.
     lora = make_order(tmp_path, steps=1)
     make_training(lora).run()
@@ -440,13 +386,6 @@ def test_a_network_that_does_not_fit_the_caches_is_named(
     assert str(unet) in str(error.value)
 
 
-def test_a_missing_prompt_is_named(tmp_path: Path) -> None:
-    order = make_order(tmp_path, prompts=True)
-    missing = order.prompts[0].model_copy(update={"text": str(tmp_path / "none.safetensors")})
-    with pytest.raises(CacheError, match=r"none\.safetensors"):
-        make_training(order.model_copy(update={"prompts": [missing]}))
-
-
 def test_faults_of_order_and_lock_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="order cannot be read"):
         read_order(tmp_path / "none.json", SdOrder)
@@ -458,46 +397,6 @@ def test_faults_of_order_and_lock_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "dataset.lock").write_text("{}")
     with pytest.raises(TrainingError, match="lock"):
         wanted(order)
-
-
-def test_samples_are_drawn_at_the_start_the_end_and_between(tmp_path: Path) -> None:
-    order = make_order(tmp_path, prompts=True, steps=10)
-    assert sorted(sample_steps(order, 10)) == [0, 2, 5, 7, 10]
-    order = make_order(tmp_path, prompts=True, steps=10, samples={"every": 4})
-    assert sorted(sample_steps(order, 10)) == [0, 4, 8, 10]
-    assert not sample_steps(make_order(tmp_path, steps=10), 10)
-
-
-def test_a_missing_configuration_of_accelerate_is_named(tmp_path: Path) -> None:
-    order = make_order(tmp_path, accelerate_config=str(tmp_path / "none.yaml"))
-    path = write_order(order, tmp_path / "order.json")
-    with pytest.raises(TrainingError, match=r"none\.yaml: this configuration of accelerate"):
-        train(path, log=tmp_path / "log", receipt=tmp_path / "receipt.json")
-
-
-def test_a_configuration_of_accelerate_may_be_json_with_tabs(tmp_path: Path) -> None:
-    config = tmp_path / "accelerate.json"
-    config.write_text('{\n\t"distributed_type": "NO"\n}\n')
-    order = make_order(tmp_path, accelerate_config=str(config))
-    assert all(each.verdict == "ok" for each in check_settings(order.trainer))
-
-
-@pytest.mark.parametrize("kind", ["DEEPSPEED", "FSDP"])
-def test_accelerate_may_not_shard_the_optimizer(tmp_path: Path, kind: str) -> None:
-    config = tmp_path / "accelerate.yaml"
-    config.write_text(f"distributed_type: {kind}\nnum_processes: 2\n")
-    path = write_order(make_order(tmp_path, accelerate_config=str(config)), tmp_path / "order.json")
-    with pytest.raises(TrainingError, match=f"sd trainer does not train under {kind}") as error:
-        train(path, log=tmp_path / "log", receipt=tmp_path / "receipt.json")
-    assert error.value.where == str(config)
-    assert "\n" not in str(error.value)
-    # Planning names it too, before anything is encoded.
-    (failed,) = [
-        each
-        for each in check_settings(make_order(tmp_path, accelerate_config=str(config)).trainer)
-        if each.verdict == "failed"
-    ]
-    assert failed.note == str(error.value)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="two processes share a CPU, not a GPU")

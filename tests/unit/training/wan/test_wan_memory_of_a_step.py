@@ -17,7 +17,8 @@ from memory_world import Living
 from wan_trainer_world import make_order, make_training
 
 LATENT = (3, 16, 24)
-OUTER = ["to_q", "to_k", "to_v", "to_out.0", "proj_out"]
+USUAL = ["to_q", "to_k", "to_v", "to_out.0"]
+OUTER, ALL = [*USUAL, "proj_out"], [*USUAL, "ffn.net.0.proj", "ffn.net.2"]
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +29,11 @@ def other_precision() -> Iterator[None]:
     AcceleratorState._reset_state(True)
 
 
-@pytest.mark.parametrize("changes", [{}, {"lora_dropout": 0.5, "target_modules": OUTER}])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"lora_dropout": 0.5, "target_modules": OUTER}, {"rank": 32, "target_modules": ALL}],
+    ids=["usual", "outer", "feed-forward"],
+)
 @pytest.mark.parametrize("gradient_checkpointing", [True, False])
 def test_a_step_takes_the_memory_that_was_told(
     tmp_path: Path,
@@ -44,9 +49,8 @@ def test_a_step_takes_the_memory_that_was_told(
         mixed_precision="bf16",
         gradient_checkpointing=gradient_checkpointing,
         steps=2,
-        rank=8,
         dataloader_num_workers=0,
-        **changes,
+        **{"rank": 8, **changes},
     )
     with Living() as living:
         training = make_training(order)

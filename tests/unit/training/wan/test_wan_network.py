@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import WanTransformer3DModel
-from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffusers
 from dit_world import (
     forms,
     image_dit,
@@ -21,10 +19,9 @@ from dit_world import (
     write_file,
     write_shards,
 )
-from latentmake.errors import ModelError, TrainingError
+from latentmake.errors import ModelError
 from latentmake.models.files import PARTS, folder_in
 from latentmake.training.lora import add_adapter
-from latentmake.training.wan.dit import check_targets, original_layer, to_diffusers
 from latentmake.training.wan.recipe import load_transformer
 from wan_world import write_wan_vae
 
@@ -58,30 +55,6 @@ def test_every_form_gives_the_same_network(tmp_path: Path, make: Any) -> None:
         assert all(torch.equal(state[name], value) for name, value in dit.state_dict().items())
         assert torch.equal(loaded(**given).sample, expected), kind
         assert not any(parameter.requires_grad for parameter in loaded.parameters())
-
-
-@pytest.mark.parametrize("make", [tiny_dit, image_dit])
-def test_names_are_those_of_diffusers_own_conversion(make: Any) -> None:
-    state = make().state_dict()
-    assert convert_wan_transformer_to_diffusers(original_dit(state)).keys() == state.keys()
-    for name, original in zip(state, original_dit(state), strict=True):
-        assert to_diffusers(original) == to_diffusers(name) == name
-        if name.endswith(".weight") and name.startswith(("blocks.", "proj_out.")):
-            layer = name.removesuffix(".weight")
-            assert f"{original_layer(layer)}.weight" == original
-
-
-def test_a_network_in_bfloat16_is_that_of_diffusers(tmp_path: Path) -> None:
-    paths = forms(tiny_dit(), tmp_path)
-    diffusers: Any = WanTransformer3DModel
-    expected = diffusers.from_pretrained(paths["folder"], torch_dtype=torch.bfloat16)
-    for kind in ("folder", "original file"):
-        loaded = load_transformer(str(paths[kind]), dtype=torch.bfloat16)
-        for name, value in expected.state_dict().items():
-            assert loaded.state_dict()[name].dtype == value.dtype, name
-            assert torch.equal(loaded.state_dict()[name], value), name
-    kinds = {each.dtype for each in loaded.parameters()}
-    assert kinds == {torch.bfloat16, torch.float32}
 
 
 def test_heads_of_a_lone_file_are_128_wide(tmp_path: Path) -> None:
@@ -205,40 +178,6 @@ def test_a_lora_is_float32_over_a_frozen_network_and_changes_nothing_yet(tmp_pat
     # 2 blocks, 2 attentions, 4 layers of 24 x 24 each, 2 matrices of 4 x 24
     assert sum(each.numel() for each in trained.values()) == 2 * 2 * 4 * 2 * 4 * 24
     assert torch.equal(loaded(**given).sample, before)
-
-
-@pytest.mark.parametrize(
-    ("target", "fault"),
-    [
-        ("to_x", "no layer of the DiT is named `to_x`"),
-        ("o_q", "no layer of the DiT is named `o_q`"),
-        ("time_proj", "`time_proj` fits condition_embedder.time_proj, which is no linear layer of"),
-        ("norm_q", "`norm_q` fits blocks.0.attn1.norm_q, which is no linear layer"),
-    ],
-)
-def test_a_target_that_cannot_have_a_lora_is_refused(target: str, fault: str) -> None:
-    shapes = {name: tuple(each.shape) for name, each in tiny_dit().named_parameters()}
-    with pytest.raises(TrainingError) as caught:
-        check_targets(["to_q", target], shapes, "trainer.target_modules")
-    assert str(caught.value).startswith(f"trainer.target_modules: {fault}")
-    assert "; the usual ones are to_q" in str(caught.value)
-
-
-def test_a_loras_dropout_hides_inputs_in_training_only() -> None:
-    found = []
-    for dropout in (0.0, 0.5):
-        network = tiny_dit()
-        torch.manual_seed(0)
-        add_adapter(network, rank=4, target_modules=TARGETS, dropout=dropout)
-        with torch.no_grad():
-            for name, each in network.named_parameters():
-                if "lora_B" in name:
-                    each.fill_(0.1)
-        given = inputs(network)
-        found.append([network.train(mode)(**given).sample for mode in (False, True, True)])
-    (plain, *same), (used, first, second) = found
-    assert all(torch.equal(each, plain) for each in (*same, used))
-    assert not torch.equal(first, plain) and not torch.equal(first, second)
 
 
 def test_without_casts_of_peft_autocast_gives_the_same_bits(tmp_path: Path) -> None:

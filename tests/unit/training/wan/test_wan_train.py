@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,18 +17,17 @@ from latentmake.training.loop.caches import WAN, Caches, read_items
 from latentmake.training.loop.order import picture_reasons, wanted
 from latentmake.training.loop.plan import begun
 from latentmake.training.loop.state import trained_state
-from latentmake.training.order import History, RunFiles
+from latentmake.training.loop.train import Training
+from latentmake.training.order import RunFiles
 from latentmake.training.wan.dit import PLACES, WanOrder
-from latentmake.training.wan.recipe import CLIP, FIRST_FRAME, Objective
+from latentmake.training.wan.recipe import CLIP, FIRST_FRAME
 from PIL import Image
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from wan_trainer_world import make_manifest, make_order, make_training, train
+from wan_trainer_world import make_manifest, make_order, make_training
 from wan_world import tiny_wan_vae
 
 STEPS = 6
-SCRIPTS = Path(__file__).parents[4] / "scripts"
 SETTINGS: dict[str, Any] = {
     "steps": STEPS,
     "gradient_accumulation_steps": 2,
@@ -53,11 +47,6 @@ def _own_precision() -> Iterator[None]:
     """accelerate keeps the number format of a process."""
     yield
     AcceleratorState._reset_state(True)
-
-
-def write_order(order: WanOrder, path: Path) -> Path:
-    path.write_text(order.model_dump_json())
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -93,53 +82,6 @@ def test_each_network_gets_its_files_and_a_training_again_the_same_bytes(
     assert "items_per_second" in events.Tags()["scalars"]
 
 
-# Ends as by `kill -9` where its second checkpoint is begun: two steps past its first.
-KILLED = """# preloaded
-import os, signal, sys
-from latentmake.training.run import main
-
-def kill(event, arguments):
-    if event == "os.mkdir" and ".step-000004" in os.fspath(arguments[0]):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-sys.addaudithook(kill)
-main([sys.argv[1], "train"])
-"""
-
-
-def run(*command: str) -> subprocess.CompletedProcess[bytes]:
-    path = os.pathsep.join([str(SCRIPTS), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [sys.executable, *command],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        stderr=subprocess.PIPE,
-        check=False,
-        timeout=600,
-    )
-
-
-@pytest.mark.usefixtures("preloading")
-def test_a_killed_training_ends_with_the_same_bytes(trained: WanOrder, tmp_path: Path) -> None:
-    order = trained.model_copy(update={"output": str(tmp_path / "killed")})
-    path, files = write_order(order, tmp_path / "order.json"), RunFiles(order)
-    killed = run("-c", KILLED, str(path))
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    (kept,) = checkpoint.find(files.checkpoints, wanted(order))
-    assert kept.progress.step == 2
-    assert not files.weights.exists()
-    second = run("-m", "latentmake.training.run", str(path), "train")
-    assert second.returncode == 0, second.stderr.decode()
-    assert b"resumed from step 2" in second.stderr
-    for name in ("", "high_noise_"):
-        mine, theirs = (
-            Path(each.output, f"{name}pytorch_lora_weights.safetensors").read_bytes()
-            for each in (order, trained)
-        )
-        assert mine == theirs
-    for clip in sorted(RunFiles(trained).samples.glob("*.mp4")):
-        assert (files.samples / clip.name).read_bytes() == clip.read_bytes()
-
-
 def test_sample_clips_are_files_of_their_own(trained: WanOrder) -> None:
     files = RunFiles(trained)
     names = [f"step-{step:06d}_00.mp4" for step in (0, 3, 6)]
@@ -149,15 +91,6 @@ def test_sample_clips_are_files_of_their_own(trained: WanOrder) -> None:
     events = EventAccumulator(str(files.logs / "samples")).Reload()
     assert [each.step for each in events.Images("samples/00")] == [0, 3, 6]
     assert not picture_reasons(trained, wanted(trained))
-
-
-def test_a_network_whose_lora_is_gone_is_trained_again(trained: WanOrder, tmp_path: Path) -> None:
-    order = trained.model_copy(update={"output": str(tmp_path / "output")})
-    shutil.copytree(trained.output, order.output)
-    files, want = RunFiles(order), wanted(trained)
-    assert files.trained(want) is not None
-    (files.output / "high_noise_pytorch_lora_weights.safetensors").unlink()
-    assert files.trained(want) is None
 
 
 def test_a_micro_batch_trains_one_network(tmp_path: Path) -> None:
@@ -173,39 +106,6 @@ def test_a_micro_batch_trains_one_network(tmp_path: Path) -> None:
         sides.append(changed)
     assert {"low"} in sides and {"high"} in sides
     assert all(len(side) == 1 for side in sides)
-
-
-def test_accumulation_is_a_larger_batch(tmp_path: Path) -> None:
-    """Two images in one micro-batch, or in two of a step, with the same noise."""
-    make_manifest(tmp_path)
-    rows = (tmp_path / "manifest.jsonl").read_text().splitlines()[:2]
-    (tmp_path / "manifest.jsonl").write_text("\n".join(rows))
-    random = torch.Generator().manual_seed(1)
-    noise = torch.randn(2, 16, 1, 4, 6, generator=random)
-    timesteps = torch.tensor([300.0, 800.0])
-
-    class Fixed(Objective):
-        """Noise and timesteps in the order of the examples."""
-
-        done = 0
-
-        def draw(self, shape: torch.Size, random: torch.Generator) -> Any:
-            self.done += shape[0]
-            part = slice(self.done - shape[0], self.done)
-            return noise[part], timesteps[part]
-
-    gradients = []
-    for size, parts in ((2, [[0, 1]]), (1, [[0], [1]])):
-        settings = {"train_batch_size": size, "gradient_accumulation_steps": len(parts)}
-        training = make_training(make_order(tmp_path, **settings, max_grad_norm=1e9))
-        training.objective = Fixed(3.0)
-        zero = [each.grad for each in training.learner.parameters]
-        assert zero == [None] * len(zero)
-        training.learner.step = lambda: None  # type: ignore[method-assign]
-        said = training._one_step(1, map(training.caches.batch, parts))
-        gradients.append([each.grad for each in training.learner.parameters] + [said.loss])
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
 
 
 def test_images_and_clips_are_mixed_but_not_in_a_batch(tmp_path: Path) -> None:
@@ -224,17 +124,23 @@ def test_images_and_clips_are_mixed_but_not_in_a_batch(tmp_path: Path) -> None:
     assert torch.equal(latents[0], load_file(held.latents["48x32"][0])[name].float())
 
 
-def test_steps_end_at_their_bound_and_checkpoints_come_with_epochs(tmp_path: Path) -> None:
+def test_steps_end_at_their_bound_and_checkpoints_come_with_epochs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings: dict[str, Any] = {"epochs": 30, "max_steps": 9, "checkpointing_epochs": 1}
-    order = make_order(tmp_path, **settings)
-    named = ["step-000004", "step-000008"]  # which stay
-    kept = [str(RunFiles(order).checkpoints / name) for name in named]
-    training = make_training(order.model_copy(update={"kept": kept}))
+    order = make_order(tmp_path, checkpoints_total_limit=9, **settings)
+    training = make_training(order)
     assert (training.steps, training.batch_order.batches_per_epoch) == (9, 4)
-    training.run()
+    with monkeypatch.context() as killed:
+        killed.setattr(Training, "_finish", lambda training: None)
+        training.run()
     folders = sorted(path.name for path in RunFiles(order).checkpoints.iterdir())
-    assert folders == [*named, "step-000009"]
+    assert folders == ["step-000004", "step-000008"]
+    make_training(order).run()
     assert json.loads(RunFiles(order).record.read_bytes())["steps"] == 9
+    whole = make_order(tmp_path, output="whole", **settings)
+    make_training(whole).run()
+    assert RunFiles(order).weights.read_bytes() == RunFiles(whole).weights.read_bytes()
 
 
 def test_image_to_video_reads_its_inputs_from_the_caches(tmp_path: Path) -> None:
@@ -251,55 +157,12 @@ def test_image_to_video_reads_its_inputs_from_the_caches(tmp_path: Path) -> None
         make_training(make_order(tmp_path, task="i2v-14B", steps=1))
 
 
-def test_frozen_weights_are_in_the_precision_of_the_training(tmp_path: Path) -> None:
-    order = make_order(tmp_path, steps=2, mixed_precision="bf16")
-    training = make_training(order)
-    dit = training.learner.denoiser.low
-    assert dit.is_gradient_checkpointing
-    assert dit.blocks[0].attn1.to_q.base_layer.weight.dtype == torch.bfloat16
-    assert {each.dtype for each in training.learner.parameters} == {torch.float32}
-    training.run()
-    with safe_open(RunFiles(order).weights, framework="pt") as file:
-        assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.float32}  # noqa: SIM118
-
-
-def test_gradient_checkpointing_changes_no_weight(tmp_path: Path) -> None:
-    written = []
-    for asked in (True, False):
-        order = make_order(tmp_path, output=str(asked), steps=2, gradient_checkpointing=asked)
-        make_training(order).run()
-        written.append(load_file(RunFiles(order).weights))
-    for name, value in written[0].items():
-        torch.testing.assert_close(value, written[1][name], rtol=0, atol=1e-6)
-
-
 def test_a_network_of_another_text_encoder_is_refused(tmp_path: Path) -> None:
     make_manifest(tmp_path)
     for path in tmp_path.glob("cache/*_te.safetensors"):
         save_file({"varlen_t5_bfloat16": torch.ones(3, 8, dtype=torch.bfloat16)}, path)
     with pytest.raises(ModelError, match=r"takes embeddings of 24 values a token.* have 8"):
         make_training(make_order(tmp_path))
-
-
-def test_only_what_shapes_the_weights_trains_again(tmp_path: Path) -> None:
-    order = make_order(tmp_path)
-    samples = ({"seed": 1}, {"prompts": ["x"]}, {"frames": 9}, {"fps": 8}, {"every": 7})
-    for changes in (
-        *({"samples": each} for each in samples),
-        {"checkpointing_steps": 7},
-        {"checkpointing_epochs": 2},
-        {"save_every_n_epochs": 2},
-    ):
-        assert wanted(make_order(tmp_path, **changes)) == wanted(order)
-    for each in samples:
-        assert make_order(tmp_path, samples=each).pictures_digest() != order.pictures_digest()
-    for changed in (
-        {"rank": 2},
-        {"max_steps": 2},
-        {"shift": 5.0},
-        {"timestep_sampling": "uniform"},
-    ):
-        assert wanted(make_order(tmp_path, **changed)) != wanted(order)
 
 
 def test_only_the_length_of_a_training_is_no_part_of_its_course(tmp_path: Path) -> None:
@@ -337,17 +200,6 @@ def test_two_networks_begin_from_the_loras_of_a_folder(trained: WanOrder) -> Non
         begun(one, facts, [["to_q"], ["to_q"]], PLACES)
 
 
-@pytest.mark.usefixtures("preloading")
-def test_the_launcher_trains_once(tmp_path: Path) -> None:
-    order = make_order(tmp_path, steps=1)
-    path, log = write_order(order, tmp_path / "order.json"), tmp_path / "log"
-    for _ in range(2):
-        train(path, log=log, receipt=tmp_path / "receipt.json", threads=1)
-    assert log.read_text() == f"tiny: already trained on exactly this: {RunFiles(order).weights}\n"
-    receipt = json.loads((tmp_path / "receipt.json").read_bytes())
-    assert (receipt["steps"], receipt["samples"]) == (1, None)
-
-
 @pytest.mark.parametrize(
     ("longer", "found"), [({"max_steps": 9}, [4]), ({}, [4]), ({"max_steps": 3}, [])]
 )
@@ -357,7 +209,7 @@ def test_a_training_with_a_higher_bound_of_its_steps_goes_on(
     order = make_order(tmp_path, steps=None, epochs=9, max_steps=4)
     values = {"wanted": wanted(order), "step": 4, "loss_start": 1, "seconds": 1, "limit": 4}
     course, length = order.course_digest(), order.length
-    progress = checkpoint.Progress(**values, course=course, length=length, history=History())
+    progress = checkpoint.Progress(**values, course=course, length=length)
     progress.write(RunFiles(order).checkpoints / "step-000004/progress.json")
     other = make_order(tmp_path, steps=None, epochs=9, **longer)
     steps = [each.progress.step for each in checkpoint.resumable(other, wanted(other))]

@@ -1,0 +1,138 @@
+"""Caches of clips as a torch dataset for training loops of your own; `collate_fn`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset as TorchDataset
+
+from latentmake.errors import DatasetError
+from latentmake.files.safetensors import read_head
+from latentmake.models.files import T5_LENGTH
+from latentmake.plan.manifest import rows_of
+from latentmake.training.loop.caches import FORM, WAN, Caches, CacheTensors, Sought, naming
+from latentmake.training.order import caption_in
+
+_SPLITS = {"train": [False], "validation": [True], "all": [False, True]}
+
+
+class CachedClipDataset(TorchDataset[dict[str, Any]]):
+    """Latents and embeddings of a run that was built, as its manifest lists them.
+
+    Nothing is encoded, and neither VAE nor text encoder is loaded. It can be pickled, and holds no
+    open file.
+
+    Args:
+        manifest: `runs/{run}/manifest.jsonl`, or the folder `runs/{run}`.
+        split: `train`: all items but those held out for validation; `validation`: those;
+            `all`: both.
+        resolution: of the run's resolutions the one to read (`832x480`); by default all of them.
+
+    Raises:
+        DatasetError: the manifest has no such item, or is of another model.
+        TrainingError: the manifest is missing or damaged.
+        CacheError: a cache file is missing or damaged.
+    """
+
+    def __init__(
+        self,
+        manifest: str | os.PathLike[str],
+        split: str = "train",
+        resolution: str | None = None,
+    ) -> None:
+        path = Path(manifest)
+        self.manifest = path / "manifest.jsonl" if path.is_dir() else path
+        if split not in _SPLITS:
+            what, hint = f"split={split!r} is unknown", f"use one of {', '.join(_SPLITS)}"
+            raise DatasetError(what, where="CachedClipDataset", hint=hint)
+        rows = [row for row in rows_of(self.manifest) if row.validation in _SPLITS[split]]
+        # Paths in a manifest are below the folder of the build: that of `runs`.
+        runs = self.manifest.absolute().parent.parent
+        root = str(runs.parent) if runs.name == "runs" else ""
+        named = (
+            (row, Path(root, path))
+            for row in rows
+            for size in row.latents
+            if resolution in (None, size)
+            for path in row.latents_at(size)
+        )
+        row, path = next(named, (None, path))
+        if row is None:
+            what = f"has no item of split={split!r}"
+            what += f" and resolution={resolution!r}" if resolution else ""
+            hint = "see the run's datasets, resolutions and `validation`"
+            raise DatasetError(what, where=self.manifest, hint=hint)
+        text = _names_in(Path(root, row.first_text))
+        if len(text) != 1 or not isinstance(row.text, dict):
+            what, hint = "is not the manifest of a Wan run", "name one whose model has a `task`"
+            raise DatasetError(what, where=self.manifest, hint=hint)
+        more = [
+            Sought(name, 4 if name.startswith("latents") else 2)
+            for name in _names_in(path)
+            if name != WAN.latents.name
+        ]
+        tensors = CacheTensors(WAN.latents, Sought(text[0], 2), (*more,))
+        self._caches = Caches(rows, tensors, root=root, resolution=resolution)
+        self._order = [
+            number for number, row in enumerate(self._caches.rows) for _ in range(row.repeats)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Read the caches of one item.
+
+        Returns:
+            `latents` [16, f, h, w], normalised as the network takes them, float32; `text` [T, D],
+            without padding, in the dtype of the cache; `prompt`; `row` of the manifest; and, where
+            the model has them, `latents_image` [20, f, h, w], `latents_control` and `clip`.
+
+        Raises:
+            CacheError: a file is gone or damaged.
+        """
+        number = self._order[index]
+        item = self._caches[number]
+        text = item.pop("text")
+        return {
+            **{name: tensor.float() for name, tensor in item.items()},
+            "text": text,
+            "prompt": caption_in(self._caches.examples[number].text.path),
+            "row": self._caches.rows[number].model_dump(exclude_unset=True),
+        }
+
+
+def _names_in(path: Path) -> list[str]:
+    with naming(str(path)):
+        return [re.sub(f"{FORM}$", "", name) for name in read_head(path).entries]
+
+
+def collate_fn(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Make a batch of items of one shape, of a CachedClipDataset.
+
+    Embeddings are padded with zeros to 512 tokens, as Wan's network was trained and as diffusers'
+    WanPipeline does; to the longest where one is longer.
+
+    Returns:
+        Every tensor of the items, stacked: `latents` [B, 16, f, h, w], `text` [B, 512, D] and
+        others; `mask` [B, 512], true where a caption has tokens; `prompts` and `rows`, lists of B.
+    """
+    batch: dict[str, Any] = {
+        f"{name}s": [item[name] for item in items] for name in ("prompt", "row")
+    }
+    for name in [name for name, value in items[0].items() if isinstance(value, torch.Tensor)]:
+        tensors = [item[name] for item in items]
+        if name == "text":
+            text = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)
+            missing = max(0, T5_LENGTH - text.shape[1])
+            batch["text"] = torch.nn.functional.pad(text, (0, 0, 0, missing))
+            lengths = torch.tensor([len(tensor) for tensor in tensors])
+            batch["mask"] = torch.arange(text.shape[1] + missing) < lengths[:, None]
+            continue
+        batch[name] = torch.stack(tensors)
+    return batch
