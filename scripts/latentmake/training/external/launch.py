@@ -91,9 +91,7 @@ def prepare(
         if files.last.exists():  # the last LoRA must be a new one
             _move(files.last, files.earlier / files.last.name)
         _collect(files, progress.epochs, epochs)
-        found = sorted(
-            _numbered(files.resumed, f"{glob.escape(files.run)}-*-state").items(), reverse=True
-        )
+        found = sorted(_numbered(files.resumed, files.run, "-state").items(), reverse=True)
         for _, state in found[_KEPT:]:
             shutil.rmtree(state)
         states = [_resume(state, number, progress) for number, state in found[:_KEPT]]
@@ -122,9 +120,8 @@ def _move(path: Path, to: Path) -> None:
 def _collect(files: RunFiles, before: int, epochs: int | None) -> None:
     """Move complete states into `files.resumed`, under the number of epochs behind them.
 
-    So are LoRAs of epochs, which a program that counts from one again would overwrite.
-
-    Killed at any time, it can be done again: the number of epochs before is written down last.
+    So are LoRAs of epochs, which a program that counts from one again would overwrite. Killed at
+    any time, it can be done again: the number of epochs before is written down last.
 
     Args:
         files: the run's files.
@@ -132,8 +129,9 @@ def _collect(files: RunFiles, before: int, epochs: int | None) -> None:
         epochs: of the complete training, which `{run}-state` ends; None where that is not known.
     """
     states = [*filter(Path.is_dir, _results(files))]
-    if states and not any(map(_counts, states)):
-        for epoch, lora in _numbered(files.work, f"{glob.escape(files.run)}-*.safetensors").items():
+    complete = [*filter(_is_complete, states), *files.resumed.glob("*-state")]
+    if complete and not any(map(_counts, complete)):
+        for epoch, lora in _numbered(files.work, files.run, ".safetensors").items():
             _move(lora, files.resumed / f"{files.run}-{epoch + before:06d}.safetensors")
     for state in states:
         number = _number(state)
@@ -155,9 +153,9 @@ def _number(path: Path) -> int | None:
     return int(number[1]) if number else None
 
 
-def _numbered(folder: Path, pattern: str) -> dict[int, Path]:
+def _numbered(folder: Path, run: str, ending: str) -> dict[int, Path]:
     """Return number of the epoch -> state or LoRA, of those in a folder that have one."""
-    found = ((_number(path), path) for path in folder.glob(pattern))
+    found = ((_number(path), path) for path in folder.glob(f"{glob.escape(run)}-*{ending}"))
     return {number: path for number, path in found if number is not None}
 
 
@@ -166,14 +164,12 @@ def _number_through(files: RunFiles, before: int) -> None:
 
     `before` is the number of epochs that were done when the trainer was last started.
     """
-    pattern = f"{glob.escape(files.run)}-*.safetensors"
-    kept = {
-        number: x for number, x in _numbered(files.resumed, pattern).items() if number <= before
-    }
+    found = _numbered(files.resumed, files.run, ".safetensors")
+    kept = [lora for number, lora in found.items() if number <= before]
     if kept:  # by a program that counts from one again
-        for number, lora in sorted(_numbered(files.work, pattern).items(), reverse=True):
+        for number, lora in sorted(_numbered(files.work, files.run, ".safetensors").items())[::-1]:
             lora.rename(lora.with_name(f"{files.run}-{number + before:06d}.safetensors"))
-    for lora in kept.values():
+    for lora in kept:
         _move(lora, files.work / lora.name)
 
 
