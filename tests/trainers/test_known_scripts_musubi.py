@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from conftest import PYTHON, sources
 from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
-from latentmake.index.memo import Memo
-from latentmake.training.external.musubi.command import program_digest
+from latentmake.training.external.installation import Installation
+from latentmake.training.external.musubi.command import caching_arguments
+from latentmake.training.external.musubi.order import find
 
 pytestmark = pytest.mark.real_trainer
 
@@ -40,12 +44,22 @@ def model_of(row: Architecture, task: str) -> Model:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_a_script_knows_each_task_of_its_row(
-    row: Architecture, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_script_knows_each_flag_and_task_of_its_row(row: Architecture) -> None:
     settings = ExternalProgram(path=str(sources("musubi-tuner")), venv=PYTHON)
     assert row.scripts is not None
-    with Memo(tmp_path_factory.getbasetemp() / "scripts.sqlite") as memo:
-        for task, version in row.scripts.versions.items():
-            for kind, arguments in (("latents", version.latents), ("text", version.text)):
-                assert not arguments or program_digest(settings, model_of(row, task), kind, memo)
+    program = find(settings, row.scripts)
+    for task, version in row.scripts.versions.items():
+        for kind in ("latents", "text"):
+            model, script = model_of(row, task), row.scripts.caching(kind).name
+            given = caching_arguments(
+                model, kind, dataset_config="toml", place=lambda file, _: file.key, num_workers=1
+            )
+            assert not program.missing_flags(given, script)
+            texts = [Path(program.script(script)).read_text(), *_versions(program)]
+            for value in (each for each in version.caching(kind) if each[:1] != "-"):
+                assert any(f'"{value}"' in text for text in texts), (task, value)
+
+
+def _versions(program: Installation) -> Iterator[str]:
+    """Yield the sources that list the versions that scripts of their packages take."""
+    yield from (path.read_text() for path in program.scripts.glob("*/*_utils.py"))

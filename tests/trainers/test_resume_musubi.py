@@ -61,10 +61,14 @@ def test_a_killed_training_is_resumed_by_number_and_ends_with_its_last_epoch(
         Trainer().train(path, log=LOG, receipt=RECEIPT)
     monkeypatch.delenv("DIES_AFTER")
     os.utime(WORK / f"{RUN}-000001-state")  # now the newest
+    saved = [(WORK / f"{RUN}-00000{epoch}.safetensors").read_bytes() for epoch in (1, 2)]
     Trainer().train(path, log=LOG, receipt=RECEIPT)
     assert f"resumed from {WORK}/resumed/{RUN}-000002-state" in LOG.read_text()
     assert "2 epochs are done" in LOG.read_text()
     assert steps(WORK / f"{RUN}-state") == 4 * 3
+    epochs = sorted(WORK.glob(f"{RUN}-0*.safetensors"))
+    assert [path.name for path in epochs] == [f"{RUN}-00000{x}.safetensors" for x in (1, 2, 3)]
+    assert [path.read_bytes() for path in epochs[:2]] == saved
     lora = load_file(WORK / f"{RUN}.safetensors")
     assert (WORK / f"{RUN}.safetensors").stat().st_mode & 0o777 == 0o644
 

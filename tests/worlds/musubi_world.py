@@ -84,6 +84,7 @@ _BODY = """
                 json.dump({"epoch": epoch + 1}, open(note, "w"))
             if mood != f"cut {epoch + 1}":
                 open(os.path.join(state, "random_states_0.pkl"), "w").write("random")
+            write(state.removesuffix("-state") + ".safetensors", done, mood)
         if mood in (f"killed {epoch + 1}", f"cut {epoch + 1}"):
             os._exit(9)
     if args.save_state:

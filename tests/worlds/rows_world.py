@@ -214,9 +214,7 @@ def _write_models(root: Path, name: str, model: Model) -> None:
             path = root / str(place.path)
             path = path / "model.safetensors" if path.suffix == "" else path
             path.parent.mkdir(parents=True, exist_ok=True)
-            stamp = ROWS[name].stamp
-            stamped = dict([stamp]) if stamp and key == "dit" else None
-            save_file({each: _bf16(2, 2) for each in found}, path, stamped)
+            save_file({each: _bf16(2, 2) for each in found}, path)
 
 
 def make_row_run(

@@ -99,9 +99,7 @@ class Scripts(NamedTuple):
     mark: str = "$^"  # pattern that only names of tensors of its DiT match
     channels: Mapping[str, int] = {}  # by kind of latents
     fp8: tuple[tuple[str, ...], ...] = (("fp8_base",), ("fp8_base", "fp8_scaled"))  # together
-    refuses: Mapping[str, str] = {}  # pattern of arguments of the training script -> hint
     control_latents: bool = True  # each control has a tensor `latents_control`
-    stamp: tuple[str, str] | None = None  # entry that the header of its DiT must have
     # The largest batch of each attention without `--split_attn`; None: any.
     attentions: Mapping[str, int | None] = dict.fromkeys(("sdpa", "flash_attn", "xformers"))
     sized_controls: bool = False  # `no_resize_control` and `control_resolution` count

@@ -8,7 +8,6 @@ Sources: sd-scripts' `adjust_min_max_bucket_reso_by_steps` (library/train_util.p
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Self, TypeAlias
 
@@ -261,10 +260,6 @@ def training_faults(where: str, trainer: MusubiTrainer, model: Model) -> Iterato
         more = [key for keys in scripts.fp8 if {*asked} < {*keys} for key in {*keys} - {*asked}]
         what = f"the training script of {title} does not take it" + " alone" * bool(more)
         yield f"{where}.{asked[-1]}", what, f"set `{more[0]}: true` too" if more else _LEAVE
-    given = " ".join([*trainer.arguments, ""]).replace("=", " ")
-    for pattern, hint in scripts.refuses.items():
-        if re.search(pattern, given):
-            yield f"{where}.arguments", f"{title} refuses one of them", hint
 
 
 # -- Wan, by our own trainer -----------------------------------------------------------------------

@@ -29,7 +29,7 @@ from latentmake.training.external.installation import (
     flags,
     proven_commit,
 )
-from latentmake.training.external.order import ExternalOrder, Resume, missing_files, reasons
+from latentmake.training.external.order import ExternalOrder, Resume, reasons
 from latentmake.training.external.publish import Publication, findings, publish
 from latentmake.training.order import read_order
 
@@ -57,11 +57,11 @@ class Launched(Backend, Generic[Order]):
     def data_findings(self, order: Order) -> Iterable[Finding]:
         """Check the items and caches of an up-to-date manifest."""
 
-    @abstractmethod
     def program_findings(
         self, order: Order, program: Installation, models: Sequence[ModelFile]
     ) -> Iterable[Finding]:
-        """Check settings against the program's sources, and its needs against this machine."""
+        """Check settings against the program, and its needs against this machine."""
+        return ()
 
     @abstractmethod
     def deploy(self, order: Order) -> Deployed | None:
@@ -121,7 +121,7 @@ class Launched(Backend, Generic[Order]):
             yield Finding(order.name, "warning" if program.note else "ok", note)
             if not quick:
                 yield proven_commit(order.section, program.folder)
-            yield environment_finding(program, order.packages(program))
+            yield environment_finding(program, order.packages)
         except TrainingError as error:
             yield Finding(order.name, "failed", str(error))
             return
@@ -130,7 +130,7 @@ class Launched(Backend, Generic[Order]):
         yield from accelerate_config(order.trainer.accelerate_config)
 
     def _argument_findings(self, order: Order, program: Installation) -> Iterator[Finding]:
-        """Check the command line, files that it names, and whether states are of any use."""
+        """Check the command line, and whether states are of any use."""
         resume = Resume(Path("state") if order.trainer.save_every_n_epochs else None)
         yield flags(program, self.command(order, program, resume))
         if resume.state and not order.counts and not order.can_resume(resume):
@@ -140,9 +140,6 @@ class Launched(Backend, Generic[Order]):
                 "constant LR scheduler"
             )
             yield Finding("resume", "warning", note)
-        for name in missing_files(order.trainer.arguments, program.folder):
-            note = f"{name} is neither in the project's folder nor in {program.folder}"
-            yield Finding("arguments", "warning", f"{note}: correct the path")
 
     def job_findings(self, order: Order) -> Iterator[Finding]:
         """Check all that a training needs, in its job."""

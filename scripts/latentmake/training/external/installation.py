@@ -39,13 +39,11 @@ class Sources:
         flags: declared ones; None where that cannot be told: the script does not declare
             `--dataset_config` with argparse, takes unknown flags, or computes their names.
         needs: packages of others that every run imports, by their first names.
-        files: their paths.
         digest: of their names below the last folder, and of their content.
     """
 
     flags: frozenset[str] | None
     needs: frozenset[str]
-    files: frozenset[str]
     digest: str
 
     @classmethod
@@ -69,16 +67,10 @@ class Sources:
         def find() -> tuple[dict[str, Any], list[Path]]:
             return _Reader(script, roots, without).facts()
 
-        question = ["sources 8", str(script), [str(root) for root in roots], *without]
+        question = ["sources 9", str(script), [str(root) for root in roots], *without]
         facts: dict[str, Any] = memory.remembered(question, find) if memory else find()[0]
         lists = {key: frozenset(each) for key, each in facts.items() if isinstance(each, list)}
         return cls(**{**facts, **lists})
-
-    def mentions(self, word: str) -> bool:
-        """Whether a word stands anywhere in the sources."""
-        return any(
-            word in Path(path).read_text(encoding="utf-8", errors="replace") for path in self.files
-        )
 
 
 class _Reader:
@@ -98,7 +90,6 @@ class _Reader:
         facts = {
             "flags": None if flags is None else sorted(flags),
             "needs": sorted(self._needs()),
-            "files": sorted(map(str, self._trees)),
             "digest": digest.of_value(sorted(self._digests.items())),
         }
         return facts, [*self._trees, *{path.parent for path in self._trees}]

@@ -6,9 +6,9 @@ and complete result is.
 musubi-tuner and sd-scripts name a state `{name}-{epoch:06d}-state`, or `{name}-state` at the end.
 The number decides which is the last; mtimes never do. musubi-tuner, and sd-scripts' scripts for
 complete networks, count epochs from one again after a resume: told to train 16, they train 16 more,
-and write their states over those of the same number. So they are told how many are left, and all
-states are moved out of their way, under the number of epochs that stand behind them. Other scripts,
-later versions and forks write into a state how far it came.
+and write their states and LoRAs over those of the same number. So they are told how many are left,
+and these are moved out of their way, under the number of epochs that stand behind them. Other
+scripts, later versions and forks write into a state how far it came.
 """
 
 from __future__ import annotations
@@ -91,8 +91,7 @@ def prepare(
         if files.last.exists():  # the last LoRA must be a new one
             _move(files.last, files.earlier / files.last.name)
         _collect(files, progress.epochs, epochs)
-        kept = files.resumed.iterdir() if files.resumed.is_dir() else ()
-        found = sorted(((_number(x, files.run) or 0, x) for x in kept), reverse=True)
+        found = sorted(_numbered(files.resumed, files.run, "-state").items(), reverse=True)
         for _, state in found[_KEPT:]:
             shutil.rmtree(state)
         states = [_resume(state, number, progress) for number, state in found[:_KEPT]]
@@ -121,15 +120,21 @@ def _move(path: Path, to: Path) -> None:
 def _collect(files: RunFiles, before: int, epochs: int | None) -> None:
     """Move complete states into `files.resumed`, under the number of epochs behind them.
 
-    Killed at any time, it can be done again: the number of epochs before is written down last.
+    So are LoRAs of epochs, which a program that counts from one again would overwrite. Killed at
+    any time, it can be done again: the number of epochs before is written down last.
 
     Args:
         files: the run's files.
         before: epochs that were done when the trainer was last started.
         epochs: of the complete training, which `{run}-state` ends; None where that is not known.
     """
-    for state in filter(Path.is_dir, _results(files)):
-        number = _number(state, files.run)
+    states = [*filter(Path.is_dir, _results(files))]
+    complete = [*filter(_is_complete, states), *files.resumed.glob("*-state")]
+    if complete and not any(map(_counts, complete)):
+        for epoch, lora in _numbered(files.work, files.run, ".safetensors").items():
+            _move(lora, files.resumed / f"{files.run}-{epoch + before:06d}.safetensors")
+    for state in states:
+        number = _number(state)
         if state.name == f"{files.run}-state":
             number = epochs
         elif number is not None and not _counts(state):
@@ -142,9 +147,30 @@ def _collect(files: RunFiles, before: int, epochs: int | None) -> None:
             shutil.rmtree(state)
 
 
-def _number(state: Path, run: str) -> int | None:
-    number = re.fullmatch(rf"{re.escape(run)}-(\d+)-state", state.name)
+def _number(path: Path) -> int | None:
+    """Return the number of the epoch in the name of a state or LoRA."""
+    number = re.search(r"-(\d+)(-state|\.safetensors)$", path.name)
     return int(number[1]) if number else None
+
+
+def _numbered(folder: Path, run: str, ending: str) -> dict[int, Path]:
+    """Return number of the epoch -> state or LoRA, of those in a folder that have one."""
+    found = ((_number(path), path) for path in folder.glob(f"{glob.escape(run)}-*{ending}"))
+    return {number: path for number, path in found if number is not None}
+
+
+def _number_through(files: RunFiles, before: int) -> None:
+    """Name LoRAs of epochs by the epochs of the complete training, after a resume.
+
+    `before` is the number of epochs that were done when the trainer was last started.
+    """
+    found = _numbered(files.resumed, files.run, ".safetensors")
+    kept = [lora for number, lora in found.items() if number <= before]
+    if kept:  # by a program that counts from one again
+        for number, lora in sorted(_numbered(files.work, files.run, ".safetensors").items())[::-1]:
+            lora.rename(lora.with_name(f"{files.run}-{number + before:06d}.safetensors"))
+    for lora in kept:
+        _move(lora, files.work / lora.name)
 
 
 def _is_complete(state: Path) -> bool:
@@ -290,6 +316,8 @@ class _Training:
             files={files.weights.name: digest.of_file(files.weights)},
         )
         record.write(files.record)
+        if progress := _Progress.read(files.progress):
+            _number_through(files, progress.epochs)
         _remove(files.earlier)
         _remove(files.resumed)
         self.say(f"{run}: trained: {files.weights}")

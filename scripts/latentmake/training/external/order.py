@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
@@ -135,10 +135,10 @@ class ExternalOrder(RunOrder):
         """Whether its states are known to say how far they came."""
         return False
 
-    def packages(self, program: Installation) -> set[str]:
-        """Return the packages that the settings need besides those that its script imports."""
-        eight_bit = self.trainer.optimizer_type.lower().endswith("8bit")
-        return {"bitsandbytes"} if eight_bit and program.sources.mentions("bitsandbytes") else set()
+    @property
+    def packages(self) -> set[str]:
+        """The packages that the settings need besides those that the script imports."""
+        return {"bitsandbytes"} if self.trainer.optimizer_type.lower().endswith("8bit") else set()
 
     @property
     def results(self) -> list[str]:
@@ -271,12 +271,6 @@ def files_digests(
 _ENDLESS = frozenset({"constant", "constant_with_warmup", "inverse_sqrt", "adafactor"})
 _Order = TypeVar("_Order", bound=ExternalOrder)
 
-# Endings of files that trainers read.
-_READ = (
-    *(".safetensors", ".sft", ".ckpt", ".pt", ".pth", ".bin"),
-    *(".toml", ".json", ".yaml", ".yml", ".txt"),
-)
-
 
 def command_line(options: Mapping[str, Setting]) -> list[str]:
     """Return the arguments for some flags with their values.
@@ -358,15 +352,6 @@ def depends_on_length(arguments: Sequence[str], schedule: str = "constant") -> b
     if "." in given.get("--lr_warmup_steps", "") + given.get("--lr_decay_steps", ""):
         return True  # shares of all steps
     return given.get("--lr_scheduler", schedule).partition(":")[0] not in _ENDLESS
-
-
-def missing_files(arguments: Sequence[str], folder: Path) -> Iterator[str]:
-    """Yield values that look like files and are nowhere; the trainer runs in `folder`."""
-    for each in arguments:
-        value = _split(each)[1]
-        named = value.endswith(_READ) and "://" not in value and " " not in value
-        if named and _place(value) is None and not _exists(folder / value):
-            yield value
 
 
 def _split(argument: str) -> tuple[str, str]:

@@ -28,11 +28,7 @@ from latentmake.layouts.layout import Layout, layout_of
 from latentmake.progress import Progress
 from latentmake.training.backend import Finding, Say, Verdict, passed
 from latentmake.training.external.installation import elsewhere, flags
-from latentmake.training.external.order import (
-    ExternalOrder,
-    accelerate_arguments,
-    missing_files,
-)
+from latentmake.training.external.order import ExternalOrder, accelerate_arguments
 
 Files = dict[str, Path | bytes]
 """Path below the published folder, with forward slashes -> file or content."""
@@ -239,8 +235,6 @@ def _program_findings(
             yield flags(program, arguments, script)
         except TrainingError as error:
             yield Finding(f"arguments of {script}", "failed", str(error))
-    for file in missing_files(order.trainer.arguments, program.folder):
-        yield elsewhere("arguments", file)
 
 
 def _name_findings(names: Sequence[Names]) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from latentmake.training.backend import Finding, image_findings, of_faults
 from latentmake.training.external.backend import Deployed, Launched
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi import publish
-from latentmake.training.external.musubi.checks import model_files, networks, precision, space
+from latentmake.training.external.musubi.checks import model_files, networks, precision
 from latentmake.training.external.musubi.command import MODULES, local_arguments, pick_attention
 from latentmake.training.external.musubi.deploy import deploy, folders_of, strays_of
 from latentmake.training.external.musubi.order import DEPLOYED, MusubiOrder
@@ -73,7 +73,6 @@ class Musubi(Launched[MusubiOrder]):
         ]
         many = f"{len(folders)} folders, one a dataset and resolution"
         yield of_faults("cache folders", faults, many if folders[1:] else "1 folder")
-        yield space(order, models)
 
     def deploy(self, order: MusubiOrder) -> Deployed | None:
         """Write the dataset TOML, and link the caches of items with several texts."""

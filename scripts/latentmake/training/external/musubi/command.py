@@ -15,7 +15,6 @@ from latentmake.config.architectures import File
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
 from latentmake.config.weights import Weights
-from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
 from latentmake.models.files import script_of
 from latentmake.models.headers import weight_file
@@ -185,41 +184,14 @@ def program_digest(
     """Return the digest of the sources that cache `latents` or `text`: its own, no packages.
 
     Raises:
-        TrainingError: the folder, its scripts, or the Python of its environment are missing, or a
-            script is too old for the model.
+        TrainingError: the folder, its scripts, or the Python of its environment are missing.
     """
     assert model.spec.scripts is not None
     installation, name = find(settings, model.spec.scripts, memory), script_of(model, kind).name
     installation.script(name)
-    _refuse_unknown(installation, model, kind, name)
     # Caches of Wan's scripts are as old as their recipe, in which all that is imported counts.
     without = () if model.spec.encodes else _UNUSED
     return installation.sources_of(name, without).digest
-
-
-def _refuse_unknown(installation: Installation, model: Model, kind: str, name: str) -> None:
-    """Refuse a musubi-tuner whose caching script does not know a flag, or the model's `task`."""
-    arguments = caching_arguments(
-        model, kind, dataset_config="toml", place=lambda file, _: file.key, num_workers=1
-    )
-    missing, further = installation.missing_flags(arguments, name), model.further_arguments(kind)
-    if wrong := [flag for flag in missing if any(each.startswith(flag) for each in further)]:
-        near = installation.near(wrong[:1], name)
-        raise TrainingError(
-            f"{name} of {installation.folder} does not know {wrong[0]}",
-            where=f"{kind}_arguments",
-            hint=f"did you mean {near}?" if near else "leave it out, or update musubi-tuner",
-        )
-    values = [x for x in model.version.caching(kind) if x[:1] != "-"]
-    sources = installation.sources_of(name)
-    missing += [x for x in values if not (sources.mentions(f'"{x}"') or sources.mentions(f"'{x}'"))]
-    if missing:
-        title = " ".join(filter(None, (model.title, model.task)))
-        raise TrainingError(
-            f"this musubi-tuner is too old for {title}: its {name} does not know {missing[0]}",
-            where=installation.folder,
-            hint="update it, or set `musubi_tuner.path` to one that knows it",
-        )
 
 
 def pick_attention(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from latentmake.config import weights
@@ -50,13 +50,6 @@ class SdScripts(Launched[SdScriptsOrder]):
     def job_findings(self, order: SdScriptsOrder) -> Iterator[Finding]:
         """Check all that a training needs, in its job; deployment looks at the data."""
         yield from self.preflight(order)
-
-    def program_findings(
-        self, order: SdScriptsOrder, program: Installation, models: Sequence[ModelFile]
-    ) -> Iterator[Finding]:
-        if not program.sources.mentions('"image_size"'):
-            note = f"{program.folder} may be too old to read sizes from metadata: update it"
-            yield Finding("version", "warning", note)
 
     def deploy(self, order: SdScriptsOrder) -> Deployed:
         """Link images and caches into the folder that sd-scripts reads."""

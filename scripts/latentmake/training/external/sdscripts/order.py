@@ -89,9 +89,9 @@ class SdScriptsOrder(ExternalOrder):
     def result(self) -> str:
         return "network" if self.script in self.strategies.complete else "LoRA"
 
-    def packages(self, program: Installation) -> set[str]:
-        needs = super().packages(program)
-        needs |= {"xformers"} if self.trainer.attention == "xformers" else set()
+    @property
+    def packages(self) -> set[str]:
+        needs = super().packages | ({"xformers"} if self.trainer.attention == "xformers" else set())
         return needs | ({"deepspeed"} if self.trainer.deepspeed else set())
 
     @property

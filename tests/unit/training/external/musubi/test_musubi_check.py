@@ -327,11 +327,8 @@ def test_an_environment_that_lacks_an_import_fails(root: Path, tuner: Path) -> N
     assert "lacks toml, torch: install" in fails(order, "environment")
 
 
-def test_eight_bits_need_bitsandbytes_where_the_trainer_does(root: Path, tuner: Path) -> None:
+def test_eight_bits_need_bitsandbytes(root: Path, tuner: Path) -> None:
     order = make_run(root, tuner=tuner, optimizer_type="AdamW8bit")
-    assert not failed(check(order))
-    with (tuner / "wan_train_network.py").open("a") as file:
-        file.write("\n\ndef eight():\n    import bitsandbytes\n")
     assert "lacks bitsandbytes" in fails(order, "environment")
 
 
@@ -343,15 +340,6 @@ def test_an_attention_that_is_not_there_fails(root: Path, tuner: Path) -> None:
 def test_a_missing_configuration_of_accelerate_fails(root: Path, tuner: Path) -> None:
     order = make_run(root, tuner=tuner, accelerate_config="none.yaml")
     assert fails(order, "accelerate_config").startswith("none.yaml does not exist: correct")
-
-
-def test_too_little_space_fails(root: Path, tuner: Path) -> None:
-    order = make_run(root, tuner=tuner)
-    large = order.trainer.model_copy(update={"network_dim": 10**15})  # more than a disk holds
-    order = order.model_copy(update={"trainer": large})
-    assert "are needed" in fails(order, "disk space")
-    enough = make_run(root, tuner=tuner, save_every_n_epochs=1)
-    assert of(check(enough), "disk space").verdict == "ok"
 
 
 @pytest.mark.parametrize("place", ["models/transformer", "models/transformer/x.safetensors"])

@@ -243,6 +243,7 @@ def test_a_killed_training_goes_on_from_its_last_state(
     assert flag(tuner, "max_train_epochs") == "1"
     assert "3 epochs are done" in log
     assert epochs() == 4
+    assert [epochs(path) for path in sorted(WORK.glob(f"{RUN}-*.safetensors"))] == [1, 2, 3]
     assert not (WORK / "resumed").exists()
 
 
@@ -319,6 +320,7 @@ def test_a_training_killed_over_and_over_is_as_long_as_any(
     launch(order)
     assert flag(tuner, "max_train_epochs") == "1"
     assert epochs() == 4
+    assert [epochs(path) for path in sorted(WORK.glob(f"{RUN}-*.safetensors"))] == [1, 2, 3]
 
 
 def test_a_trainer_that_counts_on_is_told_all_epochs(
@@ -330,6 +332,7 @@ def test_a_trainer_that_counts_on_is_told_all_epochs(
     assert flag(tuner, "resume") == str(root / WORK / f"resumed/{RUN}-000002-state")
     assert flag(tuner, "max_train_epochs") == "4"
     assert epochs() == 4
+    assert [epochs(path) for path in sorted(WORK.glob(f"{RUN}-*.safetensors"))] == [1, 2, 3]
 
 
 def test_a_state_that_was_cut_short_is_passed_over(
