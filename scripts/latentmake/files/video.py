@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import zipfile
 from array import array
 from bisect import bisect_left, bisect_right
@@ -68,8 +67,7 @@ class _Index(NamedTuple):
     entries: list[int]
 
 
-_REMEMBERED = 8  # indices of files
-_indices: dict[tuple[object, ...], _Index | None] = {}
+_indices: dict[str, _Index | None] = {}  # of the file that was read last
 
 
 def read_frames(path: str, wanted: Iterable[int]) -> Iterator[tuple[int, NDArray[np.uint8] | None]]:
@@ -90,27 +88,17 @@ def read_frames(path: str, wanted: Iterable[int]) -> Iterator[tuple[int, NDArray
         yield from _npz_frames(path, left)
         return
     is_far = any(after - before > _FAR for before, after in pairwise([0, *left]))
-    index = (yield from _index_of(path)) if is_far else None
-    if not (yield from _decoded(path, left, index)):
+    if is_far and path not in _indices:
+        index = yield from _read_index(path)
+        _indices.clear()
+        _indices[path] = index
+    if not (yield from _decoded(path, left, _indices[path] if is_far else None)):
         yield from _decoded(path, left, None)
 
 
 def frame_of(path: str, index: int) -> Iterator[NDArray[np.uint8] | None]:
     """Yield one frame, and None while others are decoded; errors are those of `read_frames`."""
     return (pixels for _, pixels in read_frames(path, [index]))
-
-
-def _rgb(frame: VideoFrame) -> NDArray[np.uint8]:
-    """Return a frame's pixels, those of its `to_image`."""
-    import numpy as np
-
-    plane = frame.reformat(format="rgb24").planes[0]
-    buffer: Any = plane
-    rows: NDArray[np.uint8] = np.frombuffer(buffer, np.uint8).reshape(-1, abs(plane.line_size))
-    rows = rows[: frame.height, : 3 * frame.width]
-    if plane.line_size < 0:
-        rows = rows[::-1]
-    return np.ascontiguousarray(rows).reshape(frame.height, frame.width, 3)
 
 
 def _decoded(
@@ -121,6 +109,8 @@ def _decoded(
     Returns:
         False where frames are damaged, or unlike the index: a decode of the whole decides.
     """
+    import numpy as np
+
     position = -1
     with opened_video(path) as (container, stream, _):
         frames: Iterator[Any] = container.decode(stream)  # half typed
@@ -146,7 +136,7 @@ def _decoded(
                 what = f"is damaged at frame {position}"
                 raise SourceError(what, where=path, hint=_REPLACE)
             if position == left[0]:
-                yield left.popleft(), _rgb(frame)
+                yield left.popleft(), np.ascontiguousarray(frame.to_ndarray(format="rgb24"))
             elif position % _ALIVE == 0:
                 yield position, None
     return True
@@ -159,25 +149,12 @@ def _agrees(index: _Index, position: int, frame: VideoFrame | None) -> bool:
     return position < len(index.times) and frame.pts == index.times[position]
 
 
-_Pulses = Generator[tuple[int, None], None, _Index | None]
-"""Yields signs of life while an index is read, and returns it; None where there is none."""
+def _read_index(path: str) -> Generator[tuple[int, None], None, _Index | None]:
+    """Read a file's packets without decoding them, and yield signs of life meanwhile.
 
-
-def _index_of(path: str) -> _Pulses:
-    """Return a file's index, remembered by its stat."""
-    with opened(path) as file:
-        stat = os.fstat(file.fileno())
-    key = path, stat.st_size, stat.st_mtime_ns, stat.st_ino
-    if key not in _indices:
-        index = yield from _read_index(path)
-        while len(_indices) >= _REMEMBERED:
-            del _indices[next(iter(_indices))]
-        _indices[key] = index
-    return _indices[key]
-
-
-def _read_index(path: str) -> _Pulses:
-    """Read a file's packets without decoding them; None where these are not frames for certain."""
+    Returns:
+        None where these are not frames for certain.
+    """
     from av import Packet
     from av.bitstream import BitStreamFilterContext
 

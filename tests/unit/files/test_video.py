@@ -91,14 +91,10 @@ def odd_gops(path: Path) -> Path:
     return path
 
 
-def index_of(path: str) -> file._Index | None:
-    file._indices.clear()
-    [*file._index_of(path)]
-    return file._indices.popitem()[1]
-
-
 def entries(path: str) -> list[int] | None:
-    index = index_of(path)
+    file._indices.clear()
+    [*read_frames(path, [3])]  # far enough to look for an entry
+    index = file._indices[path]
     return index and [index.times.index(entry) for entry in index.entries]
 
 
@@ -226,12 +222,11 @@ def test_an_index_that_turns_out_wrong_costs_time_and_no_frame(
     videos: dict[str, Video], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, frames = videos["closed.mkv"]
-    right = index_of(path)
+    assert entries(path)
+    right = file._indices[path]
     assert right
     times = right.times[:30] + right.times[31:]  # as if a packet held no picture
-    [*file._index_of(path)]
-    (key,) = file._indices
-    monkeypatch.setitem(file._indices, key, right._replace(times=times))
+    monkeypatch.setitem(file._indices, path, right._replace(times=times))
     check(Video(path, frames), [1, 30, 40])
 
 
