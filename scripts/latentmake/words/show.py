@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from latentmake.errors import SourceError
 from latentmake.files import cachefile, npz
-from latentmake.files.safetensors import read_head
 from latentmake.index.memo import MEMO, Memo, SourceStat, source_stat
 from latentmake.plan.manifest import ManifestOrder
 from latentmake.plan.orders import Order
@@ -47,13 +46,10 @@ def _content(file: Path, folder: Path) -> object:
             return read_receipt(path)
         if file.name.endswith(".manifest.json"):
             return ManifestOrder.read(path)
-        if begin.startswith(npz.MAGIC):
-            arrays = {name: _tensor(dtype, shape) for name, dtype, shape in npz.arrays_of(path)}
-            return _header(arrays, cachefile.read_metadata(path))
-        if begin.startswith(b"{", 8):
-            head = read_head(path)
-            tensors = {name: _tensor(x.dtype, x.shape) for name, x in head.tensors.items()}
-            return _header(tensors, head.metadata)
+        if begin.startswith(npz.MAGIC) or begin.startswith(b"{", 8):
+            arrays = cachefile.arrays_in(path)
+            tensors = {name: f"{dtype} {[*shape]}" for name, dtype, shape in arrays}
+            return _header(tensors, cachefile.read_metadata(path))
         if begin.startswith(b"{") and file.suffix in (".json", ".jsonl", ".lock"):
             if path.with_suffix(".items.json").exists():
                 return Order.read(path)
@@ -84,10 +80,6 @@ def _header(tensors: dict[str, str], metadata: dict[str, Any]) -> dict[str, obje
     if isinstance(recipe := found.get("recipe"), str):
         found["recipe"] = json.loads(recipe)
     return {**found, "tensors": tensors}
-
-
-def _tensor(dtype: str, shape: tuple[int, ...]) -> str:
-    return f"{dtype} {[*shape]}"
 
 
 def _remembered(file: Path, folder: Path) -> dict[str, object]:
