@@ -18,7 +18,7 @@ from itertools import chain, dropwhile, pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from latentmake.errors import SourceError, StorageError, storage_error
+from latentmake.errors import SourceError, StorageError
 from latentmake.files import atomic
 from latentmake.files.media import NPZ, frame_packets, opened, opened_video, probe_video
 from latentmake.geometry.clips import Media
@@ -283,26 +283,23 @@ def write_mp4(path: Path, frames: Iterable[NDArray[np.uint8]], fps: float = 16) 
     colors: Any = {"dst_colorspace": Colorspace.ITU709, "dst_color_range": ColorRange.MPEG}
     container = {"movflags": "faststart", "fflags": "+bitexact"}
     settings = {"crf": _QUALITY, "preset": "medium"}
-    with atomic.replacing(path) as temporary:
-        try:
-            with av.open(str(temporary), "w", format="mp4", options=container) as file:
-                rate = Fraction(fps).limit_denominator(1001)
-                stream: Any = file.add_stream(_CODEC, rate=rate, options=settings)
-                stream.width, stream.height = width + width % 2, height + height % 2
-                stream.pix_fmt = "yuv420p"
-                context = stream.codec_context
-                context.thread_count = 1
-                context.color_primaries = context.color_trc = context.colorspace = _BT709
-                context.color_range = _LIMITED
-                for frame in chain([first], left):
-                    even = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
-                    picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(even), "rgb24")
-                    file.mux(stream.encode(picture.reformat(format="yuv420p", **colors)))
-                file.mux(stream.encode())
-        except av.FFmpegError as error:
-            raise storage_error(error, path) or StorageError(
-                f"cannot be written ({error.strerror})", where=path, hint="check the folder"
-            ) from None
+    with (
+        atomic.replacing(path) as temporary,
+        av.open(str(temporary), "w", format="mp4", options=container) as file,
+    ):
+        rate = Fraction(fps).limit_denominator(1001)
+        stream: Any = file.add_stream(_CODEC, rate=rate, options=settings)
+        stream.width, stream.height = width + width % 2, height + height % 2
+        stream.pix_fmt = "yuv420p"
+        context = stream.codec_context
+        context.thread_count = 1
+        context.color_primaries = context.color_trc = context.colorspace = _BT709
+        context.color_range = _LIMITED
+        for frame in chain([first], left):
+            even = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+            picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(even), "rgb24")
+            file.mux(stream.encode(picture.reformat(format="yuv420p", **colors)))
+        file.mux(stream.encode())
 
 
 def spread_frames(path: Path, count: int) -> list[NDArray[np.uint8]]:
