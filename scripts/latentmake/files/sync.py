@@ -58,7 +58,7 @@ def sync(
         replacing: called with a name before it is removed or gets other content.
 
     Raises:
-        OSError, StorageError: the folder cannot be written; finished work is kept.
+        StorageError: the folder cannot be written; finished work is kept.
         SourceError: a file to copy cannot be read.
     """
     tell, old = replacing or (lambda name: None), _read_record(folder / RECORD)
@@ -97,11 +97,12 @@ def sync(
             with contextlib.suppress(StorageError, OSError):  # the first fault is the one to tell
                 _write_record(folder, record)
     except OSError as error:
-        if error.filename not in {str(x) for x in files.values() if isinstance(x, Path)}:
-            raise
-        hint = "run the same command again, which looks at everything anew"
-        what = f"cannot be read ({error.strerror})"
-        raise SourceError(what, where=error.filename, hint=hint) from None
+        where, what = error.filename or folder, error.strerror
+        if where in {str(x) for x in files.values() if isinstance(x, Path)}:
+            hint = "run the same command again, which looks at everything anew"
+            raise SourceError(f"cannot be read ({what})", where=where, hint=hint) from None
+        hint = "correct `publish.path`, or mount it for writing, and run the same command again"
+        raise StorageError(f"cannot be written ({what})", where=where, hint=hint) from None
     return Changes(*(done[name] for name in Changes._fields))
 
 

@@ -35,16 +35,13 @@ def check_folder(home: Path, *, dry: bool) -> None:
             where=home,
             hint="rename the folder; those of datasets and models may have braces",
         )
-    snakemake = Path(".snakemake")
-    if dry and snakemake.is_dir() and not os.access(snakemake, os.W_OK | os.X_OK):
-        raise StorageError(  # a dry run makes folders there too
-            "no permission to write", where=snakemake, hint="give your user the right to write"
-        )
-    for name in () if dry else _WRITTEN:
+    if dry:
+        return
+    for name in _WRITTEN:
         _try_to_write(Path(name))
     # That of PuLP, with which Snakemake chooses jobs; Python's own falls back on other folders.
     temporary = Path(os.environ.get("TMP", os.environ.get("TMPDIR", "/tmp")))  # noqa: S108
-    if not dry and os.access(temporary, os.W_OK | os.X_OK):
+    if os.access(temporary, os.W_OK | os.X_OK):
         _try_to_write(temporary, "set TMPDIR to another folder, or ")
 
 
