@@ -249,7 +249,7 @@ def with_texts(
     if settings.metadata_file is not None:
         rows, faults = _listed(name, settings.metadata_file, scan.root, items)
     reads = settings.composed or first_line
-    read = _reader(memo, scan.roots, items) if reads else None
+    read = _reader(memo, items) if reads else None
     found: list[Item] = []
     slow = reads and len(items) >= _LOOKS_LONG
     for item in Progress(items, desc="captions", unit="item") if slow else items:
@@ -299,10 +299,10 @@ def _listed(
     return rows, [Fault(file, f"({file})", f"{who} no image of the dataset", hint)]
 
 
-def _reader(memo: Memo, roots: Iterable[str], items: Iterable[Item]) -> _Read:
+def _reader(memo: Memo, items: Iterable[Item]) -> _Read:
     """Return what reads the files of text of some items, each only if its stat is new."""
     paths = {x.path for item in items for x in item.files if x.role in (CAPTION, TAGS)}
-    known = memo.texts.known(paths, *roots)
+    known = memo.texts.known(paths)
 
     def read(file: File | None) -> str:
         if file is None:

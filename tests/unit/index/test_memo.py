@@ -108,7 +108,7 @@ def test_what_is_learnt_or_forgotten_is_known_before_it_is_saved() -> None:
         return [
             memo.sources.below("data"),
             memo.sources.known(names),
-            memo.sources.known([*names, *map(str, range(3000))], "data"),
+            memo.sources.known([*names, *map(str, range(3000))]),
             sorted(memo.sources.where("size", [1, 2])),
             sorted(memo.targets.where("value", ["old", "new"])),
             {*memo.sources.below("")},
