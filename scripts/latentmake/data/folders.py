@@ -70,7 +70,7 @@ def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
     if key == "path" and dataset.metadata_file is not None:
         with contextlib.suppress(OSError):  # whoever reads it says so
             listed = entries, tuple(source_stat(Path(dataset.metadata_file).stat()))
-    return Scan(root, entries, digest.of_entries(listed), (root,))
+    return Scan(root, entries, digest.of_entries(listed))
 
 
 def _entries(root: str, *, flat: bool) -> list[Entry]:

@@ -179,7 +179,6 @@ class Scan(NamedTuple):
         entries: its files in no particular order, with `NO_FILE` for what is no file. Of a list,
             all files that it names, by their paths as they are opened.
         fingerprint: digest of all that.
-        roots: folders below which all its files lie, the root first.
         items: of a list; None of a folder, whose items are made by `folders.items`.
         faults: of the other rows of a list.
         rows: those of a list with caption or tags, by the stems of their items.
@@ -188,7 +187,6 @@ class Scan(NamedTuple):
     root: str
     entries: list[Entry]
     fingerprint: str
-    roots: tuple[str, ...] = ()
     items: list[Item] | None = None
     faults: Sequence[Fault] = ()
     rows: Mapping[str, Row] = {}

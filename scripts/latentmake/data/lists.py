@@ -394,10 +394,9 @@ def scan(name: str, dataset: Dataset) -> Scan:
         what = f"the list {dataset.path} has no row"
         hint = 'write an object a line, such as {"video": "a.mp4", "prompt": "a cat"}'
         raise DatasetError(what, where=where, hint=hint)
-    root, entries = made.root, [(path, *stat) for path, stat in made.stats.items()]
-    outside = {path.rpartition("/")[0] for path in made.stats if not path.startswith(f"{root}/")}
-    roots, items = (root, *sorted(outside)), sorted(made.items.values())
-    return Scan(root, entries, digest.of_entries(entries), roots, items, made.faults, made.rows)
+    entries, items = [(path, *stat) for path, stat in made.stats.items()], made.items.values()
+    mark = digest.of_entries(entries)
+    return Scan(made.root, entries, mark, sorted(items), made.faults, made.rows)
 
 
 # -- columns of paths -----------------------------------------------------------------------------

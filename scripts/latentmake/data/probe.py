@@ -8,7 +8,7 @@ as a rule its header alone is read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
@@ -148,12 +148,11 @@ def measured(
     found, faults, owners = list[Item](), list[Fault](), dict[str, Item]()
     notes: dict[str, dict[str, None]] = {}  # what is noted of which items
     stats = {item.image: item.files[0].stat for item in items}
-    known = probed(scan.roots, stats, memo, video=settings.video)
+    known = probed(stats, memo, video=settings.video)
     controls = controls_of(layout, settings, scan, control, items, model)
-    roots = [*scan.roots, *control.roots]
 
     def measure(files: Sequence[File]) -> Mapping[str, Media | SourceError]:
-        return probed(roots, {each.path: each.stat for each in files}, memo, video=False)
+        return probed({each.path: each.stat for each in files}, memo, video=False)
 
     for item in items:
         try:
@@ -208,10 +207,10 @@ def _even(items: Sequence[Item], faults: list[Fault]) -> Iterator[Item]:
 
 
 def probed(
-    roots: Iterable[str], stats: dict[str, SourceStat], memo: Memo, *, video: bool
+    stats: dict[str, SourceStat], memo: Memo, *, video: bool
 ) -> Mapping[str, Media | SourceError]:
-    """Return size and length of files below some folders; the memo learns new ones."""
-    known = memo.media(stats, *roots)
+    """Return size and length of files; the memo learns new ones."""
+    known = memo.media(stats)
     found: dict[str, Media | SourceError] = {
         path: known[path][1] for path, stat in stats.items() if known.get(path, (None,))[0] == stat
     }

@@ -229,7 +229,7 @@ def with_texts(
     if settings.metadata_file is not None:
         rows, faults = _listed(name, settings.metadata_file, scan.root, items)
     reads = settings.composed or first_line
-    read = _reader(memo, scan.roots, items) if reads else None
+    read = _reader(memo, items if reads else ())
     found: list[Item] = []
     slow = reads and len(items) >= _LOOKS_LONG
     for item in Progress(items, desc="captions", unit="item") if slow else items:
@@ -241,13 +241,8 @@ def with_texts(
                     raise SourceError(missing_file(path), where=place, hint="repair or remove it")
             if not (files or row or settings.class_tokens) and settings.missing_caption == "error":
                 raise SourceError("has no caption file", hint=_hint(settings, item))
-            if read is None and row is None:
-                bare = settings.class_tokens is not None and not files
-                texts = [settings.class_tokens or ""] if bare else None
-            elif read is None or not settings.composed:
-                texts = _plain(settings, read, item, row)
-            else:
-                texts = _composed(settings, read, item, row, first_line=first_line)
+            text_of = _composed if settings.composed else _plain
+            texts = text_of(settings, read, item, row, first_line=first_line)
         except SourceError as error:
             place = error.where or (files[0].path if files else item.where)
             faults.append(Fault(place, item.stem, error.what, error.hint))
@@ -279,10 +274,10 @@ def _listed(
     return rows, [Fault(file, f"({file})", f"{who} no image of the dataset", hint)]
 
 
-def _reader(memo: Memo, roots: Iterable[str], items: Iterable[Item]) -> _Read:
+def _reader(memo: Memo, items: Iterable[Item]) -> _Read:
     """Return what reads the files of text of some items, each only if its stat is new."""
     paths = {x.path for item in items for x in item.files if x.role in (CAPTION, TAGS)}
-    known = memo.texts.known(paths, *roots)
+    known = memo.texts.known(paths)
 
     def read(file: File | None) -> str:
         if file is None:
@@ -306,11 +301,13 @@ def _hint(settings: Dataset, item: Item) -> str:
     return f"write {ways}, or set `class_tokens` to a caption for all of them"
 
 
-def _plain(settings: Dataset, read: _Read | None, item: Item, row: Row | None) -> list[str] | None:
+def _plain(
+    settings: Dataset, read: _Read, item: Item, row: Row | None, *, first_line: bool
+) -> list[str] | None:
     """Return an item's text; None where the content of its caption file, if any, is encoded.
 
-    With `read`, only the first line of a caption counts. Source: `read_caption` of sd-scripts'
-    library/train_util.py, where wildcards are not enabled.
+    Source of `first_line`: `read_caption` of sd-scripts' library/train_util.py, where wildcards
+    are not enabled.
     """
     file, text = item.file(CAPTION), settings.class_tokens
     if row is not None:
@@ -318,8 +315,8 @@ def _plain(settings: Dataset, read: _Read | None, item: Item, row: Row | None) -
         if not text and settings.empty_caption == "error":
             raise SourceError("has an empty caption", where=item.where, hint=_EMPTY[1])
     elif file is not None:
-        text = None if read is None else read(file)
-    if text is None or read is None:
+        text = read(file) if first_line else None
+    if text is None or not first_line:
         return None if text is None else [text]
     first, whole = text.partition("\n")[0].strip(), text.strip()
     if first == whole:

@@ -44,9 +44,10 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink()
         if not isinstance(error, OSError):
             raise
-        if error.filename in (None, os.fspath(temporary)):
-            error.filename, error.filename2 = os.fspath(path), None
-        raise storage_error(error, path) or error from None
+        told: Exception | None = storage_error(error, path)
+        if told is None and error.filename in (None, os.fspath(temporary)):
+            told = OSError(error.errno, error.strerror, os.fspath(path))
+        raise told or error from None
 
 
 def write(path: str | Path, *pieces: bytes | memoryview) -> os.stat_result:

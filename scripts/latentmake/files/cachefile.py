@@ -148,17 +148,19 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
         return {}
 
 
-def shapes_in(path: str | os.PathLike[str]) -> list[tuple[str, tuple[int, ...]]]:
-    """Return name and shape of each array of a cache file; only headers are read.
+def arrays_in(path: str | os.PathLike[str]) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Return name, dtype and shape of each array of a cache file; only headers are read.
 
     Raises:
         OSError, ValueError: the file cannot be read, or is damaged.
     """
-    if os.fspath(path).endswith(".npz"):
-        from latentmake.files import npz
+    from latentmake.files import npz
 
-        return [(name, shape) for name, _, shape in npz.arrays_of(path)]
-    return [(name, tuple(each.shape)) for name, each in read_head(path).tensors.items()]
+    with Path(path).open("rb") as file:
+        is_npz = file.read(len(npz.MAGIC)) == npz.MAGIC
+    if is_npz:
+        return [*npz.arrays_of(path)]
+    return [(name, each.dtype, each.shape) for name, each in read_head(path).tensors.items()]
 
 
 def recipe_of(metadata: Mapping[str, str]) -> dict[str, object]:
@@ -292,18 +294,6 @@ def verify(path: str | os.PathLike[str], *, values: bool = True) -> Checked:
     if damage is None and values:
         damage = _values_fault(arrays, may_be_zero=recipe.get("kind") == "text")
     return Checked(damage, origin, recipe)
-
-
-def corruption_of(path: str | os.PathLike[str]) -> str | None:
-    """Return the damage of a file that its own checksums tell.
-
-    None for a sound file, and for one without checksums, which whoever reads it will judge.
-
-    Raises:
-        OSError: it is gone or cannot be read.
-    """
-    checked = verify(path, values=False)
-    return checked.damage if checked.has_checksum else None
 
 
 def _array(member: tuple[str, bytes]) -> tuple[str, tuple[str, _Bytes]]:

@@ -18,7 +18,7 @@ from stat import S_ISREG
 from typing import Any, NamedTuple
 
 from latentmake import digest
-from latentmake.errors import SourceError, StorageError, storage_error
+from latentmake.errors import SourceError, StorageError
 from latentmake.files import atomic
 
 RECORD = ".latentmake-published.json"
@@ -97,15 +97,12 @@ def sync(
             with contextlib.suppress(StorageError, OSError):  # the first fault is the one to tell
                 _write_record(folder, record)
     except OSError as error:
-        where = os.fspath(error.filename2 or error.filename or folder)
-        what = error.strerror
-        if where in {os.fspath(x) for x in files.values() if not isinstance(x, bytes)}:
+        where, what = error.filename or folder, error.strerror
+        if where in {str(x) for x in files.values() if isinstance(x, Path)}:
             hint = "run the same command again, which looks at everything anew"
             raise SourceError(f"cannot be read ({what})", where=where, hint=hint) from None
         hint = "correct `publish.path`, or mount it for writing, and run the same command again"
-        raise storage_error(error, where) or StorageError(
-            f"cannot be written ({what})", where=where, hint=hint
-        ) from None
+        raise StorageError(f"cannot be written ({what})", where=where, hint=hint) from None
     return Changes(*(done[name] for name in Changes._fields))
 
 

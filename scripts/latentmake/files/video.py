@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import zipfile
 from array import array
 from bisect import bisect_left, bisect_right
@@ -19,7 +18,7 @@ from itertools import chain, dropwhile, pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from latentmake.errors import SourceError, StorageError, storage_error
+from latentmake.errors import SourceError, StorageError
 from latentmake.files import atomic
 from latentmake.files.media import NPZ, frame_packets, opened, opened_video, probe_video
 from latentmake.geometry.clips import Media
@@ -68,8 +67,7 @@ class _Index(NamedTuple):
     entries: list[int]
 
 
-_REMEMBERED = 8  # indices of files
-_indices: dict[tuple[object, ...], _Index | None] = {}
+_indices: dict[str, _Index | None] = {}  # of the file that was read last
 
 
 def read_frames(path: str, wanted: Iterable[int]) -> Iterator[tuple[int, NDArray[np.uint8] | None]]:
@@ -90,27 +88,17 @@ def read_frames(path: str, wanted: Iterable[int]) -> Iterator[tuple[int, NDArray
         yield from _npz_frames(path, left)
         return
     is_far = any(after - before > _FAR for before, after in pairwise([0, *left]))
-    index = (yield from _index_of(path)) if is_far else None
-    if not (yield from _decoded(path, left, index)):
+    if is_far and path not in _indices:
+        index = yield from _read_index(path)
+        _indices.clear()
+        _indices[path] = index
+    if not (yield from _decoded(path, left, _indices[path] if is_far else None)):
         yield from _decoded(path, left, None)
 
 
 def frame_of(path: str, index: int) -> Iterator[NDArray[np.uint8] | None]:
     """Yield one frame, and None while others are decoded; errors are those of `read_frames`."""
     return (pixels for _, pixels in read_frames(path, [index]))
-
-
-def _rgb(frame: VideoFrame) -> NDArray[np.uint8]:
-    """Return a frame's pixels, those of its `to_image`."""
-    import numpy as np
-
-    plane = frame.reformat(format="rgb24").planes[0]
-    buffer: Any = plane
-    rows: NDArray[np.uint8] = np.frombuffer(buffer, np.uint8).reshape(-1, abs(plane.line_size))
-    rows = rows[: frame.height, : 3 * frame.width]
-    if plane.line_size < 0:
-        rows = rows[::-1]
-    return np.ascontiguousarray(rows).reshape(frame.height, frame.width, 3)
 
 
 def _decoded(
@@ -121,6 +109,8 @@ def _decoded(
     Returns:
         False where frames are damaged, or unlike the index: a decode of the whole decides.
     """
+    import numpy as np
+
     position = -1
     with opened_video(path) as (container, stream, _):
         frames: Iterator[Any] = container.decode(stream)  # half typed
@@ -146,7 +136,7 @@ def _decoded(
                 what = f"is damaged at frame {position}"
                 raise SourceError(what, where=path, hint=_REPLACE)
             if position == left[0]:
-                yield left.popleft(), _rgb(frame)
+                yield left.popleft(), np.ascontiguousarray(frame.to_ndarray(format="rgb24"))
             elif position % _ALIVE == 0:
                 yield position, None
     return True
@@ -159,25 +149,12 @@ def _agrees(index: _Index, position: int, frame: VideoFrame | None) -> bool:
     return position < len(index.times) and frame.pts == index.times[position]
 
 
-_Pulses = Generator[tuple[int, None], None, _Index | None]
-"""Yields signs of life while an index is read, and returns it; None where there is none."""
+def _read_index(path: str) -> Generator[tuple[int, None], None, _Index | None]:
+    """Read a file's packets without decoding them, and yield signs of life meanwhile.
 
-
-def _index_of(path: str) -> _Pulses:
-    """Return a file's index, remembered by its stat."""
-    with opened(path) as file:
-        stat = os.fstat(file.fileno())
-    key = path, stat.st_size, stat.st_mtime_ns, stat.st_ino
-    if key not in _indices:
-        index = yield from _read_index(path)
-        while len(_indices) >= _REMEMBERED:
-            del _indices[next(iter(_indices))]
-        _indices[key] = index
-    return _indices[key]
-
-
-def _read_index(path: str) -> _Pulses:
-    """Read a file's packets without decoding them; None where these are not frames for certain."""
+    Returns:
+        None where these are not frames for certain.
+    """
     from av import Packet
     from av.bitstream import BitStreamFilterContext
 
@@ -306,26 +283,23 @@ def write_mp4(path: Path, frames: Iterable[NDArray[np.uint8]], fps: float = 16) 
     colors: Any = {"dst_colorspace": Colorspace.ITU709, "dst_color_range": ColorRange.MPEG}
     container = {"movflags": "faststart", "fflags": "+bitexact"}
     settings = {"crf": _QUALITY, "preset": "medium"}
-    with atomic.replacing(path) as temporary:
-        try:
-            with av.open(str(temporary), "w", format="mp4", options=container) as file:
-                rate = Fraction(fps).limit_denominator(1001)
-                stream: Any = file.add_stream(_CODEC, rate=rate, options=settings)
-                stream.width, stream.height = width + width % 2, height + height % 2
-                stream.pix_fmt = "yuv420p"
-                context = stream.codec_context
-                context.thread_count = 1
-                context.color_primaries = context.color_trc = context.colorspace = _BT709
-                context.color_range = _LIMITED
-                for frame in chain([first], left):
-                    even = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
-                    picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(even), "rgb24")
-                    file.mux(stream.encode(picture.reformat(format="yuv420p", **colors)))
-                file.mux(stream.encode())
-        except av.FFmpegError as error:
-            raise storage_error(error, path) or StorageError(
-                f"cannot be written ({error.strerror})", where=path, hint="check the folder"
-            ) from None
+    with (
+        atomic.replacing(path) as temporary,
+        av.open(str(temporary), "w", format="mp4", options=container) as file,
+    ):
+        rate = Fraction(fps).limit_denominator(1001)
+        stream: Any = file.add_stream(_CODEC, rate=rate, options=settings)
+        stream.width, stream.height = width + width % 2, height + height % 2
+        stream.pix_fmt = "yuv420p"
+        context = stream.codec_context
+        context.thread_count = 1
+        context.color_primaries = context.color_trc = context.colorspace = _BT709
+        context.color_range = _LIMITED
+        for frame in chain([first], left):
+            even = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+            picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(even), "rgb24")
+            file.mux(stream.encode(picture.reformat(format="yuv420p", **colors)))
+        file.mux(stream.encode())
 
 
 def spread_frames(path: Path, count: int) -> list[NDArray[np.uint8]]:

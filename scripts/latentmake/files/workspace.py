@@ -14,7 +14,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from typing import Literal, NamedTuple
 
 from latentmake.errors import ConfigError, StorageError, storage_error
@@ -24,7 +24,7 @@ OWNER = ".latentmake-owner"
 """Note of the project that owns a cache folder which lies outside of it."""
 ADOPTED = "adopted.tsv"
 """Record of adopted files, in the cache folder of a dataset's model."""
-_WRITTEN = ("logs", ".latentmake", ".snakemake")
+_WRITTEN = ("logs", "runs", ".latentmake", ".snakemake")
 
 
 def check_folder(home: Path, *, dry: bool) -> None:
@@ -35,28 +35,14 @@ def check_folder(home: Path, *, dry: bool) -> None:
             where=home,
             hint="rename the folder; those of datasets and models may have braces",
         )
-    snakemake = Path(".snakemake")
-    if dry and snakemake.is_dir() and not os.access(snakemake, os.W_OK | os.X_OK):
-        raise StorageError(  # a dry run makes folders there too
-            "no permission to write", where=snakemake, hint="give your user the right to write"
-        )
-    for name in () if dry else _WRITTEN:
+    if dry:
+        return
+    for name in _WRITTEN:
         _try_to_write(Path(name))
     # That of PuLP, with which Snakemake chooses jobs; Python's own falls back on other folders.
     temporary = Path(os.environ.get("TMP", os.environ.get("TMPDIR", "/tmp")))  # noqa: S108
-    if not dry and os.access(temporary, os.W_OK | os.X_OK):
+    if os.access(temporary, os.W_OK | os.X_OK):
         _try_to_write(temporary, "set TMPDIR to another folder, or ")
-
-
-def check_run_folder(folder: Path) -> None:
-    """Refuse a run's folder that is none, or that cannot be written."""
-    place = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
-    if not place.is_dir():
-        what = "a file is in the place of a folder"
-        raise StorageError(what, where=place, hint="remove the file, or rename it")
-    if not os.access(place, os.W_OK | os.X_OK):
-        hint = "give your user the right to write there, or mount it for writing"
-        raise StorageError("this folder cannot be written", where=place, hint=hint)
 
 
 def _try_to_write(folder: Path, remedy: str = "") -> None:
@@ -221,34 +207,25 @@ def translate(path: str, to: System, maps: Iterable[Mapping[str, str | None]]) -
         None where `to` has no name for the path. Linux and WSL know every path that is not one of
         Windows by its own name.
     """
-    parts = _parts(path)
-    crosses = (parts[0] == "/") == (to == "windows")
-    if crosses and (drive := re.match(r"([A-Z]):/|//mnt/([a-z])(/|$)", "/".join(parts))):
+    place = _pure(path)
+    if drive := re.match(r"([A-Za-z]):/|/mnt/([a-z])(?:/|$)", place.as_posix()):
         letter = drive[1] or drive[2]
         mount = f"/mnt/{letter.lower()}"
-        maps = [*maps, {"windows": f"{letter}:", "linux": mount, "wsl": mount}]
+        maps = [*maps, {"windows": f"{letter.upper()}:", "linux": mount, "wsl": mount}]
     found = [
-        (len(prefix), [*_parts(target), *parts[len(prefix) :]])
+        (len(prefix.parts), _pure(target) / place.relative_to(prefix))
         for names in maps
         if (target := names.get(to))
-        for prefix in map(_parts, filter(None, names.values()))
-        if _folded(parts)[: len(prefix)] == _folded(prefix)
+        for prefix in map(_pure, filter(None, names.values()))
+        if type(prefix) is type(place) and place.is_relative_to(prefix)
     ]
-    if crosses and not found:
+    if not found and isinstance(place, PureWindowsPath) != (to == "windows"):
         return None
-    root, *rest = max(found, key=lambda each: each[0], default=(0, parts))[1]
-    return root + "/".join(rest)
+    name = max(found, key=lambda each: each[0], default=(0, place))[1].as_posix()
+    return name.rstrip("/") if name.startswith("//") else name  # a share's name has no slash
 
 
-def _parts(path: str) -> list[str]:
-    """Split an absolute path: `/a/b` is `/ a b`, `x:/a` is `X:/ a`, `//s/a` is `// s a`."""
-    if not is_windows(path):
-        return ["/", *filter(None, posixpath.normpath(path).split("/"))]
-    path = ntpath.normpath(path).replace("\\", "/")
-    root = "//" if path.startswith("//") else f"{path[0].upper()}:/"
-    return [root, *filter(None, path[2:].split("/"))]
-
-
-def _folded(parts: list[str]) -> list[str]:
-    """Return parts as they are compared: Windows does not tell upper from lower case."""
-    return parts if parts[0] == "/" else [part.casefold() for part in parts]
+def _pure(path: str) -> PurePath:
+    if is_windows(path):
+        return PureWindowsPath(ntpath.normpath(f"{path}/"))
+    return PurePosixPath(posixpath.normpath(path))

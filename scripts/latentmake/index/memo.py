@@ -26,7 +26,7 @@ Stat = TypeVar("Stat", bound=tuple[int, ...])
 _VERSION = 7
 _SECONDS = 5.0  # after which new facts are saved
 _KEPT_NS = 90 * 24 * 3600 * 10**9  # after which answers and remembered states are forgotten
-_FEW = 2000  # names that are looked up one by one, not by reading all names below their folders
+_FEW = 2000  # names that are looked up one by one, not by reading all between the first and last
 # Kinds of facts. Version 0.2.0, to which a user may return, uses 4, 5, 8, 10 and 11 for others.
 _SOURCE, _TARGET, _MEDIA, _PICTURE, _VERDICT = 1, 2, 3, 6, 7
 _RECEIPT, _TEXT, _RATE, _SNAPSHOT = 9, 12, 13, 14
@@ -111,11 +111,12 @@ class Table(Generic[Stat]):
         new = {name: fact for name, fact in self.new.items() if fact and first < name < last}
         return self._saved(f"name > ? AND name < ? LIMIT {most}", first, last) | new
 
-    def known(self, names: Collection[str], *folders: str) -> dict[str, tuple[Stat, str]]:
-        """Return path -> stat and value of some paths, and perhaps of others in their `folders`."""
-        if folders and len(names) > _FEW:
-            return {path: fact for each in folders for path, fact in self.below(each).items()}
+    def known(self, names: Collection[str]) -> dict[str, tuple[Stat, str]]:
+        """Return path -> stat and value of some paths, and perhaps of others between them."""
         new = {name: fact for name in self.new.keys() & names if (fact := self.new[name])}
+        if len(names) > _FEW:
+            ends = [end(filter(is_text, names), default="") for end in (min, max)]
+            return self._saved("name BETWEEN ? AND ?", *ends) | new
         return self._saved(f"name {_LISTED}", json.dumps([*names])) | new
 
     def where(self, column: str, values: Iterable[object]) -> Iterator[tuple[str, Stat, str]]:
@@ -199,9 +200,9 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
         self.sources.learn(name, stat, content)
         return content
 
-    def media(self, paths: Collection[str], *folders: str) -> dict[str, tuple[SourceStat, Media]]:
+    def media(self, paths: Collection[str]) -> dict[str, tuple[SourceStat, Media]]:
         """Return stat, size and length of known images and videos; see `Table.known`."""
-        found = self._media.known(paths, *folders).items()
+        found = self._media.known(paths).items()
         rows = ((path, stat, text) for path, (stat, text) in found if text[0] == "[")  # since 0.2
         return {path: (stat, Media(*json.loads(text))) for path, stat, text in rows}
 

@@ -200,7 +200,7 @@ def judge_one(facts: Facts, dataset: str, model: str, item: Item, target: Target
     """
     there = os.path.lexists(target.path) and not Path(target.path).is_dir()
     found = {target.path: target_stat(Path(target.path).lstat())} if there else {}
-    judge = facts.judge(dataset, model, [target.part], ([item], [target.path]))
+    judge = facts.judge(dataset, model, [target.part], [item], [target.path])
     state = judge.judge({target.part: [item]}, {item.stem}, found)
     for error in state.unreadable.values():
         raise error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from latentmake import digest
@@ -94,29 +94,24 @@ class Facts(Datasets):
         without = {fault["stem"] for fault in self.skipped(dataset)}
         return [item for item in self.items(dataset, model)[0] if item.stem not in without]
 
-    def contents(self, dataset: str, items: Sequence[Item] | None = None) -> Contents:
-        """Return what tells digests of inputs; asked of some items only, it looks up only these."""
+    def contents(self, dataset: str, items: Iterable[Item]) -> Contents:
+        """Return what tells digests of the inputs of some items."""
+        paths = {each.path for item in items for each in item.files}
         settings = self.config.datasets.get(dataset)
-        if settings is None:
-            return Contents(self.memo, None, {})
-        folders = [*self.scan(dataset).roots, *self.scan(dataset, "control_directory").roots]
-        if items is not None:
-            paths = {each.path for item in items for each in item.files}
-            return Contents(self.memo, settings, self.memo.sources.known(paths, *folders))
-        below = (self.memo.sources.below(each) for each in folders)
-        known = {path: fact for found in below for path, fact in found.items()}
-        return Contents(self.memo, settings, known)
+        return Contents(self.memo, settings, self.memo.sources.known(paths))
 
     def judge(
         self,
         dataset: str,
         model: str,
         parts: Iterable[str],
-        some: tuple[Sequence[Item], Collection[str]] | None = None,
+        items: Iterable[Item],
+        paths: Collection[str] | None = None,
     ) -> Judge:
         """Return the judge of the targets of some parts.
 
-        `some` are items and paths of cache files, where only these are to be judged.
+        `items` are those that are to be judged, and `paths` the cache files that may be theirs;
+        None stands for all of the dataset.
         """
         folder, cached = f"cache/{dataset}/{model}", self.memo.targets
         return Judge(
@@ -125,8 +120,8 @@ class Facts(Datasets):
             self.config.datasets.get(dataset),
             self.layout(model),
             {part: self.recipe_digest(dataset, model, parsed(part).kind) for part in parts},
-            self.contents(dataset, some and some[0]),
-            cached.below(folder) if some is None else cached.known(some[1], folder),
+            self.contents(dataset, items),
+            cached.below(folder) if paths is None else cached.known(paths),
         )
 
     # -- models -------------------------------------------------------------------------------

@@ -56,7 +56,8 @@ def judge_prompts(facts: Facts, model: str, texts: Iterable[str]) -> State:
     """Return the state of some prompts of one model; those of all its runs have an owner."""
     owned = {item.stem for item in facts.wanted_items(PROMPTS, model)}
     found = Folder(f"cache/{PROMPTS}/{model}").listing()
-    return facts.judge(PROMPTS, model, ["text"]).judge({"text": prompt_items(texts)}, owned, found)
+    items = prompt_items(texts)
+    return facts.judge(PROMPTS, model, ["text"], items).judge({"text": items}, owned, found)
 
 
 class Remembered:
@@ -153,8 +154,8 @@ class Remembered:
             part: [x.inputs(part, layout) for x in items] if parsed(part).text else latents
             for part in self._parts
         }
-        some = None if gone is None else (items, [*found, *gone])
-        judge = facts.judge(*self._asked, self._parts, some)
+        paths = None if gone is None else [*found, *gone]
+        judge = facts.judge(*self._asked, self._parts, items, paths)
         if not any(parsed(part).kind == "text" for part in self._parts):  # the trainer encodes it
             for each in (x.inputs("text", layout) for x in items):
                 judge.contents.of(each)

@@ -171,8 +171,8 @@ def differences(facts: Facts, judge: Judge | None, part: Part, stale: Stale) -> 
     if now:
         model = facts.config.models[part.model]
         found = recipe_differences(recipe_of(read_metadata(stale.path)), now, model)
-    some = ([stale.item], [stale.path])
-    judge = judge or facts.judge(part.dataset, part.model, [part.name], some)
+    of_one = part.dataset, part.model, [part.name], [stale.item], [stale.path]
+    judge = judge or facts.judge(*of_one)
     with suppress(CacheError, OSError):
         found += _placing_differences(judge, stale)
     return found

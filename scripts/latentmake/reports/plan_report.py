@@ -177,7 +177,7 @@ def _sizes(facts: Facts, dataset: str, state: PartState) -> Iterator[Size]:
     if some := dict(islice(unknown.items(), 0, None, step)):
         from latentmake.data.probe import probed
 
-        found = probed(facts.scan(dataset).roots, some, facts.memo, video=False)
+        found = probed(some, facts.memo, video=False)
         yield from (
             Size(x.width, x.height) for x in found.values() if not isinstance(x, SourceError)
         )

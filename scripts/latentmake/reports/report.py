@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from latentmake.errors import UserError
-from latentmake.files.cachefile import shapes_in
+from latentmake.files.cachefile import arrays_in
 from latentmake.files.workspace import human
 from latentmake.layouts.layout import parsed
 from latentmake.models.files import vae_factor
@@ -98,7 +98,7 @@ def _buckets(facts: Facts, name: str) -> dict[str, Any]:
 def _size(path: str) -> tuple[int, int, int] | None:
     """Return width, height and frames of a file's latents; None where no header tells."""
     try:
-        for name, shape in shapes_in(path):
+        for name, _, shape in arrays_in(path):
             if name.startswith(_LATENTS) and len(shape) in (_IMAGE, _CLIP):
                 return shape[-1], shape[-2], shape[1] if len(shape) == _CLIP else 1
     except (OSError, ValueError):

@@ -137,8 +137,8 @@ def _expected(facts: Facts, run_name: str) -> Iterator[Expected]:
     for part in parts_of(facts.config, run):
         parts.setdefault(part.dataset, []).append(part.name)
     for dataset, names in parts.items():
-        judge = facts.judge(dataset, run.model, names)
         items = facts.wanted_items(dataset, run.model)
+        judge = facts.judge(dataset, run.model, names, items)
         for name in names:
             if dataset == PROMPTS:
                 inputs = prompt_items(prompts_of(facts.config, run))

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from latentmake.config.datasets import Captions
 from latentmake.data.texts import clean, decode_text, newlines, variants
@@ -81,14 +81,6 @@ def test_a_wildcard_becomes_one_of_its_alternatives_and_doubled_braces_become_si
     assert found in possible
 
 
-@given(ANY)
-def test_any_caption_survives_with_its_braces_doubled(caption: str) -> None:
-    caption = clean(caption)
-    assume("\n" not in caption)
-    doubled = caption.replace("{", "{{").replace("}", "}}")
-    assert one(doubled, enable_wildcard=True) == caption
-
-
 @given(ANY, ANY)
 def test_without_settings_all_lines_count_or_for_sdscripts_the_first(
     caption: str, other: str
@@ -140,23 +132,11 @@ def test_a_shuffle_loses_no_tag_and_leaves_those_that_are_kept(
     assert sorted(found) == sorted(tags)
 
 
-@given(st.lists(PLAIN.filter(lambda tag: ";" not in tag), min_size=3, max_size=9), st.data(), NAME)
-def test_tags_before_and_behind_the_keep_tokens_separator_stay(
-    tags: list[str], data: st.DataObject, stem: str
-) -> None:
-    first = data.draw(st.integers(0, len(tags)))
-    last = data.draw(st.integers(first, len(tags)))
-    parts = [", ".join(part) for part in (tags[:first], tags[first:last], tags[last:])]
-    found = one(
-        ";;;".join(parts),
-        stem=stem,
-        shuffle_caption=True,
-        keep_tokens_separator=";;;",
-        keep_tokens=1,
-    ).split(", ")
-    assert found[:first] == tags[:first]
-    assert sorted(found[first:last]) == sorted(tags[first:last])
-    assert found[last:] == tags[last:]
+def test_tags_before_and_behind_the_keep_tokens_separator_stay() -> None:
+    settings = {"shuffle_caption": True, "keep_tokens_separator": ";;;", "keep_tokens": 1}
+    for number in range(20):
+        found = one("a, b;;;c, d, e;;;f", stem=str(number), **settings).split(", ")
+        assert [*found[:2], *sorted(found[2:5]), found[5]] == [*"abcdef"]
 
 
 @given(st.lists(PLAIN, min_size=1, max_size=8, unique=True), NAME)

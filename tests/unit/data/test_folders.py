@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -293,18 +292,3 @@ def test_each_image_is_an_item_or_in_a_fault_and_never_both(names: set[str], mis
     assert len({item.stem for item in found}) == len(found)
     assert not {item.stem for item in found} & faulty_stems
     assert [item.stem for item in found] == sorted(item.stem for item in found)
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.sets(st.text("abAB0-_ é", min_size=1, max_size=6), min_size=1, max_size=8))
-def test_a_scan_finds_just_what_lies_there(names: set[str]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        for number, name in enumerate(sorted(names)):
-            put(Path(folder), f"{'sub/' * (number % 3)}{name}.png")
-        paths = [path for path in Path(folder).rglob("*") if path.is_file()]
-        settings_ = Dataset(path=folder, missing_caption="empty")
-        found = scan("cats", settings_)
-        expected = sorted(str(path.relative_to(folder)) for path in paths)
-        assert sorted(name for name, *_ in found.entries) == expected
-        made = [item.stem for item in described(settings_, found)[0]]
-        assert made == sorted(name.removesuffix(".png") for name in expected)

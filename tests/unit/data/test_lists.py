@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import video_world
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.data import lists
 from latentmake.data import probe as probing
 from latentmake.data.item import Fault, Item, Scan
-from latentmake.data.lists import CAPTIONS, NAMES
 from latentmake.data.probe import measured
 from latentmake.data.texts import with_texts
 from latentmake.errors import DatasetError
@@ -440,33 +436,6 @@ def test_orders_hold_timestamps_and_rotation_only_where_they_count(tmp_path: Pat
     path = write(tmp_path / "list.jsonl", {"video": "a.mp4", "prompt": "p"})
     ((item,), *_) = probe(path)
     assert item.media == (64, 48, 9, "", 0)
-
-
-_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
-    max_leaves=5,
-)
-_odd_rows = _values | st.dictionaries(
-    st.sampled_from([*NAMES, *CAPTIONS, "frames", "stride", "start", "tags"]),
-    _values | st.sampled_from(["a.mp4", "/a.mp4", "../a.mp4", "a/", "~", "C:\\a.mp4", "a.mp4\0"]),
-)
-
-
-@settings(deadline=None, max_examples=300)
-@given(st.lists(_odd_rows | st.binary(max_size=9), max_size=4))
-def test_whatever_stands_in_a_list_is_an_item_or_a_line(rows: list[Any]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        put(Path(folder), "a.mp4")
-        path = Path(folder, "list.jsonl")
-        lines = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
-        path.write_bytes(b"\n".join([*lines, b'{"video": "a.mp4", "prompt": "p", "stride": 9}']))
-        found, faults = find(path)
-        assert found
-        assert all(len(fault.line.splitlines()) == 1 for fault in faults)
-        for item in found:
-            json.dumps([item.span, item.row], allow_nan=False).encode()
-            "".join(item.texts or []).encode()
 
 
 @pytest.mark.parametrize("up", ["/..", "/none/../..", "//.."])

@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from latentmake.config.datasets import Captions, Dataset
+from latentmake.config.datasets import Dataset
 from latentmake.data import folders
-from latentmake.data.item import Item
 from latentmake.data.texts import with_texts
 from latentmake.index.memo import Memo
 
@@ -171,34 +168,3 @@ def test_no_caption_file_is_read_twice(folder: Path, monkeypatch: pytest.MonkeyP
     again = made(folder, memo=Memo(folder.parent / "memo.sqlite"))
     assert again[0] == {**first[0], "c": ["another dog"]}
     assert opened == [folder / "c.caption"]
-
-
-@given(
-    st.dictionaries(
-        st.text("abcdef", min_size=1, max_size=3),
-        st.lists(st.text("uvwxyz", min_size=1), min_size=1, max_size=5),
-        min_size=1,
-        max_size=6,
-    ),
-    st.data(),
-)
-def test_any_subset_of_items_has_the_same_variants(
-    tmp_path_factory: pytest.TempPathFactory, captions: dict[str, list[str]], data: st.DataObject
-) -> None:
-    folder = tmp_path_factory.mktemp("subset")
-    settings = Dataset(
-        path=str(folder), captions=Captions(variants=3, shuffle_caption=True, seed=3)
-    )
-    for stem, tags in captions.items():
-        (folder / f"{stem}.png").touch()
-        (folder / f"{stem}.txt").write_text(", ".join(tags))
-    scan = folders.scan("d", settings)
-    items, _ = folders.items("d", settings, scan)
-
-    def texts(some: list[Item]) -> dict[str, list[str] | None]:
-        made, _ = with_texts("d", settings, scan, some, Memo(None), first_line=False)
-        return {item.stem: item.texts for item in made}
-
-    subset = data.draw(st.lists(st.sampled_from(items), unique=True))
-    whole = texts(items)
-    assert texts(subset) == {item.stem: whole[item.stem] for item in subset}

@@ -77,13 +77,6 @@ def test_replacing_a_file_leaves_its_second_name_alone(path: Path) -> None:
     assert everything_in(path.parent) == [path.name, second.name]
 
 
-def test_the_longest_name_a_file_may_have_can_be_written_and_linked(tmp_path: Path) -> None:
-    longest = tmp_path / ("n" * 255)
-    atomic.write(longest, b"whole")
-    atomic.link(longest, tmp_path / ("m" * 255))
-    assert everything_in(tmp_path) == ["m" * 255, "n" * 255]
-
-
 @pytest.mark.parametrize(
     ("fault", "line"),
     [

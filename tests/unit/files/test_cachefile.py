@@ -124,13 +124,6 @@ def test_safetensors_reads_what_is_written(path: Path) -> None:
             assert torch.equal(file.get_tensor(name), tensor)
 
 
-def test_tensors_begin_at_a_multiple_of_eight() -> None:
-    for length in range(17):
-        data = cachefile.serialize(TENSORS, {"caption": "x" * length})
-        (header,) = struct.unpack_from("<Q", data)
-        assert (8 + header) % 8 == 0
-
-
 def test_a_tensor_that_is_a_view_is_written_as_its_values() -> None:
     turned = torch.arange(6.0).reshape(2, 3).t()
     assert torch.equal(load(cachefile.serialize({"x": turned}, {}))["x"], turned)
@@ -143,6 +136,7 @@ def test_a_tensor_that_is_a_view_is_written_as_its_values() -> None:
 def test_any_metadata_survives(metadata: dict[str, str]) -> None:
     data = cachefile.serialize({"x": torch.ones(1)}, metadata)
     (length,) = struct.unpack_from("<Q", data)
+    assert (8 + length) % 8 == 0
     assert json.loads(data[8 : 8 + length])["__metadata__"] == metadata
     assert torch.equal(load(data)["x"], torch.ones(1))
 
@@ -207,13 +201,6 @@ def test_a_file_cut_anywhere_is_found_damaged(tmp_path: Path, name: str, whole: 
 @given(st.binary(min_size=1, max_size=40))
 def test_a_file_that_has_grown_is_found_damaged(whole: bytes, tail: bytes) -> None:
     with file_of(whole + tail) as path:
-        refuse(path)
-
-
-@settings(deadline=None)
-@given(st.binary(max_size=200))
-def test_any_other_bytes_are_no_cache_file(data: bytes) -> None:
-    with file_of(data) as path:
         refuse(path)
 
 
@@ -293,23 +280,9 @@ def test_numpy_reads_what_is_written(archived: Path) -> None:
             assert np.array_equal(found[name], array)
 
 
-def test_every_array_is_stored_uncompressed_and_none_needs_zip64(archived: Path) -> None:
-    atomic.write(archived, ARCHIVE)
-    with zipfile.ZipFile(archived) as archive:
-        assert archive.testzip() is None
-        assert {entry.compress_type for entry in archive.infolist()} == {zipfile.ZIP_STORED}
-        assert {entry.extract_version for entry in archive.infolist()} == {20}
-
-
 def test_metadata_that_an_archive_cannot_hold_is_refused() -> None:
     with pytest.raises(ValueError, match="more than an archive takes"):
         npz.serialize(ARRAYS, {"caption": "x" * 70_000})
-
-
-def test_a_safetensors_file_under_an_npz_name_is_no_npz(archived: Path) -> None:
-    atomic.write(archived, struct.pack("<Q", 2) + b"{}")
-    with pytest.raises(CacheError, match="no npz file"):
-        cachefile.read_header(archived)
 
 
 def test_the_recipe_is_told_by_either_kind_of_file_and_by_no_other(archived: Path) -> None:
@@ -379,43 +352,27 @@ def test_other_values_are_found_by_the_checksum_alone() -> None:
     assert found_in(with_tensor("npz", LATENTS + 1, OLD), "npz") == CHANGED  # ZIP has its own
 
 
-SPECIAL = (0.0, -0.0, 1e-39, -1e-7, 3.0, float("nan"), float("inf"), -float("inf"))  # two denormal
-BITS = {
+FLOATS = {
     torch.float16: torch.int16,
     torch.bfloat16: torch.int16,
     torch.float32: torch.int32,
     torch.float64: torch.int64,
 }
+SPECIAL = (0.0, -0.0, 1e-39, -1e-7, 3.0, float("nan"), float("inf"), -float("inf"))  # two denormal
 
 
-@settings(deadline=None, max_examples=150)
-@given(
-    dtype=st.sampled_from([*BITS, torch.int64]),
-    length=st.integers(1, 40) | st.sampled_from([(1 << 18) - 100, (1 << 18) + 3]),
-    first=st.sampled_from([*SPECIAL, None]),
-    others=st.lists(st.tuples(st.integers(0, 1 << 18), st.sampled_from(SPECIAL)), max_size=2),
-    by_checksum=st.booleans(),
-)
-def test_values_are_judged_by_their_bits(
-    dtype: torch.dtype,
-    length: int,
-    first: float | None,
-    others: list[tuple[int, float]],
-    by_checksum: bool,
-) -> None:
-    dice = torch.Generator().manual_seed(length)
-    values = torch.randn(length, generator=dice) if first is None else torch.full((length,), first)
-    for place, value in others:
-        values[place % length] = value
-    values = values.nan_to_num(0, 7, -7).long() if dtype is torch.int64 else values.to(dtype)
-    bits = values.view(BITS.get(dtype, dtype))
-    expected = None
-    if dtype in BITS and not values.isfinite().all():
-        expected = "holds NaN or infinity (latents)"
-    elif dtype in BITS and not bits.any():
-        expected = "is all zeros (latents)"
-    stamp = STAMP if by_checksum else OLD
-    assert found_in(written("safetensors", values, stamp)) == expected
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("value", SPECIAL)
+def test_values_are_judged_by_their_bits(dtype: torch.dtype, value: float) -> None:
+    among = torch.randn(40, generator=torch.Generator().manual_seed(0))
+    among[17] = value
+    for values in (among.to(dtype), torch.full((3,), value).to(dtype)):
+        expected = None
+        if not values.isfinite().all():
+            expected = "holds NaN or infinity (latents)"
+        elif not values.view(FLOATS[dtype]).any():
+            expected = "is all zeros (latents)"
+        assert found_in(written("safetensors", values)) == expected
 
 
 def test_what_is_zero_by_right_is_sound() -> None:
@@ -427,14 +384,6 @@ def test_what_is_zero_by_right_is_sound() -> None:
         assert found_in(written("safetensors", torch.zeros(4, 2, 3), text)) is None
         assert found_in(written("safetensors", torch.zeros(4, 2, 3), stamp)) is not None
     assert found_in(with_tensor("safetensors", torch.zeros(4, 2, 3), text)) == "checksum differs"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_edited_header_is_damaged(kind: str) -> None:
-    whole = written(kind)
-    for old, new in ((b"k" * 64, b"o" * 64), (b"s" * 64, b"o" * 64), (b"sdscripts", b"sdscriptz")):
-        assert whole.count(old) == 1
-        assert found_in(whole.replace(old, new), kind) == "has a damaged header"
 
 
 def test_a_header_that_is_no_json_is_damaged() -> None:

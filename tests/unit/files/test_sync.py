@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-from latentmake.errors import SourceError, StorageError
+from latentmake.errors import SourceError
 from latentmake.files import atomic
 from latentmake.files.sync import RECORD, Changes, sync
 
@@ -184,21 +182,3 @@ def test_what_is_replaced_or_removed_is_told_before(tmp_path: Path) -> None:
     assert bring({"a": source, "b": b"x", "c": b"y"}) == {}
     source.write_text("two")
     assert bring({"a": source, "b": b"z"}) == {"a": "one", "b": "x", "c": "y"}
-
-
-def test_a_file_that_cannot_be_copied_is_named_by_its_own_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "source").write_bytes(b"whole")
-    path, real = tmp_path / "folder" / "name", Path.open
-
-    def fails(self: Path, mode: str = "r", *args: Any) -> Any:
-        if mode == "wb" and self.parent == path.parent:
-            raise OSError(errno.EIO, "Input/output error", str(self))
-        return real(self, mode, *args)
-
-    with monkeypatch.context() as patched, pytest.raises(StorageError) as error:
-        patched.setattr(atomic, "write", lambda path, data: None)
-        patched.setattr(Path, "open", fails)
-        sync(path.parent, {path.name: tmp_path / "source"})
-    assert str(error.value).startswith(f"{path}: cannot be written (Input/output error); ")

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 from file_clock import await_another_time
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from latentmake import digest
 from latentmake.files.cachefile import Picture
 from latentmake.geometry.clips import Media
@@ -110,7 +108,7 @@ def test_what_is_learnt_or_forgotten_is_known_before_it_is_saved() -> None:
         return [
             memo.sources.below("data"),
             memo.sources.known(names),
-            memo.sources.known([*names, *map(str, range(3000))], "data"),
+            memo.sources.known([*names, *map(str, range(3000))]),
             sorted(memo.sources.where("size", [1, 2])),
             sorted(memo.targets.where("value", ["old", "new"])),
             {*memo.sources.below("")},
@@ -118,7 +116,7 @@ def test_what_is_learnt_or_forgotten_is_known_before_it_is_saved() -> None:
             memo.sources.get("data/1", SOURCE),
             memo.sources.get("data/1", SOURCE._replace(inode=9)),
             memo.snapshots.get("row"),
-            memo.pictures(["digest"], upright=True),
+            [memo.pictures(["digest"], upright=each) for each in (True, False)],
             memo.media(["a.mp4"]),
             memo.rates.get("latents tiny"),
         ]
@@ -147,27 +145,16 @@ def test_what_is_learnt_or_forgotten_is_known_before_it_is_saved() -> None:
     assert before[7:10] == ["new", None, b"bytes"]
 
 
-paths = st.lists(
-    st.text("abc.-0/é \U0001f600", min_size=1, max_size=6).filter(
-        lambda text: "//" not in f"/{text}/"
-    ),
-    min_size=1,
-    max_size=12,
-    unique=True,
-)
-
-
-@settings(deadline=None)
-@given(paths, st.sampled_from(["a", "a/b", "a.b", "é", "a-"]))
-def test_below_a_folder_is_what_a_path_says(names: list[str], folder: str) -> None:
+def test_below_a_folder_is_what_a_path_says() -> None:
+    names = {"a", "a/b", "a/b/c", "a.b/c", "a-/c", "a0", "a/\U0001f600", "ab/c", "b/a/c"}
     with Memo(None) as memo:
         for name in names:
             memo.sources.learn(name, SOURCE, name)
-            memo.targets.learn(name, TARGET, name)
-        memo.save()
-        below = {name for name in names if name.startswith(f"{folder}/")}
-        assert set(memo.sources.below(folder)) == below
-        assert set(memo.targets.below(folder)) == below
+        for _ in range(2):
+            for folder in ("a", "a/b", "a.b", "a-"):
+                below = {name for name in names if name.startswith(f"{folder}/")}
+                assert set(memo.sources.below(folder)) == below
+            memo.save()
 
 
 # -- digests of files -----------------------------------------------------------------------------
@@ -324,27 +311,17 @@ def test_old_verdicts_are_forgotten(place: Path) -> None:
 # -- what is at hand ------------------------------------------------------------------------------
 
 
-def test_files_are_found_by_key_and_by_size_until_they_are_forgotten(tmp_path: Path) -> None:
-    with Memo(tmp_path / "memo") as memo:
+def test_files_are_found_by_key_and_by_size_until_they_are_forgotten(place: Path) -> None:
+    with Memo(place) as memo:
         assert memo.is_new and not memo.targets.any()
         for number in range(1200):  # more than one query takes
             memo.targets.learn(f"cache/a/b/{number}", TargetStat(number, 1, 1), f"key {number}")
-            memo.sources.learn(f"data/{number}", SourceStat(number, 2, 3, 4), f"digest {number}")
         memo.targets.learn("cache/c/d/7", TARGET_7, "key 7")
-        memo.learn_picture("digest 7", Picture(60, 40, True))
-    with Memo(tmp_path / "memo") as memo:
+        memo.sources.learn("data/7", SOURCE, "digest 7")
+    with Memo(place) as memo:
         assert not memo.is_new
-        assert memo.targets.any("cache/a")
-        assert not memo.targets.any("cache/a/c")
-        keys = [f"key {number}" for number in range(2000)]
-        assert len([*memo.targets.where("value", keys)]) == 1201
-        assert set(memo.targets.where("value", ["key 7"])) == {
-            ("cache/a/b/7", (7, 1, 1), "key 7"),
-            ("cache/c/d/7", TARGET_7, "key 7"),
-        }
-        assert [*memo.sources.where("size", [7, 5000])] == [("data/7", (7, 2, 3, 4), "digest 7")]
-        assert memo.pictures(["digest 7", "digest 8"], upright=True) == {"digest 7": (60, 40)}
-        assert memo.pictures(["digest 7"], upright=False) == {}
+        assert memo.targets.any("cache/a") and not memo.targets.any("cache/a/c")
+        assert len([*memo.targets.where("value", [f"key {n}" for n in range(2000)])]) == 1201
         memo.targets.forget(["cache/a/b/7", "cache/gone"])
         for _ in range(2):
             assert [*memo.targets.where("value", ["key 7"])] == [("cache/c/d/7", TARGET_7, "key 7")]

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from latentmake.errors import CacheError, TrainingError
-from latentmake.files.cachefile import KEY, ORIGINAL_HEIGHT, ORIGINAL_WIDTH, corruption_of
+from latentmake.files.cachefile import KEY, ORIGINAL_HEIGHT, ORIGINAL_WIDTH, verify
 from latentmake.files.safetensors import DTYPES, Head, read_head
 from latentmake.geometry.buckets import Size, cover
 from latentmake.layouts import layout
@@ -256,9 +256,10 @@ def inspect_all(
 def check_bytes(path: str) -> None:
     """Compare a cache file with the checksums in its header, if it has any; raises CacheError."""
     with naming(path):
-        damage = corruption_of(path)
-    if damage is not None:
-        raise CacheError(f"this cache file is damaged: {damage}", where=path, hint=HINT)
+        checked = verify(path, values=False)
+    if checked.has_checksum and checked.damage is not None:
+        what = f"this cache file is damaged: {checked.damage}"
+        raise CacheError(what, where=path, hint=HINT)
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
