@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import re
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from item_world import work_of
 from latentmake.caches.clips import _places, _samples
-from latentmake.caches.inputs import Reading, Sample, samples_of
+from latentmake.caches.inputs import Reading, Sample
 from latentmake.caches.pixels import plain as pixels
 from latentmake.caches.pixels.scaling import cover
 from latentmake.caches.pixels.stored import open_image
 from latentmake.config.datasets import Dataset
 from latentmake.errors import SourceError
-from latentmake.files.media import probe_image, probe_video
+from latentmake.files.media import probe_video
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Media, clips, kept_indices
 from latentmake.index.memo import source_stat
@@ -168,16 +166,6 @@ def test_pixels_of_any_size_are_those_of_the_rules(
         assert np.array_equal(found, expected)
 
 
-def test_unseen_colours_vanish_when_scaled_up_and_count_when_scaled_down() -> None:
-    values = np.zeros((32, 32, 4), np.uint8)
-    values[:, :16] = (250, 0, 0, 255)
-    values[:, 16:] = (0, 250, 0, 0)  # green that nobody sees
-    image = Image.fromarray(values)
-    assert cover(image, Size(64, 64))[:, :, 1].max() == 0
-    assert cover(image, Size(16, 16))[8, 15].tolist() == [0, 250, 0]
-    assert cover(image, Size(32, 32))[8, 20].tolist() == [0, 250, 0]
-
-
 def test_a_hair_of_a_picture_is_refused_before_it_fills_the_memory() -> None:
     with pytest.raises(SourceError, match=r"hair\.png: is too narrow \(1 x 20000\)"):
         cover(Image.new("RGB", (1, 20_000)), Size(256, 1024), path="hair.png")
@@ -298,45 +286,6 @@ def test_controls_are_those_of_the_rules(
         assert np.array_equal(sample.control, control_of(path, fps, target, clip))
 
 
-# -- videos whose frames change their size --------------------------------------------------------
-
-
-def changing(folder: Path) -> Path:
-    """Write a video of 6 upright frames, after which come 6 of another shape."""
-    path = folder / "a.avi"
-    parts = [
-        write_video(folder / f"{size}.avi", "mjpeg", 6, size=size, format="yuvj420p")
-        for size in ((48, 80), (160, 96))
-    ]
-    with av.open(str(path), "w") as new:
-        copy = None
-        for number, part in enumerate(parts):
-            with av.open(str(part)) as old:
-                copy = copy or new.add_stream_from_template(old.streams.video[0])
-                for packet in old.demux(video=0):
-                    if packet.size:
-                        packet.stream = copy
-                        packet.pts = packet.dts = packet.dts + 6 * number
-                        new.mux(packet)
-    assert [picture.shape[:2] for picture in kept_pictures(path, None)[5:7]] == [
-        (80, 48),
-        (96, 160),
-    ]
-    return path
-
-
-def test_each_frame_is_scaled_by_its_own_size(tmp_path: Path) -> None:
-    check(changing(tmp_path), None, [(Size(48, 80), Clip(3, 5))])
-
-
-def test_the_first_frame_of_a_control_says_its_bucket(tmp_path: Path) -> None:
-    path, clip = changing(tmp_path), Clip(7, 5)
-    video = write_video(tmp_path / "video.mp4", "mpeg4", 12, size=(160, 96))
-    (found,) = made(video, None, [(RESOLUTION, clip)], control=path, fit="bucket")
-    target = Size(found.shape[2], found.shape[1])
-    assert np.array_equal(found.control, control_of(path, None, target, clip))
-
-
 # -- videos that are none, or no longer -----------------------------------------------------------
 
 
@@ -350,88 +299,3 @@ def clip_refusal(data: bytes, folder: Path, frames: int = 5) -> str:
 def test_a_video_cut_short_is_named_where_frames_are_missing(tmp_path: Path, name: str) -> None:
     data = write_kind(tmp_path, name).read_bytes()
     clip_refusal(data[: len(data) // 2], tmp_path, 21)
-
-
-def is_sound(data: bytes, count: int) -> bool:
-    """Whether a video begins with some frames of which FFmpeg had to guess nothing."""
-    try:
-        with av.open(io.BytesIO(data)) as file:
-            file.streams.video[0].codec_context.thread_count = 1
-            decoded = islice(file.decode(video=0), count)
-            return [frame.is_corrupt for frame in decoded] == [False] * count
-    except av.error.FFmpegError:
-        return False
-
-
-@pytest.mark.parametrize("name", ["h264.mkv", "mpeg4.avi", "mpeg2.mpg", "wmv2.wmv", "vp9.webm"])
-def test_no_frame_is_guessed_and_no_damage_is_more_than_one_bad_file(
-    tmp_path: Path, name: str
-) -> None:
-    whole = write_kind(tmp_path, name, 9).read_bytes()
-    dice = np.random.default_rng(0)
-    seen = set()
-    for _ in range(30):
-        data = bytearray(whole)
-        for place in dice.integers(len(data) // 4, len(data), 4):
-            data[place] ^= 0x55
-        (path := tmp_path / "flipped").write_bytes(data)
-        try:
-            wanted = [(Size(64, 48), Clip(0, 9))]
-            (clip,) = pixels_of(made(path, None, wanted, media=Media(64, 48, 9)))
-        except SourceError as error:
-            assert "\n" not in str(error)
-            assert not is_sound(bytes(data), 9)
-            seen.add("named")
-        else:
-            assert len(clip) == 9
-            assert is_sound(bytes(data), 9)
-            seen.add("read")
-    assert seen == {"named", "read"}
-
-
-# -- what is asked of them by a build -------------------------------------------------------------
-
-
-def asked(path: Path, control: Path | None, *, limit: int, clip: bool) -> Order:
-    media = probe_video(str(path)) if clip else probe_image(str(path))
-    target = Target("64", "a.safetensors", None, Size(64, 64), Clip(0, 5) if clip else None)
-    settings = Dataset(
-        path="data", max_image_pixels=limit, **({"target_frames": [5]} if clip else {})
-    )
-    return order_of(
-        settings,
-        work_of("a", str(path), None, (target,), (str(control),) if control else (), media=media),
-    )
-
-
-def samples_for(work: Order) -> list[Sample]:
-    ((item, targets, _),) = work.items
-    missing = {targets[0]: "key"}
-    if work.dataset_settings.video:
-        return samples_of_clips(work, work.items[0], missing)
-    assert item.media is not None
-    controls = {each: Path(each).read_bytes() for each in item.controls}
-    data, size = Path(item.source or "").read_bytes(), Size(*item.media[:2])
-    reading = Reading(work.items[0], "digest", data, controls, size, missing=missing)
-    return samples_of(work, reading)
-
-
-def test_a_narrow_picture_of_wan_is_named_and_measured_by_the_datasets_limit(
-    tmp_path: Path,
-) -> None:
-    narrow, whole, clip = tmp_path / "hair.png", tmp_path / "whole.png", tmp_path / "clip.mkv"
-    Image.new("RGB", (16, 400)).save(narrow)
-    Image.new("RGB", (64, 64)).save(whole)
-    write_video(clip, "mpeg4", 5)
-    write_video(thin := tmp_path / "thin.mkv", "mpeg4", 5, size=(16, 400))
-    cover = 64 * 1600  # 16 x 400 enlarged to cover 64 x 64; clips cover 32 x 128, their bucket
-    for path, control, of_clips, needed in (
-        (narrow, None, False, cover),
-        (whole, narrow, False, cover),
-        (thin, None, True, 32 * 800),
-        (clip, thin, True, 32 * 800),
-    ):
-        named = re.escape(f"{control or path}: is too narrow (16 x 400)")
-        with pytest.raises(SourceError, match=named):
-            samples_for(asked(path, control, limit=needed - 1, clip=of_clips))
-        assert len(samples_for(asked(path, control, limit=needed, clip=of_clips))) == 1
