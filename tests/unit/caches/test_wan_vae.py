@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import AutoencoderKL
-from latentmake.caches.encoders.wan_vae import WanVae, load_wan_vae
+from latentmake.caches.encoders.wan import WanVae, load_wan_vae
 from latentmake.config.weights import Weights
 from safetensors.torch import save_file
 from torch.nn import functional
@@ -20,7 +20,6 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 from wan_world import (
     State,
-    assert_configuration_is_refused,
     assert_damaged_are_refused,
     original_vae,
     refusal,
@@ -276,20 +275,6 @@ def test_weights_too_many_or_of_another_shape_are_named(state: State, tmp_path: 
     odd = save_original({**state, name: torch.ones(3)}, tmp_path / "odd")
     line = refusal(lambda: loaded(odd[".pth"]))
     assert "encoder.mid_block.resnets.0.conv1.bias of shape [3] instead of [32]" in line
-
-
-@pytest.mark.parametrize(
-    ("change", "fault"),
-    [
-        ({"base_dim": 16}, "of shape"),
-        ({"base_dim": "wide"}, "has a configuration that no network can have"),
-    ],
-)
-def test_configurations_that_do_not_fit_are_refused(
-    places: dict[str, Path], tmp_path: Path, change: dict[str, object], fault: str
-) -> None:
-    copy = tmp_path / "vae"
-    assert_configuration_is_refused(loaded, places["folder"], copy, change, fault)
 
 
 def test_latents_of_another_number_of_channels_are_refused(tmp_path: Path) -> None:
