@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from item_world import work_of
 from latentmake.caches.clips import _places, _samples
-from latentmake.caches.inputs import Reading, Sample
+from latentmake.caches.inputs import Reading
 from latentmake.caches.pixels import plain as pixels
 from latentmake.caches.pixels.scaling import cover
 from latentmake.caches.pixels.stored import open_image
@@ -24,15 +24,15 @@ from latentmake.config.datasets import Dataset
 from latentmake.errors import SourceError
 from latentmake.files.media import probe_video
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import Clip, Media, clips, kept_indices
+from latentmake.geometry.clips import Clip, kept_indices
 from latentmake.index.memo import source_stat
 from latentmake.layouts.layout import layout_of
-from latentmake.plan.orders import Order, Work
+from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
 from numpy.typing import NDArray
 from PIL import Image
 from refusals import refused
-from video_world import KINDS, write_kind, write_video
+from video_world import write_video
 
 Pixels = NDArray[np.uint8]
 LIMIT = 178_956_970
@@ -174,91 +174,23 @@ def test_a_hair_of_a_picture_is_refused_before_it_fills_the_memory() -> None:
     assert cover(Image.new("RGB", (1, 50)), Size(64, 64), max_pixels=64 * 3200).shape == (64, 64, 3)
 
 
-# -- videos ---------------------------------------------------------------------------------------
-
-WAYS: list[dict[str, Any]] = [
-    {"frame_extraction": "head"},
-    {"frame_extraction": "chunk"},
-    {"frame_extraction": "slide", "frame_stride": 3},
-    {"frame_extraction": "uniform", "frame_sample": 4},
-    {"frame_extraction": "full"},
-]
-
-
-def all_clips(count: int, fps: float | None, **changes: Any) -> list[Clip]:
-    asked = {"target_frames": [1, 5, 9], **changes, "source_fps": fps}
-    return clips(count, Dataset.model_construct(**asked))
-
-
-def made(
-    path: Path,
-    fps: float | None,
-    wanted: list[tuple[Size, Clip]],
-    *,
-    control: Path | None = None,
-    media: Media | None = None,
-    fit: str = "crop",
-) -> list[Sample]:
-    """Make clips as a build does, but in this process; return them in the order asked for."""
-    targets = [
-        Target("", f"{number}.safetensors", None, size, clip)
-        for number, (size, clip) in enumerate(wanted)
-    ]
-    item = work_of(
-        "a",
-        str(path),
-        None,
-        tuple(targets),
-        (str(control),) if control else (),
-        media=media or probe_video(str(path)),
-    )
-    settings = Dataset(path="data", target_frames=[5], source_fps=fps, fit=fit)  # type: ignore[arg-type]
-    work = order_of(settings, item)
-    keys = {target: target.path for target in targets}
-    found = {sample.key: sample for sample in samples_of_clips(work, item, keys)}
-    return [found[target.path] for target in targets]
-
-
-def samples_of_clips(work: Order, item: Work, missing: dict[Target, str]) -> list[Sample]:
-    paths = [item.item.source or "", *item.item.controls]
-    sources: dict[str, list[Any]] = {path: [*source_stat(Path(path).stat())] for path in paths}
-    reading = Reading(item, "digest", missing=missing, sources=sources)
-    places = _places(work, [reading])
-    assert reading.fault is None
-    return [each for some in _samples(work, places, InProcess()) for each in some]
-
-
-def order_of(settings: Dataset, *items: Work) -> Order:
-    return Order("latents", "cats", "wan", settings, MODEL, {}, items)
-
-
-def pixels_of(samples: list[Sample]) -> list[Pixels]:
-    return [np.asarray(sample.content) for sample in samples]
-
-
-def check(path: Path, fps: float | None, wanted: list[tuple[Size, Clip]]) -> None:
-    kept = kept_pictures(path, fps)
-    found = pixels_of(made(path, fps, wanted))
-    assert len(found) == len(wanted)
-    for (size, (start, frames)), clip in zip(wanted, found, strict=True):
-        assert clip.dtype == np.uint8
-        assert clip.shape == (frames, size.height, size.width, 3)
-        expected = [scaled(picture, *size) for picture in kept[start : start + frames]]
-        assert np.array_equal(clip, np.stack(expected))
-
-
-@pytest.mark.parametrize("fps", [None, 8.0, 25.0])
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: str(way["frame_extraction"]))
-def test_clips_of_every_way_and_rate_are_those_of_the_rules(
-    tmp_path: Path, way: dict[str, Any], fps: float | None
-) -> None:
-    path = write_video(tmp_path / "a.mp4", "libx264", 21, bf="3")
-    cut = all_clips(21, fps, **way)
-    assert cut
-    check(path, fps, [(Size(64, 48), clip) for clip in cut])
-
-
 # -- videos that control others -------------------------------------------------------------------
+
+
+def controls_of(video: Path, control: Path, fps: float | None, wanted: list[Clip]) -> list[Any]:
+    """Make clips with their controls as a build does, but in this process; return the controls."""
+    targets = tuple(Target("", f"{n}", None, RESOLUTION, clip) for n, clip in enumerate(wanted))
+    work = work_of("a", str(video), None, targets, (str(control),), media=probe_video(str(video)))
+    settings = Dataset(path="data", target_frames=[5], source_fps=fps, fit="bucket")
+    order = Order("latents", "cats", "wan", settings, MODEL, {}, (work,))
+    sources: dict[str, list[Any]] = {
+        str(path): [*source_stat(path.stat())] for path in (video, control)
+    }
+    keys = {target: target.path for target in targets}
+    reading = Reading(work, "digest", missing=keys, sources=sources)
+    made = _samples(order, _places(order, [reading]), InProcess())
+    found = {sample.key: sample.control for some in made for sample in some}
+    return [found[target.path] for target in targets]
 
 
 def control_of(path: Path, fps: float | None, target: Size, clip: Clip) -> Pixels:
@@ -281,21 +213,5 @@ def test_controls_are_those_of_the_rules(
     target = bucket_of(shape)
     cut = [Clip(0, 5), Clip(3, 5), Clip(7, 5)]
     video = write_video(tmp_path / "video.mp4", "mpeg4", 30, size=shape)
-    found = made(video, fps, [(RESOLUTION, clip) for clip in cut], control=path, fit="bucket")
-    for clip, sample in zip(cut, found, strict=True):
-        assert np.array_equal(sample.control, control_of(path, fps, target, clip))
-
-
-# -- videos that are none, or no longer -----------------------------------------------------------
-
-
-def clip_refusal(data: bytes, folder: Path, frames: int = 5) -> str:
-    (path := folder / "broken.mp4").write_bytes(data)
-    wanted = [(Size(64, 48), Clip(0, frames))]
-    return refused(lambda: made(path, None, wanted, media=Media(64, 48, 24)), path, SourceError)
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_a_video_cut_short_is_named_where_frames_are_missing(tmp_path: Path, name: str) -> None:
-    data = write_kind(tmp_path, name).read_bytes()
-    clip_refusal(data[: len(data) // 2], tmp_path, 21)
+    for clip, found in zip(cut, controls_of(video, path, fps, cut), strict=True):
+        assert np.array_equal(found, control_of(path, fps, target, clip))

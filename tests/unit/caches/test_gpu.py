@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from latentmake.caches import gpu
-from latentmake.caches.encoders.device import download, pick_device, stacked, upload
+from latentmake.caches.encoders.device import pick_device, stacked
 from latentmake.errors import DeviceError
 
 PACKAGE = str(Path(gpu.__file__).parents[2])
@@ -225,11 +225,3 @@ def test_one_clip_is_not_copied() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert np.array_equal(stacked([clip], CPU).numpy()[0], clip)
-
-
-def test_a_cpu_hands_tensors_on() -> None:
-    values = torch.arange(4)
-    assert upload(values, CPU) is values
-    wait = download([values, values[:2]])
-    assert wait()[0].data_ptr() == values.data_ptr()
-    assert wait()[1].tolist() == [0, 1]
