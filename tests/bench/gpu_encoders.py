@@ -33,7 +33,7 @@ from exact_world import error, pictures
 from latentmake.caches.encode import carry_out, load_encoder
 from latentmake.caches.encoders import load
 from latentmake.caches.encoders.device import DTYPES, pick_device
-from latentmake.caches.encoders.wan_vae import WanVae
+from latentmake.caches.encoders.wan import WanVae
 from latentmake.caches.inputs import Encoded, Loaded, Sample
 from latentmake.caches.job import Say
 from latentmake.config.models import Model

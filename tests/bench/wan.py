@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts")]
 
 from latentmake.caches.encoders.device import pick_device  # noqa: E402
-from latentmake.caches.encoders.wan_vae import WanVae  # noqa: E402
+from latentmake.caches.encoders.wan import WanVae  # noqa: E402
 from latentmake.config.trainers import WanTrainer  # noqa: E402
 from latentmake.training.loop.caches import Batch  # noqa: E402
 from latentmake.training.lora import add_adapter  # noqa: E402

@@ -8,7 +8,7 @@ import pytest
 import torch
 import wan_world
 from latentmake.caches.encoders.text import load_umt5
-from latentmake.caches.encoders.wan_vae import load_wan_vae
+from latentmake.caches.encoders.wan import load_wan_vae
 from latentmake.config.weights import TextWeights, Weights
 
 pytestmark = [

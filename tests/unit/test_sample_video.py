@@ -12,7 +12,7 @@ from demo.motion import draw_motion
 from demo.tiny_wan import PaddedAttention, write_tiny_wan
 from diffusers import WanPipeline, WanTransformer3DModel
 from latentmake.caches.encoders.text import load_umt5
-from latentmake.caches.encoders.wan_vae import load_wan_vae
+from latentmake.caches.encoders.wan import load_wan_vae
 from latentmake.config.weights import TextWeights, Weights
 from PIL import Image
 

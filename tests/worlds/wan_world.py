@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,21 +55,6 @@ def assert_damaged_are_refused(
         line = refusal(lambda path=path: load(path))
         assert line.startswith(f"{path}: ")
         assert fault.partition(" (")[0] in line
-
-
-def assert_configuration_is_refused(
-    load: Callable[[Path], object], folder: Path, copy: Path, change: dict[str, object], fault: str
-) -> None:
-    """A folder whose configuration does not fit its weights is refused, as is one that is none."""
-    shutil.copytree(folder, copy)
-    config = copy / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
-    line = refusal(lambda: load(copy))
-    assert line.startswith((f"{copy}: ", f"{config}: "))
-    assert fault in line
-    for content in ("{", "[]"):
-        config.write_text(content)
-        assert "config.json: cannot be read" in refusal(lambda: load(copy))
 
 
 def write_damaged(root: Path, good: dict[str, Path]) -> dict[str, Path]:

@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latentmake.errors import StorageError
-
 if TYPE_CHECKING:
     from latentmake.files.atomic import Lock
 
@@ -78,9 +76,6 @@ def hold(count: int, about: str, say: Callable[[str], None]) -> Iterator[str | N
 
     Yields:
         Their ids; None on a machine without GPUs.
-
-    Raises:
-        StorageError: the folder of the locks belongs to somebody else.
     """
     from latentmake.files.atomic import Lock
 
@@ -92,21 +87,21 @@ def hold(count: int, about: str, say: Callable[[str], None]) -> Iterator[str | N
         yield ",".join(found) or None
         return
     variable = next((name for name in _VARIABLES if name in os.environ), _VARIABLES[0])
-    folder, by_uuid = _folder(), sorted(found, key=lambda name: uuids[name])
+    # Shared by all projects and sessions of this user on a machine.
+    folder = Path(tempfile.gettempdir()) / f"latentmake-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
     locks = {
-        name: Lock(folder / f"gpu-{uuids[name].replace('/', '_')}.lock", about) for name in by_uuid
+        name: Lock(folder / f"gpu-{uuids[name].replace('/', '_')}.lock", about)
+        for name in sorted(found, key=lambda name: uuids[name])
     }
+    # Several in one order: two that hold some never wait for each other.
+    choices = [[*locks]] if count == 1 else [[name] for name in locks][:count]
     with contextlib.ExitStack() as held:
-        if count == 1:
-            taken = [_first(locks, say)]
-            held.callback(locks[taken[0]].close)
-        else:
-            taken = by_uuid[:count]
-            for name in taken:  # in one order: two that hold some never wait for each other
-                if not locks[name].acquire():
-                    say(f"waiting for GPU {name}: {locks[name].holder()} holds it")
-                    locks[name].acquire(wait=True)
-                held.callback(locks[name].close)
+        taken = set()
+        for names in choices:
+            name = _first({name: locks[name] for name in names}, say)
+            held.callback(locks[name].close)
+            taken.add(name)
         os.environ[variable] = ",".join(name for name in found if name in taken)
         try:
             yield os.environ[variable]
@@ -121,7 +116,7 @@ def _uuid(name: str, listed: Mapping[str, str]) -> str:
     )
 
 
-def _first(locks: dict[str, Lock], say: Callable[[str], None]) -> str:
+def _first(locks: Mapping[str, Lock], say: Callable[[str], None]) -> str:
     """Acquire the first free lock, and return its name."""
     waits = False
     while True:
@@ -133,21 +128,6 @@ def _first(locks: dict[str, Lock], say: Callable[[str], None]) -> str:
             say(f"waiting for a GPU: {held}")
         waits = True
         time.sleep(_POLL_SECONDS)
-
-
-def _folder() -> Path:
-    """Return the folder of this user's locks, shared by all projects and sessions on a machine."""
-    folder = Path(tempfile.gettempdir()) / f"latentmake-{os.getuid()}"
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    stat = folder.lstat()
-    if not folder.is_dir() or folder.is_symlink() or stat.st_uid != os.getuid():
-        raise StorageError(
-            "belongs to another user, but must hold your lock files of GPUs",
-            where=folder,
-            hint="remove it, or set TMPDIR to a folder of your own",
-        )
-    return folder
 
 
 def _output(command: list[str]) -> str:

@@ -1,6 +1,6 @@
 """Samples: inputs of an encoder; and readings: items whose samples are made of their sources.
 
-The module in `encoders` of a layout's encoding offers `latents` and `text`, which load them.
+Modules in `encoders` offer `latents` and `text`, which load encoders.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 import weakref
@@ -20,7 +18,7 @@ from clip_world import SIZE, Encoder, check_caches, fingerprint, item_of, order_
 from latentmake.caches.inputs import Loaded, Sample
 from latentmake.caches.pixels.scaling import cut
 from latentmake.errors import SourceError
-from latentmake.files.readers import READ_TIMEOUT, Readers
+from latentmake.files.readers import Readers
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media, Span
 from latentmake.plan.orders import Order
@@ -196,41 +194,6 @@ def test_a_damaged_video_is_named_and_the_others_are_finished(threads: int, tmp_
     for stem in "ac":
         check_caches(items[stem], whole(films[stem]), scaled)
     assert not [*Path("cache").glob("d_*")]
-
-
-@pytest.mark.parametrize(
-    ("number", "fault"),
-    [
-        (signal.SIGSEGV, "crashed the process that reads it"),
-        (signal.SIGSTOP, "gave no frame for 2 seconds"),
-    ],
-)
-def test_a_video_that_crashes_or_hangs_ends_alone(
-    number: signal.Signals, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    films = several(tmp_path, 3)
-    items = {stem: item_of(stem, path, target_frames=[5]) for stem, path in films.items()}
-    each = Readers.each
-
-    def striking(self: Readers, path: str, *what: Any) -> Iterator[Any]:
-        values = each(self, path, *what)
-        if path == str(films["b"]):
-            yield next(values)
-            (reader,) = self._all
-            os.kill(reader.pid, number)
-        self._timeout = 2 if path == str(films["b"]) else READ_TIMEOUT
-        yield from values
-
-    monkeypatch.setattr(Readers, "each", striking)
-    said: list[str] = []
-    work = order_of(*items.values(), on_error="skip")
-    receipt = carry(work, Encoder(), say=said.append)
-    (found,) = receipt.faults
-    assert found["stem"] == "b" and fault in found["line"] and str(films["b"]) in found["line"]
-    assert sum(fault in line for line in said) == 1
-    for stem in "ac":
-        check_caches(items[stem], whole(films[stem]), scaled)
-    assert not children()
 
 
 def test_a_video_that_changes_while_it_is_read_is_named(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ import torch
 from latentmake import digest
 from latentmake.caches import encode, pipeline
 from latentmake.caches.inputs import Loaded, Sample
-from latentmake.caches.job import Job
 from latentmake.caches.pipeline import Pipeline
 from latentmake.errors import ModelError, SourceError
 from latentmake.files import atomic, cachefile
@@ -327,20 +326,6 @@ def test_values_that_no_encoder_should_give_are_refused_and_never_written(
     assert not store.STORE.exists()
 
 
-def test_equal_images_that_cannot_be_encoded_are_all_set_aside() -> None:
-    for stem in ("a", "b"):
-        put_image(Path(f"data/{stem}.png"), (0, 0, 0))
-    put_image(Path("data/c.png"), (1, 1, 1))
-    sources: dict[str, Path | str] = {stem: Path(f"data/{stem}.png") for stem in "abc"}
-
-    def change(sample: Sample, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if sample.item.stem == "c" else torch.zeros_like(tensor)
-
-    receipt = carry(order("latents", sources, on_error="skip"), Encoder(change))
-    assert sorted(fault["stem"] for fault in receipt.faults) == ["a", "b"]
-    assert caches() == ["c"]
-
-
 def test_an_item_with_one_bad_resolution_is_faulty() -> None:
     def change(sample: Sample, tensor: torch.Tensor) -> torch.Tensor:
         bad = sample.item.stem == "00" and tensor.shape[1] == 4
@@ -447,28 +432,6 @@ def test_a_job_waits_for_a_gpu_when_it_has_something_to_encode_and_not_before() 
     with pytest.raises(ModelError):  # there is no VAE here
         carry_out(other, say=asked.append, lease=lease)
     assert "a GPU" in asked
-
-
-def test_a_file_at_hand_that_becomes_another_meanwhile_is_not_linked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sources = cats(2)
-    work = order("latents", sources)
-    carry(work, Encoder())
-    first, second = (cache_of(stem) for stem in ("00", "01"))
-    deliver = Job.deliver
-
-    def replaced(job: Job) -> list[Any]:
-        if second.exists():
-            second.replace(first)
-        return deliver(job)
-
-    monkeypatch.setattr(Job, "deliver", replaced)
-    encoder = Encoder()
-    carry(at_hand(order("latents", {"new": sources["00"]}), str(first)), encoder)
-    assert encoder.stems == ["new"]
-    header = cachefile.read_header(cache_of("new"))
-    assert header.source == digest.of_file(Path("data/00.png"))
 
 
 # -- several orders --------------------------------------------------------------------------------

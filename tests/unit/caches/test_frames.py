@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import re
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +16,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from item_world import work_of
 from latentmake.caches.clips import _places, _samples
-from latentmake.caches.inputs import Reading, Sample, samples_of
+from latentmake.caches.inputs import Reading
 from latentmake.caches.pixels import plain as pixels
 from latentmake.caches.pixels.scaling import cover
 from latentmake.caches.pixels.stored import open_image
 from latentmake.config.datasets import Dataset
 from latentmake.errors import SourceError
-from latentmake.files.media import probe_image, probe_video
+from latentmake.files.media import probe_video
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import Clip, Media, clips, kept_indices
+from latentmake.geometry.clips import Clip, kept_indices
 from latentmake.index.memo import source_stat
 from latentmake.layouts.layout import layout_of
-from latentmake.plan.orders import Order, Work
+from latentmake.plan.orders import Order
 from latentmake.plan.target import Target
 from numpy.typing import NDArray
 from PIL import Image
 from refusals import refused
-from video_world import KINDS, write_kind, write_video
+from video_world import write_video
 
 Pixels = NDArray[np.uint8]
 LIMIT = 178_956_970
@@ -168,16 +166,6 @@ def test_pixels_of_any_size_are_those_of_the_rules(
         assert np.array_equal(found, expected)
 
 
-def test_unseen_colours_vanish_when_scaled_up_and_count_when_scaled_down() -> None:
-    values = np.zeros((32, 32, 4), np.uint8)
-    values[:, :16] = (250, 0, 0, 255)
-    values[:, 16:] = (0, 250, 0, 0)  # green that nobody sees
-    image = Image.fromarray(values)
-    assert cover(image, Size(64, 64))[:, :, 1].max() == 0
-    assert cover(image, Size(16, 16))[8, 15].tolist() == [0, 250, 0]
-    assert cover(image, Size(32, 32))[8, 20].tolist() == [0, 250, 0]
-
-
 def test_a_hair_of_a_picture_is_refused_before_it_fills_the_memory() -> None:
     with pytest.raises(SourceError, match=r"hair\.png: is too narrow \(1 x 20000\)"):
         cover(Image.new("RGB", (1, 20_000)), Size(256, 1024), path="hair.png")
@@ -186,91 +174,23 @@ def test_a_hair_of_a_picture_is_refused_before_it_fills_the_memory() -> None:
     assert cover(Image.new("RGB", (1, 50)), Size(64, 64), max_pixels=64 * 3200).shape == (64, 64, 3)
 
 
-# -- videos ---------------------------------------------------------------------------------------
-
-WAYS: list[dict[str, Any]] = [
-    {"frame_extraction": "head"},
-    {"frame_extraction": "chunk"},
-    {"frame_extraction": "slide", "frame_stride": 3},
-    {"frame_extraction": "uniform", "frame_sample": 4},
-    {"frame_extraction": "full"},
-]
-
-
-def all_clips(count: int, fps: float | None, **changes: Any) -> list[Clip]:
-    asked = {"target_frames": [1, 5, 9], **changes, "source_fps": fps}
-    return clips(count, Dataset.model_construct(**asked))
-
-
-def made(
-    path: Path,
-    fps: float | None,
-    wanted: list[tuple[Size, Clip]],
-    *,
-    control: Path | None = None,
-    media: Media | None = None,
-    fit: str = "crop",
-) -> list[Sample]:
-    """Make clips as a build does, but in this process; return them in the order asked for."""
-    targets = [
-        Target("", f"{number}.safetensors", None, size, clip)
-        for number, (size, clip) in enumerate(wanted)
-    ]
-    item = work_of(
-        "a",
-        str(path),
-        None,
-        tuple(targets),
-        (str(control),) if control else (),
-        media=media or probe_video(str(path)),
-    )
-    settings = Dataset(path="data", target_frames=[5], source_fps=fps, fit=fit)  # type: ignore[arg-type]
-    work = order_of(settings, item)
-    keys = {target: target.path for target in targets}
-    found = {sample.key: sample for sample in samples_of_clips(work, item, keys)}
-    return [found[target.path] for target in targets]
-
-
-def samples_of_clips(work: Order, item: Work, missing: dict[Target, str]) -> list[Sample]:
-    paths = [item.item.source or "", *item.item.controls]
-    sources: dict[str, list[Any]] = {path: [*source_stat(Path(path).stat())] for path in paths}
-    reading = Reading(item, "digest", missing=missing, sources=sources)
-    places = _places(work, [reading])
-    assert reading.fault is None
-    return [each for some in _samples(work, places, InProcess()) for each in some]
-
-
-def order_of(settings: Dataset, *items: Work) -> Order:
-    return Order("latents", "cats", "wan", settings, MODEL, {}, items)
-
-
-def pixels_of(samples: list[Sample]) -> list[Pixels]:
-    return [np.asarray(sample.content) for sample in samples]
-
-
-def check(path: Path, fps: float | None, wanted: list[tuple[Size, Clip]]) -> None:
-    kept = kept_pictures(path, fps)
-    found = pixels_of(made(path, fps, wanted))
-    assert len(found) == len(wanted)
-    for (size, (start, frames)), clip in zip(wanted, found, strict=True):
-        assert clip.dtype == np.uint8
-        assert clip.shape == (frames, size.height, size.width, 3)
-        expected = [scaled(picture, *size) for picture in kept[start : start + frames]]
-        assert np.array_equal(clip, np.stack(expected))
-
-
-@pytest.mark.parametrize("fps", [None, 8.0, 25.0])
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: str(way["frame_extraction"]))
-def test_clips_of_every_way_and_rate_are_those_of_the_rules(
-    tmp_path: Path, way: dict[str, Any], fps: float | None
-) -> None:
-    path = write_video(tmp_path / "a.mp4", "libx264", 21, bf="3")
-    cut = all_clips(21, fps, **way)
-    assert cut
-    check(path, fps, [(Size(64, 48), clip) for clip in cut])
-
-
 # -- videos that control others -------------------------------------------------------------------
+
+
+def controls_of(video: Path, control: Path, fps: float | None, wanted: list[Clip]) -> list[Any]:
+    """Make clips with their controls as a build does, but in this process; return the controls."""
+    targets = tuple(Target("", f"{n}", None, RESOLUTION, clip) for n, clip in enumerate(wanted))
+    work = work_of("a", str(video), None, targets, (str(control),), media=probe_video(str(video)))
+    settings = Dataset(path="data", target_frames=[5], source_fps=fps, fit="bucket")
+    order = Order("latents", "cats", "wan", settings, MODEL, {}, (work,))
+    sources: dict[str, list[Any]] = {
+        str(path): [*source_stat(path.stat())] for path in (video, control)
+    }
+    keys = {target: target.path for target in targets}
+    reading = Reading(work, "digest", missing=keys, sources=sources)
+    made = _samples(order, _places(order, [reading]), InProcess())
+    found = {sample.key: sample.control for some in made for sample in some}
+    return [found[target.path] for target in targets]
 
 
 def control_of(path: Path, fps: float | None, target: Size, clip: Clip) -> Pixels:
@@ -293,145 +213,5 @@ def test_controls_are_those_of_the_rules(
     target = bucket_of(shape)
     cut = [Clip(0, 5), Clip(3, 5), Clip(7, 5)]
     video = write_video(tmp_path / "video.mp4", "mpeg4", 30, size=shape)
-    found = made(video, fps, [(RESOLUTION, clip) for clip in cut], control=path, fit="bucket")
-    for clip, sample in zip(cut, found, strict=True):
-        assert np.array_equal(sample.control, control_of(path, fps, target, clip))
-
-
-# -- videos whose frames change their size --------------------------------------------------------
-
-
-def changing(folder: Path) -> Path:
-    """Write a video of 6 upright frames, after which come 6 of another shape."""
-    path = folder / "a.avi"
-    parts = [
-        write_video(folder / f"{size}.avi", "mjpeg", 6, size=size, format="yuvj420p")
-        for size in ((48, 80), (160, 96))
-    ]
-    with av.open(str(path), "w") as new:
-        copy = None
-        for number, part in enumerate(parts):
-            with av.open(str(part)) as old:
-                copy = copy or new.add_stream_from_template(old.streams.video[0])
-                for packet in old.demux(video=0):
-                    if packet.size:
-                        packet.stream = copy
-                        packet.pts = packet.dts = packet.dts + 6 * number
-                        new.mux(packet)
-    assert [picture.shape[:2] for picture in kept_pictures(path, None)[5:7]] == [
-        (80, 48),
-        (96, 160),
-    ]
-    return path
-
-
-def test_each_frame_is_scaled_by_its_own_size(tmp_path: Path) -> None:
-    check(changing(tmp_path), None, [(Size(48, 80), Clip(3, 5))])
-
-
-def test_the_first_frame_of_a_control_says_its_bucket(tmp_path: Path) -> None:
-    path, clip = changing(tmp_path), Clip(7, 5)
-    video = write_video(tmp_path / "video.mp4", "mpeg4", 12, size=(160, 96))
-    (found,) = made(video, None, [(RESOLUTION, clip)], control=path, fit="bucket")
-    target = Size(found.shape[2], found.shape[1])
-    assert np.array_equal(found.control, control_of(path, None, target, clip))
-
-
-# -- videos that are none, or no longer -----------------------------------------------------------
-
-
-def clip_refusal(data: bytes, folder: Path, frames: int = 5) -> str:
-    (path := folder / "broken.mp4").write_bytes(data)
-    wanted = [(Size(64, 48), Clip(0, frames))]
-    return refused(lambda: made(path, None, wanted, media=Media(64, 48, 24)), path, SourceError)
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_a_video_cut_short_is_named_where_frames_are_missing(tmp_path: Path, name: str) -> None:
-    data = write_kind(tmp_path, name).read_bytes()
-    clip_refusal(data[: len(data) // 2], tmp_path, 21)
-
-
-def is_sound(data: bytes, count: int) -> bool:
-    """Whether a video begins with some frames of which FFmpeg had to guess nothing."""
-    try:
-        with av.open(io.BytesIO(data)) as file:
-            file.streams.video[0].codec_context.thread_count = 1
-            decoded = islice(file.decode(video=0), count)
-            return [frame.is_corrupt for frame in decoded] == [False] * count
-    except av.error.FFmpegError:
-        return False
-
-
-@pytest.mark.parametrize("name", ["h264.mkv", "mpeg4.avi", "mpeg2.mpg", "wmv2.wmv", "vp9.webm"])
-def test_no_frame_is_guessed_and_no_damage_is_more_than_one_bad_file(
-    tmp_path: Path, name: str
-) -> None:
-    whole = write_kind(tmp_path, name, 9).read_bytes()
-    dice = np.random.default_rng(0)
-    seen = set()
-    for _ in range(30):
-        data = bytearray(whole)
-        for place in dice.integers(len(data) // 4, len(data), 4):
-            data[place] ^= 0x55
-        (path := tmp_path / "flipped").write_bytes(data)
-        try:
-            wanted = [(Size(64, 48), Clip(0, 9))]
-            (clip,) = pixels_of(made(path, None, wanted, media=Media(64, 48, 9)))
-        except SourceError as error:
-            assert "\n" not in str(error)
-            assert not is_sound(bytes(data), 9)
-            seen.add("named")
-        else:
-            assert len(clip) == 9
-            assert is_sound(bytes(data), 9)
-            seen.add("read")
-    assert seen == {"named", "read"}
-
-
-# -- what is asked of them by a build -------------------------------------------------------------
-
-
-def asked(path: Path, control: Path | None, *, limit: int, clip: bool) -> Order:
-    media = probe_video(str(path)) if clip else probe_image(str(path))
-    target = Target("64", "a.safetensors", None, Size(64, 64), Clip(0, 5) if clip else None)
-    settings = Dataset(
-        path="data", max_image_pixels=limit, **({"target_frames": [5]} if clip else {})
-    )
-    return order_of(
-        settings,
-        work_of("a", str(path), None, (target,), (str(control),) if control else (), media=media),
-    )
-
-
-def samples_for(work: Order) -> list[Sample]:
-    ((item, targets, _),) = work.items
-    missing = {targets[0]: "key"}
-    if work.dataset_settings.video:
-        return samples_of_clips(work, work.items[0], missing)
-    assert item.media is not None
-    controls = {each: Path(each).read_bytes() for each in item.controls}
-    data, size = Path(item.source or "").read_bytes(), Size(*item.media[:2])
-    reading = Reading(work.items[0], "digest", data, controls, size, missing=missing)
-    return samples_of(work, reading)
-
-
-def test_a_narrow_picture_of_wan_is_named_and_measured_by_the_datasets_limit(
-    tmp_path: Path,
-) -> None:
-    narrow, whole, clip = tmp_path / "hair.png", tmp_path / "whole.png", tmp_path / "clip.mkv"
-    Image.new("RGB", (16, 400)).save(narrow)
-    Image.new("RGB", (64, 64)).save(whole)
-    write_video(clip, "mpeg4", 5)
-    write_video(thin := tmp_path / "thin.mkv", "mpeg4", 5, size=(16, 400))
-    cover = 64 * 1600  # 16 x 400 enlarged to cover 64 x 64; clips cover 32 x 128, their bucket
-    for path, control, of_clips, needed in (
-        (narrow, None, False, cover),
-        (whole, narrow, False, cover),
-        (thin, None, True, 32 * 800),
-        (clip, thin, True, 32 * 800),
-    ):
-        named = re.escape(f"{control or path}: is too narrow (16 x 400)")
-        with pytest.raises(SourceError, match=named):
-            samples_for(asked(path, control, limit=needed - 1, clip=of_clips))
-        assert len(samples_for(asked(path, control, limit=needed, clip=of_clips))) == 1
+    for clip, found in zip(cut, controls_of(video, path, fps, cut), strict=True):
+        assert np.array_equal(found, control_of(path, fps, target, clip))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -237,52 +234,3 @@ def test_text_is_what_sd_scripts_would_train_on(
     if architecture == "sdxl":
         pooled = given["text_encoder_2.pooled"].float().numpy()
         assert np.array_equal(arrays["pool2"].astype(np.float32), pooled)
-
-
-# -- sd-scripts' own judgement --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_its_own_strategies_find_the_files_valid(
-    architecture: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = os.environ.get("LATENTMAKE_SD_SCRIPTS")
-    if not folder:
-        pytest.skip("LATENTMAKE_SD_SCRIPTS names no folder of sd-scripts")
-    monkeypatch.syspath_prepend(folder)
-    for name in [name for name in sys.modules if name.split(".")[0] == "library"]:
-        monkeypatch.delitem(sys.modules, name)
-    which = model(architecture)
-    files = made(which, flip_aug=True, alpha_mask=True)
-    strategy = strategy_of("Latents", architecture)
-    for stem, path in files.items():
-        beside = Path("data/sub", path.name)
-        os.link(path, beside)
-        image = str(Path("data/sub", f"{stem}.png").absolute())
-        assert strategy.get_latents_npz_path(image, SIZES[stem]) == str(beside.absolute())
-        assert strategy.is_disk_cached_latents_expected(PLACES[stem], str(beside), True, True)
-        found = strategy.load_latents_from_disk(str(beside), PLACES[stem])
-        assert found[0].shape[1:] == (PLACES[stem][1] // 8, PLACES[stem][0] // 8)
-        assert found[1] == list(SIZES[stem]) and len(found[2]) == 4
-        assert found[3].shape == found[0].shape and found[4].shape == PLACES[stem][::-1]
-    if architecture in ("sdxl", "sd3", "flux"):
-        text = strategy_of("TextEncoderOutputs", architecture)
-        written = Path(text.get_outputs_npz_path(str(Path("data/sub/wide.png").absolute())))
-        assert written.name == f"wide{SdScripts(architecture).text_ending}"
-        written.write_bytes(file_bytes("text", which, tensors(architecture), {}))
-        assert text.is_disk_cached_outputs_expected(str(written))
-        assert all(array is not None for array in text.load_outputs_npz(str(written)))
-
-
-def strategy_of(what: str, architecture: str) -> Any:
-    """Return sd-scripts' strategy of `Latents` or `TextEncoderOutputs`."""
-    name = "sd" if what == "Latents" and architecture[:3] in ("sd1", "sd2", "sdx") else architecture
-    (kind,) = (
-        each
-        for each in vars(import_module(f"library.strategy_{name}")).values()
-        if isinstance(each, type)
-        and each.__name__.endswith(f"{what}CachingStrategy")
-        and each.__module__.endswith(name)
-    )
-    is_old = (architecture != "sdxl",) if name == "sd" else ()
-    return kind(*is_old, True, 1, False)

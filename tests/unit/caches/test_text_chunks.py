@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from latentmake.caches import tokenizers
 from latentmake.caches.encoders.text import text_encoders
 from latentmake.config.models import Model
@@ -108,35 +106,6 @@ def test_hidden_states_and_pooled_are_those_of_a_plain_reading_of_the_rules(
             end = reads[0].last[chunks[0].index(tokenizer_of(kind).eos_token_id)]
             pooled = reads[0].projected(end) if sdxl else end
             torch.testing.assert_close(found[f"{name}.pooled"], pooled, **ROUNDING)
-
-
-@settings(deadline=None)
-@given(
-    text=st.one_of(st.text(), st.integers(0, 400).map(letters), st.text("ab! ", max_size=300)),
-    number=st.integers(1, 4),
-    kind=st.sampled_from(["clip", "open", "big"]),
-)
-def test_chunks_put_together_again_are_the_truncated_tokens(
-    text: str, number: int, kind: str
-) -> None:
-    tokenizer = tokenizer_of(kind)
-    row = tokenizers.chunked(text, tokenizers.TokenCache(tokenizer), number)
-    expected, length = plain_row(kind, text, number)
-    assert row.ids == expected
-    assert row.mask == [1] * length + [0] * (len(expected) - length)
-    assert [len(chunk) for chunk in row.chunks] == [77] * number
-    within = [token for chunk in row.chunks for token in chunk[1:-1]]
-    put = [row.chunks[0][0], *within, row.chunks[-1][-1]]
-    assert len(put) == len(expected)
-    # The only others are EOS where a chunk would begin with padding, unless padding is by EOS.
-    others = {place for place, one in enumerate(put) if one != expected[place]}
-    begins = {1 + 75 * index for index in range(number if number > 1 else 0)}
-    assert others == {
-        place
-        for place in begins
-        if expected[place] == tokenizer.pad_token_id != tokenizer.eos_token_id
-    }
-    assert all(put[place] == tokenizer.eos_token_id for place in others)
 
 
 def test_the_first_end_is_pooled_whatever_higher_ids_stand_before_it(root: Path) -> None:
@@ -280,17 +249,6 @@ def test_what_is_cut_off_is_told_with_its_words() -> None:
     )
     # The first byte of é is kept, the other is not.
     assert captions.cut(text, tokenizer, 12).rest == "ée four"
-
-
-@settings(deadline=None)
-@given(text=st.text("abc,. é!\n", max_size=200), limit=st.integers(1, 60))
-def test_a_text_is_what_is_kept_of_it_and_the_rest(text: str, limit: int) -> None:
-    tokenizer = tokenizer_of("clip")
-    found = captions.cut(text, tokenizer, limit)
-    assert found.kept == min(found.tokens, limit)
-    assert text.strip().endswith(found.rest)
-    assert bool(found.rest) == (found.tokens > limit)
-    assert tokenizers.TokenCache(tokenizer).count(found.rest) >= found.tokens - found.kept
 
 
 def test_a_tokenizer_that_knows_no_places_tells_the_rest_as_it_spells_it() -> None:

@@ -61,12 +61,12 @@ def test_a_second_project_waits_until_all_is_gone_that_used_the_first_ones_gpus(
     second = start("dogs")
     try:
         who = f"process {first.pid} on {socket.gethostname()} (run cats in {tmp_path}/cats)"
-        assert says(second) == f"waiting for GPU 0: {who} holds it"
+        assert says(second) == f"waiting for a GPU: {who} holds 0"
         first.kill()
         assert says(second).endswith(" 0,1")
         with contextlib.suppress(psutil.NoSuchProcess):
             assert psutil.Process(int(process)).status() == psutil.STATUS_ZOMBIE
-        assert (tmp_path / "dogs/log").read_text().startswith(f"waiting for GPU 0: {who}")
+        assert (tmp_path / "dogs/log").read_text().startswith(f"waiting for a GPU: {who}")
     finally:
         second.kill()
         for each in (first, second):

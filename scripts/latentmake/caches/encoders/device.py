@@ -50,23 +50,19 @@ def pick_device() -> torch.device:
         return torch.device("cuda")
     if torch.backends.mps.is_available():
         return torch.device("mps")
-    if found := visible():
-        raise DeviceError(
-            f"torch {torch.__version__} does not see it: {_why_unseen()}",
-            where=f"GPU {', '.join(found)}",
-            hint="update the driver or install a torch built for it, or set "
-            "`CUDA_VISIBLE_DEVICES=` (empty) to compute on the CPU",
-        )
-    return torch.device("cpu")
-
-
-def _why_unseen() -> str:
-    """Return torch's own words for a GPU that it does not see."""
+    if not (found := visible()):
+        return torch.device("cpu")
+    why = "it finds no device"
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:  # the latter of a torch for CPUs
-        return first_line(error)
-    return "it finds no device"
+        why = first_line(error)
+    raise DeviceError(
+        f"torch {torch.__version__} does not see it: {why}",
+        where=f"GPU {', '.join(found)}",
+        hint="update the driver or install a torch built for it, or set "
+        "`CUDA_VISIBLE_DEVICES=` (empty) to compute on the CPU",
+    )
 
 
 def compute_dtype(
@@ -141,8 +137,7 @@ def free_memory(device: torch.device) -> int:
         return psutil.virtual_memory().available
     free, total = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device)
-    index = torch.cuda.current_device() if device.index is None else device.index
-    allowed = int(total * torch.cuda.get_per_process_memory_fraction(index)) - reserved
+    allowed = int(total * torch.cuda.get_per_process_memory_fraction()) - reserved
     return min(free, allowed) + reserved - torch.cuda.memory_allocated(device)
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import import_module, metadata
+from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -53,7 +53,7 @@ def encoder(
     model = order.model_settings
     on_cpu = device.type == "cpu"
     if on_cpu:
-        workers, size, budget = side_by_side(order, threads), 1, None
+        workers, size, budget = _side_by_side(order, threads), 1, None
         if order.kind == "text":
             size, budget = _CAPTIONS, _ROWS
         say(f"encoding on cpu, {workers} at once")
@@ -66,9 +66,10 @@ def encoder(
     os.environ.update(_QUIET)  # read when these libraries are imported
 
     def load() -> Loaded:
-        module = import_module(f"latentmake.caches.encoders.{order.layout.encoding}")
-        found = module.latents if order.kind == "latents" else module.text
-        loaded: Loaded = found(order, device, say)
+        is_wan = order.layout.encoding == "wan"
+        name = "text" if order.kind == "text" else "wan" if is_wan else "vae"
+        module = import_module(f"latentmake.caches.encoders.{name}")
+        loaded: Loaded = getattr(module, order.kind)(order, device, say)
         return loaded
 
     loaded = None
@@ -107,34 +108,31 @@ def without(*names: str) -> Iterator[None]:
     The process must never need them: modules imported meanwhile may remember their absence. What
     they decorate for the compiler stays as it is.
     """
+    changes: list[tuple[Any, str, Any]] = [(torch.distributed, "is_available", bool)]
     # None there: an import fails, a search finds nothing
-    hidden: dict[str, Any] = dict.fromkeys((*names, _COMPILER))
-    hidden[_MASKS] = masks = ModuleType(_MASKS)
-    masks.TransformGetItemToIndex = lambda: (  # type: ignore[attr-defined]
-        import_module(_MASKS).TransformGetItemToIndex()
-    )
-    if _COMPILER in sys.modules:
-        del hidden[_COMPILER], hidden[_MASKS]
-    hidden = {name: each for name, each in hidden.items() if name not in sys.modules}
-    decorators = ("allow_in_graph", "assume_constant_result", "disable")
-    changes: list[tuple[Any, dict[str, Any]]] = [(torch.distributed, {"is_available": bool})]
-    if _COMPILER in hidden:
-        unchanged = dict.fromkeys(decorators, _unchanged)
-        changes += [(torch.compiler, unchanged), (torch, {"_dynamo": SimpleNamespace(**unchanged)})]
-    if "transformers" in hidden:
-        # diffusers reads the list of files of each package, to find three of them.
-        changes.append((metadata, {"packages_distributions": dict}))
-    before = [(place, {name: vars(place).get(name) for name in new}) for place, new in changes]
+    hidden: dict[str, Any] = {name: None for name in names if name not in sys.modules}
+    if _COMPILER not in sys.modules:
+        hidden |= {_COMPILER: None, _MASKS: (masks := ModuleType(_MASKS))}
+        masks.TransformGetItemToIndex = lambda: (  # type: ignore[attr-defined]
+            import_module(_MASKS).TransformGetItemToIndex()
+        )
+        unchanged = dict.fromkeys(
+            ("allow_in_graph", "assume_constant_result", "disable"), _unchanged
+        )
+        changes += [(torch.compiler, name, each) for name, each in unchanged.items()]
+        changes.append((torch, "_dynamo", SimpleNamespace(**unchanged)))
+    before = [(place, name, vars(place).get(name)) for place, name, _ in changes]
     try:
         sys.modules.update(hidden)
-        for place, new in changes:
-            vars(place).update(new)
+        for place, name, each in changes:
+            setattr(place, name, each)
         yield
     finally:
-        for place, old in before:
-            vars(place).update(old)
-        if _COMPILER in hidden:
-            del torch._dynamo
+        for place, name, each in before:
+            if each is None:
+                delattr(place, name)
+            else:
+                setattr(place, name, each)
         for name, each in hidden.items():
             if sys.modules.get(name) is each:
                 sys.modules.pop(name, None)
@@ -144,15 +142,13 @@ def _unchanged(function: Any = None, *_: object, **__: object) -> Any:
     return _unchanged if function is None else function
 
 
-def side_by_side(order: Order, threads: int) -> int:
+def _side_by_side(order: Order, threads: int) -> int:
     """Return how many samples to encode at once on a CPU: one a thread, if memory suffices."""
-    if order.kind == "text":
-        return threads
+    targets = [target for item in order.items for target in item.targets]
     sizes = [
-        target.size.width * target.size.height * (_CLIP if target.clip else _IMAGE)
-        for item in order.items
-        for target in item.targets
-        if target.size is not None
+        each.size.width * each.size.height * (_CLIP if each.clip else _IMAGE)
+        for each in targets
+        if each.size is not None and order.kind == "latents"
     ]
     available = psutil.virtual_memory().available // 2
     return max(1, min(threads, available // max(sizes, default=1)))

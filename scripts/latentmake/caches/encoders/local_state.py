@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, first_line
 from latentmake.models.files import network_config, weights_files
+from latentmake.models.headers import part_of, prefix_of
 
 State = dict[str, torch.Tensor]
 Network = TypeVar("Network", bound=torch.nn.Module)
@@ -108,13 +109,8 @@ def pretrained(
     Raises:
         ValueError: the library would invent missing weights or drop unknown ones.
     """
-    network, info = from_pretrained(
-        weights.hub,
-        revision=weights.revision,
-        subfolder=weights.subfolder or "",
-        output_loading_info=True,
-        **options,
-    )
+    place = {"revision": weights.revision, "subfolder": weights.subfolder or ""}
+    network, info = from_pretrained(weights.hub, **place, output_loading_info=True, **options)
     tied = getattr(network, "all_tied_weights_keys", None) or ()
     missing = [each for each in info["missing_keys"] if each not in tied]
     unknown = [each for each in info["unexpected_keys"] if not re.match(foreign, each)]
@@ -160,6 +156,18 @@ def local_state(weights: Weights) -> State:
     return state
 
 
+def text_state(weights: Weights, network: Any) -> State:
+    """Read the weights of a text encoder; of a checkpoint its part's, in transformers' names."""
+    state, part = local_state(weights), part_of(weights)
+    if not (prefix := part and prefix_of(part, state)):
+        return state
+    if prefix.endswith("model."):
+        from diffusers.loaders.single_file_utils import convert_open_clip_checkpoint
+
+        return dict(convert_open_clip_checkpoint(network, state, prefix=prefix))
+    return {x.removeprefix(prefix): state[x] for x in state if x.startswith(prefix)}
+
+
 def _read(path: Path) -> State:
     archive = zipfile.is_zipfile(path)  # files of torch before 1.6 are none and cannot be mapped
     try:
@@ -167,16 +175,14 @@ def _read(path: Path) -> State:
             return load_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
     except Exception as error:  # messages about damaged files help nobody
-        what, hint = "", ""
+        kind = ".safetensors" if path.suffix == ".safetensors" else "PyTorch"
+        what, hint = f"is cut short or no {kind} file", "copy it again"
         if isinstance(error, OSError) and error.filename:
             what, hint = f"cannot be read ({error.strerror})", "check the file's permissions"
         elif isinstance(error, pickle.UnpicklingError) and (archive or "GLOBAL" in str(error)):
             what = "holds more than tensors, and loading that could run foreign code"
             hint = "take the weights as .safetensors"
-        kind = ".safetensors" if path.suffix == ".safetensors" else "PyTorch"
-        raise ModelError(
-            what or f"is cut short or no {kind} file", where=path, hint=hint or "copy it again"
-        ) from None
+        raise ModelError(what, where=path, hint=hint) from None
     if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
         found = found["state_dict"]
     if not isinstance(found, dict) or not all(
@@ -197,14 +203,13 @@ def fill(network: Any, state: State) -> None:
     for name, other in tied.items():
         state = {a: state[b] for a, b in ((name, other), (other, name)) if b in state} | state
     expected = network.state_dict()
+    odd = (
+        f"has {name} of shape {list(state[name].shape)} instead of {list(value.shape)}"
+        for name, value in expected.items()
+        if name in state and state[name].shape != value.shape
+    )
     refuse_faults(
-        (name for name in expected if name not in state),
-        (name for name in state if name not in expected),
-        (
-            f"has {name} of shape {list(state[name].shape)} instead of {list(value.shape)}"
-            for name, value in expected.items()
-            if name in state and state[name].shape != value.shape
-        ),
+        (x for x in expected if x not in state), (x for x in state if x not in expected), odd
     )
     network.requires_grad_(False)
     network.load_state_dict(state, strict=True, assign=True)

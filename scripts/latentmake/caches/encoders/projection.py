@@ -71,13 +71,14 @@ def text_projection(weights: TextWeights) -> torch.nn.Module | None:
     """
     if weights.projection is None:
         return None
+    layer: torch.nn.Module
     if not weights.trust_remote_code:
-        return load_projection(weights.projection).eval().requires_grad_(False)
+        layer = load_projection(weights.projection)
+        return layer.eval().requires_grad_(False)
     import diffusers  # seconds of import, for this alone
 
     loader: Any = diffusers.DiffusionPipeline  # which has no types
     folder = Path(weights.projection)
-    hint = "name the folder of a diffusers pipeline with pipeline.py and its projection"
     try:
         index = json.loads((folder / "model_index.json").read_bytes())
         names = [name for name, each in index.items() if isinstance(each, list)]
@@ -91,10 +92,10 @@ def text_projection(weights: TextWeights) -> torch.nn.Module | None:
             **{each: None for each in names if each != name},
         )
         layer = getattr(pipeline, name)
+        return layer.eval().requires_grad_(False)
     except Exception as error:  # code of others may fail in any way
         raise ModelError(
-            f"its projection cannot be loaded ({first_line(error)})", where=folder, hint=hint
+            f"its projection cannot be loaded ({first_line(error)})",
+            where=folder,
+            hint="name the folder of a diffusers pipeline with pipeline.py and its projection",
         ) from None
-    if not isinstance(layer, torch.nn.Module):
-        raise ModelError(f"its `{name}` is not a network", where=folder, hint=hint)
-    return layer.eval().requires_grad_(False)

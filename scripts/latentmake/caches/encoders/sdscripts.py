@@ -1,4 +1,4 @@
-"""Encoders of sd-scripts' layout, and arrays of its cache files; text is encoded as in `plain`.
+"""Arrays of sd-scripts' cache files.
 
 bfloat16, unknown to numpy, becomes float32, as in sd-scripts.
 Source: sd-scripts, `save_latents_to_disk` of library/strategy_base.py, and `cache_batch_outputs` of
@@ -7,59 +7,36 @@ library/strategy_sdxl.py, strategy_sd3.py and strategy_flux.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from latentmake.caches.encoders.device import download
-from latentmake.caches.encoders.plain import ImageEncoder
-from latentmake.caches.encoders.plain import text as text_of_plain
-from latentmake.caches.inputs import Encoded, Loaded, Named, Sample, results
+from latentmake.caches.inputs import Sample
 from latentmake.config.models import Model
 from latentmake.files import npz
 from latentmake.geometry.buckets import Size, crop_ltrb
-from latentmake.layouts import layout
-from latentmake.layouts.layout import array_name
-from latentmake.plan.orders import Order
+from latentmake.layouts.layout import array_name, encoder_name
 
 Arrays = dict[str, NDArray[Any]]
 
-text = text_of_plain
-"""Text encoders are those of the plain layout."""
 
-
-def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> Loaded:
-    """Load the VAE."""
-    model = order.model_settings
-    architecture = model.architecture
-    assert architecture is not None
-    encoder = ImageEncoder(model, device, say)
-    flips = order.dataset_settings.flip_aug
-    kinds = ("latents", "latents_flipped") if flips else ("latents",)
-    shift, factor = model.spec.scale or (0.0, 1.0)
-
-    def named(sample: Sample, *rows: torch.Tensor) -> Named:
-        size = Size(sample.shape[1], sample.shape[0])
-        crop = crop_ltrb(size, Size(*sample.original))
-        arrays = dict(zip(kinds, rows, strict=True)) | {
-            "original_size": torch.tensor(sample.original),
-            "crop_ltrb": torch.tensor(crop, dtype=torch.float64),
-        }
-        if sample.alpha is not None:
-            arrays["alpha_mask"] = torch.from_numpy(sample.alpha.astype(np.float32) / 255.0)
-        height, width = rows[0].shape[1:]
-        return {
-            array_name(kind, architecture, height, width): array for kind, array in arrays.items()
-        }, {}
-
-    def encode(samples: list[Sample]) -> Encoded:
-        made = [encoder.encode(samples, flipped=kind != "latents") for kind in kinds]
-        return results(samples, download([(each - shift) * factor for each in made]), named)
-
-    return Loaded(encode)
+def latents_arrays(
+    model: Model, sample: Sample, rows: Sequence[torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return the arrays of a latents file; `rows` are the latents, then any of the mirror image."""
+    assert model.architecture is not None
+    crop = crop_ltrb(Size(sample.shape[1], sample.shape[0]), Size(*sample.original))
+    arrays = dict(zip(("latents", "latents_flipped"), rows, strict=False)) | {
+        "original_size": torch.tensor(sample.original),
+        "crop_ltrb": torch.tensor(crop, dtype=torch.float64),
+    }
+    if sample.alpha is not None:
+        arrays["alpha_mask"] = torch.from_numpy(sample.alpha.astype(np.float32) / 255.0)
+    height, width = rows[0].shape[1:]
+    return {array_name(x, model.architecture, height, width): arrays[x] for x in arrays}
 
 
 def file_bytes(
@@ -89,7 +66,7 @@ def text_arrays(model: Model, tensors: Mapping[str, torch.Tensor]) -> Arrays:
         return found  # sd-scripts' own arrays
 
     def of(part: str) -> list[Any]:
-        return [found.get(f"{layout.encoder_name(i)}.{part}") for i in range(len(model.text))]
+        return [found.get(f"{encoder_name(i)}.{part}") for i in range(len(model.text))]
 
     states, pooled, masks = of("hidden_state"), of("pooled"), of("attention_mask")
     clips = len(model.spec.clips)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -36,16 +36,16 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-from latentmake.caches.encoders.device import download, upload
+from latentmake.caches.encoders.device import DTYPES, compute_dtype, download, upload
 from latentmake.caches.encoders.local_state import (
     State,
     fill,
     load_network,
-    local_state,
     place,
     pretrained,
     refusing,
     renamed,
+    text_state,
     without_weights,
 )
 from latentmake.caches.encoders.projection import text_projection
@@ -59,14 +59,13 @@ from latentmake.caches.tokenizers import (
     clean_caption,
     load,
 )
-from latentmake.caches.tokenizers import load as load_tokenizer
 from latentmake.config.architectures import ClipOutput
 from latentmake.config.models import Model
-from latentmake.config.weights import TextWeights, Weights
+from latentmake.config.weights import TextWeights
 from latentmake.errors import ModelError
-from latentmake.layouts.layout import encoder_name, layout_of
+from latentmake.layouts.layout import encoder_name, layout_of, text_metadata
 from latentmake.models.files import T5_LENGTH, network_config, weights_files
-from latentmake.models.headers import part_of, prefix_of
+from latentmake.plan.orders import Order
 
 Kind = Literal["CLIP", "CLIP with its projection", "T5"]
 
@@ -80,17 +79,9 @@ _CLASSES: dict[str, type[PreTrainedModel]] = {
 _PREFIX = "text_model."
 
 
-class TextModel(NamedTuple):
-    """A text encoder, ready for inference."""
-
-    network: PreTrainedModel
-    tokens: TokenCache
-    projection: torch.nn.Module | None
-
-
-def load_text_model(
+def _parts(
     weights: TextWeights, device: torch.device, dtype: torch.dtype, kind: Kind | None = None
-) -> TextModel:
+) -> tuple[PreTrainedModel, TokenCache, torch.nn.Module | None]:
     """Load a text encoder's network, tokenizer and projection; of any kind if `kind` is None.
 
     Raises:
@@ -101,11 +92,9 @@ def load_text_model(
         network = _loaded(weights, dtype, kind)
         tokens = TokenCache(load(weights))
         projection = text_projection(weights)
-    return TextModel(
-        place(network, device, dtype),
-        tokens,
-        None if projection is None else projection.to(device=device, dtype=dtype),
-    )
+    if projection is not None:
+        projection.to(device=device, dtype=dtype)
+    return place(network, device, dtype), tokens, projection
 
 
 def _class_of(config: Mapping[str, Any], kind: Kind | None) -> type[PreTrainedModel]:
@@ -133,7 +122,7 @@ def _loaded(weights: TextWeights, dtype: torch.dtype, kind: Kind | None) -> PreT
             hint="name the folder of its config.json as `config`",
         )
     model = without_weights(_class_of(known, kind), known)
-    state = _part(weights, model, local_state(weights))
+    state = text_state(weights, model)
     own: State = {}
     for name in model.state_dict():
         # CLIP's names come with this prefix or without.
@@ -141,20 +130,6 @@ def _loaded(weights: TextWeights, dtype: torch.dtype, kind: Kind | None) -> PreT
             own |= {name: state[other]} if other in state else {}
     fill(model, own)
     return model
-
-
-def _part(weights: Weights, model: PreTrainedModel, state: State) -> State:
-    """Return the weights of a text encoder: of a checkpoint its part's, else all as they are."""
-    part = part_of(weights)
-    prefix = part and prefix_of(part, state)
-    if not prefix:
-        return state
-    if not prefix.endswith("model."):
-        return {x.removeprefix(prefix): state[x] for x in state if x.startswith(prefix)}
-    from diffusers.loaders.single_file_utils import convert_open_clip_checkpoint
-
-    converted: State = convert_open_clip_checkpoint(model, state, prefix=prefix)
-    return converted
 
 
 Tensors = dict[str, torch.Tensor]
@@ -391,6 +366,23 @@ class TextEncoders:
 # -- loading --------------------------------------------------------------------------------------
 
 
+def text(order: Order, device: torch.device, say: Callable[[str], None]) -> Loaded:
+    """Load the text encoders of an order."""
+    model = order.model_settings
+    if order.layout.encoding != "wan":
+        dtype = compute_dtype(device, model.caption_dtype, say)
+        encoders = text_encoders(model, device, dtype, stored=DTYPES[model.caption_dtype])
+        return encoders.loaded(lambda caption, tensors: (tensors, {"caption": caption}))
+
+    def named(caption: str, tensors: Tensors) -> Named:
+        (embedding,) = tensors.values()
+        return {"varlen_t5_bfloat16": embedding}, text_metadata(caption)
+
+    computed = compute_dtype(device, "bfloat16", say)
+    encoder = load_umt5(model.text[0], device, computed, fp8=model.fp8_t5)
+    return TextEncoders({"umT5": encoder}).loaded(named)
+
+
 def text_encoders(
     model: Model, device: torch.device, dtype: torch.dtype, stored: torch.dtype = torch.float32
 ) -> TextEncoders:
@@ -414,7 +406,7 @@ def _load(
         # sd-scripts pads T5's captions and shows it the padding, unless told otherwise.
         pads = layout_of(model.layout_name).pads_t5
         return TextEncoder(
-            *load_text_model(place, device, dtype, "T5"),
+            *_parts(place, device, dtype, "T5"),
             max_length=place.max_length or T5_LENGTH,
             padding="max_length" if pads else None,
             masked=model.apply_t5_attn_mask or not pads,
@@ -425,16 +417,18 @@ def _load(
     if spec.picks_layer:
         kept = kept._replace(layer=model.clip_skip)
     kind: Kind = "CLIP with its projection" if kept.projects else "CLIP"
-    loaded = load_text_model(place, device, dtype, kind)
-    config: Any = loaded.network.config
+    network, tokens, projection = _parts(place, device, dtype, kind)
+    config: Any = network.config
     layers = getattr(config, "text_config", config).num_hidden_layers
     if (kept.layer or 1) > layers:
         hint = "lower `clip_skip`" if model.clip_skip else f"name {model.architecture}'s own CLIP"
         fault = f"has {layers} layers, but layer {kept.layer} from the last is kept"
         raise ModelError(fault, where=place.path or place.hub or "", hint=hint)
     return TextEncoder(
-        *loaded,
-        max_length=None if length == "auto" else length + loaded.tokens.special,
+        network,
+        tokens,
+        projection,
+        max_length=None if length == "auto" else length + tokens.special,
         padding="chunks",
         kept=kept,
         masked=model.apply_lg_attn_mask,
@@ -454,8 +448,8 @@ def load_text_encoder(
     Raises:
         ModelError: something is missing, incomplete or of another kind.
     """
-    loaded = load_text_model(weights, device, dtype)
-    config: Any = loaded.network.config
+    loaded = _parts(weights, device, dtype)
+    config: Any = loaded[0].config
     if not str(config.model_type).startswith("clip"):
         return TextEncoder(*loaded, max_length=weights.max_length or T5_LENGTH, stored=stored)
     positions = int(getattr(config, "text_config", config).max_position_embeddings)
@@ -469,7 +463,6 @@ def load_text_encoder(
     )
 
 
-_LARGEST_FP8 = torch.finfo(torch.float8_e4m3fn).max
 # Patterns in the original's names, which files of complete models prefix with `encoder.`.
 _NAMES = {
     r"^encoder\.": "",
@@ -499,9 +492,8 @@ class _EightBitLinear(torch.nn.Module):
 
     def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
-        # Beyond its range this format has NaN, not infinity.
-        values = weight.float().clamp(-_LARGEST_FP8, _LARGEST_FP8)
-        self.register_buffer("packed", values.to(torch.float8_e4m3fn).view(torch.uint8))
+        packed = weight.float().to(torch.float8_e4m3fn).view(torch.uint8)
+        self.register_buffer("packed", packed)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         packed: torch.Tensor = self.get_buffer("packed")
@@ -531,7 +523,6 @@ def load_umt5(
         inferred=_inferred,
         foreign=_FOREIGN,
     )
-    tokenizer = load_tokenizer(weights)
     if fp8:
         for module in list(network.modules()):
             for name, child in module.named_children():
@@ -539,7 +530,7 @@ def load_umt5(
                     setattr(module, name, _EightBitLinear(child.weight))
     return TextEncoder(
         place(network, device, dtype),
-        TokenCache(tokenizer, clean_caption),
+        TokenCache(load(weights), clean_caption),
         projection=None,
         max_length=min(weights.max_length or T5_LENGTH, T5_LENGTH),
         stored=torch.bfloat16,

@@ -1,16 +1,22 @@
-"""AutoencoderKL, the VAE of image models: images to latents."""
+"""AutoencoderKL, the VAE of image models: images to latents of the plain and sd-scripts layouts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from diffusers import AutoencoderKL
 
-from latentmake.caches.encoders.device import upload
+from latentmake.caches.encoders.device import DTYPES, compute_dtype, download, stacked, upload
 from latentmake.caches.encoders.local_state import State, load_network, place, renamed
+from latentmake.caches.encoders.sdscripts import latents_arrays
+from latentmake.caches.inputs import Encoded, Loaded, Named, Sample, results
 from latentmake.config.weights import Weights
+from latentmake.layouts import layout
 from latentmake.models.headers import vae_config
+from latentmake.plan.orders import Order
 
 TILE = 512
 """Pixels a side of a tile. Not the `sample_size` of a configuration, which single files lack."""
@@ -109,3 +115,38 @@ def encode_images(
     noise = torch.stack([torch.randn(latents.shape[1:], generator=each) for each in generators])
     deviation: torch.Tensor = posterior.std.float()
     return latents + deviation * upload(noise, latents.device)
+
+
+def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> Loaded:
+    """Load the VAE of an order."""
+    model, arrays = order.model_settings, order.layout.npz
+    name = model.vae_dtype or model.dtype
+    vae = load_vae(model.vae, device, compute_dtype(device, name, say), decoder=False)
+    if model.vae_tiling:
+        tile(vae)
+    scale = float(vae.config.get("scaling_factor") or 1.0)
+    shift = float(vae.config.get("shift_factor") or 0.0)
+    own_shift, own_scale = (arrays and model.spec.scale) or (0.0, 1.0)  # of latents in the file
+    mirrored = (False, True) if arrays and order.dataset_settings.flip_aug else (False,)
+
+    def named(sample: Sample, *rows: torch.Tensor) -> Named:
+        if arrays:
+            return latents_arrays(model, sample, rows), {}
+        height, width = sample.shape[:2]
+        told = layout.plain_latents_metadata(scale, shift, sample.original, (width, height))
+        return {layout.LATENTS: rows[0]}, told
+
+    def encode(samples: list[Sample]) -> Encoded:
+        pixels, made = stacked([np.asarray(sample.content) for sample in samples], device), []
+        for flip in mirrored:
+            seeds = None
+            if model.posterior == "sample":
+                # From the seed and the key alone: no neighbour changes an item's noise.
+                offset = model.posterior_seed + flip
+                seeds = [(int(sample.key[:15], 16) + offset) % 2**63 for sample in samples]
+            found = encode_images(vae, pixels.flip(2) if flip else pixels, seeds=seeds)
+            found = (found - own_shift) * own_scale
+            made.append(found if arrays else found.to(DTYPES[name]))
+        return results(samples, download(made), named)
+
+    return Loaded(encode)

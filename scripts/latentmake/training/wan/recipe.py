@@ -31,7 +31,7 @@ from diffusers import WanTransformer3DModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 from latentmake.caches.encoders.local_state import fill, local_state, refusing, without_weights
-from latentmake.caches.encoders.wan_vae import load_wan_vae
+from latentmake.caches.encoders.wan import load_wan_vae
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.files import atomic

@@ -20,8 +20,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler, 
 from numpy.typing import NDArray
 
 from latentmake.caches.encoders.device import within_memory
-from latentmake.caches.encoders.wan import load_clip_vision
-from latentmake.caches.encoders.wan_vae import CHANNELS, WanVae, load_wan_vae
+from latentmake.caches.encoders.wan import CHANNELS, WanVae, load_clip_vision, load_wan_vae
 from latentmake.caches.pixels.plain import decode
 from latentmake.caches.pixels.scaling import cover
 from latentmake.config.datasets import Dataset

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import random
-import struct
 from typing import Any
 
 import numpy as np
@@ -84,38 +83,6 @@ def test_every_orientation_gives_the_upright_picture(
     if kind != "TIFF":  # Pillow turns a TIFF by itself
         unturned = decoded(data, exif_rotation=False)
         assert np.array_equal(np.asarray(unturned), np.asarray(stored))
-
-
-@pytest.mark.parametrize("orientation", [0, 9, 255])
-def test_an_orientation_that_does_not_exist_turns_nothing(
-    scene: Image.Image, orientation: int
-) -> None:
-    exif = Image.Exif()
-    exif[ORIENTATION] = orientation
-    assert np.array_equal(np.asarray(decoded(encoded(scene, exif=exif))), np.asarray(scene))
-
-
-def exif_of(*entries: tuple[int, int, int, bytes]) -> bytes:
-    """Return EXIF with some entries: tag, type, count, value in place."""
-    body = b"".join(struct.pack(">HHI", *entry[:3]) + entry[3] for entry in entries)
-    count = struct.pack(">H", len(entries))
-    return b"Exif\0\0MM\0*\0\0\0\x08" + count + body + b"\0\0\0\0"
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [
-        (0x0100, 2, 4, b"300\0"),  # a width in text
-        (0x011A, 2, 4, b"72.\0"),  # a density in text
-        (0x0132, 11, 1, b"ABCD"),  # a date as a number
-    ],
-    ids=["width", "density", "date"],
-)
-def test_odd_exif_spoils_no_picture(scene: Image.Image, odd: tuple[int, int, int, bytes]) -> None:
-    # Any viewer shows such a file; only who writes the EXIF anew stumbles over it.
-    exif = exif_of(odd, (ORIENTATION, 3, 1, b"\0\6\0\0"))
-    stored = scene.transpose(Image.Transpose.ROTATE_90)
-    assert decoded(encoded(stored, "JPEG", exif=exif)).size == scene.size
 
 
 # -- colour ---------------------------------------------------------------------------------------

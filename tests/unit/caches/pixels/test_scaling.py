@@ -94,13 +94,6 @@ def test_any_size_is_near_full_lanczos(width: int, height: int, across: int, dow
     assert np.abs(lanczos(pixels, size).astype(int) - wanted).max() <= LEVELS
 
 
-def test_a_resolution_has_the_same_pixels_whichever_others_are_made() -> None:
-    data = encoded(PHOTOGRAPHS["leaves"]((300, 400)))
-    for size, together in zip(SIZES, made(data, SIZES), strict=True):
-        assert np.array_equal(*made(data, [size]), together)
-        assert np.array_equal(made(data, [Size(32, 48), size])[1], together)
-
-
 @pytest.fixture
 def shrinks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Fractions that images are decoded to."""

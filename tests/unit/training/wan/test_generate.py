@@ -11,7 +11,7 @@ import pytest
 import torch
 from dit_world import tiny_dit
 from generation_world import RUN, make_world, order_of, text_file, write_lora_of
-from latentmake.caches.encoders.wan_vae import load_wan_vae
+from latentmake.caches.encoders.wan import load_wan_vae
 from latentmake.config.models import Model
 from latentmake.config.weights import Weights
 from latentmake.errors import CacheError, SourceError, TrainingError

@@ -16,7 +16,7 @@ from diffusers import (
     WanPipeline,
     WanTransformer3DModel,
 )
-from latentmake.caches.encoders.wan_vae import load_wan_vae
+from latentmake.caches.encoders.wan import load_wan_vae
 from latentmake.config.weights import Weights
 from latentmake.training.wan.clips import ClipSettings
 from latentmake.training.wan.recipe import Denoiser

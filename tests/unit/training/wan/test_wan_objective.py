@@ -14,7 +14,7 @@ from diffusers import (
     WanPipeline,
 )
 from dit_world import image_dit, tiny_dit
-from latentmake.caches.encoders.wan_vae import load_wan_vae
+from latentmake.caches.encoders.wan import load_wan_vae
 from latentmake.config.weights import Weights
 from latentmake.errors import TrainingError
 from latentmake.training.loop.caches import Batch
