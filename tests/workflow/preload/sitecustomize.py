@@ -9,7 +9,6 @@ _CODE = "# preloaded"  # how code begins that the other process may do
 _MODULES = (
     "snakemake",
     "accelerate.commands.launch",
-    "latentmake.training.loop.launch",
     "latentmake.training.run",
 )
 

@@ -14,7 +14,7 @@ from diffusers.training_utils import EMAModel
 from torch.optim.lr_scheduler import LambdaLR
 
 from latentmake.config.trainers import LoopTrainer
-from latentmake.errors import TrainingError
+from latentmake.errors import TrainingError, first_line
 from latentmake.training.loop.checkpoint import State
 from latentmake.training.loop.recipe import Network, Recipe
 
@@ -35,16 +35,12 @@ def load_trained(network: torch.nn.Module, state: dict[str, torch.Tensor]) -> No
 
     Raises:
         ValueError: it belongs to another network.
+        RuntimeError: a shape differs.
     """
-    parameters = {name: each for name, each in network.named_parameters() if each.requires_grad}
-    for name in sorted(parameters.keys() ^ state.keys()):
+    trained = {name for name, each in network.named_parameters() if each.requires_grad}
+    for name in sorted(trained ^ state.keys()):
         raise ValueError(f"only one of the two trains {name}")
-    for name, parameter in parameters.items():
-        if parameter.shape != state[name].shape:
-            raise ValueError(f"{name} has another shape")
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(state[name])
+    network.load_state_dict(state, strict=False)  # which holds no frozen weights
 
 
 class Learner:
@@ -176,7 +172,7 @@ class Learner:
                 scaler.load_state_dict(rest["scaler"])
         except (ValueError, KeyError, RuntimeError, TypeError) as error:
             raise TrainingError(
-                f"this checkpoint belongs to another network or optimizer ({error})",
+                f"this checkpoint belongs to another network or optimizer ({first_line(error)})",
                 where=where,
                 hint="delete it and run the same command again",
             ) from None
