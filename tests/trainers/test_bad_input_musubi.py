@@ -68,15 +68,6 @@ def test_weights_that_a_script_cannot_load_get_its_last_words(real: RealProject)
     assert "zimage_cache_latents.py" in line and "Error" in line and "\n" not in line
 
 
-def test_weights_of_another_kind_are_named_before_a_script_runs(real: RealProject) -> None:
-    vae = vae_of(real)
-    vae.write_bytes((vae.parent / "text.safetensors").read_bytes())
-    with pytest.raises(SystemExit) as caught:
-        real.plan()
-    line = str(caught.value)
-    assert "models.tiny.vae: models/vae.safetensors holds a language model, not a VAE" in line
-
-
 def packets(path: Path) -> list[tuple[int, int]]:
     """Return place and size of each packet of a video."""
     with av.open(str(path)) as file:
@@ -107,30 +98,3 @@ def test_a_source_damaged_behind_its_header_is_named_and_stops_no_other(
     assert f"1 of 6 items are faulty: {source}: " in line and "\n" not in line
     made = [path for path in real.project.cache_files() if "_te." not in path]
     assert {stem for stem in STEMS if any(stem in path for path in made)} == {*STEMS} - {PICTURE}
-
-
-def test_twelve_bad_items_of_a_hundred_cost_no_further_load(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    forked_venv: Path,
-    tiny_weights: Callable[[str], Path],
-) -> None:
-    world, tuner = WORLDS["z_image"], sources("musubi-tuner")
-    real = RealProject(world, tmp_path / "work", tiny_weights(world.weights), tuner, forked_venv)
-    monkeypatch.chdir(real.project.folder)
-    real.project.configure(lambda values: values["runs"]["real"].update(resolutions=[64]))
-    for path in Path("data").iterdir():
-        path.unlink()
-    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
-    for number in range(100):
-        source = Path(f"data/item{number:02}.png")
-        Image.fromarray(noise + np.uint8(number)).save(source)
-        source.with_suffix(".txt").write_text("a picture")
-        if number % 8 == 4:
-            data = source.read_bytes()
-            source.write_bytes(data[:2000] + bytes(200) + data[2200:])
-    with pytest.raises(SourceError, match=r"^12 of 100 items are faulty"):
-        real.build()
-    assert len([path for path in real.project.cache_files() if "_te." not in path]) == 88
-    (log,) = (path for path in Path("logs").rglob("*.log") if "latents" in str(path))
-    assert log.read_text().count("Loading Z-Image VAE") == 1

@@ -15,11 +15,9 @@ from latentmake.config.external_trainers import SdScriptsTrainer
 from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.config.models import Model
 from latentmake.training.external.installation import Installation, Program
-from latentmake.training.external.musubi.command import local_arguments as musubi_arguments
 from latentmake.training.external.order import Resume
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
 from latentmake.training.external.sdscripts.order import local_arguments as command_arguments
-from musubi_world import make_run
 
 pytestmark = pytest.mark.real_trainer
 
@@ -100,12 +98,3 @@ def test_sd_scripts_knows_every_flag(
     arguments = command_arguments(order, Resume(Path("state"), 1, counted, 5))
     assert program.missing_flags(arguments) == []
     assert program.missing_flags(["--no_such_flag"]) == ["--no_such_flag"]
-
-
-def test_musubi_tuner_knows_every_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    order = make_run(tmp_path, save_every_n_epochs=1, fp8_base=True, fp8_scaled=True)
-    tuner = installation("musubi-tuner", "wan_train_network.py")
-    arguments = musubi_arguments(order, attention="sdpa", resume=Path("state"))
-    assert tuner.missing_flags(arguments) == []
-    assert tuner.missing_flags(["--cache_latents"]) == ["--cache_latents"]

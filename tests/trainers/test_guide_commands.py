@@ -1,6 +1,6 @@
 """The command line that each architecture gets by default, beside that of its trainer's guide.
 
-`pytest -s` prints the table. A value of a guide that is not passed is the script's own default, as
+A value of a guide that is not passed is the script's own default, as
 its sources declare it, or is left to the user by name and for a reason.
 """
 
@@ -206,30 +206,12 @@ def reason(row: Row, flag: str) -> str | None:
     return LEFT_BY.get((row.name, flag)) or LEFT.get(flag)
 
 
-def shown(flags: Flags) -> str:
-    """Return flags with their values, without those that are paths."""
-    known = {flag: values for flag, values in flags.items() if LEFT.get(flag) != _PATH}
-    return " ".join(" ".join([flag, *values]) for flag, values in sorted(known.items()))
-
-
-def table(rows: list[Row]) -> str:
-    lines = ["| architecture | by default | guide | in the guide alone, or other there |"]
-    lines.append("|---|---|---|---|")
-    for row in rows:
-        notes = {flag: reason(row, flag) for flag in row.guide if LEFT.get(flag) != _PATH}
-        others = "; ".join(f"`{flag}`: {note}" for flag, note in sorted(notes.items()) if note)
-        ours = {flag: row.ours[flag] for flag in row.ours if flag != "--logging_dir"}
-        lines.append(f"| {row.name} | `{shown(ours)}` | `{shown(row.guide)}` | {others} |")
-    return "\n".join(lines)
-
-
 def test_each_default_command_holds_what_the_guide_recommends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert MUSUBI.keys() == ROWS.keys()
     rows = [*rows_of_musubi(tmp_path), *rows_of_sd_scripts()]
-    print(f"\n{table(rows)}")
     missing = [(row.name, flag) for row in rows for flag in row.guide if reason(row, flag) is None]
     assert not missing
     for row in rows:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import SITE, sources, steps
-from latentmake.config.machines import ExternalProgram, Publish
+from latentmake.config.machines import ExternalProgram
 from latentmake.errors import TrainingError
 from latentmake.training.external.musubi.backend import Musubi
-from latentmake.training.external.musubi.order import MusubiOrder
-from latentmake.training.external.musubi.publish import publication
-from latentmake.training.external.publish import publish
-from latentmake.training.order import read_order
 from musubi_world import write_order
 from real_models import CAPTION, WORLDS
 from real_project import RealProject
@@ -104,44 +99,6 @@ def test_a_killed_training_of_another_architecture_is_resumed(
     Musubi().train(order, log=LOG, receipt=RECEIPT)
     assert "2 epochs are done" in LOG.read_text()
     assert steps(WORK / f"{RUN}-state") == 3 * 2
-
-
-def test_the_published_script_of_another_architecture_caches_and_trains(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    forked_venv: Path,
-    tiny_weights: Callable[[str], Path],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = make_project(tmp_path, "z_image", "", forked_venv, tiny_weights("z_image_dit"))
-    for name in ("vae", "text"):
-        shutil.copyfile(
-            tiny_weights("z_image") / f"{name}.safetensors", f"models/{name}.safetensors"
-        )
-    order = read_order(path, MusubiOrder)
-    settings = Publish(caches=False, batch_size=1, num_workers=1, num_processes=1)
-    publish(publication(order.model_copy(update={"publish": settings})), print)
-    assert order.musubi_tuner is not None
-    done = subprocess.run(
-        ["bash", f"published/{RUN}/train_{RUN}.sh"],
-        env={
-            **os.environ,
-            "PATH": f"{forked_venv / 'bin'}:{os.environ['PATH']}",
-            "PYTHONPATH": f"{order.musubi_tuner.path}/src",
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
-    made = Path(f"published/{RUN}/{RUN}_64_cache")
-    assert {each.name for each in made.glob("*.safetensors")} == {
-        *("red_0080x0064_zi.safetensors", "red_zi_te.safetensors"),
-        *("blue_0080x0064_zi.safetensors", "blue_zi_te.safetensors"),
-    }
-    lora = load_file(f"published/{RUN}/output/{RUN}.safetensors")
-    assert lora and all(key.startswith("lora_unet_") for key in lora)
 
 
 @pytest.mark.parametrize("name", ["qwen_image_edit"])

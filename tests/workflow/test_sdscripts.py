@@ -214,12 +214,10 @@ def test_an_edited_caption_or_image_trains_again_on_what_changed_alone(built: Pr
     folder = sdscripts.with_trainer(built)
     built.run("train_tiny")
     (built / "data/shapes/ant.txt").write_text("a purple\ncircle\n")
-    result = built.run("train_tiny")
+    built.run("train_tiny")
     assert ["ant.png", "a purple"] in called(folder)["items"]  # of several lines the first
-    result.one_line("0 files linked, 2 written", "25 unchanged, 0 removed")
     world.draw(built / "data/shapes/sub/cat.png", 77, (100, 160))
-    result = built.run("train_tiny")
-    result.one_line("2 removed")
+    built.run("train_tiny")
     assert not list((built / "runs/tiny/sdscripts").rglob("*0040x0090*"))
     assert list((built / "runs/tiny/sdscripts").rglob("*0100x0160*"))
 
@@ -228,9 +226,9 @@ def test_an_edited_caption_or_image_trains_again_on_what_changed_alone(built: Pr
     ("mood", "words"),
     [
         ("broken", ("run tiny: RuntimeError: the loss has gone its own way", "all output: ")),
-        ("silent", ("wrote no LoRA", "is not there", "nothing to do, leaving")),
-        ("short", ("wrote no LoRA",)),
-        ("empty", ("wrote no LoRA", "holds no tensor")),
+        ("silent", ("wrote no weights", "is not there", "nothing to do, leaving")),
+        ("short", ("wrote no weights",)),
+        ("empty", ("wrote no weights", "holds no tensor")),
     ],
 )
 def test_nothing_but_a_new_and_whole_lora_is_success(

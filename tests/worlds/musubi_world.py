@@ -128,6 +128,13 @@ def main():
 """
 
 
+_LAUNCH = """
+import runpy, sys
+del sys.argv[: next(n for n, each in enumerate(sys.argv) if n and each.endswith(".py"))]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def stand_in(
     folder: Path,
     *,
@@ -143,7 +150,7 @@ def stand_in(
         scripts: where in it the scripts lie.
         without: flags that it does not know.
         counts: its states say how far they came, and it goes on counting from there.
-        own_venv: it has an environment of its own, without any package.
+        own_venv: it has an environment of its own; see `make_venv`.
     """
     place = folder / scripts
     place.mkdir(parents=True, exist_ok=True)
@@ -156,8 +163,16 @@ def stand_in(
     program = _HEAD.format(counts=counts) + "\n".join(lines) + _BODY + "\n\nmain()\n"
     (place / "wan_train_network.py").write_text(program, encoding="utf-8")
     if own_venv and not (folder / "venv").exists():
-        venv.create(folder / "venv", symlinks=True)
+        make_venv(folder / "venv")
     return folder
+
+
+def make_venv(folder: Path) -> None:
+    """Make an environment that has no package but an accelerate that runs a script."""
+    venv.create(folder, symlinks=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "accelerate/commands").mkdir(parents=True)
+    (site / "accelerate/commands/launch.py").write_text(_LAUNCH)
 
 
 def called(folder: Path) -> dict[str, Any]:

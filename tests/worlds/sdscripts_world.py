@@ -7,13 +7,13 @@ scripts do, without any package: what they find wrong they raise.
 
 from __future__ import annotations
 
-import venv
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from diffusers import AutoencoderKL
+from musubi_world import make_venv
 
 SUFFIX = {"sd1": "sd", "sd2": "sd", "sdxl": "sdxl", "sd3": "sd3", "flux": "flux"}
 MULTIPLE = {"sd3", "flux"}
@@ -218,7 +218,7 @@ def stand_in(folder: Path, *, own_venv: bool = True, without: tuple[str, ...] = 
 
     Args:
         folder: gets its scripts.
-        own_venv: it has an environment of its own, without any package.
+        own_venv: it has an environment of its own; see `make_venv`.
         without: flags that it does not know.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -238,5 +238,5 @@ def stand_in(folder: Path, *, own_venv: bool = True, without: tuple[str, ...] = 
         )
         (folder / f"{script}.py").write_text(program, encoding="utf-8")
     if own_venv and not (folder / "venv").exists():
-        venv.create(folder / "venv", symlinks=True)
+        make_venv(folder / "venv")
     return folder

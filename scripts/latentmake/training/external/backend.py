@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from latentmake.errors import ModelError, TrainingError
-from latentmake.files.sync import Changes
 from latentmake.index.memo import Memo
 from latentmake.models.checks import ModelFile
 from latentmake.plan.facts import Facts
@@ -34,8 +33,6 @@ from latentmake.training.external.publish import Publication, findings, publish
 from latentmake.training.order import read_order
 
 Order = TypeVar("Order", bound=ExternalOrder)
-Deployed = tuple[Path, Changes]
-"""Folder of links, and what was done to it."""
 
 
 class Launched(Backend, Generic[Order]):
@@ -64,15 +61,14 @@ class Launched(Backend, Generic[Order]):
         return ()
 
     @abstractmethod
-    def deploy(self, order: Order) -> Deployed | None:
-        """Write what the program reads besides the caches; None where nothing is linked."""
+    def deploy(self, order: Order) -> None:
+        """Write what the program reads besides the caches."""
 
     @abstractmethod
     def command(self, order: Order, program: Installation, resume: Resume) -> list[str]:
         """Return the training script and its arguments; all paths are absolute."""
 
     def plan(self, facts: Facts, plan: RunPlan, *, train: bool) -> None:
-        """Write the order of a run, and decide whether it is to be trained."""
         order = self.order_type.of_run(facts.config, plan.name)
         plan.trainer, plan.trainer_order = order, order.path
         if not facts.asks:
@@ -142,12 +138,10 @@ class Launched(Backend, Generic[Order]):
             yield Finding("resume", "warning", note)
 
     def job_findings(self, order: Order) -> Iterator[Finding]:
-        """Check all that a training needs, in its job."""
         yield from self.data_findings(order)
         yield from self.preflight(order)
 
     def check(self, order: Order, *, current: bool) -> Iterator[Finding]:
-        """Check what a run needs besides its caches."""
         if current:
             yield from self.data_findings(order)
         if not order.trained:
@@ -158,21 +152,17 @@ class Launched(Backend, Generic[Order]):
         yield from found
 
     def train(self, order: Path, **options: Any) -> None:
-        """Bring the trained weights of an order up to date; see `Backend.train`."""
         from latentmake.training.external.launch import train
 
         train(self, order, **options)
 
     def check_publication(self, facts: Facts, run: str) -> None:
-        """Refuse a publication whose files the trainer would refuse."""
         publication = self.publication(self.order_type.of_run(facts.config, run))
         refuse_failed(findings(publication, facts.memo))
 
     def publish(self, order: Path, say: Say) -> None:
-        """Bring the published folder of an order up to date."""
         publish(self.publication(read_order(order, self.order_type)), say)
 
     def order_publication(self, facts: Facts, run: str, manifest: Path) -> Path:
-        """Write the order of a publication of the items of another manifest than the run's."""
         order = self.order_type.of_run(facts.config, run)
         return order.model_copy(update={"manifest": str(manifest)}).write()

@@ -423,14 +423,10 @@ def environment_finding(installation: Installation, packages: Iterable[str] = ()
     Raises:
         TrainingError: its Python cannot be run.
     """
-    needs, python = {*installation.sources.needs, *packages}, installation.python
-    lacks = installation.lacking({*needs, "accelerate"})
-    if missing := [name for name in lacks if name in needs]:
-        note = f"{python} lacks {', '.join(missing)}: install it there"
+    python = installation.python
+    if lacks := installation.lacking({*installation.sources.needs, *packages, "accelerate"}):
+        note = f"{python} lacks {', '.join(lacks)}: install it there"
         return Finding("environment", "failed", note)
-    if lacks:
-        note = f"{python} has no accelerate: the script is run without it"
-        return Finding("environment", "warning", note)
     return Finding("environment", "ok", f"{python} has all that its script imports")
 
 
@@ -446,11 +442,8 @@ def proven_commit(section: str, folder: Path) -> Finding:
     """
     proven = PROVEN[section]
     git = ("git", "-C", str(folder))
-    if not (folder / ".git").exists():
-        what = "no git repository, so its commit is unknown"
-        return Finding("commit", "warning", f"{what}; {proven} is proven")
-    if not (found := said(*git, "rev-parse", "HEAD")):
-        return Finding("commit", "warning", f"git does not tell its commit; {proven} is proven")
+    if not (found := (folder / ".git").exists() and said(*git, "rev-parse", "HEAD")):
+        return Finding("commit", "warning", f"no git repository; {proven} is proven")
     edits = " with local changes" if said(*git, "diff", "--stat", "HEAD") else ""
     is_proven = found.startswith(proven)
     word = "proven" if is_proven else f"not proven; {proven} is"

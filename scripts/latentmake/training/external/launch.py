@@ -259,26 +259,17 @@ class _Training:
         if progress and progress.wanted == self.wanted and not _fault(files.last):
             self.say(f"{order.run}: all epochs were done before")
             return self._accept("", 0.0)
-        if (deployed := trainer.deploy(order)) is not None:
-            place, changes = deployed
-            self.say(
-                f"{order.run}: {place}: {changes.linked} files linked, {changes.copied} written, "
-                f"{changes.unchanged} unchanged, {changes.removed} removed"
-            )
+        trainer.deploy(order)
         self.resume = prepare(files, self.wanted, epochs=order.epochs, usable=order.can_resume)
         if self.resume.state is not None:
             done = self.resume.done
             self.say(f"{order.run}: resumed from {self.resume.state}, {done} epochs are done")
         command = trainer.command(order, program, self.resume)
-        launcher = [str(program.python)]
-        if program.lacking(["accelerate"]):
-            self.say(f"{order.run}: warning: {program.python} has no accelerate: run without it")
-        else:
-            config = settings.accelerate_config and absolute(settings.accelerate_config)
-            launcher += ["-m", "accelerate.commands.launch"]
-            launcher += accelerate_arguments(
-                settings.mixed_precision, processes=processes, config=config
-            )
+        config = settings.accelerate_config and absolute(settings.accelerate_config)
+        launcher = [str(program.python), "-m", "accelerate.commands.launch"]
+        launcher += accelerate_arguments(
+            settings.mixed_precision, processes=processes, config=config
+        )
         with gpu.hold(processes, f"run {order.run}", self.say):
             started = time.monotonic()
             status, output = process.run_program(
@@ -302,9 +293,8 @@ class _Training:
             hint = process.last_error(output, 0)
             hint = last.strip() if hint.startswith("it ended with status") else hint
             raise TrainingError(
-                f"run {run}: the trainer ended without an error, but wrote no "
-                f"{self.order.result} ({files.last} {fault}); its last line: "
-                f"{hint[:300]}",
+                f"run {run}: the trainer ended without an error, but wrote no weights "
+                f"({files.last} {fault}); its last line: {hint[:300]}",
                 hint=f"all output: {self.log}",
             )
         atomic.open_to_group(files.work, f"{glob.escape(run)}*.safetensors")

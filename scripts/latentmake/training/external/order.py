@@ -126,11 +126,6 @@ class ExternalOrder(RunOrder):
         return self.model_copy(update={"trainer": self.trainer.model_copy(update=left)})
 
     @property
-    def result(self) -> str:
-        """What is trained, in a word."""
-        return "LoRA"
-
-    @property
     def counts(self) -> bool:
         """Whether its states are known to say how far they came."""
         return False

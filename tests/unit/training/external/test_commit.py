@@ -40,13 +40,9 @@ def checked(folder: Path) -> tuple[str, str]:
     return verdict, note
 
 
-def test_the_proven_commit_is_told(clone: Path) -> None:
-    head = git(clone, "rev-parse", "HEAD")
+def test_another_commit_than_the_proven_one_is_a_warning(clone: Path) -> None:
+    first, head = PROVEN["musubi_tuner"], git(clone, "rev-parse", "HEAD")
     assert checked(clone) == ("ok", f"commit {head[:12]} (proven)")
-
-
-def test_local_changes_and_another_commit_are_a_warning(clone: Path) -> None:
-    first = PROVEN["musubi_tuner"]
     script = clone / "wan_train_network.py"
     script.write_text(f"{script.read_text()}\n")
     verdict, note = checked(clone)
@@ -54,9 +50,6 @@ def test_local_changes_and_another_commit_are_a_warning(clone: Path) -> None:
     git(clone, "commit", "--quiet", "--all", "--message", "second")
     verdict, note = checked(clone)
     assert verdict == "warning" and note.endswith(f"(not proven; {first} is)")
-
-
-def test_a_folder_without_git_is_a_warning(clone: Path) -> None:
     (clone / ".git").rename(clone / "no-git")
     verdict, note = checked(clone)
     assert verdict == "warning" and note.startswith("no git repository")

@@ -12,13 +12,13 @@ from pathlib import Path
 from latentmake.models.checks import ModelFile
 from latentmake.plan.manifest import rows_of
 from latentmake.training.backend import Finding, image_findings, of_faults
-from latentmake.training.external.backend import Deployed, Launched
+from latentmake.training.external.backend import Launched
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi import publish
 from latentmake.training.external.musubi.checks import model_files, networks, precision
 from latentmake.training.external.musubi.command import MODULES, local_arguments, pick_attention
 from latentmake.training.external.musubi.deploy import deploy, folders_of, strays_of
-from latentmake.training.external.musubi.order import DEPLOYED, MusubiOrder
+from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.order import Resume, absolute
 
 
@@ -33,11 +33,6 @@ class Musubi(Launched[MusubiOrder]):
         return [*(networks(order.model) if quick else model_files(order.model))]
 
     def data_findings(self, order: MusubiOrder) -> Iterator[Finding]:
-        """Check the items and caches of an up-to-date manifest.
-
-        Raises:
-            TrainingError: the manifest is damaged.
-        """
         rows = list(rows_of(Path(order.manifest)))
         images = [x for row in rows for x in (row.source, *row.control_files, *row.layers)]
         captions = [row.caption for row in rows if row.caption is not None]
@@ -74,10 +69,8 @@ class Musubi(Launched[MusubiOrder]):
         many = f"{len(folders)} folders, one a dataset and resolution"
         yield of_faults("cache folders", faults, many if folders[1:] else "1 folder")
 
-    def deploy(self, order: MusubiOrder) -> Deployed | None:
-        """Write the dataset TOML, and link the caches of items with several texts."""
-        changes = deploy(order)
-        return None if changes is None else (Path(order.output, DEPLOYED), changes)
+    def deploy(self, order: MusubiOrder) -> None:
+        deploy(order)
 
     def command(self, order: MusubiOrder, program: Installation, resume: Resume) -> list[str]:
         attention = pick_attention(order.trainer.attention, program, among=order.attentions)

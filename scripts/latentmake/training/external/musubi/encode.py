@@ -39,7 +39,6 @@ class ScriptsEncoding(Encoding):
 
     @property
     def name(self) -> str:
-        """File name of the script."""
         scripts = self.order.model_settings.spec.scripts
         assert scripts is not None
         return scripts.caching(self.order.kind).name
@@ -53,7 +52,6 @@ class ScriptsEncoding(Encoding):
         return math.prod(self._size(item, target.size)) * (clip.frames if clip else 1) * pictures
 
     def place(self, wanted: Wanted) -> Path:
-        """Return where the script writes the file of a target."""
         size, number = wanted.target.size, 0
         name = Path(wanted.target.path).name
         if self.order.kind == "text":
@@ -65,7 +63,6 @@ class ScriptsEncoding(Encoding):
         return self.folder / place / name
 
     def start(self) -> tuple[Installation, dict[str, Any]]:
-        """Write the dataset; return the program, and what the driver is to do."""
         order, settings = self.order, self.order.musubi_tuner
         assert settings is not None and order.model_settings.spec.scripts is not None
         program = find(settings, order.model_settings.spec.scripts)
@@ -154,7 +151,6 @@ class ScriptsEncoding(Encoding):
         return self.order.layout.size(stored, size, self.order.dataset_settings)
 
     def content(self, path: Path, wanted: Wanted) -> Content:
-        """Read the file of a target."""
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             metadata = dict(file.metadata() or {})

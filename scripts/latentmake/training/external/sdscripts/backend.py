@@ -11,7 +11,7 @@ from latentmake.models.checks import ModelFile
 from latentmake.models.headers import lack
 from latentmake.plan.manifest import rows_of
 from latentmake.training.backend import Finding, image_findings
-from latentmake.training.external.backend import Deployed, Launched
+from latentmake.training.external.backend import Launched
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.order import Resume
 from latentmake.training.external.sdscripts import deploy
@@ -33,7 +33,6 @@ class SdScripts(Launched[SdScriptsOrder]):
         return [*model_files(order)]
 
     def data_findings(self, order: SdScriptsOrder) -> Iterator[Finding]:
-        """Check images, captions and caches, and that no two share a name."""
         what = "images and caches"
         try:
             images = [row.source for row in rows_of(Path(order.manifest))]
@@ -51,10 +50,8 @@ class SdScripts(Launched[SdScriptsOrder]):
         """Check all that a training needs, in its job; deployment looks at the data."""
         yield from self.preflight(order)
 
-    def deploy(self, order: SdScriptsOrder) -> Deployed:
-        """Link images and caches into the folder that sd-scripts reads."""
-        folder = Path(order.output, "sdscripts")
-        return folder, deploy.deploy(order, folder)
+    def deploy(self, order: SdScriptsOrder) -> None:
+        deploy.deploy(order, Path(order.output, "sdscripts"))
 
     def command(self, order: SdScriptsOrder, program: Installation, resume: Resume) -> list[str]:
         return [str(program.script(program.program.script)), *local_arguments(order, resume)]

@@ -28,7 +28,6 @@ class StrategiesEncoding(Encoding):
 
     @property
     def name(self) -> str:
-        """What encodes, for messages."""
         return f"sd-scripts' encoder of {self.order.kind}"
 
     def amount(self, wanted: Wanted) -> int:
@@ -39,11 +38,9 @@ class StrategiesEncoding(Encoding):
         return bucket.width * bucket.height
 
     def place(self, wanted: Wanted) -> Path:
-        """Return where the driver writes the file of a target."""
         return self.folder / f"{wanted.key}.npz"
 
     def start(self) -> tuple[Installation, dict[str, Any]]:
-        """Return the program, and what the driver is to do."""
         order, model = self.order, self.order.model_settings
         assert order.sd_scripts is not None and model.spec.strategies is not None
         program = find(model.spec.strategies.scripts[0], order.sd_scripts)
@@ -60,7 +57,6 @@ class StrategiesEncoding(Encoding):
         }
 
     def content(self, path: Path, wanted: Wanted) -> Content:
-        """Read the file of a target."""
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: torch.from_numpy(file[name]) for name in file.files}
         expected = self._names(wanted)

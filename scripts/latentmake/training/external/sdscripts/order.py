@@ -86,10 +86,6 @@ class SdScriptsOrder(ExternalOrder):
         return epochs is not None and resume.done < epochs and endless
 
     @property
-    def result(self) -> str:
-        return "network" if self.script in self.strategies.complete else "LoRA"
-
-    @property
     def packages(self) -> set[str]:
         needs = super().packages | ({"xformers"} if self.trainer.attention == "xformers" else set())
         return needs | ({"deepspeed"} if self.trainer.deepspeed else set())

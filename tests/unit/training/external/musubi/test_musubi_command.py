@@ -6,12 +6,9 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from latentmake.config.architectures import WAN
 from latentmake.training.external.musubi.command import caching_arguments, training_arguments
 from latentmake.training.external.musubi.order import MusubiOrder
-from latentmake.training.external.order import accelerate_arguments
 from publish_world import TASKS, check_flags, needs_clip, order_of, value
 
 assert WAN.scripts is not None
@@ -135,20 +132,7 @@ def test_alpha_is_the_rank_unless_said_otherwise() -> None:
     assert value(training(order), "--network_dim") == "24"
 
 
-@given(st.floats(min_value=1e-12, max_value=1e6), st.floats(min_value=1e-3, max_value=1e3))
-def test_numbers_read_as_they_were(rate: float, shift: float) -> None:
-    order = order_of(trainer={"learning_rate": rate, "discrete_flow_shift": shift})
-    arguments = training(order)
-    assert float(value(arguments, "--learning_rate") or "") == rate
-    assert float(value(arguments, "--discrete_flow_shift") or "") == shift
-
-
 def test_arguments_of_the_user_come_last_and_as_they_are() -> None:
     own = ["--blocks_to_swap", "20", "--optimizer_args", "betas=(0.9, 0.99)"]
     order = order_of(trainer={"arguments": own})
     assert training(order, resume="/r", logging_dir="/l")[-4:] == own
-
-
-def test_accelerate_says_the_precision_once() -> None:
-    assert accelerate_arguments("fp16") == ["--mixed_precision", "fp16"]
-    assert accelerate_arguments("fp16", config="/c") == ["--config_file", "/c"]

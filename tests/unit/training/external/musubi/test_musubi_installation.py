@@ -154,18 +154,6 @@ def test_a_python_that_cannot_run_is_named(tmp_path: Path) -> None:
         find(folder).lacking(["json"])
 
 
-def test_its_variables_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = Path(__file__).parents[5] / "scripts"
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package), "/elsewhere"]))
-    monkeypatch.setenv("SNAKEMAKE_PROFILE", "x")
-    folder = stand_in(tmp_path, scripts="src/musubi_tuner")
-    variables = find(folder).environment()
-    assert variables["PYTHONPATH"].split(os.pathsep) == [str(folder / "src"), "/elsewhere"]
-    assert "SNAKEMAKE_PROFILE" not in variables
-    assert variables["VIRTUAL_ENV"] == str(folder / "venv")
-    assert variables["PATH"].startswith(str(folder / "venv/bin") + os.pathsep)
-
-
 # -- attention ---------------------------------------------------------------------------------
 
 

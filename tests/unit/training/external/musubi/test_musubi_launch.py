@@ -17,7 +17,7 @@ from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.order import wanted
 from latentmake.training.order import LaunchedRecord, RunFiles, Wanted, lock_digest
-from musubi_world import RUN, WAN_DIT, called, install, make_run, put_weights, stand_in, write_order
+from musubi_world import RUN, WAN_DIT, called, make_run, put_weights, stand_in, write_order
 
 LORA = Path(f"runs/{RUN}/{RUN}.safetensors")
 WORK = Path(f"runs/{RUN}/output")
@@ -104,14 +104,9 @@ def test_the_trainer_runs_in_its_own_folder_and_environment(
 
 def test_a_trainer_with_accelerate_is_launched_by_it(root: Path, tmp_path: Path) -> None:
     tuner = stand_in(tmp_path / "tuner", own_venv=False)
-    log = launch(make_run(root, tuner=tuner))
+    launch(make_run(root, tuner=tuner))
     assert epochs() == 4
-    assert "run without it" not in log
     assert "ACCELERATE_MIXED_PRECISION" in called(tuner)["environment"]
-
-
-def test_without_accelerate_the_script_is_run_and_that_is_said(root: Path, tuner: Path) -> None:
-    assert "has no accelerate: run without it" in launch(make_run(root, tuner=tuner))
 
 
 def test_what_is_trained_already_is_not_trained_again(root: Path, tuner: Path) -> None:
@@ -158,7 +153,7 @@ def test_ending_without_an_error_and_without_a_lora_is_a_failure(
 ) -> None:
     monkeypatch.setenv("STAND_IN", mood)
     order = make_run(root, tuner=tuner)
-    said = refused(order, "ended without an error, but wrote no LoRA")
+    said = refused(order, "ended without an error, but wrote no weights")
     assert fault in said
     assert ("No training items, leaving." in said) == (mood == "silent")
     assert not LORA.exists()
@@ -363,9 +358,3 @@ def test_without_states_or_a_note_of_what_they_are_a_training_begins_anew(
     launch(order)
     assert "--resume" not in called(tuner)["argv"]
     assert epochs() == 4
-
-
-def test_a_fast_attention_of_its_environment_is_used(root: Path, tuner: Path) -> None:
-    install(tuner, "xformers")
-    launch(make_run(root, tuner=tuner))
-    assert "--xformers" in called(tuner)["argv"]

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from latentmake.config.architectures import WAN
-from latentmake.config.external_trainers import MusubiTrainer
 from latentmake.training.external.musubi.checks import networks
-from latentmake.training.external.order import with_defaults
 from publish_world import order_of
 from rows_world import DIT_NAMES, ROWS, VERSIONS, make_row_run
 from safetensors.torch import save_file
@@ -51,18 +49,6 @@ def test_names_of_a_dit_tell_its_architecture_alone() -> None:
             continue
         found = {ROWS[other].mark for other in ROWS if re.search(ROWS[other].mark, tensor)}
         assert found == {ROWS[name].mark}, name
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_defaults_come_from_the_row_where_none_are_set(name: str) -> None:
-    scripts = ROWS[name]
-    found = with_defaults(MusubiTrainer(kind="musubi"), scripts.settings)
-    assert found["defaults"] == scripts.settings
-    keys = {key: each for key, each in scripts.settings.items() if not key.startswith("--")}
-    assert {key: getattr(found["trainer"], key) for key in keys} == keys
-    own = MusubiTrainer(kind="musubi", timestep_sampling="sigma", discrete_flow_shift=None)
-    own = with_defaults(own, scripts.settings)["trainer"]
-    assert (own.timestep_sampling, own.discrete_flow_shift) == ("sigma", None)
 
 
 def test_settings_of_finished_wan_runs_have_the_digests_of_earlier_versions() -> None:
