@@ -92,36 +92,22 @@ class _Place(NamedTuple):
 
 
 def _places(order: Order, readings: Sequence[Reading]) -> deque[_Place]:
-    """Return the missing clips of items of one file, in the order of their frames.
-
-    If the file is not what was planned for, none are, and the readings are faulty.
-    """
-    try:
-        found = [place for reading in readings for place in _places_of(order, reading)]
-    except SourceError as error:
-        for reading in readings:
-            reading.fail(str(error))
-        return deque()
+    """Return the missing clips of items of one file, in the order of their frames."""
+    found, settings, rate = list[_Place](), order.dataset_settings, order.layout.rate
+    for reading in readings:
+        item, size = reading.item, stored_size(reading.item)
+        assert item.media is not None
+        frames, timing, span = item.media.frames, item.media.timing, item.span or Span()
+        kept = [x for x, _ in kept_indices(frames, settings.source_fps, span, timing, rate)]
+        clips: dict[Clip, list[tuple[Key, str]]] = {}
+        for target, key in reading.missing.items():
+            clip, resolution = Clip(*(target.clip or (0, 1))[:2]), target.size or size
+            place = (order.layout.size(size, resolution, settings), resolution)
+            clips.setdefault(clip, []).append((place, key))
+        for clip, pairs in clips.items():
+            sizes, keys = zip(*pairs, strict=True)
+            found.append(_Place(reading, Cut(kept, *clip, sizes), [*keys]))
     return deque(sorted(found, key=lambda place: place.cut.reach))
-
-
-def _places_of(order: Order, reading: Reading) -> Iterator[_Place]:
-    item, size = reading.item, stored_size(reading.item)
-    assert item.media is not None
-    fps, span = order.dataset_settings.source_fps, item.span or Span()
-    frames, timing, rate = item.media.frames, item.media.timing, order.layout.rate
-    kept = [index for index, _ in kept_indices(frames, fps, span, timing, rate)]
-    clips: dict[Clip, list[tuple[Key, str]]] = {}
-    for target, key in reading.missing.items():
-        clip, resolution = Clip(*(target.clip or (0, 1))[:2]), target.size or size
-        if clip.start + clip.frames > len(kept):
-            what = f"has {len(kept)} frames to use, but its clips need {clip.start + clip.frames}"
-            raise SourceError(what, where=item.name, hint="run the same command again")
-        place = (order.layout.size(size, resolution, order.dataset_settings), resolution)
-        clips.setdefault(clip, []).append((place, key))
-    for clip, pairs in clips.items():
-        sizes, keys = zip(*pairs, strict=True)
-        yield _Place(reading, Cut(kept, *clip, sizes), [*keys])
 
 
 def _samples(order: Order, places: deque[_Place], readers: Readers) -> Iterator[list[Sample]]:

@@ -57,7 +57,7 @@ def load_network(
     """
     with refusing(weights, name, hint):
         if weights.hub is not None:
-            return pretrained(network.from_pretrained, weights, foreign=foreign)
+            return pretrained(network, weights, foreign=foreign)
         weights_files(weights, original=original)  # names what is missing
         config = None
         if not original or weights.config is not None or Path(weights.path or "").is_dir():
@@ -99,9 +99,7 @@ def renamed(state: State, names: Mapping[str, str]) -> State:
     return found
 
 
-def pretrained(
-    from_pretrained: Callable[..., Any], weights: Weights, *, foreign: str = "", **options: Any
-) -> Any:
+def pretrained(network: Any, weights: Weights, *, foreign: str = "", **options: Any) -> Any:
     """Load a network from the hub by its library's `from_pretrained`.
 
     Weights whose names match `foreign` may be in the files, too.
@@ -109,13 +107,13 @@ def pretrained(
     Raises:
         ValueError: the library would invent missing weights or drop unknown ones.
     """
-    place = {"revision": weights.revision, "subfolder": weights.subfolder or ""}
-    network, info = from_pretrained(weights.hub, **place, output_loading_info=True, **options)
-    tied = getattr(network, "all_tied_weights_keys", None) or ()
+    options |= {"revision": weights.revision, "subfolder": weights.subfolder or ""}
+    loaded, info = network.from_pretrained(weights.hub, output_loading_info=True, **options)
+    tied = getattr(loaded, "all_tied_weights_keys", None) or ()
     missing = [each for each in info["missing_keys"] if each not in tied]
     unknown = [each for each in info["unexpected_keys"] if not re.match(foreign, each)]
     refuse_faults(missing, unknown)
-    return network
+    return loaded
 
 
 def refuse_faults(
@@ -145,14 +143,14 @@ def refusing(weights: Weights, name: str, hint: str) -> Iterator[None]:
 
 
 def local_state(weights: Weights) -> State:
-    """Read all weights of a local folder or single file, mapped from it where its format allows."""
+    """Read all weights of a local folder or single file."""
     path = Path(weights.path or "")
     if path.is_file():
-        return _read(path)
+        return read_weights(path)
     state: State = {}
     for file in weights_files(weights)[1:]:
         if file.suffix != ".json":
-            state |= _read(file)
+            state |= read_weights(file)
     return state
 
 
@@ -168,7 +166,12 @@ def text_state(weights: Weights, network: Any) -> State:
     return {x.removeprefix(prefix): state[x] for x in state if x.startswith(prefix)}
 
 
-def _read(path: Path) -> State:
+def read_weights(path: Path) -> State:
+    """Read the weights of one file, mapped from it where its format allows.
+
+    Raises:
+        ModelError: it is cut short, or holds something else.
+    """
     archive = zipfile.is_zipfile(path)  # files of torch before 1.6 are none and cannot be mapped
     try:
         if path.suffix == ".safetensors":

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
+from latentmake.caches.encoders.local_state import read_weights
 from latentmake.config.weights import TextWeights
 from latentmake.errors import ModelError, first_line
 from latentmake.files import atomic, cachefile
@@ -26,12 +25,7 @@ def load_projection(path: str) -> torch.nn.Linear:
     Raises:
         ModelError: it is missing, or holds something other than one linear layer.
     """
-    file = projection_file(path)
-    try:
-        state = load_file(file)
-    except (OSError, SafetensorError) as error:
-        what = f"cannot be read ({error})"
-        raise ModelError(what, where=file, hint="copy the projection again") from None
+    state = read_weights(file := projection_file(path))
     weight, *bias = sorted(state.values(), key=lambda each: -each.dim()) or [torch.empty(0)]
     if weight.dim() != 2 or [each.shape for each in bias] not in ([], [weight.shape[:1]]):
         some = ", ".join(sorted(state)[:4])

@@ -111,7 +111,7 @@ def _loaded(weights: TextWeights, dtype: torch.dtype, kind: Kind | None) -> PreT
     if weights.hub is not None:
         place = {"revision": weights.revision, "subfolder": weights.subfolder or ""}
         config = AutoConfig.from_pretrained(weights.hub, **place).to_dict()
-        model = pretrained(_class_of(config, kind).from_pretrained, weights, dtype=dtype)
+        model = pretrained(_class_of(config, kind), weights, dtype=dtype)
         return model
     weights_files(weights)  # names what is missing
     known = network_config(weights)
