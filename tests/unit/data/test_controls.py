@@ -208,13 +208,6 @@ def test_images_without_a_caption_are_layers_of_the_longest_name_that_fits() -> 
     )  # fmt: skip
 
 
-def test_without_the_key_an_image_without_a_caption_is_faulty() -> None:
-    put("a")
-    draw("data/a_1.png")
-    (line,) = lines("qwen_image")
-    assert "data/a_1.png: has no caption file" in line
-
-
 def test_items_with_another_number_of_layers_than_most_are_faulty() -> None:
     put("a", "b", "c", "d")
     for name in ("a_1", "a_2", "b_1", "b_2", "c_1"):
