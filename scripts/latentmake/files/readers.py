@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from latentmake.errors import SourceError
@@ -34,7 +34,7 @@ _Make = Callable[..., Iterator[Any]]
 _Process = subprocess.Popen[bytes]
 
 
-class Readers:
+class Readers(AbstractContextManager["Readers"]):
     """Processes that read files, each one file at a time; any threads may use them.
 
     A context: at its end all processes are ended.
@@ -106,9 +106,6 @@ class Readers:
         self._is_closed = True
         for process in [*self._all]:
             _kill(process)
-
-    def __enter__(self) -> Readers:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

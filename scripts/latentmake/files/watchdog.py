@@ -15,10 +15,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import psutil
@@ -32,7 +32,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_MILLISECONDS = 1000
 
 
-class Watchdog:
+class Watchdog(AbstractContextManager["Watchdog"]):
     """A watchdog over all processes that have its `environment`, until it is closed.
 
     Attributes:
@@ -73,9 +73,6 @@ class Watchdog:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

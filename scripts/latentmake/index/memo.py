@@ -193,9 +193,8 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
     def digest_of_file(self, path: Path | digest.Section) -> str:
         """Return the digest of a file or of a part of one, reading it only if its stat is new."""
         name, stat = str(path), source_stat(path.stat())
-        known: str | None = self.sources.get(name, stat)
-        if known:
-            return known
+        if known := self.sources.get(name, stat):
+            return str(known)
         content = digest.of_file(path)
         self.sources.learn(name, stat, content)
         return content

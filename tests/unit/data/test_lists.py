@@ -86,30 +86,17 @@ def test_a_path_that_is_not_below_the_list_is_one_from_the_working_directory(
     monkeypatch.chdir(tmp_path)
     put(tmp_path, "both.mp4", "set/both.mp4", "set/a.mp4", "films/b.mp4", "c.mp4")
     put(tmp_path, "absolute.mp4")
-    names = ["both.mp4", "set/a.mp4", "films/b.mp4", "c.mp4"]
+    names = ["both.mp4", "set/a.mp4", "films/b.mp4", "c.mp4", f"{tmp_path}/absolute.mp4"]
     lost = ["nowhere.mp4", f"{tmp_path}/set/absolute.mp4"]
     path = write(tmp_path / "set/list.jsonl", *({"npz": x, "prompt": x} for x in names + lost))
     for place in (Path("set/list.jsonl"), path):
         found, faults = find(place)
         images = {item.stem: os.path.relpath(item.image) for item in found}
-        files = ("set/both.mp4", "set/a.mp4", "films/b.mp4", "c.mp4")
-        assert images == dict(zip(("both", "a", "films_b", "c"), files, strict=True))
+        files = ("set/both.mp4", "set/a.mp4", "films/b.mp4", "c.mp4", "absolute.mp4")
+        outside = f"{tmp_path}/absolute"[1:].replace("/", "_")
+        assert images == dict(zip(("both", "a", "films_b", "c", outside), files, strict=True))
         assert [fault.stem for fault in faults] == ["nowhere", "absolute"]
         assert all("does not exist" in fault.what for fault in faults)
-
-
-def test_paths_are_below_the_list_or_absolute(tmp_path: Path) -> None:
-    put(tmp_path, "set/clips/a.mp4", "set/clips/b.mp4", "elsewhere/c.mp4")
-    rows = ["clips/a.mp4", f"{tmp_path}/set/clips/b.mp4", f"{tmp_path}/elsewhere/c.mp4"]
-    path = write(tmp_path / "set/list.jsonl", *({"video": x, "prompt": "p"} for x in rows))
-    found, faults = find(path)
-    outside = f"{tmp_path}/elsewhere/c".strip("/").replace("/", "_")
-    assert faults == []
-    assert {item.stem: item.image for item in found} == {
-        "clips_a": f"{tmp_path}/set/clips/a.mp4",
-        "clips_b": f"{tmp_path}/set/clips/b.mp4",
-        outside: f"{tmp_path}/elsewhere/c.mp4",
-    }
 
 
 def test_a_caption_may_lie_beside_the_video(tmp_path: Path) -> None:
@@ -225,12 +212,8 @@ def test_captions_and_tags_of_rows_are_composed_like_those_of_files(tmp_path: Pa
         (part(frames=True), "(should be a number)"),
         (part(first_frame=-1), "should be greater than or equal to 0"),
         (part(first_frame=1.5), "should be a valid integer"),
-        (part(frames="5" * 10**6), f"has frames: '{'5' * 79}... ("),
-        (part(stride=0), "has stride: 0 (should be greater than"),
         (part(start="x"), "should be a valid number"),
         (part(end=10**400), "should be a valid number"),
-        (part(start=1e300), "should be less than or equal to 2147483647"),
-        (part(frames=4 * 10**30 + 1), "has frames: 4000000000000000000000000000001 ("),
         (part(stride=10**30), "should be less than or equal to 2147483647"),
         (part(start=3, end=2), "is not after its start"),
         (part(first_frame=1, end=2), "and seconds: leave out"),

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from latentmake.data.lists import metadata_of, name_of
 from latentmake.errors import DatasetError
@@ -59,19 +57,6 @@ def test_a_parquet_table_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "m.parquet").touch()
     with pytest.raises(DatasetError, match="needs the Python package pyarrow; install it: pip"):
         entries(tmp_path / "m.parquet")
-
-
-@given(st.dictionaries(st.uuids().map(str), st.tuples(TEXT, TEXT), min_size=1, max_size=5))
-def test_any_caption_comes_back(
-    tmp_path_factory: pytest.TempPathFactory, pairs: dict[str, tuple[str, str]]
-) -> None:
-    folder = tmp_path_factory.mktemp("any")
-    rows = {name: {"caption": caption, "tags": tags} for name, (caption, tags) in pairs.items()}
-    (folder / "m.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
-    lines = [json.dumps({"file_name": name, **row}) for name, row in rows.items()]
-    (folder / "m.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    for kind in ("json", "jsonl"):
-        assert entries(folder / f"m.{kind}") == pairs
 
 
 @pytest.mark.parametrize(
@@ -143,14 +128,3 @@ def test_another_encoding_is_named(tmp_path: Path, name: str) -> None:
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(DatasetError, match=r"UTF-8"):
         entries(path)
-
-
-@pytest.mark.parametrize("name", ["m.json", "m.jsonl"])
-def test_the_last_of_several_entries_for_one_image_counts(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    text = {
-        "m.json": '{"a": {"caption": "old"}, "a": {"caption": "x"}}',
-        "m.jsonl": '{"path": "a", "caption": "old"}\n{"path": "a", "caption": "x"}\n',
-    }[name]
-    path.write_text(text)
-    assert entries(path) == {"a": ("x", None)}
