@@ -41,7 +41,7 @@ Each key has a heading, one line of facts, and a description:
 | embeddings | The embeddings of captions that the key affects, then the trainings that use them. |
 | training | Trainings; every cache stays. |
 | pictures | Sample pictures or clips; no step is trained. |
-| clips | Clips of `generate_{run}` and `evaluate_{run}`; no step is trained. |
+| clips | Clips and pictures of `generate_{run}` and `evaluate_{run}`; no step is trained. |
 | publication | Files of `publish_{run}` or `export_{run}`; no cache and no training. |
 
 Only the result counts: a value that leaves an image's size or a caption's text as it was rebuilds

@@ -579,11 +579,12 @@ PUBLICATION: dict[Key, Any] = {
 }
 PROMPT: dict[Key, Change] = {("prompt",): nothing("a cat", "of generate_{run} alone")}
 GENERATION: dict[Key, Change] = {
-    ("runs", "generate", name): refused(value, "runs.tiny.generate: its trainer generates no clips")
+    ("runs", "generate", name): refused(value, "runs.tiny.generate: its trainer generates nothing")
     for name, value in {
         "prompts": ["a cat"],
         "negative_prompt": "blurred",
         "videos": 2,
+        "images": 2,
         "frames": 5,
         "resolution": 32,
         "num_inference_steps": 2,

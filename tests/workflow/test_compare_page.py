@@ -12,7 +12,7 @@ import pytest
 import video_world
 from browser import Browser, until
 from compare_world import colour_of, make_run
-from latentmake.training.wan.clips import Clip, GenerationIndex, clip_name
+from latentmake.training.loop.clips import Clip, GenerationIndex, clip_name
 from latentmake.words.pages import Pictured, index_of, write_comparison
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys

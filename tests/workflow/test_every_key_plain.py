@@ -114,6 +114,32 @@ CHANGES: dict[Key, Change] = {
     **every_key.EXPORT,
     **every_key.PROMPT,
     **every_key.GENERATION,
+    **{
+        ("runs", "generate", name): nothing(value, "of generate_{run} alone")
+        for name, value in {
+            "prompts": ["a cat"],
+            "negative_prompt": "blurred",
+            "images": 2,
+            "resolution": 32,
+            "num_inference_steps": 2,
+            "guidance_scale": 2.0,
+            "seed": 1,
+            "base": False,
+            "lora": "runs/other",
+            "lora_strength": 0.5,
+        }.items()
+    },
+    **{
+        ("runs", "generate", name): refused(value, "draws pictures, not clips")
+        for name, value in {
+            "videos": 2,
+            "frames": 5,
+            "flow_shift": 2.0,
+            "scheduler": "euler",
+            "fps": 8,
+        }.items()
+    },
+    ("runs", "generate", "image"): refused("first.png", "draws from text only"),
     # -- datasets
     ("datasets", "adopt_from"): refused("data/same", "adopt_from"),
     ("datasets", "bucket_reso_steps"): Change(16),
@@ -162,7 +188,7 @@ CHANGES: dict[Key, Change] = {
     ("runs", "validation", "items"): Change(
         2, before={"items": 1}, makes=frozenset({"manifest"}), why="no setting of the trainer"
     ),
-    ("runs", "validation", "clips"): nothing(1, "sd draws no clips", before={"items": 1}),
+    ("runs", "validation", "clips"): nothing(1, "of evaluate_{run} alone", before={"items": 1}),
     ("runs", "validation", "every"): Change(1, before={"items": 1}),
     # -- its trainer
     ("runs", "trainer", "kind"): refused("musubi", "unknown key"),

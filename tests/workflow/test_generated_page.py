@@ -10,7 +10,7 @@ from browser import Browser, until
 from latentmake.errors import StorageError
 from latentmake.files.video import write_mp4
 from latentmake.reports.following import PAGE, SHEET, page_reasons, write_pages
-from latentmake.training.wan.clips import INDEX, Clip, GenerationIndex, clip_name
+from latentmake.training.loop.clips import INDEX, Clip, GenerationIndex, clip_name
 from PIL import Image
 
 NASTY = "</script><img src=x onerror='window.hurt=1'> & <b>\n../.."

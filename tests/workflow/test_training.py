@@ -99,6 +99,29 @@ def test_another_setting_of_the_trainer_trains_again_and_encodes_nothing(
     assert _weights(trained)[0] != before[0]
 
 
+def test_pictures_and_losses_follow_a_training(trained: Project) -> None:
+    before, folder = _weights(trained), trained / "runs/tiny/generated"
+    drawn: list[dict[str, int]] = []
+    for prompts in (["a red circle", "a blue disc"], ["a red circle", "a green disc"]):
+        generate = {"prompts": prompts, "num_inference_steps": 1, "guidance_scale": 1}
+        trained.configure(lambda config, new=generate: config["runs"]["tiny"].update(generate=new))
+        result = trained.run("generate_tiny")
+        assert "train" not in result.jobs and result.jobs.count("generate") == 1
+        drawn.append({path.name: path.stat().st_mtime_ns for path in folder.glob("*_seed-0_*.png")})
+        assert "index.html: 4 pictures" in result.output
+        assert trained.run("generate_tiny").idle
+    kept = drawn[0].items() & drawn[1].items()
+    assert {name.partition("_")[0][:12] for name, _ in kept} == {"a-red-circle"}
+    assert len(kept) == 2 and len(drawn[1]) == 4 and _weights(trained) == before
+    held = {"items": 1, "clips": 1}
+    trained.configure(lambda config: config["runs"]["tiny"].update(validation=held))
+    result = trained.run("train_tiny", "evaluate_tiny")
+    assert "reports/evaluate_tiny.html: 3 pictures" in result.output
+    metrics = json.loads((trained / "runs/tiny/evaluation/metrics.json").read_bytes())
+    assert metrics["loss"]["base"] != metrics["loss"]["adapter"]
+    assert trained.run("train_tiny", "evaluate_tiny").idle
+
+
 def test_a_prompt_added_is_drawn_and_no_step_is_trained(trained: Project) -> None:
     before = _weights(trained)
     prompts = ["a red circle", "a blue square"]

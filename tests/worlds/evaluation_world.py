@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import video_world
-from latentmake.training.wan.clips import KINDS, EvaluatedClip, Losses, Metrics, Result
-from latentmake.training.wan.draw import figures_of, mean_of
+from latentmake.training.loop.clips import KINDS, EvaluatedClip, Losses, Metrics, Result
+from latentmake.training.loop.draw import figures_of, mean_of
 
 FPS = 24
 TIMESTEPS = [950.0, 500.0, 50.0]

@@ -8,10 +8,14 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
+from latentmake.config.models import Model
 from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
+from latentmake.training.loop import draw
+from latentmake.training.loop.clips import GenerationOrder, Metrics
 from latentmake.training.loop.order import Prompt
 from latentmake.training.loop.train import Training
+from latentmake.training.sd.draw import SdPainter
 from latentmake.training.sd.plan import Sd
 from latentmake.training.sd.recipe import SdRecipe
 from latentmake.training.sd.unet import SdOrder
@@ -144,3 +148,45 @@ def make_training(order: SdOrder) -> Training:
 def write_order(order: SdOrder, path: Path) -> Path:
     path.write_text(order.model_dump_json())
     return path
+
+
+def make_generation(
+    training: SdOrder, kind: type[GenerationOrder] = GenerationOrder, **changes: Any
+) -> Any:
+    """Return an order of pictures with the settings of a training's samples; it lies on the disk.
+
+    `changes` are of the order and of its settings.
+    """
+    output, samples = Path(training.output), training.trainer.samples
+    order = write_order(training, output.parent / "train.json")
+    width, height = training.sample_size
+    settings: dict[str, Any] = {
+        "width": width,
+        "height": height,
+        "num_inference_steps": samples.num_inference_steps,
+        "guidance_scale": samples.guidance_scale,
+    }
+    settings |= {key: changes.pop(key) for key in settings.keys() & changes.keys()}
+    model = {"vae": str(output.parent / "vae"), "text": "text", "unet": "unet"}
+    values: dict[str, Any] = {
+        "kind": "sd",
+        "run": "tiny",
+        "training": str(order),
+        "output": str(output / kind.word),
+        "adapters": [str(output / name) for name in training.results],
+        "manifest": training.manifest,
+        "model": Model.model_validate(model),
+        "weights": "w",
+        "prompts": training.prompts,
+        "captions": 0,
+        "negative": training.negative,
+        "seeds": [samples.seed],
+        "settings": settings,
+        "base": True,
+    }
+    return kind.model_validate(values | changes)
+
+
+def follow(order: GenerationOrder) -> Metrics | None:
+    """Bring pictures, or the results of an evaluation, up to date."""
+    return draw.follow(order, SdOrder, SdRecipe, SdPainter)

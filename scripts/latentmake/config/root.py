@@ -54,8 +54,8 @@ class Validation(Closed, shapes=Shapes("manifest", "weights")):
     items: Number = Field(ge=1)
     """Number of sources (images or videos) to hold out, at most half of those of the run."""
     clips: Number = shaped(8, CLIPS, ge=0)
-    """Number of held-out items for which `evaluate_{run}` of the trainer `wan` draws clips: videos
-    first, then images, in the order of datasets and names. With `0` it only computes losses."""
+    """Number of held-out items for which `evaluate_{run}` draws clips or pictures: videos first,
+    then images, in the order of datasets and names. With `0` it only computes losses."""
     every: Number | None = shaped(None, MACHINE, ge=1)
     """Steps between two losses of the held-out items along a training, from its start to its end:
     `validation_loss` in TensorBoard and `curves.png`. By default it computes none."""
@@ -87,7 +87,8 @@ class Run(Closed):
     [`musubi`](trainer-musubi.md) or [`sdscripts`](trainer-sdscripts.md). Without a trainer, the
     run consists of its caches, `manifest.jsonl` and `dataset.lock`, for a trainer of your own."""
     generate: Generation | None = None
-    """[Clips](generate.md) that `generate_{run}` draws, with the trainer `wan`."""
+    """[Clips or pictures](generate.md) that `generate_{run}` draws, with the trainers `sd` and
+    `wan`."""
     validation: Validation | None = None
     """[Items held out](validation.md) of the training, with the trainers `sd` and `wan`."""
 
@@ -284,13 +285,13 @@ def _faults_of_wan(where: str, trainer: WanTrainer, model: Model) -> Iterator[Fa
 def _faults_of_generation(
     where: str, run: Run, settings: Generation, model: Model
 ) -> Iterator[Fault]:
-    """Yield clips that the run's trainer or model cannot make."""
+    """Yield clips or pictures that the run's trainer or model cannot make."""
     if run.trainer is None or not run.trainer.generates:
-        what = "the run has no trainer" if run.trainer is None else "its trainer generates no clips"
-        yield where, what, "leave it out, or set the trainer's `kind: wan`"
+        what = "the run has no trainer" if run.trainer is None else "its trainer generates nothing"
+        yield where, what, "leave it out, or set the trainer's `kind` to sd or wan"
     if settings.resolution is not None:
-        side = model.spec.side
-        check_sides([settings.resolution], side, f"{where}.resolution", f"{side}, as Wan needs")
+        side, place = model.spec.side, f"{where}.resolution"
+        check_sides([settings.resolution], side, place, f"{side}, as the model needs")
     yield from _not_for(settings, where, model)
 
 
@@ -389,9 +390,9 @@ class Config(Closed):
     """[Size limit](store.md) for replaced and removed cache files that are kept."""
     prompt: Prompt | None = shaped(None, CLIPS)
     """A prompt for `generate_{run}`, meant for the command line: `snakemake generate_cats --config
-    prompt="a boat on a lake"` draws clips of this prompt instead of those of
-    [`generate`](generate.md). Clips of other prompts stay in the folder and on its page, if their
-    weights and settings are still the same."""
+    prompt="a boat on a lake"` draws this prompt instead of those of
+    [`generate`](generate.md). Clips and pictures of other prompts stay in the folder and on its
+    page, if their weights and settings are still the same."""
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:

@@ -45,7 +45,7 @@ class Trainer(Closed, shapes=WEIGHTS):
     layout: ClassVar[str]  # whose caches it reads
     network: ClassVar[str]  # the model's key that names what is trained
     alternatives: ClassVar[tuple[str, ...]] = ()  # keys that may be set in its place
-    generates: ClassVar[bool] = False  # whether `generate_{run}` makes clips by its result
+    generates: ClassVar[bool] = False  # whether `generate_{run}` draws by its result
     evaluates: ClassVar[bool] = False  # whether `evaluate_{run}` compares it on held-out items
     holds_out: ClassVar[bool] = False  # whether it leaves held-out items out
 
@@ -102,6 +102,8 @@ class LoopTrainer(Trainer):
 
     draws_captions: ClassVar[bool] = True  # whether its samples are of captions without `prompts`
     holds_out: ClassVar[bool] = True
+    generates: ClassVar[bool] = True
+    evaluates: ClassVar[bool] = True
     # Defaults of earlier releases, which digests of settings leave out.
     former_defaults: ClassVar[Mapping[str, object]] = {"mixed_precision": "no"}
 
@@ -281,7 +283,7 @@ class SdTrainer(LoopTrainer):
 
 def _no_blank(prompt: str) -> str:
     if not prompt.strip():
-        raise ValueError("is an empty prompt: describe a clip")
+        raise ValueError("is an empty prompt: say what to draw")
     return prompt
 
 
@@ -298,50 +300,63 @@ def whole_latents(frames: int) -> int:
 
 
 _DIFFERENT = Applies(
-    "names a prompt twice: raise `videos` for more",
+    "names a prompt twice: raise `videos` or `images` for more",
     when=lambda settings: len({*settings.prompts}) == len(settings.prompts),
 )
 _FROM_IMAGE = Applies("draws from text only", row=lambda model: model.image_to_video)
+_FILMS = Applies("draws pictures, not clips", row=lambda model: model.layout == "musubi")
+_STILLS = Applies("draws clips: set `videos`", row=lambda model: model.layout == "plain")
+_OF_CLIPS = Shapes("clips", applies=[_FILMS])
 
 
 class Generation(Closed, shapes=CLIPS):
-    """Clips that `generate_{run}` draws with the trained network."""
+    """Clips of the trainer `wan`, or pictures of `sd`, that `generate_{run}` draws."""
 
     prompts: Listed[Prompt] = shaped([], Shapes("clips", applies=[_DIFFERENT]))
     """Prompts; by default the captions of the run's first four items."""
     negative_prompt: str = ""
-    """Negative prompt of all clips. It has no effect with `guidance_scale: 1`."""
-    videos: Number = Field(1, ge=1)
+    """Negative prompt of all clips or pictures. It has no effect with `guidance_scale: 1`."""
+    videos: Number = shaped(1, _OF_CLIPS, ge=1)
     """Clips of each prompt: the first with `seed`, the next with `seed + 1`, and so on."""
-    frames: Annotated[Number, AfterValidator(whole_latents)] | None = Field(None, ge=1)
+    images: Number = shaped(1, Shapes("clips", applies=[_STILLS]), ge=1)
+    """Pictures of each prompt, with the trainer `sd`, in the place of `videos`."""
+    frames: Annotated[Number, AfterValidator(whole_latents)] | None = shaped(None, _OF_CLIPS, ge=1)
     """Frames of a clip, 4 n + 1; by default those of the longest clips that the run trains on, or
     81."""
     resolution: ResolutionField | None = None
-    """Size of the clips, written like an entry of `resolutions`, with sides that are multiples of
-    16; by default the first resolution of the run."""
+    """Size of the clips or pictures, written like an entry of `resolutions`, with sides that are
+    multiples of 16 for Wan, and of 8 for Stable Diffusion; by default the first resolution of the
+    run."""
     num_inference_steps: Number = Field(50, ge=1)
-    """Denoising steps of a clip."""
+    """Denoising steps of a clip or picture."""
     guidance_scale: Real = Field(5.0, ge=1)
     """Classifier-free guidance. `1` is no guidance, which takes half the time."""
-    flow_shift: Real | None = Field(None, gt=0)
+    flow_shift: Real | None = shaped(None, _OF_CLIPS, gt=0)
     """Shift of the timesteps, larger for larger clips; by default that of the training."""
-    scheduler: Literal["unipc", "euler"] = "unipc"
-    """Solver: `unipc` as in Wan's pipelines in diffusers, or `euler`."""
+    scheduler: Literal["unipc", "euler"] = shaped("unipc", _OF_CLIPS)
+    """Solver: `unipc` as in Wan's pipelines in diffusers, or `euler`. Pictures have the one of
+    `samples`: DDIM, or Euler for flow matching."""
     seed: Number = Field(0, ge=0)
-    """Seed of the first clip of each prompt. The noise depends only on the seed and the size."""
-    fps: Number = Field(16, ge=1, le=240)
+    """Seed of the first clip or picture of each prompt. The noise depends only on the seed and the
+    size; that of a picture also on the prompt, and is then the noise of a sample of this seed."""
+    fps: Number = shaped(16, _OF_CLIPS, ge=1, le=240)
     """Frames per second of the files. Wan was trained with 16."""
     image: DiskPath | None = shaped(None, Shapes("clips", applies=[_FROM_IMAGE]), min_length=1)
     """First frame of all clips, which image-to-video models need. It is scaled to cover the clip
     and cut around its centre. Its content counts, not its name."""
     base: bool = True
-    """Also draw each clip without the LoRA, from the same noise."""
+    """Also draw each clip or picture without the LoRA, from the same noise."""
     lora: DiskPath | None = Field(None, min_length=1)
-    """LoRA of the trainer `wan` to draw with instead of the one that the run trained: the folder of
+    """LoRA of the same trainer to draw with instead of the one that the run trained: the folder of
     a run, a saved step (`runs/NAME/saved/step-000500`), or a `pytorch_lora_weights.safetensors`.
     Its content counts, not its path."""
     lora_strength: Real = Field(1.0, gt=0)
     """Factor of what the LoRA adds to the network's weights."""
+
+    @property
+    def count(self) -> int:
+        """Clips or pictures of each prompt; the other key is 1."""
+        return self.videos * self.images
 
 
 _BETWEEN = (832 * 480 + 1280 * 720) // 2  # pixels: halfway between the sizes that Wan knows
@@ -367,8 +382,6 @@ class WanTrainer(LoopTrainer):
     network: ClassVar[str] = "dit"
     alternatives: ClassVar[tuple[str, ...]] = ("dit_high_noise",)
     draws_captions: ClassVar[bool] = False
-    generates: ClassVar[bool] = True
-    evaluates: ClassVar[bool] = True
     former_defaults: ClassVar[Mapping[str, object]] = {"mixed_precision": "bf16"}
 
     kind: Literal["wan"]

@@ -23,12 +23,13 @@ from latentmake.progress import duration
 from latentmake.reports.page import (
     ClipSources,
     embedded,
+    picture_in,
     state_in,
     table,
     template_digest,
     write_page,
 )
-from latentmake.training.wan.clips import (
+from latentmake.training.loop.clips import (
     FOLDER,
     INDEX,
     KINDS,
@@ -91,14 +92,20 @@ def write_pages(folder: Path, say: Callable[[str], object]) -> int:
         ]
         settings = [[key, str(value)] for key, value in index.settings.items()]
         data = {
-            "fps": index.settings["fps"],
+            "fps": index.settings.get("fps", 1),
             "summary": "",
             "rows": rows,
             "tables": [table("settings", "Settings", "", ["setting", "value"], settings)],
         }
-        write_page(folder / PAGE, "gallery", f"Clips of {index.run}", data, _state(index))
-    say(f"{folder / PAGE}: {len(index.clips)} clips")
+        write_page(
+            folder / PAGE, "gallery", f"{_noun(index).title()} of {index.run}", data, _state(index)
+        )
+    say(f"{folder / PAGE}: {len(index.clips)} {_noun(index)}")
     return len(index.clips)
+
+
+def _noun(index: GenerationIndex) -> str:
+    return "clips" if "frames" in index.settings else "pictures"
 
 
 def _made(clip: Clip) -> str:
@@ -106,33 +113,31 @@ def _made(clip: Clip) -> str:
 
 
 def _sheet(folder: Path, index: GenerationIndex) -> bytes:
-    """Return a PNG with a row for each clip: its frames over time."""
+    """Return a PNG with a row for each clip: its frames over time; or for each seed's pictures."""
     from PIL import Image
 
     from latentmake.training.loop.pictures import draw_grid, png_of
 
     width, height = int(index.settings["width"]), int(index.settings["height"])
     cell = (_CELL, max(1, round(_CELL * height / width)))
-    rows = [
-        (
-            f"{_made(clip)}, seed {clip.seed}: {clip.prompt}",
-            [
-                Image.fromarray(frame).resize(cell, Image.Resampling.LANCZOS)
-                for frame in spread_frames(folder / clip.file, _COLUMNS)
-            ],
-        )
-        for clip in index.clips
-    ]
-    return png_of(draw_grid(rows))
+    still = _noun(index) == "pictures"
+    rows: dict[str, list[Image.Image]] = {}
+    for clip in index.clips:
+        path, label = folder / clip.file, f"seed {clip.seed}: {clip.prompt}"
+        frames = [picture_in(path)] if still else []
+        frames = frames or [*map(Image.fromarray, spread_frames(path, _COLUMNS))]
+        row = rows.setdefault(label if still else f"{_made(clip)}, {label}", [])
+        row += [frame.resize(cell, Image.Resampling.LANCZOS) for frame in frames]
+    return png_of(draw_grid([*rows.items()]))
 
 
 _LABELS = {"real": "real", "base": "base", "adapter": "with the adapter"}
 _LOSS = (
     "How far the network's prediction is from the truth on items that did not train, at the same "
-    "noise for both. Lower is better. Timestep 1000 is noise alone, 0 the clip itself."
+    "noise for both. Lower is better. Timestep 1000 is noise alone, 0 the item itself."
 )
 _FIGURES = (
-    "Levels go from 0 to 255. Compare base and adapter with the real clips: a good adapter comes "
+    "Levels go from 0 to 255. Compare base and adapter with the real items: a good adapter comes "
     "nearer to them."
 )
 WORDS = {
@@ -198,7 +203,9 @@ def write_evaluation(folder: Path, path: Path, say: Callable[[str], object]) -> 
         ) from None
     title, state = f"Evaluation of {metrics.run}", page_state(folder) or ""
     size = write_page(path, "gallery", title, data, state)
-    say(f"{path}: {sum(1 for _ in metrics.clips())} clips, {size}; {_summary(metrics)}")
+    files = [clip.file for clip in metrics.clips()]
+    noun = "pictures" if files and files[0].endswith(".png") else "clips"
+    say(f"{path}: {len(files)} {noun}, {size}; {_summary(metrics)}")
 
 
 def _data(metrics: Metrics, folder: Path, sources: ClipSources) -> dict[str, Any]:
@@ -247,8 +254,9 @@ def _tables(metrics: Metrics) -> Iterator[dict[str, Any]]:
         rows = [
             [name, *(_number(figures.get(kind, {}).get(key)) for kind in KINDS), words]
             for key, (name, words) in WORDS.items()
+            if any(each.get(key) is not None for each in figures.values())  # pictures do not move
         ]
-        yield table("figures", "Figures of the clips", _FIGURES, heads, rows)
+        yield table("figures", "Figures", _FIGURES, heads, rows)
     yield table("settings", "Settings", "", ["setting", "value"], metrics.settings.items())
 
 
@@ -283,9 +291,9 @@ def refuse_following(config: Config, run: str, word: str) -> None:
     """
     trainer, where = config.runs[run].trainer, f"{word}_{run}"
     if trainer is None or not (trainer.generates if word == "generate" else trainer.evaluates):
-        does = "draws no clips" if word == "generate" else "evaluates nothing"
+        does = "draws nothing" if word == "generate" else "evaluates nothing"
         what = f"the run {run} has no trainer" if trainer is None else f"its trainer {does}"
-        hint = "only the trainer wan does; set `kind: wan` for a Wan model"
+        hint = "only the trainers sd and wan do; set the trainer's `kind`"
         raise ConfigError(what, where=where, hint=hint)
     if word == "evaluate" and config.runs[run].validation is None:
         raise ConfigError(

@@ -8,7 +8,8 @@
       element.append(make("p", "missing", missing));
       return element;
     }
-    const video = make("video", width < 256 ? "pixels" : "");
+    const still = /^data:image|\.png$/.test(source);
+    const video = make(still ? "img" : "video", width < 256 ? "pixels" : "");
     Object.assign(video, { muted: true, playsInline: true, preload: "auto", src: source });
     video.style.aspectRatio = `${width} / ${height}`;
     video.setAttribute("aria-label", `${label}: ${title}`);

@@ -77,9 +77,9 @@ def page(kind: str, title: str, data: Any, state: str = "") -> str:
     style, script = (
         "\n".join(_source(f"{name}.{x}") for name in _parts(kind)) for x in ("css", "js")
     )
-    clips = "media-src data: file: 'self'; " if kind in _CLIPS else ""
+    clips = " file: 'self'; media-src data: file: 'self'" if kind in _CLIPS else ""
     policy = (
-        f"default-src 'none'; img-src data:; {clips}style-src {_allowed(style)}; "
+        f"default-src 'none'; img-src data:{clips}; style-src {_allowed(style)}; "
         f"script-src {_allowed(script)}; base-uri 'none'; form-action 'none'"
     )
     return templates.get_template(f"{kind}.html").render(
@@ -143,8 +143,9 @@ class ClipSources:
             OSError: the clip cannot be read.
         """
         if self.embeds:
-            kind = path.suffix.lower().removeprefix(".")
-            return f"data:video/{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
+            ending = path.suffix.lower().removeprefix(".")
+            kind = f"image/{ending}" if ending == "png" else f"video/{ending}"
+            return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
         return quote(Path(os.path.relpath(path, self._folder)).as_posix())
 
 
@@ -159,6 +160,13 @@ def embedded(image: Image.Image, kind: str, **options: Any) -> str:
     data = io.BytesIO()
     image.save(data, kind, **options)
     return f"data:image/{kind};base64,{base64.b64encode(data.getvalue()).decode()}"
+
+
+def picture_in(path: Path) -> Image.Image:
+    """Return the picture in a file; raises SourceError."""
+    from latentmake.caches.pixels.plain import decode
+
+    return decode(path.read_bytes(), str(path), Dataset(path="."))
 
 
 def as_text(name: str) -> str:

@@ -125,7 +125,11 @@ def kohya_bytes(
 
 
 def load_lora(
-    network: Any, file: Path, prefix: str, add: Callable[..., object] | None = None
+    network: Any,
+    file: Path,
+    prefix: str,
+    add: Callable[..., object] | None = None,
+    strength: float = 1.0,
 ) -> None:
     """Put back a LoRA from the file of `lora_bytes`.
 
@@ -134,6 +138,7 @@ def load_lora(
         file: of the LoRA.
         prefix: as for `lora_bytes`.
         add: puts a LoRA of some rank, alpha and target_modules on a network that has none.
+        strength: factor of what the LoRA adds to the weights.
 
     Raises:
         TrainingError: it is missing or damaged, or of another network.
@@ -150,6 +155,9 @@ def load_lora(
         if (rank, alpha) != (config.r, config.lora_alpha):
             raise ValueError("it has another rank or alpha")
         _copy(network, file, [lambda layer: f"{prefix}.{layer}"])
+        for module in network.modules() if strength != 1 else ():
+            if isinstance(module, BaseTunerLayer):
+                module.set_scale(ADAPTER, strength)
     except _FAULTS as error:
         raise unreadable(error, file) from None
 

@@ -22,9 +22,9 @@ from latentmake.reports.captions import read_cards
 from latentmake.reports.cards import page_data
 from latentmake.reports.page import FPS, ClipSources, Pictures, as_text, write_page
 from latentmake.reports.report import write_report
+from latentmake.training.loop.clips import FOLDER, INDEX, GenerationIndex
 from latentmake.training.loop.order import PictureIndex, read_index
 from latentmake.training.order import Record
-from latentmake.training.wan.clips import FOLDER, INDEX, GenerationIndex
 from latentmake.words.project import ConfigFiles, Directory, Json, Open, Run, opened, show_page
 
 _ON_PAGE = 20_000  # items: a browser needs seconds for as many

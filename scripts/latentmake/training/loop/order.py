@@ -58,6 +58,7 @@ class TrainingOrder(RunOrder):
             know them: items may be skipped before.
         negative: embedding that guidance leads away from; None without guidance.
         sample_size: width and height of the sample pictures, in pixels.
+        image_to_video: whether mask and latents of the first frame are inputs.
         texts: dataset -> dependence of its caption variants on the step, where there is one.
         validates: steps between two losses of the held-out items; None for none.
     """
@@ -70,6 +71,7 @@ class TrainingOrder(RunOrder):
     captions: int = 0
     negative: str | None
     sample_size: tuple[int, int]
+    image_to_video: bool = False
     trainer: LoopTrainer
     validates: int | None = None
 
@@ -86,9 +88,23 @@ class TrainingOrder(RunOrder):
         """Whether weights may have to be downloaded."""
         return bool(self.vae.hub)
 
+    @property
+    def trains_lora(self) -> bool:
+        """Whether its result is a LoRA."""
+        return getattr(self.trainer, "adapter", "lora") == "lora"
+
     @abstractmethod
     def described(self) -> dict[str, JsonValue]:
         """Return the places of the networks, for the index of samples."""
+
+    @abstractmethod
+    def objective(self) -> dict[str, JsonValue]:
+        """Return the settings that shape the loss of a network before its training, by name."""
+
+    def loss_digest(self) -> str:
+        """Return the digest of the network, and of all settings that shape its loss."""
+        how = [*self.objective().values()]
+        return digest.of_value([self.weights, how, self.trainer.mixed_precision])
 
     @property
     def length(self) -> float:

@@ -388,6 +388,7 @@ class Recipe:
         make_network: returns the network as a training begins with it, the same each time, from
             `channels` of the latents, `text_width` of the captions' embeddings and the `dtype` of
             frozen weights; raises UserError where network, caches and settings do not fit.
+        clip_size: returns frames, height and width in pixels of an item, from its latents.
         make_sampler: returns an object whose `draw(network, keys, device=, dtype=)` draws the
             samples of some keys; a cache file's latents have their scale and size.
         make_decoder: loads the VAE, and returns what makes a file's content of a sample's latents;
@@ -406,6 +407,7 @@ class Recipe:
     tensors: CacheTensors
     make_objective: Callable[[], Objective]
     make_network: Callable[..., Network]
+    clip_size: Callable[[Stored], tuple[int, int, int]]
     make_sampler: Callable[[Any, Stored], Any]
     make_decoder: Callable[[torch.device], Callable[[torch.Tensor], bytes | None]]
     write_copy: Callable[[Network, Path], None]

@@ -270,12 +270,19 @@ def write_denoiser(denoiser: Denoiser, folder: Path, described: Mapping[str, str
             write_projection(denoiser.text_projection, new / PROJECTION_FOLDER)
 
 
-def read_denoiser(denoiser: Denoiser, folder: Path, *, lora: bool) -> None:
-    """Put back what `write_denoiser` wrote; a TrainingError says that it does not fit."""
-    file = folder / (LORA_WEIGHTS if lora else f"{UNET_FOLDER}/{UNET_WEIGHTS}")
+def read_denoiser(denoiser: Denoiser, folder: Path, name: str, strength: float = 1.0) -> None:
+    """Put back what `write_denoiser` wrote; a TrainingError says that it does not fit.
+
+    Args:
+        denoiser: a UNet that has no LoRA gets one of the file's sizes.
+        folder: of all files.
+        name: of the LoRA, or of the UNet's weights, in the folder.
+        strength: factor of what a LoRA adds to the weights.
+    """
+    file = folder / name
     try:
-        if lora:
-            load_lora(denoiser.unet, file, PREFIX)
+        if name != f"{UNET_FOLDER}/{UNET_WEIGHTS}":
+            load_lora(denoiser.unet, file, PREFIX, add_adapter, strength)
         else:
             denoiser.unet.load_state_dict(load_file(file))
         if denoiser.text_projection is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
@@ -12,7 +12,8 @@ from latentmake.errors import ModelError, TrainingError
 from latentmake.models import headers
 from latentmake.models.files import network_config
 from latentmake.plan.facts import Facts
-from latentmake.training.loop.plan import LoopBackend, begun, order_values
+from latentmake.training.loop.following import FollowedBackend
+from latentmake.training.loop.plan import begun, order_values
 from latentmake.training.sd.unet import (
     PLACES,
     XL,
@@ -20,6 +21,7 @@ from latentmake.training.sd.unet import (
     check_conditions,
     check_names,
     lora_layers,
+    made_of,
     parameter_names,
     read_schedule,
     schedule_of,
@@ -27,12 +29,13 @@ from latentmake.training.sd.unet import (
 )
 
 if TYPE_CHECKING:
+    from latentmake.training.sd.draw import SdPainter
     from latentmake.training.sd.recipe import SdRecipe
 
 _CAPTIONS = 4  # drawn where a run names no prompts
 
 
-class Sd(LoopBackend):
+class Sd(FollowedBackend):
     """The trainer `sd`."""
 
     order_type = SdOrder
@@ -79,6 +82,17 @@ class Sd(LoopBackend):
         from latentmake.training.sd.recipe import SdRecipe
 
         return SdRecipe(order)
+
+    def clip_settings(self, facts: Facts, training: Any, word: str) -> tuple[str, dict[str, Any]]:
+        """Return the digest of all networks that draw; pictures have no settings of their own."""
+        model = facts.config.models[facts.config.runs[training.run].model]
+        return made_of(training, model, facts.memo.digest_of_file), {}
+
+    def painter(self, order: Any, recipe: Any) -> SdPainter:
+        """Return what draws pictures."""
+        from latentmake.training.sd.draw import SdPainter
+
+        return SdPainter(order, recipe)
 
 
 def _check_network(

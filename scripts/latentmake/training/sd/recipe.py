@@ -318,6 +318,15 @@ class SdRecipe(Recipe):
         set_up(settings)
         return denoiser
 
+    def clip_size(self, latents: Stored) -> tuple[int, int, int]:
+        """Return frames, height and width of a picture, from its latents."""
+        _, height, width = latents.shape
+        pixels = self._pixels(latents)
+        return 1, round(height * pixels), round(width * pixels)
+
+    def _pixels(self, latents: Stored) -> float:
+        return latents.pixels or files.vae_factor(self.order.vae) or _PIXELS
+
     def make_sampler(self, objective: Objective, latents: Stored) -> Sampler:
         """Return the sampler of pictures."""
         order, samples = self.order, self.order.trainer.samples
@@ -327,7 +336,7 @@ class SdRecipe(Recipe):
         def read(path: str) -> dict[str, torch.Tensor]:
             return read_text(path, self.tensors) | (sizes if self.tensors.texts else {})
 
-        pixels = latents.pixels or files.vae_factor(order.vae) or _PIXELS
+        pixels = self._pixels(latents)
         prompts = zip(order.picture_keys(), order.prompts, order.occurrences(), strict=True)
         return Sampler(
             objective.schedule,
@@ -364,4 +373,4 @@ class SdRecipe(Recipe):
 
     def read_copy(self, denoiser: network.Denoiser, folder: Path) -> None:
         """Read a LoRA or a UNet, and a projection."""
-        network.read_denoiser(denoiser, folder, lora=self.alpha is not None)
+        network.read_denoiser(denoiser, folder, self.order.results[0])

@@ -13,13 +13,20 @@ from typing import Any, Literal
 from pydantic import JsonValue
 
 from latentmake import digest
+from latentmake.config.models import Model
 from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
 from latentmake.errors import CacheError, ModelError, TrainingError
 from latentmake.files.safetensors import read_head
 from latentmake.models import headers
 from latentmake.models.files import network_config, weights_files
-from latentmake.models.recipe import FileDigest, files_digest, projection_digest, weights_digest
+from latentmake.models.recipe import (
+    FileDigest,
+    files_digest,
+    make,
+    projection_digest,
+    weights_digest,
+)
 from latentmake.plan.manifest import rows_of
 from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.order import caption_in
@@ -267,8 +274,7 @@ class SdOrder(TrainingOrder):
     @property
     def results(self) -> list[str]:
         """Path of the LoRA or of the UNet's weights below `output`."""
-        lora = self.trainer.adapter == "lora"
-        return [LORA_WEIGHTS if lora else f"{UNET_FOLDER}/{UNET_WEIGHTS}"]
+        return [LORA_WEIGHTS if self.trains_lora else f"{UNET_FOLDER}/{UNET_WEIGHTS}"]
 
     @property
     def from_hub(self) -> bool:
@@ -282,6 +288,21 @@ class SdOrder(TrainingOrder):
             "vae": self.vae.path or self.vae.hub,
             "scheduler": self.scheduler,
         }
+
+    def objective(self) -> dict[str, JsonValue]:
+        """Return the network's prediction, and what gives it new weights."""
+        trainer = self.trainer
+        return {
+            "prediction_type": trainer.prediction_type,
+            "reinitialize": [*trainer.reinitialize],
+            "seed": trainer.seed,
+        }
+
+
+def made_of(order: SdOrder, model: Model, file_digest: FileDigest) -> str:
+    """Return the digest of all networks of a model that draw pictures; ModelError."""
+    vae, text = weights_digest(model.vae, file_digest), make("text", None, model, file_digest)
+    return digest.of_value([order.weights, order.objective(), vae, text])
 
 
 _V2_WIDTH = 1024  # of the text embeddings that the UNets of Stable Diffusion 2.x take

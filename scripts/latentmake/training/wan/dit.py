@@ -19,7 +19,7 @@ from latentmake import digest
 from latentmake.config.models import Model
 from latentmake.config.trainers import WanTrainer
 from latentmake.config.weights import Weights
-from latentmake.errors import ModelError, TrainingError, first_line
+from latentmake.errors import ModelError, TrainingError
 from latentmake.files.safetensors import Tensor, read_head
 from latentmake.models.checks import DIT, ModelFile, other_task
 from latentmake.models.files import config_file, network_config, refuse_missing, weights_files
@@ -357,34 +357,6 @@ def lora_names(*, high_noise: bool = False) -> LoraNames:
     return LoraNames(*(f"high_noise_{name}" for name in names)) if high_noise else names
 
 
-def lora_files(place: str, names: Sequence[str]) -> list[str]:
-    """Return the files of a LoRA: a folder with those of these names, or one file."""
-    return [place] if place.endswith(".safetensors") else [f"{place}/{name}" for name in names]
-
-
-def check_lora(files: Sequence[str], names: Sequence[str], place: str) -> None:
-    """Check the files of a LoRA that clips are drawn with, by their headers.
-
-    Args:
-        files: those of `lora_files`.
-        names: of the files of a whole LoRA.
-        place: its key in the configuration.
-
-    Raises:
-        TrainingError: one is missing or damaged, or has no rank and layers in its header.
-    """
-    try:
-        if len(files) != len(names):
-            raise ValueError(f"two networks need a folder with {' and '.join(names)}")
-        for file in map(Path, files):
-            if "lora_adapter_metadata" not in read_head(file).metadata:
-                raise ValueError(f"{file.name} has no rank and layers in its header")
-    except (OSError, ValueError) as error:
-        hint = "name a folder such as runs/NAME/saved/step-000500, which the trainer wan wrote"
-        what = f"{' and '.join(files)}: no LoRA to draw with ({first_line(error)})"
-        raise TrainingError(what, where=place, hint=hint) from None
-
-
 _BOUNDARY = {"t2v": 0.875, "i2v": 0.9}  # Wan 2.2's, wan/configs of its release
 
 
@@ -395,7 +367,6 @@ class WanOrder(TrainingOrder):
         dit: path of the network; of Wan 2.2 that for low noise. None where it is not trained.
         dit_high_noise: Wan 2.2's network for high noise.
         task: of the model, as musubi-tuner names it.
-        image_to_video: whether mask and latents of the first frame are inputs.
         needs_clip: whether the output of the CLIP image encoder is one.
         flow_shift: shift of the timesteps.
         boundary: share of the timesteps where the network for high noise begins; None where there
@@ -407,7 +378,6 @@ class WanOrder(TrainingOrder):
     dit: str | None
     dit_high_noise: str | None = None
     task: str
-    image_to_video: bool = False
     needs_clip: bool = False
     flow_shift: float
     boundary: float | None = None
@@ -425,6 +395,14 @@ class WanOrder(TrainingOrder):
             "dit": self.dit,
             "dit_high_noise": self.dit_high_noise,
             "vae": self.vae.path or self.vae.hub,
+        }
+
+    def objective(self) -> dict[str, JsonValue]:
+        """Return shift, boundary and distribution of the timesteps."""
+        return {
+            "flow_shift": self.flow_shift,
+            "timestep_boundary": self.boundary,
+            "timestep_sampling": self.trainer.timestep_sampling,
         }
 
     def settings_digest(self, **gone: str) -> str:

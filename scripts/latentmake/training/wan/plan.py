@@ -2,42 +2,38 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from latentmake.config.root import Config, Run
+from latentmake.errors import ConfigError
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import rows_of
 from latentmake.plan.run_plan import RunPlan
-from latentmake.plan.state import Difference
-from latentmake.training.loop.plan import LoopBackend, begun, order_values
-from latentmake.training.process import RUN, run_child
-from latentmake.training.wan.clips import (
-    EvaluationOrder,
-    clip_reasons,
-    evaluation_order,
-    generation_order,
-    order_of,
-    result_reasons,
-)
+from latentmake.training.loop.following import FollowedBackend
+from latentmake.training.loop.plan import begun, order_values
 from latentmake.training.wan.dit import (
     PLACES,
     WanOrder,
     boundary_of,
-    check_lora,
     check_networks,
     dit_digest,
+    made_of,
     trained_networks,
 )
 from latentmake.training.wan.estimate import estimate_training
 
 if TYPE_CHECKING:
     from latentmake.training.backend import Finding
+    from latentmake.training.wan.draw import WanPainter
     from latentmake.training.wan.recipe import WanRecipe
 
 
-class Wan(LoopBackend):
+_FRAMES = 81  # where a run trains on images
+
+
+class Wan(FollowedBackend):
     """The trainer `wan`."""
 
     order_type = WanOrder
@@ -90,44 +86,66 @@ class Wan(LoopBackend):
             yield from image_findings(sources)
         yield from super().check(order, current=current)
 
-    def plan_following(
-        self, facts: Facts, plan: RunPlan, word: str
-    ) -> tuple[Path, list[Difference]]:
-        """Write the order of clips or of an evaluation; see `Backend.plan_following`."""
-        training, file_digest = plan.trainer, facts.memo.digest_of_file
-        assert isinstance(training, WanOrder)
-        order = (generation_order if word == "generate" else evaluation_order)(facts, training)
-        if not facts.asks:
-            order.write(order.path)
-        if waits := plan.awaited(order.texts()):
-            return order.path, waits
-        if isinstance(order, EvaluationOrder):
-            return order.path, result_reasons(order, training, file_digest)
-        if order.lora is not None:  # this run's training may have saved it
-            check_lora(order.adapters, training.results, f"runs.{plan.name}.generate.lora")
-        return order.path, clip_reasons(order, file_digest)
+    def clip_settings(self, facts: Facts, training: Any, word: str) -> tuple[str, dict[str, Any]]:
+        """Return the digest of Wan's networks and encoders, and settings of its clips alone."""
+        config = facts.config
+        run = config.runs[training.run]
+        model, settings = config.models[run.model], config.generation(run)
+        size = settings.resolution or run.resolutions[0]
+        more = {
+            "frames": settings.frames or _longest(config, run),
+            "fps": settings.fps,
+            "flow_shift": settings.flow_shift or training.trainer.shift([size]),
+            "scheduler": settings.scheduler,
+            "timestep_boundary": training.boundary,
+            "image": _first_frame(facts, training) if word == "generate" else None,
+        }
+        return made_of(model, run.model, facts.memo.digest_of_file), more
 
-    def follow(self, order: Path, word: str, *, log: Path, threads: int = 2) -> Path:
-        """Bring clips or the results of an evaluation up to date; return their folder."""
-        found = order_of(order, word)
-        folder = Path(found.output)
-        if word == "evaluate" or clip_reasons(found):
-            run_child(
-                [sys.executable, *RUN, str(order), word],
-                run=found.run,
-                folder=folder,
-                threads=threads,
-                log=log,
-                online=bool(found.model.vae.hub),
-            )
-        return folder
+    def painter(self, order: Any, recipe: Any) -> WanPainter:
+        """Return what draws clips; it loads the networks of the order itself."""
+        from latentmake.training.wan.draw import WanPainter
 
-    def follow_here(self, order: Path, word: str) -> None:
-        """Draw clips or evaluate in this process."""
-        from latentmake.training.wan.draw import evaluate, generate
+        return WanPainter(order)
 
-        found = order_of(order, word)
-        if isinstance(found, EvaluationOrder):
-            evaluate(found)
+
+def _first_frame(facts: Facts, training: WanOrder) -> str | None:
+    """Return the digest of the picture that clips begin with; None where they need none.
+
+    Raises:
+        ConfigError: it is missing, or the model needs further pictures.
+    """
+    config, where = facts.config, f"runs.{training.run}"
+    run = config.runs[training.run]
+    model, image = config.models[run.model], config.generation(run).image
+    task = str(model.task)
+    if task.startswith("flf2v") or task.endswith("-FC"):
+        raise ConfigError(
+            f"{task} draws from further pictures, which generate_{training.run} cannot give it",
+            where=f"{where}.model",
+            hint="generate with musubi-tuner, which takes the LoRA",
+        )
+    if image is not None:
+        try:
+            return facts.memo.digest_of_file(Path(image))
+        except OSError as error:
+            what = f"{image} cannot be read ({error.strerror})"
+            hint = "check that the file exists and is readable"
+            raise ConfigError(what, where=f"{where}.generate.image", hint=hint) from None
+    if model.image_to_video:
+        hint = "name the file of the clips' first frame"
+        raise ConfigError(
+            f"{task} draws from a picture", where=f"{where}.generate.image", hint=hint
+        )
+    return None
+
+
+def _longest(config: Config, run: Run) -> int:
+    """Return the frames of the longest clips that a run trains on."""
+    lengths = [0]
+    for dataset in map(config.datasets.__getitem__, run.datasets):
+        if dataset.frame_extraction == "full":
+            lengths.append((dataset.max_frames - 1) // 4 * 4 + 1)
         else:
-            generate(found)
+            lengths += dataset.target_frames or []
+    return max(lengths) if max(lengths) > 1 else _FRAMES

@@ -28,7 +28,6 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from diffusers import WanTransformer3DModel
-from peft.tuners.tuners_utils import BaseTunerLayer
 
 from latentmake.caches.encoders.local_state import fill, local_state, refusing, without_weights
 from latentmake.caches.encoders.wan import load_wan_vae
@@ -36,17 +35,16 @@ from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.files import atomic
 from latentmake.training.loop import recipe as loop
-from latentmake.training.loop.caches import WAN, Batch, Sought, copied, read_text
+from latentmake.training.loop.caches import WAN, Batch, Sought, Stored, copied, read_text
+from latentmake.training.loop.clips import ClipSettings
 from latentmake.training.loop.recipe import Drawn, Recipe, seed_of, set_up
 from latentmake.training.lora import (
-    ADAPTER,
     add_adapter,
     begin_lora,
     kohya_bytes,
     load_lora,
     lora_bytes,
 )
-from latentmake.training.wan.clips import ClipSettings
 from latentmake.training.wan.dit import (
     HINT,
     IGNORED,
@@ -167,10 +165,7 @@ def read_lora(transformer: Transformer, file: Path, strength: float = 1.0) -> No
     Raises:
         TrainingError: it is missing or damaged, or of another network.
     """
-    load_lora(transformer, file, PREFIX, add_adapter)
-    for module in transformer.modules() if strength != 1 else ():
-        if isinstance(module, BaseTunerLayer):
-            module.set_scale(ADAPTER, strength)
+    load_lora(transformer, file, PREFIX, add_adapter, strength)
 
 
 class ClipSampler:
@@ -208,7 +203,7 @@ class ClipSampler:
         drawn: Drawn = {}
         for key, text, seed in self._clips:
             if key in keys:
-                noise = noise_of(seed, settings.frames, settings.height, settings.width)
+                noise = noise_of(seed, settings.frames or 1, settings.height, settings.width)
                 drawn[key] = sample_latents(
                     network, text, self._negative, noise, settings, device=device, dtype=dtype
                 )
@@ -394,6 +389,11 @@ class WanRecipe(Recipe):
         set_up(settings)
         low, high = networks
         return Denoiser(low, high, 1.0 if order.boundary is None else order.boundary)
+
+    def clip_size(self, latents: Stored) -> tuple[int, int, int]:
+        """Return the frames, height and width of a clip, from its latents."""
+        _, frames, height, width = latents.shape
+        return 4 * frames - 3, 8 * height, 8 * width
 
     def make_sampler(self, objective: object, latents: object) -> ClipSampler:
         """Return the sampler of clips."""

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from accelerate import cpu_offload_with_hook
-from accelerate.hooks import UserCpuOffloadHook
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler, WanPipeline
 from numpy.typing import NDArray
 
@@ -24,12 +22,11 @@ from latentmake.caches.encoders.wan import CHANNELS, WanVae, load_clip_vision, l
 from latentmake.caches.pixels.plain import decode
 from latentmake.caches.pixels.scaling import cover
 from latentmake.config.datasets import Dataset
-from latentmake.errors import TrainingError
 from latentmake.files.media import opened
 from latentmake.files.video import write_mp4
 from latentmake.geometry.buckets import Size
 from latentmake.progress import say
-from latentmake.training.wan.clips import ClipSettings, GenerationOrder
+from latentmake.training.loop.clips import ClipSettings, GenerationOrder
 
 TEXT_TOKENS = 512
 """Tokens that Wan's network attends to; shorter texts are followed by zeros."""
@@ -74,7 +71,7 @@ def condition_of(order: GenerationOrder, device: torch.device) -> Condition | No
         data = file.read()
     first = cover(decode(data, path, _READING), Size(size.width, size.height), path=path)
     frame = torch.from_numpy(np.ascontiguousarray(first))[None]
-    pixels = frame.new_zeros(1, size.frames, *frame.shape[1:])
+    pixels = frame.new_zeros(1, size.frames or 1, *frame.shape[1:])
     pixels[:, 0] = frame
     vae = load_wan_vae(model.vae, device, torch.float32, tiled=model.vae_cache_cpu)
     latents = vae.encode_first_frame(pixels, torch.float32)[0].cpu()
@@ -167,7 +164,7 @@ def _scheduler(settings: ClipSettings) -> Any:
     return _UniPc(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift)
 
 
-def _frames_of(vae: WanVae, latents: torch.Tensor) -> NDArray[np.uint8] | None:
+def frames_of(vae: WanVae, latents: torch.Tensor) -> NDArray[np.uint8] | None:
     """Decode a clip to [F, H, W, 3]; in tiles where memory does not suffice, else None."""
     frames = within_memory(vae.decode, latents)
     if frames is None:
@@ -181,7 +178,7 @@ def mp4_decoder(vae: WanVae, fps: int) -> Callable[[torch.Tensor], bytes | None]
     """Return what makes an MP4 of a clip's latents; None where memory does not suffice."""
 
     def decoded(latents: torch.Tensor) -> bytes | None:
-        frames = _frames_of(vae, latents)
+        frames = frames_of(vae, latents)
         if frames is None:
             return None
         with tempfile.TemporaryDirectory() as folder:
@@ -190,87 +187,3 @@ def mp4_decoder(vae: WanVae, fps: int) -> Callable[[torch.Tensor], bytes | None]
             return file.read_bytes()
 
     return decoded
-
-
-class Painter:
-    """Draws clips of an order's settings, decodes and writes them.
-
-    `dtype` is that of the network's inputs, and `hint` tells what to do if memory does not suffice.
-    """
-
-    def __init__(
-        self, order: GenerationOrder, device: torch.device, dtype: torch.dtype, hint: str
-    ) -> None:
-        self._order, self._device, self._dtype, self._hint = order, device, dtype, hint
-        self._network: Any = None
-        self._negative: torch.Tensor | None = None
-        self._vae: WanVae | None = None
-        self._hooks: list[UserCpuOffloadHook] = []
-
-    def use(self, network: Any, negative: torch.Tensor | None) -> None:
-        """Draw with this network and the embedding of the negative prompt.
-
-        The network is on the device from its first use until a clip is decoded.
-        """
-        self._network, self._negative = network, negative
-        self._hooks = [cpu_offload_with_hook(each, self._device)[1] for each in network.children()]
-        if len(self._hooks) > 1 and self._device.type == "cuda":
-            size = sum(each.numel() * each.element_size() for each in network.parameters())
-            torch.cuda.empty_cache()
-            if 1.5 * size > torch.cuda.mem_get_info()[0]:  # each makes room for the other
-                for hook, other in zip(self._hooks, reversed(self._hooks), strict=True):
-                    hook.hook.prev_module_hook = other
-
-    def draw(
-        self,
-        text: torch.Tensor,
-        noise: torch.Tensor,
-        condition: Condition | None,
-        where: str,
-        done: Callable[[], object],
-    ) -> torch.Tensor:
-        """Return the latents of a clip, drawn by the network in use; see `sample_latents`.
-
-        Raises:
-            TrainingError: memory does not suffice, or the clip is NaN or infinite.
-        """
-        latents = within_memory(
-            sample_latents,
-            self._network,
-            text,
-            self._negative,
-            noise,
-            self._order.settings,
-            device=self._device,
-            dtype=self._dtype,
-            condition=condition,
-            done=done,
-        )
-        if latents is None:
-            what = "memory does not suffice to draw this clip"
-            raise TrainingError(what, where=where, hint=self._hint)
-        if not latents.isfinite().all():
-            hint = "look at the training's loss; lower guidance_scale"
-            raise TrainingError("this clip is NaN or infinite", where=where, hint=hint)
-        return latents
-
-    def write(self, path: Path, latents: torch.Tensor, where: str) -> NDArray[np.uint8]:
-        """Write a clip as MP4; return its frames, [F, H, W, 3].
-
-        Raises:
-            TrainingError: memory does not suffice, even in tiles.
-            StorageError: the disk is full.
-        """
-        for hook in self._hooks:
-            hook.offload()
-        model = self._order.model
-        if self._vae is None:
-            self._vae = load_wan_vae(model.vae, self._device, torch.float32, decoder=True)
-            if model.vae_cache_cpu:
-                self._vae.tile()
-        frames = _frames_of(self._vae, latents)
-        if frames is None:
-            what = "memory does not suffice to decode this clip, even in tiles"
-            raise TrainingError(what, where=where, hint=self._hint)
-        write_mp4(path, frames, self._order.settings.fps)
-        return frames

@@ -25,12 +25,13 @@ from latentmake.training.loop.caches import SDXL as TENSORS
 from latentmake.training.loop.caches import Caches, read_items
 from latentmake.training.loop.recipe import generator
 from latentmake.training.lora import lora_tensors
+from latentmake.training.sd.draw import SdPainter
 from latentmake.training.sd.network import xl_layer
 from latentmake.training.sd.recipe import SdRecipe
 from latentmake.training.sd.unet import KOHYA_WEIGHTS, SdOrder
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
-from trainer_world import make_order, make_training
+from trainer_world import make_generation, make_order, make_training
 from transformers import AutoTokenizer, CLIPTextModel, CLIPTextModelWithProjection
 
 CPU = torch.device("cpu")
@@ -147,6 +148,11 @@ def test_pictures_are_those_of_the_pipeline(world: World) -> None:
         output_type="latent",
     ).images
     torch.testing.assert_close(drawn * 0.13025, expected[0], rtol=1e-3, atol=1e-4)
+    painter = SdPainter(make_generation(world.order), recipe)
+    painter.load(False)
+    prompt, size = world.order.prompts[0], (1, 32, 48)
+    generated = painter.draw("a picture", prompt, samples.seed, size, None, lambda: None)
+    torch.testing.assert_close(generated, drawn)
     decoded = recipe.make_decoder(CPU)(drawn)
     assert decoded is not None and decoded.startswith(b"\x89PNG")
 

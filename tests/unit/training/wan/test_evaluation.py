@@ -12,25 +12,24 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from diffusers import WanTransformer3DModel
-from generation_world import text_file
+from generation_world import evaluate, text_file
 from latentmake import digest
 from latentmake.config.models import Model
 from latentmake.errors import TrainingError, UserError
 from latentmake.files import atomic, cachefile
 from latentmake.files.video import write_mp4
 from latentmake.reports.following import WORDS
-from latentmake.training.wan import sampling
-from latentmake.training.wan.clips import EvaluationOrder, Metrics
-from latentmake.training.wan.dit import WanOrder
-from latentmake.training.wan.draw import (
+from latentmake.training.loop.clips import EvaluationOrder, Metrics
+from latentmake.training.loop.draw import (
     Known,
     cases_of,
-    evaluate,
     figures_of,
     losses_of,
     mean_of,
     timesteps_of,
 )
+from latentmake.training.wan import draw as drawing
+from latentmake.training.wan.dit import WanOrder
 from latentmake.training.wan.recipe import WanRecipe
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -221,7 +220,7 @@ def test_a_killed_evaluation_loses_the_part_in_hand(
         write_mp4(path, frames, fps)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sampling, "write_mp4", until_the_adapter)
+        patch.setattr(drawing, "write_mp4", until_the_adapter)
         with pytest.raises(KeyboardInterrupt):
             evaluate(order)
         assert len(written) == 2 and len(Known.of(folder).losses) == 2

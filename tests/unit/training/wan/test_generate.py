@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 import torch
 from dit_world import tiny_dit
-from generation_world import RUN, make_world, order_of, text_file, write_lora_of
+from generation_world import RUN, generate, make_world, order_of, text_file, write_lora_of
 from latentmake.caches.encoders.wan import load_wan_vae
 from latentmake.config.models import Model
 from latentmake.config.weights import Weights
 from latentmake.errors import CacheError, SourceError, TrainingError
 from latentmake.files.video import spread_frames, write_mp4
-from latentmake.training.wan import sampling
-from latentmake.training.wan.clips import (
+from latentmake.training.loop.clips import (
     INDEX,
     Clip,
     GenerationIndex,
@@ -26,7 +25,7 @@ from latentmake.training.wan.clips import (
     clip_name,
     clip_reasons,
 )
-from latentmake.training.wan.draw import generate
+from latentmake.training.wan import draw as drawing
 from latentmake.training.wan.sampling import condition_of
 from PIL import Image
 from safetensors import safe_open
@@ -145,7 +144,7 @@ def test_finished_clips_outlive_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
         write_mp4(path, *others)
 
     with monkeypatch.context() as patched:
-        patched.setattr(sampling, "write_mp4", killed)
+        patched.setattr(drawing, "write_mp4", killed)
         with pytest.raises(KeyboardInterrupt):
             generate(order)
     before = files()

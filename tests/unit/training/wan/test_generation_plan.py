@@ -14,14 +14,15 @@ from latentmake.config.trainers import Generation
 from latentmake.errors import ConfigError, TrainingError
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.training.order import run_values
-from latentmake.training.wan.clips import (
+from latentmake.training.loop.clips import (
     GenerationOrder,
     adapter_digest,
-    generation_order,
     wishes,
 )
-from latentmake.training.wan.dit import WanOrder, boundary_of, check_lora
+from latentmake.training.loop.following import check_lora, order_for
+from latentmake.training.order import run_values
+from latentmake.training.wan.dit import WanOrder, boundary_of
+from latentmake.training.wan.plan import Wan
 from PIL import Image
 from safetensors.numpy import save_file
 
@@ -50,16 +51,16 @@ CONFIG: dict[str, Any] = {
 def cats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     # The digest of models that are not here.
-    monkeypatch.setattr("latentmake.training.wan.clips.made_of", lambda *_: "digest")
+    monkeypatch.setattr("latentmake.training.wan.plan.made_of", lambda *_: "digest")
     (tmp_path / "data").mkdir()
     Image.new("RGB", (64, 64)).save(tmp_path / "data/a.png")
     (tmp_path / "data/a.txt").write_text("a caption")
 
 
-def order_of(
+def training_of(
     run: dict[str, Any] | None = None, dataset: dict[str, Any] | None = None, **changes: Any
-) -> GenerationOrder:
-    """Return the order of a run with some of its keys changed; `changes` are of `generate`."""
+) -> tuple[Facts, WanOrder]:
+    """Return the facts and the order of a training; see `order_of`."""
     values = copy.deepcopy(CONFIG)
     values["datasets"]["cats"] = dataset or values["datasets"]["cats"]
     values["runs"]["first"] |= {**(run or {}), **({"generate": changes} if changes else {})}
@@ -82,7 +83,17 @@ def order_of(
         sample_size=(64, 64),
         trainer=trainer,
     )
-    return generation_order(facts, training)
+    return facts, training
+
+
+def order_of(*sections: dict[str, Any] | None, **changes: Any) -> GenerationOrder:
+    """Return the order of a run with some of its keys changed, and with another dataset.
+
+    `changes` are of `generate`.
+    """
+    facts, training = training_of(*sections, **changes)
+    settings = Wan().clip_settings(facts, training, "generate")
+    return order_for(facts, training, "generate", *settings)
 
 
 def test_defaults_come_from_the_run() -> None:
@@ -110,7 +121,7 @@ def test_clips_are_as_long_as_those_that_a_run_trains_on(
     video: dict[str, Any], frames: int
 ) -> None:
     dataset = {**CONFIG["datasets"]["cats"], **video}
-    assert order_of(dataset=dataset).settings.frames == frames
+    assert order_of(None, dataset).settings.frames == frames
 
 
 def test_both_networks_have_an_adapter_and_a_boundary() -> None:
@@ -141,7 +152,7 @@ CHANGES: dict[str, Any] = {
 
 
 def test_each_key_changes_the_clips() -> None:
-    assert CHANGES.keys() == Generation.model_fields.keys()
+    assert CHANGES.keys() == Generation.model_fields.keys() - {"images"}  # of pictures
 
     def keys(order: GenerationOrder) -> set[str]:
         return {wish.key for wish in wishes(order, adapter_digest(order))}
@@ -164,20 +175,21 @@ def test_each_key_changes_the_clips() -> None:
 
 
 def test_a_lora_that_cannot_be_drawn_with_is_one_line() -> None:
-    def check(lora: str, *names: str) -> None:
-        check_lora(order_of(lora=lora).adapters, names, "generate.lora")
+    def check(lora: str, model: str = "wan") -> None:
+        _, training = training_of({"model": model})
+        check_lora(order_of({"model": model}, lora=lora), training)
 
     file = "pytorch_lora_weights.safetensors"
     with pytest.raises(
         TrainingError, match=rf"generate\.lora: gone/{file}: no LoRA .*No such file"
     ):
-        check("gone", file)
+        check("gone")
     Path("lora").mkdir()
     save_file({"a": np.zeros(1)}, f"lora/{file}")
     with pytest.raises(TrainingError, match="has no rank and layers in its header"):
-        check("lora", file)
-    with pytest.raises(TrainingError, match="two networks need a folder with a and b"):
-        check(f"lora/{file}", "a", "b")
+        check("lora")
+    with pytest.raises(TrainingError, match="two networks need a folder with py"):
+        check(f"lora/{file}", "moe")
 
 
 def test_without_guidance_there_is_no_negative_prompt() -> None:

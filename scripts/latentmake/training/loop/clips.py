@@ -1,7 +1,8 @@
 """Clips and losses that follow a training: orders, keys, records, what is done; no torch here.
 
-A key is a digest of all that shapes a clip or a loss. The records beside the clips have the keys:
-the planner knows what is there, and nothing whose key is unchanged is made again.
+A clip is an MP4, or the PNG of a picture, which has no `frames`. A key is a digest of all that
+shapes a clip or a loss. The records beside the clips have the keys: the planner knows what is
+there, and nothing whose key is unchanged is made again.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -17,15 +17,12 @@ from pydantic import Field, StringConstraints
 
 from latentmake import digest
 from latentmake.config.models import Model
-from latentmake.errors import ConfigError, TrainingError
-from latentmake.plan.facts import Facts
+from latentmake.errors import TrainingError
 from latentmake.plan.manifest import rows_of, run_folder
 from latentmake.plan.orders import run_order
 from latentmake.plan.state import Difference, short, value_differences
-from latentmake.plan.target import prompt_path
-from latentmake.training.loop.order import Prompt
-from latentmake.training.order import JsonFile, caption_in, lock_content, read_order
-from latentmake.training.wan.dit import WanOrder, lora_files, made_of
+from latentmake.training.loop.order import Prompt, TrainingOrder
+from latentmake.training.order import JsonFile, caption_in, lock_content
 
 FOLDER = "generated"
 """Folder of the clips of `generate` below that of their run."""
@@ -35,16 +32,14 @@ Kind = Literal["real", "base", "adapter"]
 KINDS: tuple[Kind, ...] = ("real", "base", "adapter")
 TIMESTEPS = 10
 """Timesteps of the losses, spread evenly over the distribution of the training's."""
-CLIP_NAME = r"^[a-z0-9-]+_(real|base|adapter)\.mp4$"
+CLIP_NAME = r"^[a-z0-9-]+_(real|base|adapter)\.(mp4|png)$"
 """Names of the clips of an evaluation."""
 Figures = dict[str, float | None]
 
 _VERSION = 1  # raised when the same order would give other clips
 _EVALUATION = 1  # raised when the same evaluation would give other results
-_NAME = r"^[a-z0-9-]+_seed-\d+_(base|adapter)\.mp4$"
+_NAME = r"^[a-z0-9-]+_seed-\d+_(base|adapter)\.(mp4|png)$"
 _WORDS = 40  # characters of a prompt or a stem in a file's name
-_CAPTIONS = 4  # items whose captions are the prompts where a run names none
-_FRAMES = 81  # where a run trains on images
 _SIZE = {"frames": 0, "width": 0, "height": 0}  # in the place of what each item has
 
 FileDigest = Callable[[Path], str]
@@ -54,6 +49,7 @@ class ClipSettings(JsonFile):
     """Settings that shape each clip besides weights, prompt and seed; those of `generate`.
 
     Attributes:
+        frames: None of a picture, as are all that only clips have.
         guidance_scale: 1 is none.
         negative_prompt: "" without guidance.
         timestep_boundary: share of the timesteps from which on Wan 2.2's network for high noise is
@@ -61,14 +57,14 @@ class ClipSettings(JsonFile):
         image: digest of the first frame, for image-to-video.
     """
 
-    frames: int
+    frames: int | None = None
     width: int
     height: int
-    fps: int
+    fps: int | None = None
     num_inference_steps: int
     guidance_scale: float
-    flow_shift: float
-    scheduler: Literal["unipc", "euler"] = "unipc"
+    flow_shift: float | None = None
+    scheduler: Literal["unipc", "euler"] | None = None
     negative_prompt: str = ""
     timestep_boundary: float | None = None
     image: str | None = None
@@ -82,11 +78,14 @@ class GenerationOrder(JsonFile):
     """Order of a run's clips; paths are relative to the working directory.
 
     Attributes:
+        training: path of the training's order.
+        online: whether weights may have to be downloaded.
         output: folder of the clips.
-        adapters: files of the LoRA: of Wan 2.2's two networks, that for low noise first.
+        adapters: files of the LoRA, or of what else was trained: of Wan 2.2's two networks, that
+            for low noise first.
         manifest: of the run, for its captions.
         model: networks, VAE.
-        weights: digest of networks, VAE and text encoder.
+        weights: digest of networks, VAE and text encoder, and of what a network predicts.
         captions: number of the manifest's first captions that are prompts too.
         negative: cache file of the negative prompt's embedding; None without guidance.
         image: path of the first frame, for image-to-video.
@@ -100,6 +99,8 @@ class GenerationOrder(JsonFile):
     word: ClassVar[str] = "generate"
     kind: str
     run: str
+    training: str = ""
+    online: bool = False
     output: str
     adapters: list[str]
     manifest: str
@@ -121,6 +122,16 @@ class GenerationOrder(JsonFile):
     def path(self) -> Path:
         """Path of its file."""
         return run_order(self.run, self.word, self.planned)
+
+    @property
+    def noun(self) -> str:
+        """What it draws, for people."""
+        return "picture" if self.settings.frames is None else "clip"
+
+    @property
+    def suffix(self) -> str:
+        """End of its files' names."""
+        return ".png" if self.settings.frames is None else ".mp4"
 
     def key(self, prompt: str, seed: int, adapter: str, **size: int) -> str:
         """Return the key of a clip of a prompt; `adapter` is the digest of the LoRA, "" for none.
@@ -146,33 +157,31 @@ class EvaluationOrder(GenerationOrder):
     """Order of an evaluation: of clips whose prompts and sizes are those of held-out items.
 
     Attributes:
-        training: path of the training's order.
         output: folder of results and clips.
         clips: most items of which clips are made.
         resolution: name of that of the clips.
     """
 
     word: ClassVar[str] = "evaluate"
-    training: str
     clips: int
     resolution: str
 
-    def wanted(self, training: WanOrder, adapter: str) -> str:
+    def wanted(self, training: TrainingOrder, adapter: str) -> str:
         """Return the digest of all that shapes the results of a training with some LoRA.
 
         Raises:
             TrainingError: the run's lock is missing or damaged.
         """
         made = [self.weights, self.settings.values() | _SIZE, self.seeds[0]]
-        basis = [lock_content(training.lock), adapter, _training_digest(training)]
+        basis = [lock_content(training.lock), adapter, training.loss_digest()]
         return digest.of_value([_EVALUATION, TIMESTEPS, *basis, self.clips, self.resolution, made])
 
-    def loss_key(self, training: WanOrder, keys: tuple[str, str], adapter: str) -> str:
+    def loss_key(self, training: TrainingOrder, keys: tuple[str, str], adapter: str) -> str:
         """Return the key of an item's losses, from those of its latents and text, and the LoRA's.
 
         The digest of the LoRA is "" for none.
         """
-        made_from = [*keys, _training_digest(training), adapter, TIMESTEPS]
+        made_from = [*keys, training.loss_digest(), adapter, TIMESTEPS]
         return digest.of_value([_EVALUATION, "loss", *made_from])
 
     def real_key(self, latents: str) -> str:
@@ -180,21 +189,14 @@ class EvaluationOrder(GenerationOrder):
         return digest.of_value([_EVALUATION, "real", latents, self.weights, self.settings.fps])
 
     def drawn_key(
-        self, training: WanOrder, keys: tuple[str, str], adapter: str, size: Sequence[int]
+        self, training: TrainingOrder, keys: tuple[str, str], adapter: str, size: Sequence[int]
     ) -> str:
         """Return the key of a clip of some frames, height and width; see `loss_key`."""
         latents, text = keys
         shape = dict(zip(("frames", "height", "width"), size, strict=True))
         drawn = self.key(text, self.seeds[0], adapter, **shape)
         first = latents if training.image_to_video else ""
-        return digest.of_value([_EVALUATION, drawn, first, _training_digest(training)])
-
-
-def _training_digest(training: WanOrder) -> str:
-    """Return the digest of a training's network, and of all settings that shape a loss."""
-    settings = training.trainer
-    how = [training.flow_shift, training.boundary, settings.timestep_sampling]
-    return digest.of_value([training.weights, how, settings.mixed_precision])
+        return digest.of_value([_EVALUATION, drawn, first, training.loss_digest()])
 
 
 # -- records ---------------------------------------------------------------------------------------
@@ -317,16 +319,16 @@ class Metrics(JsonFile):
             yield from result.clips.values()
 
 
-def clip_name(prompt: str, seed: int, *, adapter: bool) -> str:
+def clip_name(prompt: str, seed: int, *, adapter: bool, suffix: str = ".mp4") -> str:
     """Return the name of a clip: some words and the digest of its prompt, seed, with what made."""
     words, number = _slug(prompt)[:_WORDS].strip("-"), digest.of_bytes(prompt.encode())[:8]
     made = "adapter" if adapter else "base"
-    return f"{f'{words}-{number}' if words else number}_seed-{seed}_{made}.mp4"
+    return f"{f'{words}-{number}' if words else number}_seed-{seed}_{made}{suffix}"
 
 
-def evaluated_name(stem: str, key: str, kind: Kind) -> str:
+def evaluated_name(stem: str, key: str, kind: Kind, suffix: str) -> str:
     """Return the name of a clip of an evaluation, from its item's stem and its key."""
-    return f"{_slug(stem)[-_WORDS:].strip('-')}-{key[:12]}_{kind}.mp4".removeprefix("-")
+    return f"{_slug(stem)[-_WORDS:].strip('-')}-{key[:12]}_{kind}{suffix}".removeprefix("-")
 
 
 def _slug(text: str) -> str:
@@ -368,7 +370,7 @@ def wishes(order: GenerationOrder, adapter: str) -> Iterator[Clip]:
         for seed in order.seeds:
             for used in ("", adapter) if order.base else (adapter,):
                 yield Clip(
-                    file=clip_name(prompt, seed, adapter=bool(used)),
+                    file=clip_name(prompt, seed, adapter=bool(used), suffix=order.suffix),
                     key=order.key(prompt, seed, used),
                     prompt=prompt,
                     seed=seed,
@@ -411,7 +413,7 @@ def clip_reasons(
     order, adapter = captions_of(order), adapter_digest(order, file_digest)
     index = GenerationIndex.read(Path(order.output) / INDEX)
     if index is None:
-        return [Difference("no clip has been drawn yet")]
+        return [Difference(f"no {order.noun} has been drawn yet")]
     good, missing = judged(order, index.clips, adapter)
     gone = len(index.clips) - len(good)
     if not missing and not gone:
@@ -421,7 +423,9 @@ def clip_reasons(
         *value_differences({"networks": index.weights}, {"networks": order.weights}),
         *value_differences(index.settings, order.shown()),
         *(Difference("trained LoRA", short(lora), short(adapter)) for lora in sorted(loras)),
-        Difference(f"clips to draw: {len(missing)}, no longer up to date or asked for: {gone}"),
+        Difference(
+            f"{order.noun}s to draw: {len(missing)}, no longer up to date or asked for: {gone}"
+        ),
     ]
 
 
@@ -445,7 +449,7 @@ def captions_of(order: GenerationOrder) -> GenerationOrder:
     prompts = [Prompt(prompt=caption, text=file) for caption, file in texts.items() if caption]
     if not prompts:
         raise TrainingError(
-            "none of the first captions has words to draw a clip from",
+            "none of the first captions has words to draw from",
             where=f"run {order.run}",
             hint=f"set runs.{order.run}.generate.prompts",
         )
@@ -453,7 +457,7 @@ def captions_of(order: GenerationOrder) -> GenerationOrder:
 
 
 def result_reasons(
-    order: EvaluationOrder, training: WanOrder, file_digest: FileDigest = digest.of_file
+    order: EvaluationOrder, training: TrainingOrder, file_digest: FileDigest = digest.of_file
 ) -> list[Difference]:
     """Return why the results of an order are not there, with all their clips as they were written.
 
@@ -466,131 +470,30 @@ def result_reasons(
         return [Difference("it has not been evaluated yet")]
     if metrics.wanted != order.wanted(training, adapter):
         settings = settings_of(order, training, adapter)
-        known = value_differences({key: metrics.settings.get(key) for key in settings}, settings)
+        was = {key: metrics.settings.get(key, value) for key, value in settings.items()}
+        known = value_differences(was, settings)
         return known or [Difference("the items held out, or settings of the evaluation, changed")]
     faults = (fault_of(clip, order.output, file_digest) for clip in metrics.clips())
     return [Difference(fault) for fault in faults if fault][:1]
 
 
-def settings_of(order: EvaluationOrder, training: WanOrder, adapter: str) -> dict[str, str]:
+def settings_of(order: EvaluationOrder, training: TrainingOrder, adapter: str) -> dict[str, str]:
     """Return the settings of an evaluation by name, for people."""
-    clips = order.settings
-    return {
-        "network": ", ".join(filter(None, [training.dit, training.dit_high_noise])),
-        "adapter": adapter[:12],
-        "steps of a clip": str(clips.num_inference_steps),
-        "guidance_scale": str(clips.guidance_scale),
-        "flow_shift of clips": str(clips.flow_shift),
-        "flow_shift of losses": str(training.flow_shift),
-        "scheduler": clips.scheduler,
-        "seed": str(order.seeds[0]),
-        "negative prompt": clips.negative_prompt,
+    clips = order.settings.values()
+    named = {
+        f"steps of a {order.noun}": clips["num_inference_steps"],
+        "guidance_scale": clips["guidance_scale"],
+        "flow_shift of clips": clips.get("flow_shift"),
+        **{f"{name} of losses": value for name, value in training.objective().items()},
+        "scheduler": clips.get("scheduler"),
+        "seed": order.seeds[0],
+        "negative prompt": clips["negative_prompt"],
     }
-
-
-# -- plan ------------------------------------------------------------------------------------------
-
-
-def order_of(path: Path, word: str) -> GenerationOrder:
-    """Read the order of clips or of an evaluation; raises TrainingError."""
-    return read_order(path, GenerationOrder if word == "generate" else EvaluationOrder)
+    networks = ", ".join(map(str, training.networks()))
+    shown = {name: str(value) for name, value in named.items() if value is not None}
+    return {"network": networks, "adapter": adapter[:12], **shown}
 
 
 def evaluation_folder(run: str) -> Path:
     """Return the folder of a run's `metrics.json` and clips."""
     return run_folder(run) / "evaluation"
-
-
-def generation_order(facts: Facts, training: WanOrder) -> GenerationOrder:
-    """Return the order of a run's clips.
-
-    Raises:
-        UserError: the model cannot draw them, or a file is missing.
-    """
-    config, where = facts.config, f"runs.{training.run}"
-    run = config.runs[training.run]
-    model, image = config.models[run.model], config.generation(run).image
-    task = str(model.task)
-    if task.startswith("flf2v") or task.endswith("-FC"):
-        raise ConfigError(
-            f"{task} draws from further pictures, which generate_{training.run} cannot give it",
-            where=f"{where}.model",
-            hint="generate with musubi-tuner, which takes the LoRA",
-        )
-    where, values = f"{where}.generate.image", _values(facts, training)
-    if image is not None:
-        try:
-            seen = {"image": facts.memo.digest_of_file(Path(image))}
-        except OSError as error:
-            what = f"{image} cannot be read ({error.strerror})"
-            hint = "check that the file exists and is readable"
-            raise ConfigError(what, where=where, hint=hint) from None
-        settings = values["settings"].model_copy(update=seen)
-        values |= {"image": image, "settings": settings}
-    elif model.image_to_video:
-        hint = "name the file of the clips' first frame"
-        raise ConfigError(f"{task} draws from a picture", where=where, hint=hint)
-    lora, strength = config.generation(run).lora, config.generation(run).lora_strength
-    if lora is not None:
-        values |= {"lora": lora, "adapters": lora_files(lora, training.results)}
-    return GenerationOrder(**values | {"strength": strength})
-
-
-def evaluation_order(facts: Facts, training: WanOrder) -> EvaluationOrder:
-    """Return the order of a run's evaluation; raises ModelError."""
-    run = facts.config.runs[training.run]
-    assert run.validation is not None
-    changes = {
-        "prompts": [],
-        "captions": 0,
-        "output": str(evaluation_folder(training.run)),
-        "training": str(training.path),
-        "clips": run.validation.clips,
-        "resolution": run.resolutions[0].name,
-    }
-    return EvaluationOrder(**_values(facts, training) | changes)
-
-
-def _values(facts: Facts, training: WanOrder) -> dict[str, Any]:
-    """Return the values of the order of a run's clips, without a first frame."""
-    config, name, folder = facts.config, training.run, Path(training.output)
-    run = config.runs[name]
-    model, settings = config.models[run.model], config.generation(run)
-    size = settings.resolution or run.resolutions[0]
-    guided = settings.guidance_scale > 1
-    text = partial(prompt_path, config, run.model)
-    lengths = [0]
-    for dataset in map(config.datasets.__getitem__, run.datasets):
-        if dataset.frame_extraction == "full":
-            lengths.append((dataset.max_frames - 1) // 4 * 4 + 1)
-        else:
-            lengths += dataset.target_frames or []
-    longest = max(lengths) if max(lengths) > 1 else _FRAMES
-    return {
-        "kind": training.kind,
-        "run": name,
-        "output": str(folder / FOLDER),
-        "adapters": [str(folder / each) for each in training.results],
-        "manifest": training.manifest,
-        "model": model,
-        "weights": made_of(model, run.model, facts.memo.digest_of_file),
-        "prompts": [Prompt(prompt=each, text=text(each)) for each in settings.prompts],
-        "captions": 0 if settings.prompts else _CAPTIONS,
-        "negative": text(settings.negative_prompt) if guided else None,
-        "seeds": [settings.seed + number for number in range(settings.videos)],
-        "settings": ClipSettings(
-            frames=settings.frames or longest,
-            width=size.width,
-            height=size.height,
-            fps=settings.fps,
-            num_inference_steps=settings.num_inference_steps,
-            guidance_scale=settings.guidance_scale,
-            flow_shift=settings.flow_shift or training.trainer.shift([size]),
-            scheduler=settings.scheduler,
-            negative_prompt=settings.negative_prompt if guided else "",
-            timestep_boundary=training.boundary,
-        ),
-        "base": settings.base,
-        "asked": config.prompt is not None,
-        "planned": training.planned,
-    }

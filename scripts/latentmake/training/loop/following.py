@@ -1,0 +1,173 @@
+"""Plan and launch of what follows a training: its clips or pictures, and its evaluation."""
+
+from __future__ import annotations
+
+import sys
+from abc import abstractmethod
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latentmake.errors import TrainingError, first_line
+from latentmake.files.safetensors import read_head
+from latentmake.plan.facts import Facts
+from latentmake.plan.run_plan import RunPlan
+from latentmake.plan.state import Difference
+from latentmake.plan.target import prompt_path
+from latentmake.training.loop.clips import (
+    FOLDER,
+    ClipSettings,
+    EvaluationOrder,
+    GenerationOrder,
+    clip_reasons,
+    evaluation_folder,
+    result_reasons,
+)
+from latentmake.training.loop.order import Prompt, TrainingOrder
+from latentmake.training.loop.plan import LoopBackend
+from latentmake.training.order import read_order
+from latentmake.training.process import RUN, run_child
+
+if TYPE_CHECKING:
+    from latentmake.training.loop.draw import Painter
+
+_CAPTIONS = 4  # items whose captions are the prompts where a run names none
+
+
+class FollowedBackend(LoopBackend):
+    """A trainer whose networks draw clips or pictures, and are evaluated on held-out items."""
+
+    @abstractmethod
+    def clip_settings(self, facts: Facts, training: Any, word: str) -> tuple[str, dict[str, Any]]:
+        """Return the digest of all networks that draw, and settings that not all trainers have.
+
+        They are settings of clips (`generate`), or of those of an evaluation (`evaluate`).
+
+        Raises:
+            UserError: the model draws no clips, or a file is missing.
+        """
+
+    @abstractmethod
+    def painter(self, order: Any, recipe: Any) -> Painter:
+        """Return what draws clips by the networks of a training's recipe."""
+
+    def plan_following(
+        self, facts: Facts, plan: RunPlan, word: str
+    ) -> tuple[Path, list[Difference]]:
+        """Write the order of clips or of an evaluation; see `Backend.plan_following`."""
+        training, file_digest = plan.trainer, facts.memo.digest_of_file
+        assert isinstance(training, TrainingOrder)
+        order = order_for(facts, training, word, *self.clip_settings(facts, training, word))
+        if not facts.asks:
+            order.write(order.path)
+        if waits := plan.awaited(order.texts()):
+            return order.path, waits
+        if isinstance(order, EvaluationOrder):
+            return order.path, result_reasons(order, training, file_digest)
+        if order.lora is not None or order.strength != 1:  # this run's training may have saved it
+            check_lora(order, training)
+        return order.path, clip_reasons(order, file_digest)
+
+    def follow(self, order: Path, word: str, *, log: Path, threads: int = 2) -> Path:
+        """Bring clips or the results of an evaluation up to date; return their folder."""
+        found = order_of(order, word)
+        folder = Path(found.output)
+        if word == "evaluate" or clip_reasons(found):
+            run_child(
+                [sys.executable, *RUN, str(order), word],
+                run=found.run,
+                folder=folder,
+                threads=threads,
+                log=log,
+                online=found.online,
+            )
+        return folder
+
+    def follow_here(self, order: Path, word: str) -> None:
+        """Draw clips or evaluate in this process."""
+        from latentmake.training.loop.draw import follow
+
+        follow(order_of(order, word), self.order_type, self.recipe, self.painter)
+
+
+def order_of(path: Path, word: str) -> GenerationOrder:
+    """Read the order of clips or of an evaluation; raises TrainingError."""
+    return read_order(path, GenerationOrder if word == "generate" else EvaluationOrder)
+
+
+def check_lora(order: GenerationOrder, training: TrainingOrder) -> None:
+    """Check the files of a LoRA that clips are drawn with, by their headers.
+
+    Raises:
+        TrainingError: one is missing or damaged, or has no rank and layers in its header.
+    """
+    names, files = training.results, list(map(Path, order.adapters))
+    try:
+        if len(files) != len(names):
+            raise ValueError(f"two networks need a folder with {' and '.join(names)}")
+        for file in files:
+            described = "lora_adapter_metadata" in read_head(file).metadata
+            if training.trains_lora and not described:
+                raise ValueError(f"{file.name} has no rank and layers in its header")
+        if not training.trains_lora and order.strength != 1:
+            raise ValueError("a strength is for a LoRA: leave out `lora_strength`")
+    except (OSError, ValueError) as error:
+        folder = "name a folder such as runs/NAME/saved/step-000500"
+        raise TrainingError(
+            f"{' and '.join(order.adapters)}: no LoRA to draw with ({first_line(error)})",
+            where=f"runs.{order.run}.generate.lora",
+            hint=f"{folder}, which the trainer {training.kind} wrote",
+        ) from None
+
+
+def order_for(
+    facts: Facts, training: TrainingOrder, word: str, weights: str, more: Mapping[str, Any]
+) -> GenerationOrder:
+    """Return the order of a run's clips, or with `evaluate` of its evaluation.
+
+    See `FollowedBackend.clip_settings` for the digest of the networks and `more` settings.
+    """
+    config, name, folder = facts.config, training.run, Path(training.output)
+    run = config.runs[name]
+    settings = config.generation(run)
+    size = settings.resolution or run.resolutions[0]
+    guided = settings.guidance_scale > 1
+    text = partial(prompt_path, config, run.model)
+    values: dict[str, Any] = {
+        "kind": training.kind,
+        "run": name,
+        "training": str(training.path),
+        "online": training.from_hub,
+        "output": str(folder / FOLDER),
+        "adapters": [str(folder / each) for each in training.results],
+        "manifest": training.manifest,
+        "model": config.models[run.model],
+        "weights": weights,
+        "prompts": [Prompt(prompt=each, text=text(each)) for each in settings.prompts],
+        "captions": 0 if settings.prompts else _CAPTIONS,
+        "negative": text(settings.negative_prompt) if guided else None,
+        "seeds": [settings.seed + number for number in range(settings.count)],
+        "settings": ClipSettings(
+            width=size.width,
+            height=size.height,
+            num_inference_steps=settings.num_inference_steps,
+            guidance_scale=settings.guidance_scale,
+            negative_prompt=settings.negative_prompt if guided else "",
+            **more,
+        ),
+        "base": settings.base,
+        "asked": config.prompt is not None,
+        "planned": training.planned,
+    }
+    if word == "evaluate":
+        assert run.validation is not None
+        values |= {"prompts": [], "captions": 0, "output": str(evaluation_folder(name))}
+        clips, resolution = run.validation.clips, run.resolutions[0].name
+        return EvaluationOrder(**values, clips=clips, resolution=resolution)
+    values |= {"image": settings.image, "strength": settings.lora_strength}
+    if (lora := settings.lora) is not None:
+        is_file = lora.endswith(".safetensors")
+        files = [lora] if is_file else [f"{lora}/{each}" for each in training.results]
+        values |= {"lora": lora, "adapters": files}
+    return GenerationOrder(**values)
