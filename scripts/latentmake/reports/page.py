@@ -2,7 +2,7 @@
 
 A page's content is data (JSON) that its script shows as text, never as markup. The page's content
 security policy allows that script, that style sheet and embedded pictures, nothing else; a page
-with clips also clips, embedded or beside it.
+with clips also clips, embedded or beside it, and a gallery pictures beside it.
 """
 
 from __future__ import annotations
@@ -77,9 +77,10 @@ def page(kind: str, title: str, data: Any, state: str = "") -> str:
     style, script = (
         "\n".join(_source(f"{name}.{x}") for name in _parts(kind)) for x in ("css", "js")
     )
-    clips = " file: 'self'; media-src data: file: 'self'" if kind in _CLIPS else ""
+    clips = "media-src data: file: 'self'; " if kind in _CLIPS else ""
+    beside = " file: 'self'" if kind == "gallery" else ""
     policy = (
-        f"default-src 'none'; img-src data:{clips}; style-src {_allowed(style)}; "
+        f"default-src 'none'; img-src data:{beside}; {clips}style-src {_allowed(style)}; "
         f"script-src {_allowed(script)}; base-uri 'none'; form-action 'none'"
     )
     return templates.get_template(f"{kind}.html").render(
