@@ -15,7 +15,7 @@ from latentmake import backends
 from latentmake.config.root import Config, parse
 from latentmake.entry import exit_on_mistake
 from latentmake.errors import LatentmakeError
-from latentmake.files.workspace import check_folder, claim
+from latentmake.files.workspace import check_folder, check_run_folder, claim
 from latentmake.plan.orders import EncodingJob, Order
 from latentmake.plan.planner import make_plan, many_objects
 from latentmake.reports.plan_report import report
@@ -114,6 +114,9 @@ class Session:
                 trains = name in request.trained
                 if trains or "publish" in request.words[name]:
                     backends.plan_training(facts, plan, train=trains)
+                listed = plan.manifest_order and request.kinds[name]
+                if listed or (plan.training_order and trains):
+                    check_run_folder(Path("runs", name))
         # All orders lie there before Snakemake looks: it remembers what a folder holds.
         for path in sorted(request.files):
             from latentmake.plan.batches import single

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from latentmake.errors import StorageError
+
 if TYPE_CHECKING:
     from latentmake.files.atomic import Lock
 
@@ -76,6 +78,9 @@ def hold(count: int, about: str, say: Callable[[str], None]) -> Iterator[str | N
 
     Yields:
         Their ids; None on a machine without GPUs.
+
+    Raises:
+        StorageError: the folder of the locks belongs to somebody else.
     """
     from latentmake.files.atomic import Lock
 
@@ -87,9 +92,7 @@ def hold(count: int, about: str, say: Callable[[str], None]) -> Iterator[str | N
         yield ",".join(found) or None
         return
     variable = next((name for name in _VARIABLES if name in os.environ), _VARIABLES[0])
-    # Shared by all projects and sessions of this user on a machine.
-    folder = Path(tempfile.gettempdir()) / f"latentmake-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    folder = _folder()
     locks = {
         name: Lock(folder / f"gpu-{uuids[name].replace('/', '_')}.lock", about)
         for name in sorted(found, key=lambda name: uuids[name])
@@ -128,6 +131,21 @@ def _first(locks: Mapping[str, Lock], say: Callable[[str], None]) -> str:
             say(f"waiting for a GPU: {held}")
         waits = True
         time.sleep(_POLL_SECONDS)
+
+
+def _folder() -> Path:
+    """Return the folder of this user's locks, shared by all projects and sessions on a machine."""
+    folder = Path(tempfile.gettempdir()) / f"latentmake-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    # To write through another user's link would overwrite a file of this user.
+    if folder.is_symlink() or not folder.is_dir() or folder.stat().st_uid != os.getuid():
+        raise StorageError(
+            "belongs to another user, but must hold your lock files of GPUs",
+            where=folder,
+            hint="remove it, or set TMPDIR to a folder of your own",
+        )
+    return folder
 
 
 def _output(command: list[str]) -> str:

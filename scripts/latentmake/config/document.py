@@ -60,6 +60,8 @@ def check_file(path: Path) -> None:
     Raises:
         ConfigError: the first mistake, with its line.
     """
+    if path.is_relative_to("/dev/fd"):
+        return  # a pipe can be read once: by Snakemake
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -92,6 +94,8 @@ def _from_yaml(path: Path, text: str) -> object:
         what = f"the character U+{error.character:04X} is not allowed"
         line = text[: error.position].count("\n")
         raise _mistake(path, line, what, "remove it, and save the file in UTF-8") from None
+    except (RecursionError, ValueError, OverflowError):  # of \UFFFFFFFF
+        raise ConfigError("is nested too deeply or odd", where=path, hint=_HINT) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what, hint = ", ".join(filter(None, (error.context, error.problem))), error.note or _HINT

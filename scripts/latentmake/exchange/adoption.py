@@ -131,6 +131,8 @@ class _Batch:
         reading = Reading(work)
         try:
             identify(self._order, self._recipe, reading)
+            if work.content not in (None, reading.content):
+                raise OutdatedError("was edited just now", where=work.item.name)
         except (CacheError, SourceError, OSError) as error:
             return [_refused(error, work.item.name)] * len(candidates)
         self.sources |= reading.sources

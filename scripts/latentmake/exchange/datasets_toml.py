@@ -65,6 +65,11 @@ _CAPTIONS = {
     "caption_dropout_rate": 0,
     "caption_tag_dropout_rate": 0,
 }
+_OLD = {  # of musubi-tuner
+    "flux_kontext_no_resize_control": "no_resize_control",
+    "qwen_image_edit_no_resize_control": "no_resize_control",
+    "qwen_image_edit_control_resolution": "control_resolution",
+}
 _RANDOM = ("shuffle_caption", "enable_wildcard", "caption_dropout_rate", "caption_tag_dropout_rate")
 _SUBSET = {"num_repeats": 1, "flip_aug": False, "alpha_mask": False}
 _BUCKETS = {"min_bucket_reso": 256, "max_bucket_reso": 1024}
@@ -194,7 +199,7 @@ class Imported:
             ConfigError: a value is of another kind than its key's.
         """
         try:
-            return model.model_validate(table)
+            return model.model_validate({_OLD.get(key, key): table[key] for key in table})
         except ValidationError as error:
             first, *_ = error.errors(include_url=False)
             key = str(first["loc"][0])

@@ -45,6 +45,17 @@ def check_folder(home: Path, *, dry: bool) -> None:
         _try_to_write(temporary, "set TMPDIR to another folder, or ")
 
 
+def check_run_folder(folder: Path) -> None:
+    """Refuse a run's folder that is none, or that cannot be written."""
+    place = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+    if not place.is_dir():
+        what = "a file is in the place of a folder"
+        raise StorageError(what, where=place, hint="remove the file, or rename it")
+    if not os.access(place, os.W_OK | os.X_OK):
+        hint = "give your user the right to write there, or mount it for writing"
+        raise StorageError("this folder cannot be written", where=place, hint=hint)
+
+
 def _try_to_write(folder: Path, remedy: str = "") -> None:
     """Write an unnamed file, to find a full disk before any job does."""
     try:

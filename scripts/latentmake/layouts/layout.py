@@ -71,7 +71,7 @@ class Layout:
     """
 
     name: str  # as `layout_of` takes it
-    encoding: str  # name of the module of `caches.encoders` that makes its caches
+    encoding: str  # by which caches/encoders/load.py chooses the encoders of its caches
     text_ending: str | None  # end of the name of a text cache; None where text is not cached
     latents_ending: str  # end of the name of a latents cache
     longest_ending: str  # the longest text that follows an item's own name in that of a cache file

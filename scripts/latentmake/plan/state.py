@@ -8,6 +8,7 @@ again. Everyone who asks about targets (the plan, `status`, `explain`, `verify`)
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -353,6 +354,8 @@ class Judge:
         """
         expected: set[str] = set()
         parts = {part: self._part(part, items, found, expected) for part, items in inputs.items()}
+        missing = (x.path for each in parts.values() for x in each.stale if not x.target.found)
+        _refuse_obstacles(missing, found)
         kept = {self.layout.base(stem) for stem in owned}
         with_inputs = {self.layout.base(x.stem) for items in inputs.values() for x in items}
         for part, path in self._orphans(found, expected, inputs, kept, kept - with_inputs):
@@ -422,6 +425,19 @@ class Judge:
             elif not name.endswith(TEMPORARY_SUFFIX):
                 continue
             yield part, path
+
+
+def _refuse_obstacles(paths: Iterable[str], found: Listing) -> None:
+    """Refuse a file, or a link that leads nowhere, in the place of a missing cache file's folder.
+
+    A drive that is not mounted leaves such a link.
+    """
+    for folder in {path.rpartition("/")[0] for path in paths}:
+        for each in (Path(folder), *Path(folder).parents):
+            if str(each) in found or (os.path.lexists(each) and not each.is_dir()):
+                link = "a link that leads nowhere, or to other caches"
+                what = f"is {link if each.is_symlink() else 'a file'}, where a folder belongs"
+                raise CacheError(what, where=each, hint="move it away or remove it")
 
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")

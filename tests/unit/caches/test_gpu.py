@@ -18,7 +18,7 @@ import pytest
 import torch
 from latentmake.caches import gpu
 from latentmake.caches.encoders.device import pick_device, stacked
-from latentmake.errors import DeviceError
+from latentmake.errors import DeviceError, StorageError
 
 PACKAGE = str(Path(gpu.__file__).parents[2])
 HOLD = """
@@ -164,6 +164,28 @@ def test_an_allocation_has_its_gpus_for_itself(
     with gpu.hold(3, "run cats", print) as taken:
         assert taken == shown
     assert not (tmp_path / f"latentmake-{os.getuid()}").exists()
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "of another"])
+def test_a_folder_of_locks_that_is_not_ours_is_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    folder = tmp_path / f"latentmake-{os.getuid()}"
+    if kind == "file":
+        folder.touch()
+    elif kind == "link":
+        folder.symlink_to(tmp_path)
+    elif os.geteuid():
+        pytest.skip("giving a folder away needs the rights of root")
+    else:
+        folder.mkdir()
+        os.chown(folder, 65534, 65534)
+    with (
+        pytest.raises(StorageError, match=rf"^{folder}: .*; remove it, or set TMPDIR"),
+        gpu.lease(),
+    ):
+        pass
 
 
 # -- a GPU that torch does not see ----------------------------------------------------------------

@@ -1,28 +1,32 @@
-"""Captions are padded and cut as transformers does it, whichever threads encode them."""
+"""Results of a batch equal those of samples alone to a tolerance."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from demo.text import clip_tokenizer, t5_tokenizer
+from exact_world import TOLERANCE, error, narrow_vae, pictures
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from latentmake.caches.encoders import text
+from latentmake.caches.encoders.vae import encode_images
+from latentmake.caches.encoders.wan import WanVae
 from latentmake.caches.tokenizers import TokenCache
 from latentmake.config.weights import TextWeights
 from text_world import letters, make_texts, model_of
 from torch.nn.utils.rnn import pad_sequence
 from transformers import ByT5Tokenizer
-from wan_world import write_umt5
+from wan_world import tiny_wan_vae, write_umt5
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
+COUNTS = (2, 4, 8)
 WORDS = [letters(7 * number)[-7:] for number in range(1, 9)]
 CAPTIONS = ["", *(" ".join(WORDS[:count]) for count in range(1, 8))]
 
@@ -43,6 +47,68 @@ def of_wan(root: Path, dtype: torch.dtype = torch.float32) -> text.TextEncoder:
     folder = root / "wan"
     weights = TextWeights(path=f"{folder}/text_encoder", tokenizer=f"{folder}/tokenizer")
     return text.load_umt5(weights, CPU, dtype)
+
+
+# -- in every dtype, padded to the longest --------------------------------------------------------
+
+
+class Case(NamedTuple):
+    """An encoder: eight inputs, and its results for some of them in one batch."""
+
+    inputs: Sequence[Any]
+    encode: Callable[[Sequence[Any]], list[torch.Tensor]]
+
+
+def of_pictures(name: str, dtype: torch.dtype) -> Case:
+    noise = torch.randint(0, 256, (5, 64, 64, 3), generator=torch.Generator().manual_seed(1))
+    inputs = torch.cat([*pictures(64).values(), noise.to(torch.uint8)])
+    network = tiny_wan_vae(4) if name == "VAE of Wan" else narrow_vae(flux=name == "VAE of Flux")
+    torch.nn.Module.to(network, dtype)  # diffusers' own warns
+    if name != "VAE of Wan":
+        return Case(inputs, lambda some: list(encode_images(network, torch.stack(list(some)))))
+    vae = WanVae(network)
+    return Case(
+        inputs, lambda some: list(vae.encode(torch.stack(list(some))[:, None], torch.float32))
+    )
+
+
+def of_captions(root: Path, kind: str, dtype: torch.dtype) -> Case:
+    if kind == "umT5":
+        encoder = of_wan(root, dtype)
+        encoder.network.to(dtype)
+    elif kind == "CLIP":
+        encoder = text.text_encoders(model_of(root, "sd1"), CPU, dtype)._encoders["text_encoder"]
+    else:
+        encoder = t5(root, dtype)
+    return Case(CAPTIONS, lambda some: [each["hidden_state"] for each in encoder.encode(some)])
+
+
+def case_of(root: Path, name: str, dtype: torch.dtype) -> Case:
+    of_a_vae = name.startswith("VAE")
+    return of_pictures(name, dtype) if of_a_vae else of_captions(root, name, dtype)
+
+
+ENCODERS = ("VAE", "VAE of Flux", "VAE of Wan", "CLIP", "T5", "umT5")
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@torch.inference_mode()
+def test_a_batch_differs_from_samples_alone_by_less_than_the_tolerance(
+    root: Path, name: str
+) -> None:
+    exact = case_of(root, name, torch.float64)
+    truth = [exact.encode([each])[0] for each in exact.inputs]
+    for dtype, tolerance in TOLERANCE.items():
+        if name == "umT5":
+            tolerance = TOLERANCE[torch.bfloat16]  # in which its results are stored
+        case = case_of(root, name, dtype)
+        alone = [case.encode([each])[0] for each in case.inputs]
+        off = max(error(one, two) for one, two in zip(alone, truth, strict=True))
+        for count in COUNTS:
+            batch = case.encode(case.inputs[:count])
+            for one, two, three in zip(batch, alone, truth, strict=False):
+                assert error(one, two.double()) < tolerance
+                assert error(one, three) < off + tolerance / 2  # as near to the truth
 
 
 @pytest.mark.parametrize("kind", ["T5", "umT5"])

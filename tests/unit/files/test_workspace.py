@@ -20,6 +20,7 @@ from latentmake.files.workspace import (
     Need,
     absolute,
     check_folder,
+    check_run_folder,
     claim,
     free,
     human,
@@ -91,6 +92,26 @@ def test_a_full_disk_is_named(
     finally:
         subprocess.run(["umount", str(place)], check=True)
     check_folder(folder, dry=False)
+
+
+@pytest.mark.parametrize("name", ["runs", "runs/cats"])
+def test_a_runs_folder_that_is_none_or_cannot_be_written_is_named(folder: Path, name: str) -> None:
+    run = Path("runs/cats")
+    check_run_folder(run)
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).touch()
+    with pytest.raises(StorageError, match=f"^{name}: a file is in the place of a folder; "):
+        check_run_folder(run)
+    (folder / name).unlink()
+    (folder / name).mkdir()
+    if subprocess.run(["chattr", "+i", name], capture_output=True).returncode:
+        pytest.skip("a folder that nobody may write needs the rights of root")
+    try:
+        with pytest.raises(StorageError, match=f"^{name}: this folder cannot be written; give"):
+            check_run_folder(run)
+    finally:
+        subprocess.run(["chattr", "-i", name], check=True)
+    check_run_folder(run)
 
 
 def test_a_folder_without_permission_is_named(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from item_world import inputs_of, plain_path
 from latentmake import digest
 from latentmake.config.datasets import Dataset
 from latentmake.data.item import Item
+from latentmake.errors import CacheError
 from latentmake.files import atomic, cachefile
 from latentmake.geometry.buckets import Size
 from latentmake.index.listing import Folder
@@ -325,6 +327,33 @@ def test_a_link_that_leads_to_no_file_is_damaged(world: World, to: str) -> None:
     found = world.judge()
     assert reasons(found) == {("a", "64"): "damaged"}
     assert orphans(found) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "make", "what"),
+    [
+        ("cats/tiny/64", Path.touch, "is a file, where a folder belongs"),
+        ("cats/tiny", Path.touch, "is a file, where a folder belongs"),
+        ("cats/tiny/64/sub", Path.touch, "is a file, where a folder belongs"),
+        ("cats/tiny/64", lambda path: path.symlink_to("64"), "is a link that leads nowhere"),
+        (
+            "cats/tiny/64",
+            lambda path: path.symlink_to("96"),
+            "is a link that leads nowhere, or",
+        ),
+    ],
+)
+def test_what_lies_in_the_place_of_a_cache_is_named_in_a_line(
+    world: World, place: str, make: Callable[[Path], object], what: str
+) -> None:
+    world.make_all()
+    path = world.root / "cache" / place
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    make(path)
+    with pytest.raises(CacheError, match=rf"^cache/{place}: {what}.*; move it away or remove it$"):
+        world.judge()
 
 
 # -- any set of edits -----------------------------------------------------------------------------

@@ -78,7 +78,8 @@ def encoder(
             with without(*_unused(model, order.kind)):
                 loaded = load()
         except Exception as error:  # a package beside theirs, as xformers, needs what is hidden
-            if "import" not in str(error) and not isinstance(error, AttributeError):
+            wrapped = "import" in str(error)  # by diffusers, or by our own line
+            if not wrapped and not isinstance(error, ImportError | AttributeError):
                 raise
     return (loaded or load())._replace(
         size=size,

@@ -101,7 +101,9 @@ def resumable(order: TrainingOrder, wanted: Wanted) -> list[Checkpoint]:
     course, limit = order.course_digest(), order.trainer.step_limit or math.inf
 
     def fits(progress: Progress) -> bool:
-        if progress.wanted.model_copy(update={"settings": wanted.settings}) != wanted:
+        # `resumed` is of a run that an older release began with another one's checkpoint.
+        same = {"settings": wanted.settings, "resumed": wanted.resumed}
+        if progress.wanted.model_copy(update=same) != wanted:
             return False
         if progress.wanted == wanted:
             return True
