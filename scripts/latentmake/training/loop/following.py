@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from latentmake.errors import TrainingError, first_line
 from latentmake.files.safetensors import read_head
@@ -25,70 +24,46 @@ from latentmake.training.loop.clips import (
     result_reasons,
 )
 from latentmake.training.loop.order import Prompt, TrainingOrder
-from latentmake.training.loop.plan import LoopBackend
 from latentmake.training.order import read_order
 from latentmake.training.process import RUN, run_child
 
-if TYPE_CHECKING:
-    from latentmake.training.loop.draw import Painter
-
+ClipSettingsOf = Callable[[Facts, TrainingOrder, str], tuple[str, dict[str, Any]]]
+"""See `FollowedBackend.clip_settings`."""
 _CAPTIONS = 4  # items whose captions are the prompts where a run names none
 
 
-class FollowedBackend(LoopBackend):
-    """A trainer whose networks draw clips or pictures, and are evaluated on held-out items."""
+def plan_following(
+    facts: Facts, plan: RunPlan, word: str, clip_settings: ClipSettingsOf
+) -> tuple[Path, list[Difference]]:
+    """Write the order of clips or of an evaluation; see `Backend.plan_following`."""
+    training, file_digest = plan.trainer, facts.memo.digest_of_file
+    assert isinstance(training, TrainingOrder)
+    order = order_for(facts, training, word, *clip_settings(facts, training, word))
+    if not facts.asks:
+        order.write(order.path)
+    if waits := plan.awaited(order.texts()):
+        return order.path, waits
+    if isinstance(order, EvaluationOrder):
+        return order.path, result_reasons(order, training, file_digest)
+    if order.lora is not None or order.strength != 1:  # this run's training may have saved it
+        check_lora(order, training)
+    return order.path, clip_reasons(order, file_digest)
 
-    @abstractmethod
-    def clip_settings(self, facts: Facts, training: Any, word: str) -> tuple[str, dict[str, Any]]:
-        """Return the digest of all networks that draw, and settings that not all trainers have.
 
-        They are settings of clips (`generate`), or of those of an evaluation (`evaluate`).
-
-        Raises:
-            UserError: the model draws no clips, or a file is missing.
-        """
-
-    @abstractmethod
-    def painter(self, order: Any, recipe: Any) -> Painter:
-        """Return what draws clips by the networks of a training's recipe."""
-
-    def plan_following(
-        self, facts: Facts, plan: RunPlan, word: str
-    ) -> tuple[Path, list[Difference]]:
-        """Write the order of clips or of an evaluation; see `Backend.plan_following`."""
-        training, file_digest = plan.trainer, facts.memo.digest_of_file
-        assert isinstance(training, TrainingOrder)
-        order = order_for(facts, training, word, *self.clip_settings(facts, training, word))
-        if not facts.asks:
-            order.write(order.path)
-        if waits := plan.awaited(order.texts()):
-            return order.path, waits
-        if isinstance(order, EvaluationOrder):
-            return order.path, result_reasons(order, training, file_digest)
-        if order.lora is not None or order.strength != 1:  # this run's training may have saved it
-            check_lora(order, training)
-        return order.path, clip_reasons(order, file_digest)
-
-    def follow(self, order: Path, word: str, *, log: Path, threads: int = 2) -> Path:
-        """Bring clips or the results of an evaluation up to date; return their folder."""
-        found = order_of(order, word)
-        folder = Path(found.output)
-        if word == "evaluate" or clip_reasons(found):
-            run_child(
-                [sys.executable, *RUN, str(order), word],
-                run=found.run,
-                folder=folder,
-                threads=threads,
-                log=log,
-                online=found.online,
-            )
-        return folder
-
-    def follow_here(self, order: Path, word: str) -> None:
-        """Draw clips or evaluate in this process."""
-        from latentmake.training.loop.draw import follow
-
-        follow(order_of(order, word), self.order_type, self.recipe, self.painter)
+def follow(path: Path, word: str, *, log: Path, threads: int) -> Path:
+    """Bring clips or the results of an evaluation up to date; return their folder."""
+    order = order_of(path, word)
+    folder = Path(order.output)
+    if word == "evaluate" or clip_reasons(order):
+        run_child(
+            [sys.executable, *RUN, str(path), word],
+            run=order.run,
+            folder=folder,
+            threads=threads,
+            log=log,
+            online=order.online,
+        )
+    return folder
 
 
 def order_of(path: Path, word: str) -> GenerationOrder:

@@ -12,7 +12,7 @@ from latentmake.errors import ModelError, TrainingError
 from latentmake.models import headers
 from latentmake.models.files import network_config
 from latentmake.plan.facts import Facts
-from latentmake.training.loop.following import FollowedBackend
+from latentmake.training.loop.backend import FollowedBackend
 from latentmake.training.loop.plan import begun, order_values
 from latentmake.training.sd.unet import (
     PLACES,

@@ -11,7 +11,7 @@ from latentmake.errors import ConfigError
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import rows_of
 from latentmake.plan.run_plan import RunPlan
-from latentmake.training.loop.following import FollowedBackend
+from latentmake.training.loop.backend import FollowedBackend
 from latentmake.training.loop.plan import begun, order_values
 from latentmake.training.wan.dit import (
     PLACES,
