@@ -20,7 +20,7 @@ for word, run in ((word, run) for word in EXCHANGED for run in EXCHANGED[word]):
             f"logs/{word}/{run}.log",
         localrule: True
         conda:
-            "../envs/train.yaml" if word == "publish" else "../envs/encode.yaml"
+            "../envs/train.yaml"
         threads: 1 if word == "publish" else threads_of("encode")
         params:
             word=word,

@@ -52,7 +52,7 @@ def config() -> dict[str, Any]:
         "fit": "bucket",
         "bucket_reso_steps": 8,
         "tags_extension": ".tags",
-        "captions": {"variants": 2, "shuffle_caption": True},
+        "captions": {"variants": 2, "shuffle_caption": True, "caption_tag_dropout_rate": 0.1},
     }
     values["datasets"]["more"] = {"path": "data/more"}
     values["models"]["micro"] = {

@@ -71,7 +71,7 @@ class Layout:
     """
 
     name: str  # as `layout_of` takes it
-    encoding: str  # by which caches/encoders/load.py chooses the encoders of its caches
+    encoding: str  # what makes its caches: `plain`, `wan` or scripts of a trainer
     text_ending: str | None  # end of the name of a text cache; None where text is not cached
     latents_ending: str  # end of the name of a latents cache
     longest_ending: str  # the longest text that follows an item's own name in that of a cache file
@@ -88,6 +88,13 @@ class Layout:
     rate: float = WAN_FPS  # frames a second that `source_fps` converts videos to
     pads_t5 = False  # whether T5's captions are padded, and the padding is visible to it
     first_line = False  # whether its trainer reads only the first line of a caption
+
+    def encoder(self, kind: str) -> tuple[str, str]:
+        """Return the module of `caches.encoders`, and its function, that load an encoder."""
+        own = self.encoding == "wan"
+        if kind == "text":
+            return "text", "umt5" if own else "text"
+        return "wan" if own else "vae", "latents"
 
     # -- names ------------------------------------------------------------------------------------
 

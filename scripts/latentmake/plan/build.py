@@ -123,6 +123,7 @@ class Build:
                 with contextlib.suppress(OSError):
                     if path.name.split(".")[0] not in keep_orders and path.stat().st_mtime < oldest:
                         path.unlink()
+            store.forget_made(self.orders)
             store.limit(keep)
 
 

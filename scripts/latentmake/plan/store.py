@@ -79,6 +79,20 @@ def keep(orders: Iterable[Order]) -> None:
                 os.link(target.path, stored(key))
 
 
+def forget_made(orders: Iterable[Order]) -> None:
+    """Delete the files that bear the name of one of some orders' targets now.
+
+    They would keep the bytes of targets that the user deletes. Files with other names stay: of a
+    project that was copied by hard links, all have one.
+    """
+    shared = {(stat.st_dev, stat.st_ino): path for path, stat, _ in _files() if stat.st_nlink > 1}
+    for target in (path for order in orders for path in order.paths) if shared else ():
+        with contextlib.suppress(OSError):
+            stat = os.lstat(target)
+            if path := shared.pop((stat.st_dev, stat.st_ino), None):
+                Path(path).unlink()
+
+
 def used() -> int:
     """Return the size of the store in bytes."""
     return sum(size for _, _, size in _files())

@@ -111,5 +111,6 @@ def adopt_run(plan: RunPlan, form: Format, *, say: Callable[[str], None]) -> Cou
     total[WITHOUT] = sum(len(state.stale) for state in states) - stale
     store.keep(orders)
     total += adopt(orders, form, say=say, threads=usable_cores())
+    store.forget_made(orders)
     say(f"{plan.name}: " + ", ".join(f"{total[state]} {state}" for state in STATES))
     return total

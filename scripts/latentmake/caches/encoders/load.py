@@ -66,10 +66,9 @@ def encoder(
     os.environ.update(_QUIET)  # read when these libraries are imported
 
     def load() -> Loaded:
-        is_wan = order.layout.encoding == "wan"
-        name = "text" if order.kind == "text" else "wan" if is_wan else "vae"
+        name, function = order.layout.encoder(order.kind)
         module = import_module(f"latentmake.caches.encoders.{name}")
-        loaded: Loaded = getattr(module, order.kind)(order, device, say)
+        loaded: Loaded = getattr(module, function)(order, device, say)
         return loaded
 
     loaded = None

@@ -369,10 +369,14 @@ class TextEncoders:
 def text(order: Order, device: torch.device, say: Callable[[str], None]) -> Loaded:
     """Load the text encoders of an order."""
     model = order.model_settings
-    if order.layout.encoding != "wan":
-        dtype = compute_dtype(device, model.caption_dtype, say)
-        encoders = text_encoders(model, device, dtype, stored=DTYPES[model.caption_dtype])
-        return encoders.loaded(lambda caption, tensors: (tensors, {"caption": caption}))
+    dtype = compute_dtype(device, model.caption_dtype, say)
+    encoders = text_encoders(model, device, dtype, stored=DTYPES[model.caption_dtype])
+    return encoders.loaded(lambda caption, tensors: (tensors, {"caption": caption}))
+
+
+def umt5(order: Order, device: torch.device, say: Callable[[str], None]) -> Loaded:
+    """Load Wan's text encoder for an order."""
+    model = order.model_settings
 
     def named(caption: str, tensors: Tensors) -> Named:
         (embedding,) = tensors.values()
