@@ -60,9 +60,9 @@ def test_a_target_that_there_is_not_is_one_line(fresh: Callable[[], Project]) ->
         "caches_tinny": ["there is no run `tinny`", "did you mean `caches_tiny`?"],
         "clean": [listed, "runs: tiny"],
         "runs/tiny/lock": [listed],
-        "cache/shapes/micro/65/ant.latents.safetensors": ["factor 8", "use 64 or 72"],
-        "cache/shapes/micro/99999/ant.latents.safetensors": ["8192"],
-        "cache/shapes/micro/16/antt.latents.safetensors": ["no item", "16/ant.latents.safetensors"],
+        "cache/shapes/micro/65/ant.latents.safetensors": ["no run has this resolution"],
+        "cache/shapes/micro/99999/ant.latents.safetensors": ["no run has this resolution"],
+        "cache/shapes/micro/16/antt.latents.safetensors": ["no item has a cache file"],
         "cache/shapes/mikro/16/ant.latents.safetensors": ["did you mean `micro`?"],
     }.items():
         fails(project.run("-n", target, check=False), f"error: {target}: ", *words)
