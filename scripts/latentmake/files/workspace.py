@@ -24,7 +24,7 @@ OWNER = ".latentmake-owner"
 """Note of the project that owns a cache folder which lies outside of it."""
 ADOPTED = "adopted.tsv"
 """Record of adopted files, in the cache folder of a dataset's model."""
-_WRITTEN = ("logs", "runs", ".latentmake", ".snakemake")
+_WRITTEN = ("logs", ".latentmake", ".snakemake")
 
 
 def check_folder(home: Path, *, dry: bool) -> None:

@@ -52,7 +52,7 @@ def test_a_folder_that_can_be_written_is_taken_and_left_as_it_was(folder: Path) 
     assert {each.name for each in (folder / "logs").iterdir()} == names
 
 
-@pytest.mark.parametrize("name", ["logs", "runs", ".snakemake", ".latentmake"])
+@pytest.mark.parametrize("name", ["logs", ".snakemake", ".latentmake"])
 def test_a_file_in_the_place_of_a_folder_is_named(folder: Path, name: str) -> None:
     (folder / name).touch()
     with pytest.raises(StorageError, match=f"^{name}: a file lies where a folder belongs"):
