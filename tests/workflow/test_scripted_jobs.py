@@ -77,18 +77,12 @@ def forget_the_script(project: Project) -> None:
     (project / TUNER / "src/musubi_tuner" / scripts_world.TEXT).unlink()
 
 
-def forget_a_flag(project: Project) -> None:
-    script = project / TUNER / "src/musubi_tuner" / scripts_world.LATENTS
-    script.write_text(script.read_text().replace('parser.add_argument("--vae")', "pass"))
-
-
 def take_the_text_encoder_for_the_vae(project: Project) -> None:
     project.configure(lambda x: x["models"]["tiny"].update(vae="models/tiny/text.safetensors"))
 
 
 MISTAKES = [
     (forget_the_script, ["no zimage_cache_text_encoder_outputs.py", "update it"]),
-    (forget_a_flag, ["too old for Z-Image", "does not know --vae", "update it"]),
     (take_the_text_encoder_for_the_vae, ["models.tiny.vae", "holds a language model, not a VAE"]),
 ]
 
