@@ -17,7 +17,7 @@ from snakemake.logging import logger
 from snakemake_interface_logger_plugins.common import LogEvent
 
 RESOLUTION = r"\d+(?:x\d+)?"
-TEXT = rf"text(?:\.(?:\d+|dropped)(?:@{RESOLUTION})?)?"
+TEXT = rf"text(?:\.\d+(?:@{RESOLUTION})?)?"
 
 
 def as_written(values):

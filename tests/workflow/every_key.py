@@ -578,26 +578,28 @@ PUBLICATION: dict[Key, Any] = {
     ("publish", "num_workers"): 3,
 }
 PROMPT: dict[Key, Change] = {("prompt",): nothing("a cat", "of generate_{run} alone")}
+# Of `generate`: keys of clips and pictures, and of one of them.
+DRAWN: dict[str, Any] = {
+    "prompts": ["a cat"],
+    "negative_prompt": "blurred",
+    "resolution": 32,
+    "num_inference_steps": 2,
+    "guidance_scale": 2.0,
+    "seed": 1,
+    "base": False,
+    "lora": "runs/other",
+    "lora_strength": 0.5,
+}
+FILMED: dict[str, Any] = {
+    "videos": 2,
+    "frames": 5,
+    "flow_shift": 2.0,
+    "scheduler": "euler",
+    "fps": 8,
+}
 GENERATION: dict[Key, Change] = {
     ("runs", "generate", name): refused(value, "runs.tiny.generate: its trainer generates nothing")
-    for name, value in {
-        "prompts": ["a cat"],
-        "negative_prompt": "blurred",
-        "videos": 2,
-        "images": 2,
-        "frames": 5,
-        "resolution": 32,
-        "num_inference_steps": 2,
-        "guidance_scale": 2.0,
-        "flow_shift": 2.0,
-        "scheduler": "euler",
-        "seed": 1,
-        "fps": 8,
-        "image": "first.png",
-        "base": False,
-        "lora": "runs/other",
-        "lora_strength": 0.5,
-    }.items()
+    for name, value in {**DRAWN, **FILMED, "images": 2, "image": "first.png"}.items()
 }
 EXPORT: dict[Key, Change] = {
     ("export", "folder"): nothing("elsewhere", "of export_{run} alone"),

@@ -113,31 +113,13 @@ CHANGES: dict[Key, Change] = {
     **every_key.WAN,
     **every_key.EXPORT,
     **every_key.PROMPT,
-    **every_key.GENERATION,
     **{
         ("runs", "generate", name): nothing(value, "of generate_{run} alone")
-        for name, value in {
-            "prompts": ["a cat"],
-            "negative_prompt": "blurred",
-            "images": 2,
-            "resolution": 32,
-            "num_inference_steps": 2,
-            "guidance_scale": 2.0,
-            "seed": 1,
-            "base": False,
-            "lora": "runs/other",
-            "lora_strength": 0.5,
-        }.items()
+        for name, value in {**every_key.DRAWN, "images": 2}.items()
     },
     **{
         ("runs", "generate", name): refused(value, "draws pictures, not clips")
-        for name, value in {
-            "videos": 2,
-            "frames": 5,
-            "flow_shift": 2.0,
-            "scheduler": "euler",
-            "fps": 8,
-        }.items()
+        for name, value in every_key.FILMED.items()
     },
     ("runs", "generate", "image"): refused("first.png", "draws from text only"),
     # -- datasets

@@ -94,14 +94,16 @@ def _from_yaml(path: Path, text: str) -> object:
         what = f"the character U+{error.character:04X} is not allowed"
         line = text[: error.position].count("\n")
         raise _mistake(path, line, what, "remove it, and save the file in UTF-8") from None
-    except (RecursionError, ValueError, OverflowError):  # of \UFFFFFFFF
-        raise ConfigError("is nested too deeply or odd", where=path, hint=_HINT) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what, hint = ", ".join(filter(None, (error.context, error.problem))), error.note or _HINT
         if "'\\t'" in what:
             what, hint = "a tab stands where YAML wants spaces", "indent with spaces"
         raise _mistake(path, 0 if mark is None else mark.line, what, hint) from None
+    except RecursionError:
+        raise ConfigError("is nested too deeply", where=path, hint=_HINT) from None
+    except (ValueError, OverflowError):  # of \UFFFFFFFF
+        raise _mistake(path, loader.line, "a character there does not exist", _HINT) from None
 
 
 class _Loader(yaml.SafeLoader):

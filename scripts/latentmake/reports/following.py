@@ -23,7 +23,7 @@ from latentmake.progress import duration
 from latentmake.reports.page import (
     ClipSources,
     embedded,
-    picture_in,
+    picture_of,
     state_in,
     table,
     template_digest,
@@ -124,7 +124,7 @@ def _sheet(folder: Path, index: GenerationIndex) -> bytes:
     rows: dict[str, list[Image.Image]] = {}
     for clip in index.clips:
         path, label = folder / clip.file, f"seed {clip.seed}: {clip.prompt}"
-        frames = [picture_in(path)] if still else []
+        frames = [picture_of(path.read_bytes(), path)] if still else []
         frames = frames or [*map(Image.fromarray, spread_frames(path, _COLUMNS))]
         row = rows.setdefault(label if still else f"{_made(clip)}, {label}", [])
         row += [frame.resize(cell, Image.Resampling.LANCZOS) for frame in frames]

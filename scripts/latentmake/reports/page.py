@@ -163,11 +163,11 @@ def embedded(image: Image.Image, kind: str, **options: Any) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data.getvalue()).decode()}"
 
 
-def picture_in(path: Path) -> Image.Image:
-    """Return the picture in a file; raises SourceError."""
+def picture_of(data: bytes, path: Path) -> Image.Image:
+    """Return the picture that a file holds; raises SourceError."""
     from latentmake.caches.pixels.plain import decode
 
-    return decode(path.read_bytes(), str(path), Dataset(path="."))
+    return decode(data, str(path), Dataset(path="."))
 
 
 def as_text(name: str) -> str:
@@ -221,9 +221,7 @@ class Pictures:
     def _image(self, data: bytes, path: Path) -> Picture:
         from PIL import Image
 
-        from latentmake.caches.pixels.plain import decode
-
-        image = decode(data, str(path), Dataset(path="."))
+        image = picture_of(data, path)
         if max(image.size) < _PIXEL_ART:
             return embedded(image, "png", optimize=True), *image.size, True
         image.thumbnail((self._width, 2 * self._width), Image.Resampling.LANCZOS)

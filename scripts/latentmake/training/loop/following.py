@@ -23,13 +23,12 @@ from latentmake.training.loop.clips import (
     evaluation_folder,
     result_reasons,
 )
-from latentmake.training.loop.order import Prompt, TrainingOrder
+from latentmake.training.loop.order import CAPTIONS, Prompt, TrainingOrder
 from latentmake.training.order import read_order
 from latentmake.training.process import RUN, run_child
 
 ClipSettingsOf = Callable[[Facts, TrainingOrder, str], tuple[str, dict[str, Any]]]
 """See `FollowedBackend.clip_settings`."""
-_CAPTIONS = 4  # items whose captions are the prompts where a run names none
 
 
 def plan_following(
@@ -120,7 +119,7 @@ def order_for(
         "model": config.models[run.model],
         "weights": weights,
         "prompts": [Prompt(prompt=each, text=text(each)) for each in settings.prompts],
-        "captions": 0 if settings.prompts else _CAPTIONS,
+        "captions": 0 if settings.prompts else CAPTIONS,
         "negative": text(settings.negative_prompt) if guided else None,
         "seeds": [settings.seed + number for number in range(settings.count)],
         "settings": ClipSettings(

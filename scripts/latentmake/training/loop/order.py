@@ -36,6 +36,10 @@ _STEPS = 1000  # where neither `steps` nor `epochs` is set
 _GONE = ({"attention": "flash"}, {"attention": "xformers"})
 
 
+CAPTIONS = 4
+"""Items whose captions are the prompts of pictures and clips where a run names none."""
+
+
 class Prompt(BaseModel):
     """A prompt of the sample pictures, and the cache file of its embedding."""
 

@@ -13,6 +13,7 @@ from latentmake.models import headers
 from latentmake.models.files import network_config
 from latentmake.plan.facts import Facts
 from latentmake.training.loop.backend import FollowedBackend
+from latentmake.training.loop.order import CAPTIONS
 from latentmake.training.loop.plan import begun, order_values
 from latentmake.training.sd.unet import (
     PLACES,
@@ -31,8 +32,6 @@ from latentmake.training.sd.unet import (
 if TYPE_CHECKING:
     from latentmake.training.sd.draw import SdPainter
     from latentmake.training.sd.recipe import SdRecipe
-
-_CAPTIONS = 4  # drawn where a run names no prompts
 
 
 class Sd(FollowedBackend):
@@ -69,7 +68,7 @@ class Sd(FollowedBackend):
             weights=weights,
             text_projection=projection,
             scheduler=scheduler,
-            captions=0 if trainer.samples.prompts else _CAPTIONS,
+            captions=0 if trainer.samples.prompts else CAPTIONS,
             **order_values(facts, run, trainer),
         )
         layers = None
