@@ -10,7 +10,6 @@ import json
 import os
 import re
 import subprocess
-import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -413,11 +412,9 @@ def test_items_of_sdscripts_dataset_files_are_the_same(
         path = root / f"{number}.toml"
         path.write_text(block, encoding="utf-8")
         files.append(str(path))
-        (root / f"{number}.json").write_text(json.dumps(tomllib.loads(block)))
     theirs = loaded(SDSCRIPTS, files, forked_venv, trainer)
     for path, wanted in zip(files, theirs, strict=True):
-        for file in (path, str(Path(path).with_suffix(".json"))):
-            assert planned(imported(Path(file), "cats")) == wanted, file
+        assert planned(imported(Path(path), "cats")) == wanted, path
         assert sum(wanted.values()) >= 4
 
 
