@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-import yaml
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -168,15 +166,6 @@ def table(
     for row in rows:
         shown.add_row(*map(Text, row))
     Console(width=_WIDE, soft_wrap=True).print(shown)
-
-
-def show_values(values: object, *, as_json: bool) -> None:
-    """Print plain values as JSON, or as YAML for people."""
-    if as_json:
-        typer.echo(json.dumps(values, indent=1))
-    else:
-        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=_WIDE)
-        typer.echo(text, nl=False)
 
 
 def printable(line: str) -> str:
