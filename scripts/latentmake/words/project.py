@@ -64,12 +64,10 @@ class Project:
     Attributes:
         config: its configuration.
         facts: of its files; plans made with them write no order.
-        configfiles: the files of `-c`, for commands that are printed.
     """
 
     config: Config
     facts: Facts
-    configfiles: list[Path]
 
     def run_names(self, names: Sequence[str] | None) -> list[str]:
         """Return the runs that a word names, all where it names none.
@@ -118,7 +116,7 @@ def opened(
     needed = config.publish.caches if encoders is None else encoders
     facts = backends.facts_of(config, encoders=needed, asks=True)
     try:
-        yield Project(facts.config, facts, files)
+        yield Project(facts.config, facts)
     finally:
         facts.memo.save()
 
