@@ -16,10 +16,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from tabulate import tabulate
 
 from latentmake import backends
 from latentmake.config.document import check_file
@@ -33,7 +30,6 @@ from latentmake.plan.run_plan import Plan
 HOME = Path(__file__).resolve().parents[3]
 """Folder of the Snakefile."""
 _DEFAULT = Path("config/config.yaml")
-_WIDE = 10_000  # characters: `grep` finds whole rows
 
 ConfigFiles = Annotated[
     list[Path] | None,
@@ -157,13 +153,8 @@ def table(
     headers: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Collection[str] = ()
 ) -> None:
     """Print rows under their headers; the columns of `numbers` are aligned to the right."""
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for header in headers:
-        side = "right" if header in numbers else "left"
-        shown.add_column(header, justify=side, no_wrap=True)  # type: ignore[arg-type]
-    for row in rows:
-        shown.add_row(*map(Text, row))
-    Console(width=_WIDE, soft_wrap=True).print(shown)
+    sides = ["right" if header in numbers else "left" for header in headers]
+    typer.echo(tabulate([*rows], headers=headers, disable_numparse=True, colalign=sides))
 
 
 def printable(line: str) -> str:
