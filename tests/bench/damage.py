@@ -214,7 +214,7 @@ def _cache(dice: Dice) -> None:
     if dice.random() < 0.5:
         _replace("data/shapes/ant.txt", b"another caption")
     with exit_on_mistake():
-        verify(Facts(parse(_good()), Memo(None)), ["tiny"], threads=1, repair=dice.random() < 0.5)
+        verify(Facts(parse(_good()), Memo(None)), ["tiny"], repair=dice.random() < 0.5)
     _encode(_good())
 
 

@@ -9,7 +9,7 @@ import pytest
 from browser import Browser, until
 from latentmake.errors import StorageError
 from latentmake.files.video import write_mp4
-from latentmake.reports.following import PAGE, SHEET, page_reasons, write_pages
+from latentmake.reports.following import PAGE, SHEET, page_reasons, write_generated
 from latentmake.training.loop.clips import INDEX, Clip, GenerationIndex, clip_name
 from PIL import Image
 
@@ -50,7 +50,7 @@ def make(folder: Path, *prompts: str) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("built") / "a run #1/generated"
     make(place, "a wave", NASTY)
-    write_pages(place, lambda line: None)
+    write_generated(place, place / "receipt.json", lambda line: None)
     return place
 
 
@@ -82,14 +82,14 @@ def test_the_sheet_shows_frames_over_time_base_above_adapter(folder: Path) -> No
 def test_a_page_is_fresh_until_its_clips_change(tmp_path: Path) -> None:
     make(tmp_path, "a wave")
     assert page_reasons(tmp_path)
-    write_pages(tmp_path, lambda line: None)
+    write_generated(tmp_path, tmp_path / "receipt.json", lambda line: None)
     assert not page_reasons(tmp_path)
     before = (tmp_path / PAGE).stat().st_mtime_ns
-    write_pages(tmp_path, lambda line: None)
+    write_generated(tmp_path, tmp_path / "receipt.json", lambda line: None)
     assert (tmp_path / PAGE).stat().st_mtime_ns == before
     make(tmp_path, "a boat")
     assert page_reasons(tmp_path)
-    write_pages(tmp_path, lambda line: None)
+    write_generated(tmp_path, tmp_path / "receipt.json", lambda line: None)
     (tmp_path / SHEET).unlink()
     assert page_reasons(tmp_path)
 
@@ -99,4 +99,4 @@ def test_a_damaged_clip_is_named(tmp_path: Path) -> None:
     clip = next(tmp_path.glob("*.mp4"))
     clip.write_bytes(b"no clip")
     with pytest.raises(StorageError, match=rf"{clip.name}.*; delete it"):
-        write_pages(tmp_path, lambda line: None)
+        write_generated(tmp_path, tmp_path / "receipt.json", lambda line: None)

@@ -22,8 +22,6 @@ from latentmake.files import atomic
 
 OWNER = ".latentmake-owner"
 """Note of the project that owns a cache folder which lies outside of it."""
-ADOPTED = "adopted.tsv"
-"""Record of adopted files, in the cache folder of a dataset's model."""
 _WRITTEN = ("logs", ".latentmake", ".snakemake")
 
 

@@ -69,40 +69,32 @@ def cut(text: str, tokenizer: PreTrainedTokenizerBase, limit: int | None) -> Cut
     return Cut(len(ids), limit, text[start:].strip(), tuple(each[0] for each in words))
 
 
-class Limit(NamedTuple):
-    """Number of tokens that an encoder keeps.
-
-    Attributes:
-        encoder: its name in cache files, such as text_encoder_2; of Wan, umT5.
-        tokens: None where it keeps all, or no configuration on this disk says.
-    """
-
-    encoder: str
-    tokens: int | None
-
-
-def limits(model: Model) -> list[Limit]:
+def limits(model: Model) -> dict[str, int | None]:
     """Return how many tokens each text encoder of a model keeps of a caption.
+
+    Returns:
+        By its name in cache files, such as text_encoder_2, or umT5 of Wan; None where it keeps all,
+        or no configuration on this disk says.
 
     Raises:
         ModelError: a configuration cannot be read.
     """
     kinds = model.spec.text_encoders or [""] * len(model.text)
-    found = []
+    found: dict[str, int | None] = {}
     for number, (kind, place) in enumerate(zip(kinds, model.text, strict=True)):
         name, longest = encoder_name(number), place.max_length or T5_LENGTH
         if kind == "umT5":
-            found.append(Limit(kind, min(longest, T5_LENGTH) - _T5_SPECIAL))
+            found[kind] = min(longest, T5_LENGTH) - _T5_SPECIAL
         elif kind == "T5":
-            found.append(Limit(name, longest - _T5_SPECIAL))
+            found[name] = longest - _T5_SPECIAL
         elif kind:
             tokens = model.max_token_length
-            found.append(Limit(name, tokens if isinstance(tokens, int) else None))
+            found[name] = tokens if isinstance(tokens, int) else None
         elif (own := text_tokens(place)) is None:
-            found.append(Limit(name, None))
+            found[name] = None
         else:
             special = _CLIP_SPECIAL if own.padded else _T5_SPECIAL
-            found.append(Limit(name, own.longest - special))
+            found[name] = own.longest - special
     return found
 
 
@@ -148,7 +140,7 @@ class Cards(NamedTuple):
     """
 
     cards: list[Card]
-    limits: list[Limit]
+    limits: dict[str, int | None]
     faults: list[str]
     notes: list[str]
 
@@ -156,8 +148,8 @@ class Cards(NamedTuple):
         """Return the lengths of all texts as each encoder sees them."""
         texts = [text for card in self.cards for text in card.texts]
         return [
-            _lengths(limit, [text.seen[number] for text in texts])
-            for number, limit in enumerate(self.limits)
+            _lengths(name, limit, [text.seen[number] for text in texts])
+            for number, (name, limit) in enumerate(self.limits.items())
         ]
 
     def lines(self) -> Iterator[str]:
@@ -165,13 +157,13 @@ class Cards(NamedTuple):
         for card in self.cards:
             for number, text in enumerate(card.texts):
                 encoders = {
-                    limit.encoder: {
+                    encoder: {
                         "tokens": seen.tokens,
                         "kept": seen.kept,
                         "cut": seen.rest,
                         "words": list(seen.words),
                     }
-                    for limit, seen in zip(self.limits, text.seen, strict=True)
+                    for encoder, seen in zip(self.limits, text.seen, strict=True)
                 }
                 values = {"dataset": card.dataset, "stem": card.item.stem, "variant": number}
                 yield json.dumps(values | {"text": text.text, "encoders": encoders}) + "\n"
@@ -207,16 +199,18 @@ def read_cards(facts: Facts, name: str, most: int | None = None) -> Cards:
     return Cards(cards, limits, faults, notes)
 
 
-def _token_counter(model: Model) -> tuple[list[Limit], Callable[[str], list[Cut]], list[str]]:
+def _token_counter(
+    model: Model,
+) -> tuple[dict[str, int | None], Callable[[str], list[Cut]], list[str]]:
     """Return the limit of each encoder, and a function from a text to what each keeps of it.
 
     Where tokens cannot be counted, the third value says why.
     """
     try:
-        kept = limits(model) if model.spec.encodes else []
+        kept = limits(model) if model.spec.encodes else {}
         tokenizers = [load(place) for place in (model.text if kept else ())]
     except UserError as error:
-        return [], lambda text: [], [f"tokens are not counted: {error}"]
+        return {}, lambda text: [], [f"tokens are not counted: {error}"]
     program = "the tokenizers are those of the program that encodes"
     notes = [] if kept else [f"tokens are not counted: {program}"]
     cleaned: Callable[[str], str] = clean_caption if model.spec.cleans_captions else str
@@ -224,14 +218,14 @@ def _token_counter(model: Model) -> tuple[list[Limit], Callable[[str], list[Cut]
     @cache
     def see(text: str) -> list[Cut]:
         return [
-            cut(cleaned(text), tokenizer, limit.tokens)
-            for tokenizer, limit in zip(tokenizers, kept, strict=True)
+            cut(cleaned(text), tokenizer, limit)
+            for tokenizer, limit in zip(tokenizers, kept.values(), strict=True)
         ]
 
     return kept, see, notes
 
 
-def _lengths(limit: Limit, seen: Sequence[Cut]) -> dict[str, Any]:
+def _lengths(name: str, limit: int | None, seen: Sequence[Cut]) -> dict[str, Any]:
     """Return the lengths of texts in tokens, in figures and as bars of a histogram."""
     lengths = [each.tokens for each in seen] or [0]
     width = -(-(max(lengths) + 1) // _BARS)  # tokens of a bar
@@ -239,8 +233,8 @@ def _lengths(limit: Limit, seen: Sequence[Cut]) -> dict[str, Any]:
     for length in lengths:
         bars[length // width] += 1
     return {
-        "name": limit.encoder,
-        "limit": limit.tokens,
+        "name": name,
+        "limit": limit,
         "texts": len(seen),
         "cut": sum(each.kept < each.tokens for each in seen),
         "median": median_low(lengths),

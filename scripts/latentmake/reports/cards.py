@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from latentmake.errors import SourceError
 from latentmake.files.media import NPZ, VIDEO_EXTENSIONS
@@ -26,31 +26,24 @@ PICTURES = 500
 _SIDE = 192  # pixels of a picture
 
 
-class _Look(NamedTuple):
-    """Size of the image that is cropped, the picture as a data URI, and why there is none."""
-
-    size: Size | None = None
-    picture: str | None = None
-    fault: str = ""
-
-
 def page_data(facts: Facts, name: str, found: Cards, cards: Sequence[Card]) -> dict[str, Any]:
     """Return what a page shows of some cards of a run, as JSON values; other sections are empty."""
     run = facts.config.runs[name]
 
     def values(numbered: tuple[int, Card]) -> dict[str, Any]:
         number, card = numbered
-        look = _look_at(facts, card, readers) if number < PICTURES else _Look()
-        crops = [_crop(facts, name, card, size.name, look.size) for size in run.resolutions]
+        shown = number < PICTURES
+        size, picture, fault = _look_at(facts, card, readers) if shown else (None, None, "")
+        crops = [_crop(facts, name, card, each.name, size) for each in run.resolutions]
         return {
             "dataset": card.dataset,
             "stem": card.item.stem,
             "path": card.item.image,
-            "size": "" if look.size is None else f"{look.size.width} × {look.size.height}",
-            "picture": look.picture,
-            "fault": card.fault or look.fault,
+            "size": "" if size is None else f"{size.width} × {size.height}",
+            "picture": picture,
+            "fault": card.fault or fault,
             "texts": [[text.split, [seen[:2] for seen in text.seen]] for text in card.texts],
-            "targets": crops if number < PICTURES else [],
+            "targets": crops if shown else [],
         }
 
     with Readers() as readers, ThreadPoolExecutor(usable_cores()) as pool:
@@ -68,18 +61,21 @@ def page_data(facts: Facts, name: str, found: Cards, cards: Sequence[Card]) -> d
     }
 
 
-def _look_at(facts: Facts, card: Card, readers: Readers) -> _Look:
-    """Return a small picture of an item; of a video one frame, of one at a URL none."""
+def _look_at(facts: Facts, card: Card, readers: Readers) -> tuple[Size | None, str | None, str]:
+    """Return the size of an item, a small picture as a data URI, and why there is none.
+
+    The picture of a video is a frame; an item at a URL has none.
+    """
     if is_remote(card.item.image):
-        return _Look()
+        return None, None, ""
     try:
         size, image = _opened(facts, card, readers)
     except SourceError as error:
-        return _Look(fault=error.what)
+        return None, None, error.what
     except OSError as error:
-        return _Look(fault=f"cannot be read ({error.strerror})")
+        return None, None, f"cannot be read ({error.strerror})"
     image.thumbnail((_SIDE, _SIDE))
-    return _Look(size, embedded(image, "webp", quality=75))
+    return size, embedded(image, "webp", quality=75), ""
 
 
 def _opened(facts: Facts, card: Card, readers: Readers) -> tuple[Size, Image.Image]:

@@ -64,13 +64,7 @@ def page_reasons(folder: Path) -> list[Difference]:
 
 
 def write_generated(folder: Path, receipt: Path, say: Callable[[str], object]) -> None:
-    """Write page and contact sheet of the clips in a folder, and the receipt."""
-    clips = write_pages(folder, say)
-    atomic.write(receipt, json.dumps({"clips": clips, "page": str(folder / PAGE)}).encode())
-
-
-def write_pages(folder: Path, say: Callable[[str], object]) -> int:
-    """Write page and contact sheet of the clips in a folder; return the number of clips.
+    """Write page and contact sheet of the clips in a folder, and the receipt.
 
     Raises:
         UserError: the index is gone, a clip cannot be decoded, or the disk is full.
@@ -101,7 +95,8 @@ def write_pages(folder: Path, say: Callable[[str], object]) -> int:
             folder / PAGE, "gallery", f"{_noun(index).title()} of {index.run}", data, _state(index)
         )
     say(f"{folder / PAGE}: {len(index.clips)} {_noun(index)}")
-    return len(index.clips)
+    found = {"clips": len(index.clips), "page": str(folder / PAGE)}
+    atomic.write(receipt, json.dumps(found).encode())
 
 
 def _noun(index: GenerationIndex) -> str:

@@ -19,6 +19,7 @@ from latentmake import digest
 from latentmake.errors import CacheError, shortened, storage_error
 from latentmake.files import cachefile
 from latentmake.files.cachefile import Header
+from latentmake.files.workspace import usable_cores
 from latentmake.layouts.layout import parsed
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
@@ -71,7 +72,7 @@ class Verified:
     findings: list[Finding] = field(default_factory=list)
 
 
-def verify(facts: Facts, runs: Sequence[str], *, threads: int, repair: bool = False) -> Verified:
+def verify(facts: Facts, runs: Sequence[str], *, repair: bool = False) -> Verified:
     """Read the cache files of runs and their trained weights; `repair` deletes what is wrong.
 
     Raises:
@@ -83,7 +84,7 @@ def verify(facts: Facts, runs: Sequence[str], *, threads: int, repair: bool = Fa
     recipes = {digest.of_value(recipe): recipe for recipe in known if recipe}
     found, began = Verified(), time.monotonic()
     with (
-        ThreadPoolExecutor(threads) as pool,
+        ThreadPoolExecutor(usable_cores()) as pool,
         Progress(total=len(expected), unit="files", desc="verifying") as progress,
     ):
         for size, has_checksum, finding in pool.map(partial(_read, recipes), expected.values()):

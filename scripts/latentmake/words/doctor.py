@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import re
 import sys
@@ -9,14 +10,18 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import typer
+import yaml
+
 import latentmake
 from latentmake.config.machines import ExternalProgram
 from latentmake.errors import UserError
 from latentmake.files.workspace import free, human
 from latentmake.training.external.installation import proven_commit, said
-from latentmake.words.project import ConfigFiles, Directory, Json, opened, show_values
+from latentmake.words.project import ConfigFiles, Directory, Json, opened
 
 _PACKAGES = ("snakemake", "torch", "diffusers", "transformers", "accelerate", "safetensors")
+_WIDE = 10_000  # characters of a line
 _LINES = 12  # of a log
 _ERROR = re.compile(r"(^|\s)error\b|^Traceback|^\w*(Error|Exception)\b", re.IGNORECASE)
 
@@ -38,7 +43,10 @@ def doctor(
         str(Path(name).absolute()): f"{human(free(name))} free" for name in (".", "cache")
     }
     found["last error"] = _last_error()
-    show_values(found, as_json=as_json)
+    text = json.dumps(found, indent=1) + "\n"
+    if not as_json:
+        text = yaml.safe_dump(found, sort_keys=False, allow_unicode=True, width=_WIDE)
+    typer.echo(text, nl=False)
 
 
 def _versions() -> dict[str, str]:

@@ -132,10 +132,6 @@ def explanations(facts: Facts, file: str) -> list[Explanation]:
         raise SourceError("there is no such file", where=file, hint=_near(path))
     if read_metadata(path):  # in the store, or a copy
         return [_of_header(path)]
-    for dataset, settings in facts.config.datasets.items():
-        if any(_same(each, path) for each in (settings.path, settings.metadata_file) if each):
-            what = f"lists the items of the dataset {dataset}"
-            raise SourceError(what, where=file, hint="name the image of one of them")
     hint = "name a cache file, or an image or a caption of a dataset"
     raise SourceError("no dataset of a run has an item with this file", where=file, hint=hint)
 

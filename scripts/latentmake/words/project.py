@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -17,11 +16,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-import yaml
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from tabulate import tabulate
 
 from latentmake import backends
 from latentmake.config.document import check_file
@@ -35,7 +30,6 @@ from latentmake.plan.run_plan import Plan
 HOME = Path(__file__).resolve().parents[3]
 """Folder of the Snakefile."""
 _DEFAULT = Path("config/config.yaml")
-_WIDE = 10_000  # characters: `grep` finds whole rows
 
 ConfigFiles = Annotated[
     list[Path] | None,
@@ -66,12 +60,10 @@ class Project:
     Attributes:
         config: its configuration.
         facts: of its files; plans made with them write no order.
-        configfiles: the files of `-c`, for commands that are printed.
     """
 
     config: Config
     facts: Facts
-    configfiles: list[Path]
 
     def run_names(self, names: Sequence[str] | None) -> list[str]:
         """Return the runs that a word names, all where it names none.
@@ -120,7 +112,7 @@ def opened(
     needed = config.publish.caches if encoders is None else encoders
     facts = backends.facts_of(config, encoders=needed, asks=True)
     try:
-        yield Project(facts.config, facts, files)
+        yield Project(facts.config, facts)
     finally:
         facts.memo.save()
 
@@ -161,22 +153,8 @@ def table(
     headers: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Collection[str] = ()
 ) -> None:
     """Print rows under their headers; the columns of `numbers` are aligned to the right."""
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for header in headers:
-        side = "right" if header in numbers else "left"
-        shown.add_column(header, justify=side, no_wrap=True)  # type: ignore[arg-type]
-    for row in rows:
-        shown.add_row(*map(Text, row))
-    Console(width=_WIDE, soft_wrap=True).print(shown)
-
-
-def show_values(values: object, *, as_json: bool) -> None:
-    """Print plain values as JSON, or as YAML for people."""
-    if as_json:
-        typer.echo(json.dumps(values, indent=1))
-    else:
-        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=_WIDE)
-        typer.echo(text, nl=False)
+    sides = ["right" if header in numbers else "left" for header in headers]
+    typer.echo(tabulate([*rows], headers=headers, disable_numparse=True, colalign=sides))
 
 
 def printable(line: str) -> str:

@@ -13,22 +13,20 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from stat import S_ISREG
 from typing import Annotated, Any
 
 import typer
 
-from latentmake import digest
-from latentmake.errors import CacheError, ConfigError, StorageError, UserError, refuse_unknown
+from latentmake.errors import CacheError, ConfigError, StorageError, refuse_unknown
 from latentmake.files import atomic
 from latentmake.files.cachefile import read_header
-from latentmake.files.workspace import ADOPTED, OWNER, human, other_owner
-from latentmake.layouts.layout import parsed
+from latentmake.files.workspace import OWNER, human, other_owner
 from latentmake.plan.build import alone
 from latentmake.plan.facts import Facts
-from latentmake.plan.store import STORE
-from latentmake.plan.target import Part, parts_of
+from latentmake.plan.target import parts_of
 from latentmake.words.project import ConfigFiles, Directory, Json, opened, printable, table
 
 _TEMPORARY = re.compile(rf"\.[0-9a-f]{{16,32}}(\.\d+)+{re.escape(atomic.TEMPORARY_SUFFIX)}")
@@ -166,22 +164,9 @@ def find(facts: Facts, dataset: str) -> Pruning:
     if (project := other_owner(dataset)) is not None:
         what = f"the project {project} uses this folder too"
         raise ConfigError(what, where=f"cache/{dataset}", hint="give the command in its folder")
-    found = Pruning()
-    _find_caches(facts, dataset, found)
-    _find_stored(facts, found)
-    return found
-
-
-def _parts(facts: Facts) -> Iterator[Part]:
-    """Yield the parts that runs need."""
-    for run in facts.config.runs.values():
-        yield from parts_of(facts.config, run, generated=True)
-
-
-def _find_caches(facts: Facts, dataset: str, found: Pruning) -> None:
-    """Find caches of unnamed models and parts, and of other layouts than a model's."""
-    parts: dict[str, set[str]] = {}
-    for part in _parts(facts):
+    config, found, parts = facts.config, Pruning(), dict[str, set[str]]()
+    needed = (parts_of(config, run, generated=True) for run in config.runs.values())
+    for part in chain.from_iterable(needed):
         if part.dataset == dataset:
             folder = facts.layout(part.model).folder(*part)
             parts.setdefault(part.model, set()).add(folder.split("/", 3)[3])
@@ -189,17 +174,17 @@ def _find_caches(facts: Facts, dataset: str, found: Pruning) -> None:
     for path, stat in _files_below(f"cache/{dataset}"):
         names = Path(path).parts[2:]
         reason = _reason(facts, dataset, parts, names)
-        is_note = names in ((OWNER,), (*names[:1], ADOPTED))
         if reason is None:
             continue
         if stat is None:
             found.left[path] = "a link, or no regular file"
-        elif not (is_note or (names[1:] and (_is_temporary(path) or _header(path)))):
+        elif names != (OWNER,) and not (names[1:] and (_is_temporary(path) or _is_ours(path))):
             found.left[path] = _FOREIGN
         elif any(Path(os.path.realpath(path)).is_relative_to(each) for each in spared):
             found.left[path] = "the configuration names it"
         else:
             found.groups.setdefault(reason, {})[path] = stat
+    return found
 
 
 def _reason(
@@ -214,8 +199,6 @@ def _reason(
         return None if parts else (root, "no run has the dataset")
     if model not in parts:
         return f"{root}/{model}", f"no run of {dataset} has the model {model}"
-    if others[0] == ADOPTED:
-        return f"{root}/{model}", "notes of an earlier release"
     if others[0] not in parts[model]:
         return f"{root}/{model}/{others[0]}", f"no run needs {others[0]} of it"
     layout = facts.layout(model)
@@ -245,10 +228,10 @@ def _is_temporary(path: str) -> bool:
     return _TEMPORARY.fullmatch(path.rpartition("/")[2]) is not None
 
 
-def _header(path: str) -> Any:
+def _is_ours(path: str) -> bool:
     with contextlib.suppress(CacheError, OSError):
-        return read_header(path)
-    return None
+        return read_header(path) is not None
+    return False
 
 
 def _spared(facts: Facts) -> set[str]:
@@ -264,24 +247,3 @@ def _spared(facts: Facts) -> set[str]:
         elif isinstance(value, str | Path) and "\0" not in str(value):
             found.add(os.path.realpath(value))
     return {path for path in found if path.startswith(f"{os.path.realpath('cache')}/")}
-
-
-def _find_stored(facts: Facts, found: Pruning) -> None:
-    """Find files of the store whose recipe no run has, so that no build links them."""
-    recipes: set[str] = set()
-    try:
-        for part in _parts(facts):
-            recipe = facts.recipe(part.dataset, part.model, parsed(part.name).kind)
-            if not recipe:
-                raise CacheError("is not made yet", where=f"models.{part.model}")
-            recipes.add(digest.of_value(recipe))
-    except UserError as error:
-        found.left[str(STORE)] = f"a run's recipe is not known ({error})"
-        return
-    for path, stat in _files_below(str(STORE)):
-        header = _header(path) if stat is not None else None
-        if stat is None or header is None or header.key != path.removeprefix(f"{STORE}/"):
-            if not _is_temporary(path):
-                found.left[path] = _FOREIGN
-        elif header.recipe not in recipes:
-            found.groups.setdefault((str(STORE), "no run has their recipe"), {})[path] = stat

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from latentmake.files.workspace import human, usable_cores
+from latentmake.files.workspace import human
 from latentmake.plan.build import alone
 from latentmake.reports import verification
 from latentmake.reports.verification import Finding, Verified
@@ -23,17 +23,13 @@ def verify(
     repair: Annotated[
         bool, typer.Option("--repair", help="Delete what is wrong; the next build makes it.")
     ] = False,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Files to read at a time.", show_default="all cores")
-    ] = None,
     as_json: Json = False,
     configfile: ConfigFiles = None,
     directory: Directory = None,
 ) -> None:
     """Read every cache file of runs and their trained weights, and name those that are damaged."""
     with opened(configfile, directory) as project, alone() if repair else contextlib.nullcontext():
-        names, many = project.run_names(runs), threads or usable_cores()
-        found = verification.verify(project.facts, names, threads=many, repair=repair)
+        found = verification.verify(project.facts, project.run_names(runs), repair=repair)
     if as_json:
         findings = [
             {name: getattr(each, name) for name in ("path", "verdict", "reason", "done")}

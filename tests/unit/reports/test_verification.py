@@ -38,7 +38,7 @@ class Caches:
     def verify(self, *, repair: bool = False) -> Verified:
         with Memo(Path(".latentmake/memo.sqlite")) as memo:
             facts = verify_world.facts_of(self.values, memo)
-            return verify(facts, ["tiny"], threads=2, repair=repair)
+            return verify(facts, ["tiny"], repair=repair)
 
     def verified(self, *, repair: bool = False) -> dict[str, tuple[str, str]]:
         """Return path -> (verdict, what was done) of a verification."""

@@ -175,14 +175,6 @@ def test_damaged_foreign_and_ownerless_files_are_explained_too() -> None:
     assert one(LATENTS, values).reason == "the configuration has no dataset shapes"
 
 
-def test_a_list_of_items_is_told_from_files_of_nobody() -> None:
-    values = config()
-    values["datasets"]["shapes"]["metadata_file"] = "data/list.json"
-    Path("data/list.json").write_text('{"ant": {"caption": "an ant"}, "bee": {"caption": ""}}')
-    with pytest.raises(UserError, match="lists the items of the dataset shapes; name the image"):
-        explained("data/list.json", values)
-
-
 @pytest.mark.parametrize(
     ("file", "line"),
     [

@@ -11,7 +11,7 @@ import torch
 from latentmake.config.root import parse
 from latentmake.errors import ConfigError, StorageError
 from latentmake.files.cachefile import serialize, stamp
-from latentmake.files.workspace import ADOPTED, OWNER, claim
+from latentmake.files.workspace import OWNER, claim
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.words.prune import Pruning, find, freed, prunable, remove
@@ -52,7 +52,6 @@ def test_a_resolution_that_no_run_needs_is_removed_behind_a_link_of_the_whole_fo
     pruning = found(64)
     (why,) = pruning.groups
     assert why == ("cache/cats/tiny/96", "no run needs 96 of it")
-    assert "a run's recipe is not known" in pruning.left[".latentmake/store"]
     remove(pruning.files)
     assert not Path("cache/cats/tiny/96").exists() and not found(64).groups
     assert Path("cache/cats/tiny/64/a.latents.safetensors").exists()
@@ -75,14 +74,10 @@ def test_nothing_behind_a_link_is_listed(found: Find) -> None:
     assert found(64).left["cache/cats/tiny/96"] == "a link, or no regular file"
 
 
-def test_notes_of_ours_go_with_the_last_caches(found: Find) -> None:
+def test_our_note_of_the_owner_stays_while_a_run_has_the_dataset(found: Find) -> None:
     claim(["cats"])
-    record = Path("cache/cats/tiny", ADOPTED)
-    record.write_text("a.npz\tx\ty\n")
-    kept = found(64)
-    assert {*kept.files} == {"cache/cats/tiny/96/a.latents.safetensors", str(record)}
     remove(found(64, model="other").files)
-    assert Path("cache/cats", OWNER).exists() and not record.exists()  # a run has the dataset
+    assert Path("cache/cats", OWNER).exists()
 
 
 def test_another_projects_caches_are_refused(
