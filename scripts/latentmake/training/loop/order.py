@@ -218,6 +218,14 @@ def wanted(order: TrainingOrder, data: str | None = None) -> Wanted:
     )
 
 
+def goes_on(order: TrainingOrder) -> bool:
+    """Whether a training begins from the weights of the last one, see `on_change`."""
+    files = RunFiles(order)
+    last = Record.read(files.record) if order.trainer.on_change == "continue" else None
+    same = last is not None and last.wanted.weights == order.weights
+    return same and all(path.is_file() for path in files.results)
+
+
 def in_each_precision(order: Order, want: Wanted) -> Iterator[tuple[Order, Wanted]]:
     """Yield an order that chooses its precision in each of them, with the digests that it wants.
 

@@ -19,6 +19,7 @@ from latentmake.training.loop.order import (
     Prompt,
     TrainingOrder,
     check_settings,
+    goes_on,
     picture_reasons,
     wanted,
 )
@@ -137,15 +138,17 @@ def reasons(order: TrainingOrder, plan: RunPlan) -> list[Difference]:
 
 def _note(order: TrainingOrder, plan: RunPlan) -> str:
     """Return a line for the plan; "" of a training that begins anew, or has ended."""
-    begins = order.trainer.init_lora
-    note = f"training of {plan.name}: begins from the LoRA {begins}" if begins else ""
-    if not plan.lock or not order.weights:
-        return note
-    files, want = RunFiles(order), wanted(order, plan.lock)
-    if files.trained(want) is not None:
-        return ""
-    step = next((each.progress.step for each in resumable(order, want)), None)
-    return note if step is None else f"training of {plan.name}: goes on from step {step}"
+    found, begins = None, order.trainer.init_lora
+    if plan.lock and order.weights:
+        want = wanted(order, plan.lock)
+        if RunFiles(order).trained(want) is not None:
+            return ""
+        found = next((f"step {each.progress.step}" for each in resumable(order, want)), None)
+    if found is None and goes_on(order):
+        found = "the last weights"
+    if found is not None:
+        return f"training of {plan.name}: goes on from {found}"
+    return f"training of {plan.name}: begins from the LoRA {begins}" if begins else ""
 
 
 def order_values(facts: Facts, name: str, trainer: LoopTrainer) -> dict[str, Any]:

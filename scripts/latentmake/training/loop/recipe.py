@@ -266,6 +266,10 @@ class Objective:
         del timesteps
         return noise - latents
 
+    def high(self, timesteps: torch.Tensor) -> list[bool]:
+        """Return which timesteps [batch] belong to the second of two networks."""
+        return [False] * len(timesteps)
+
     def weights(self, timesteps: torch.Tensor) -> torch.Tensor | None:
         """Return the weight of each timestep, [batch]; None where all have the same."""
         del timesteps
@@ -347,25 +351,33 @@ def held_out_noise(shape: torch.Size, key: str, number: int) -> torch.Tensor:
     return torch.randn(shape, generator=generator("evaluation", key, number))
 
 
-def held_out_loss(
+def held_out_losses(
     losses: Callable[[Batch, torch.Tensor, torch.Tensor], torch.Tensor],
     caches: Caches,
     objective: Objective,
-) -> float:
-    """Return the mean loss of held-out items, each at the same timesteps.
+) -> dict[str, float]:
+    """Return the mean loss of held-out items, each at the same timesteps, as `validation_loss`.
+
+    Behind it, as `validation_loss/NAME`, is that of each group: items in a folder of the dataset.
 
     Args:
         losses: from batch, noise and timesteps to the loss of each example.
         caches: the items.
         objective: has the timesteps.
     """
-    timesteps, total = objective.at((torch.arange(_HELD_OUT) + 0.5) / _HELD_OUT), 0.0
-    for index in range(len(caches)):
+    timesteps = objective.at((torch.arange(_HELD_OUT) + 0.5) / _HELD_OUT)
+    found: dict[str, list[float]] = {"validation_loss": []}
+    for index, row in enumerate(caches.rows):
         batch, key = caches.batch([index]), caches.examples[index].latents.key
-        for number, timestep in enumerate(timesteps):
-            noise = held_out_noise(batch.latents.shape, key, number)
-            total += float(losses(batch, noise, timestep[None]))
-    return total / (len(caches) * _HELD_OUT)
+        noises = (held_out_noise(batch.latents.shape, key, n) for n in range(_HELD_OUT))
+        each = [
+            float(losses(batch, noise, timestep[None]))
+            for noise, timestep in zip(noises, timesteps, strict=True)
+        ]
+        found["validation_loss"] += each
+        if "/" in row.stem:
+            found.setdefault(f"validation_loss/{row.stem.split('/')[0]}", []).extend(each)
+    return {name: sum(values) / len(values) for name, values in found.items()}
 
 
 Network: TypeAlias = Any  # a torch.nn.Module whose call is a matter of its recipe
@@ -415,3 +427,7 @@ class Recipe:
 
     def __init__(self, order: Any) -> None:
         self.order = order
+
+    def place(self, network: Network, device: torch.device) -> None:
+        """Put a network on a device."""
+        network.to(device)

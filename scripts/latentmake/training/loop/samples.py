@@ -206,7 +206,7 @@ def draw_later(recipe: Recipe) -> None:
         network = recipe.make_network(
             channels=caches.channels, text_width=caches.text_width, dtype=dtype
         )
-        network.to(device).eval()
+        recipe.place(network.eval(), device)
 
         def draw(keys: Collection[str]) -> Drawn:
             with torch.no_grad(), accelerator.autocast():

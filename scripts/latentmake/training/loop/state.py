@@ -54,6 +54,7 @@ class Learner:
     """
 
     def __init__(self, recipe: Recipe, denoiser: Network, accelerator: Any, *, steps: int) -> None:
+        recipe.place(denoiser, accelerator.device)
         self.denoiser = denoiser.train()
         self.parameters = [each for each in denoiser.parameters() if each.requires_grad]
         self._settings = settings = recipe.order.trainer
@@ -65,7 +66,9 @@ class Learner:
         ]
         optimizer = make_optimizer(self.parameters, settings)
         self._rates = LambdaLR(optimizer, lambda step: rate_of(step, settings, steps))
-        self.network, self.optimizer = accelerator.prepare(denoiser, optimizer)
+        self.network, self.optimizer = accelerator.prepare(
+            denoiser, optimizer, device_placement=[False, True]
+        )
         self._average: Any = None  # diffusers has no types
         if settings.ema_decay is not None:
             self._average = EMAModel(self.parameters, decay=settings.ema_decay, foreach=True)

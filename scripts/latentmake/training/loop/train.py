@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from latentmake.errors import CacheError, TrainingError
 from latentmake.progress import Progress, say
 from latentmake.training.loop import checkpoint
 from latentmake.training.loop.caches import HINT, Batch, Caches, find_not_finite, read_items
-from latentmake.training.loop.order import sample_steps, wanted
+from latentmake.training.loop.order import goes_on, sample_steps, wanted
 from latentmake.training.loop.recipe import (
     DTYPES,
     BatchOrder,
@@ -34,7 +35,7 @@ from latentmake.training.loop.recipe import (
     Recipe,
     Variants,
     generator,
-    held_out_loss,
+    held_out_losses,
     make_accelerator,
     probe_loss,
     reseed,
@@ -116,6 +117,8 @@ class Training:
         network = recipe.make_network(
             channels=caches.channels, text_width=caches.text_width, dtype=self.dtype
         )
+        if goes_on(order):
+            recipe.read_copy(network, self.files.output)
         self.learner = Learner(recipe, network, self.accelerator, steps=self.steps)
         self.sampler = recipe.make_sampler(self.objective, caches.examples[0].latents)
         self.step = 0
@@ -252,12 +255,18 @@ class Training:
         items = self.batch_order.items(step)
         total = torch.zeros(2, device=accelerator.device)
         seen: list[tuple[Batch, torch.Tensor]] = []
-        for number in range(settings.gradient_accumulation_steps):
-            batch = next(batches)
-            noise, timesteps = self.objective.draw(batch.latents.shape, random)
+        parts = [
+            (batch, *self.objective.draw(batch.latents.shape, random))
+            for batch in islice(batches, settings.gradient_accumulation_steps)
+        ]
+        if not settings.lora_dropout:  # whose masks are drawn in this order
+            # Two networks change places once a step at most; each sums its gradients as before.
+            high = self.objective.high
+            parts.sort(key=lambda part: any(high(part[2])), reverse=step % 2 == 0)
+        for number, (batch, noise, timesteps) in enumerate(parts, 1):
             if batch.latents.is_pinned():
                 noise, timesteps = noise.pin_memory(), timesteps.pin_memory()
-            last = number == settings.gradient_accumulation_steps - 1
+            last = number == len(parts)
             # The last one brings the gradients of all processes together.
             with nullcontext() if last else accelerator.no_sync(learner.network):
                 losses = self._losses(learner.network, batch, noise, timesteps)
@@ -317,12 +326,12 @@ class Training:
         """Write the loss of the held-out items after a step that is due, in the main process."""
         due = self.step == self.steps or self.step % (self.order.validates or self.steps) == 0
         if (held_out := self.held_out) is not None and due:
-            loss = self.learner.alone(
-                lambda model: held_out_loss(
+            losses = self.learner.alone(
+                lambda model: held_out_losses(
                     lambda *batch: self._losses(model, *batch).raw, held_out, self.objective
                 )
             )
-            _add_scalars(writer, self.step, {"validation_loss": loss})
+            _add_scalars(writer, self.step, losses)
 
     def _probe(self) -> float:
         """Return the loss over a fixed set of examples, in the main process alone."""
