@@ -15,10 +15,9 @@ import torch
 
 from latentmake.errors import TrainingError, UserError
 from latentmake.training.loop.launch import read
-from latentmake.training.loop.order import picture_reasons, wanted
+from latentmake.training.loop.order import wanted
 from latentmake.training.loop.plan import LoopBackend
 from latentmake.training.loop.recipe import decided
-from latentmake.training.loop.samples import draw_later
 from latentmake.training.loop.train import Training
 from latentmake.training.order import RunFiles
 from latentmake.training.process import say_error
@@ -36,7 +35,9 @@ def main(arguments: Sequence[str]) -> int:
         assert isinstance(backend, LoopBackend)
         if word == "train":
             hint = backend.memory_hint
-            _train(backend, path)
+            made = backend.recipe(decided(read(path, backend.order_type)))
+            if not RunFiles(made.order).trained(wanted(made.order)):
+                Training(made).run()
         else:
             backend.follow_here(path, word)
     except UserError as error:
@@ -48,16 +49,6 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
-
-
-def _train(backend: LoopBackend, path: Path) -> None:
-    """Train by an order; of a finished training, draw the samples that are missing."""
-    made = backend.recipe(decided(read(path, backend.order_type)))
-    files, want = RunFiles(made.order), wanted(made.order)
-    if not files.trained(want):
-        Training(made).run()
-    elif picture_reasons(made.order, want):
-        draw_later(made)
 
 
 if __name__ == "__main__":

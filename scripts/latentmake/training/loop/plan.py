@@ -20,7 +20,6 @@ from latentmake.training.loop.order import (
     TrainingOrder,
     check_settings,
     goes_on,
-    picture_reasons,
     wanted,
 )
 from latentmake.training.order import Record, RunFiles, run_values
@@ -112,7 +111,7 @@ def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: boo
 
 
 def reasons(order: TrainingOrder, plan: RunPlan) -> list[Difference]:
-    """Return why weights or sample pictures are not those of an order."""
+    """Return why weights are not those of an order."""
     files = RunFiles(order)
     record = Record.read(files.record)
     if record is None:
@@ -129,11 +128,7 @@ def reasons(order: TrainingOrder, plan: RunPlan) -> list[Difference]:
         found += basis.differences(files.output, record.wanted, order.chosen())
     if found:
         return found
-    if plan.awaits(order.trainer.prompts):
-        return [Difference("prompts of sample pictures are to be encoded")]
-    if missing := files.missing():
-        return missing
-    return [Difference("the settings changed")] if is_other else picture_reasons(order, want)
+    return files.missing() or [Difference("the settings changed")] * is_other
 
 
 def _note(order: TrainingOrder, plan: RunPlan) -> str:

@@ -381,8 +381,6 @@ def held_out_losses(
 
 
 Network: TypeAlias = Any  # a torch.nn.Module whose call is a matter of its recipe
-Drawn = dict[str, torch.Tensor]
-"""Keys of samples (`TrainingOrder.picture_keys`), and their latents, unscaled."""
 
 
 class Recipe:
@@ -401,8 +399,8 @@ class Recipe:
             `channels` of the latents, `text_width` of the captions' embeddings and the `dtype` of
             frozen weights; raises UserError where network, caches and settings do not fit.
         clip_size: returns frames, height and width in pixels of an item, from its latents.
-        make_sampler: returns an object whose `draw(network, keys, device=, dtype=)` draws the
-            samples of some keys; a cache file's latents have their scale and size.
+        make_sampler: returns an object whose `draw(network, device=, dtype=)` draws the latents of
+            all samples, unscaled; a cache file's latents have their scale and size.
         make_decoder: loads the VAE, and returns what makes a file's content of a sample's latents;
             that is None where memory does not suffice, even in tiles.
         write_copy: writes the trained weights into a folder of their own; one of that name is

@@ -11,7 +11,7 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
@@ -29,7 +29,6 @@ from latentmake.training.loop.order import goes_on, sample_steps, wanted
 from latentmake.training.loop.recipe import (
     DTYPES,
     BatchOrder,
-    Drawn,
     Losses,
     Network,
     Recipe,
@@ -144,8 +143,7 @@ class Training:
                 self._refuse_not_finite(range(len(self.caches.examples)))
             say(f"loss at the start: {self.loss_start:.4f}")
         if self.main:
-            ends = (*self.continued, self.steps)
-            self.samples = Samples(self.recipe, self.wanted, ends, kept)
+            self.samples = Samples(self.recipe, self.wanted, kept)
         steps_with_samples = sample_steps(self.order, self.steps)
         if not kept and self.step in steps_with_samples:
             self._draw_samples()
@@ -351,9 +349,9 @@ class Training:
         if self.main:
             device, dtype = self.accelerator.device, self.dtype
 
-            def draw(keys: Collection[str]) -> Drawn:
+            def draw() -> Iterable[torch.Tensor]:
                 return self.learner.alone(
-                    lambda model: self.sampler.draw(model, keys, device=device, dtype=dtype)
+                    lambda model: self.sampler.draw(model, device=device, dtype=dtype)
                 )
 
             self.samples.draw(self.step, draw, device)
@@ -388,7 +386,7 @@ class Training:
         """Write the last state, the trained weights and their record."""
         if self.saved != self.step:
             self._save()
-        self.samples.finish()
+        self.samples.show()
         loss_end = self._probe()
         say(f"loss at the end: {loss_end:.4f}, {self.loss_start:.4f} at the start")
         with self.learner.averaged():

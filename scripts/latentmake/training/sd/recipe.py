@@ -13,7 +13,7 @@ so that the rows of the grid differ by the training alone, and other prompts may
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -39,7 +39,7 @@ from latentmake.training.loop.caches import (
     read_text,
 )
 from latentmake.training.loop.pictures import png_of
-from latentmake.training.loop.recipe import Drawn, Network, Recipe, generator, set_up
+from latentmake.training.loop.recipe import Network, Recipe, generator, set_up
 from latentmake.training.loop.recipe import Objective as LoopObjective
 from latentmake.training.sd import network
 from latentmake.training.sd.unet import (
@@ -208,7 +208,7 @@ class Sampler:
         shape: channels, height and width of a picture's latents.
         steps: denoising steps, at most those of the schedule.
         guidance: scale of the guidance; 1 is none.
-        pictures: key -> `text` [tokens, width] of the prompt with SDXL's further conditions, and
+        pictures: of each, `text` [tokens, width] of the prompt with SDXL's further conditions, and
             the seed of the noise.
         batch: most pictures drawn at once.
         scaling: the network sees (x - shift) * scaling of a picture's latents x.
@@ -220,7 +220,7 @@ class Sampler:
     shape: tuple[int, ...]
     steps: int
     guidance: float
-    pictures: Mapping[str, tuple[Mapping[str, torch.Tensor], tuple[int | str, ...]]]
+    pictures: Sequence[tuple[Mapping[str, torch.Tensor], tuple[int | str, ...]]]
     batch: int = 1
     scaling: float = 1.0
     shift: float = 0.0
@@ -229,24 +229,20 @@ class Sampler:
     def draw(
         self,
         network: Network,
-        keys: Collection[str],
         *,
         device: torch.device,
         dtype: torch.dtype,
-    ) -> Drawn:
-        """Draw the pictures of these keys; float32, on the CPU."""
-        asked = [key for key in self.pictures if key in keys]
-        drawn: Drawn = {}
-        for start in range(0, len(asked), self.batch):
-            part = asked[start : start + self.batch]
-            latents = self._latents(network, part, device, dtype) / self.scaling + self.shift
-            drawn.update(zip(part, latents, strict=True))
+    ) -> list[torch.Tensor]:
+        """Draw the latents of all pictures; float32, on the CPU."""
+        drawn: list[torch.Tensor] = []
+        for start in range(0, len(self.pictures), self.batch):
+            drawn += self._latents(network, start, device, dtype) / self.scaling + self.shift
         return drawn
 
     def _latents(
         self,
         network: Network,
-        keys: Sequence[str],
+        start: int,
         device: torch.device,
         dtype: torch.dtype,
     ) -> torch.Tensor:
@@ -255,8 +251,9 @@ class Sampler:
         schedule = (_Flow if flow else _Ddim).from_config(config)
         schedule.set_timesteps(min(self.steps, int(config.num_train_timesteps)))
         negative = self.negative if self.guidance > 1 else None
-        negatives = [] if negative is None else [negative] * len(keys)
-        texts = [*(self.pictures[key][0] for key in keys), *negatives]
+        pictures = self.pictures[start : start + self.batch]
+        negatives = [] if negative is None else [negative] * len(pictures)
+        texts = [*(text for text, _ in pictures), *negatives]
         more = {
             name: torch.stack([each[name] for each in texts]).to(device)
             for name in texts[0]
@@ -264,8 +261,7 @@ class Sampler:
         }
         text, mask = pad([each["text"] for each in texts])
         mask = None if mask is None else mask.to(device)
-        seeds = [self.pictures[key][1] for key in keys]
-        noise = [torch.randn(self.shape, generator=generator(*seed)) for seed in seeds]
+        noise = [torch.randn(self.shape, generator=generator(*seed)) for _, seed in pictures]
         latents = torch.stack(noise).to(device)  # of standard deviation 1 for both schedules
         batch = Batch(latents, text.to(device, dtype), mask, more=more)
         for timestep in schedule.timesteps:
@@ -337,17 +333,16 @@ class SdRecipe(Recipe):
             return read_text(path, self.tensors) | (sizes if self.tensors.texts else {})
 
         pixels = self._pixels(latents)
-        prompts = zip(order.picture_keys(), order.prompts, order.occurrences(), strict=True)
         return Sampler(
             objective.schedule,
             None if order.negative is None else read(order.negative),
             shape=(latents.shape[0], *(max(1, round(side / pixels)) for side in (height, width))),
             steps=samples.num_inference_steps,
             guidance=samples.guidance_scale,
-            pictures={
-                key: (read(prompt.text), (samples.seed, "sample", *occurrence))
-                for key, prompt, occurrence in prompts
-            },
+            pictures=[
+                (read(prompt.text), (samples.seed, "sample", *occurrence))
+                for prompt, occurrence in zip(order.prompts, order.occurrences(), strict=True)
+            ],
             batch=order.trainer.train_batch_size,
             scaling=latents.scaling,
             shift=latents.shift,

@@ -23,7 +23,7 @@ its matrices.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -38,7 +38,7 @@ from latentmake.files import atomic
 from latentmake.training.loop import recipe as loop
 from latentmake.training.loop.caches import WAN, Batch, Sought, Stored, copied, read_text
 from latentmake.training.loop.clips import ClipSettings
-from latentmake.training.loop.recipe import Drawn, Recipe, seed_of, set_up
+from latentmake.training.loop.recipe import Recipe, seed_of, set_up
 from latentmake.training.lora import (
     add_adapter,
     begin_lora,
@@ -233,29 +233,26 @@ class ClipSampler:
         )
         self._negative = None if order.negative is None else read_text(order.negative, WAN)["text"]
         self._clips = [
-            (key, read_text(prompt.text, WAN)["text"], seed_of(samples.seed, "sample", *each))
-            for key, prompt, each in zip(
-                order.picture_keys(), order.prompts, order.occurrences(), strict=True
-            )
+            (read_text(prompt.text, WAN)["text"], seed_of(samples.seed, "sample", *each))
+            for prompt, each in zip(order.prompts, order.occurrences(), strict=True)
         ]
 
     def draw(
         self,
         network: Denoiser,
-        keys: Collection[str],
         *,
         device: torch.device,
         dtype: torch.dtype,
-    ) -> Drawn:
-        """Draw the clips of these keys; float32, on the CPU."""
-        settings = self._settings
-        drawn: Drawn = {}
-        for key, text, seed in self._clips:
-            if key in keys:
-                noise = noise_of(seed, settings.frames or 1, settings.height, settings.width)
-                drawn[key] = sample_latents(
+    ) -> list[torch.Tensor]:
+        """Draw the latents of all clips; float32, on the CPU."""
+        settings, drawn = self._settings, []
+        for text, seed in self._clips:
+            noise = noise_of(seed, settings.frames or 1, settings.height, settings.width)
+            drawn.append(
+                sample_latents(
                     network, text, self._negative, noise, settings, device=device, dtype=dtype
                 )
+            )
         return drawn
 
 

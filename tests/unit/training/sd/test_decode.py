@@ -28,10 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def _pictures(
-    *texts: torch.Tensor,
-) -> dict[str, tuple[dict[str, torch.Tensor], tuple[int, ...]]]:
-    return {str(number): ({"text": text}, (3, number)) for number, text in enumerate(texts)}
+def _pictures(*texts: torch.Tensor) -> list[tuple[dict[str, torch.Tensor], tuple[int, ...]]]:
+    return [({"text": text}, (3, number)) for number, text in enumerate(texts)]
 
 
 def _texts(*tokens: int) -> list[torch.Tensor]:
@@ -53,7 +51,7 @@ def test_sampling_is_that_of_the_pipeline_with_ddim(folder: Path) -> None:
         guidance=4.0,
         pictures=_pictures(text),
     )
-    (drawn,) = sampler.draw(unet, "012", device=CPU, dtype=torch.float32).values()
+    (drawn,) = sampler.draw(unet, device=CPU, dtype=torch.float32)
     pipeline: Any = StableDiffusionPipeline(
         vae=load_vae(Weights(path=str(folder / "vae")), CPU, torch.float32),
         text_encoder=None,
@@ -92,7 +90,7 @@ def test_guidance_takes_embeddings_of_two_lengths(folder: Path) -> None:
             guidance=guidance,
             pictures=_pictures(text, text),
         )
-        return torch.stack([*sampler.draw(unet, "012", device=CPU, dtype=torch.float32).values()])
+        return torch.stack(sampler.draw(unet, device=CPU, dtype=torch.float32))
 
     drawn = draw(short, 3.0)
     assert drawn.shape == (2, 4, 4, 8)
@@ -115,10 +113,10 @@ def test_pictures_drawn_together_are_those_drawn_alone(folder: Path) -> None:
             guidance=2.0,
             pictures=_pictures(*texts),
             batch=batch,
-        ).draw(unet, "012", device=CPU, dtype=torch.float32)
+        ).draw(unet, device=CPU, dtype=torch.float32)
         for batch in (1, 2)
     )
-    assert [each.shape for each in one.values()] == [(4, 8, 8)] * 3
+    assert [each.shape for each in one] == [(4, 8, 8)] * 3
     torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
 
 
