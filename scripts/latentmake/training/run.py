@@ -14,6 +14,8 @@ import diffusers
 import torch
 
 from latentmake.errors import TrainingError, UserError
+from latentmake.training.loop import draw
+from latentmake.training.loop.following import order_of
 from latentmake.training.loop.launch import read
 from latentmake.training.loop.order import wanted
 from latentmake.training.loop.plan import LoopBackend
@@ -35,11 +37,9 @@ def main(arguments: Sequence[str]) -> int:
         assert isinstance(backend, LoopBackend)
         if word == "train":
             hint = backend.memory_hint
-            made = backend.recipe(decided(read(path, backend.order_type)))
-            if not RunFiles(made.order).trained(wanted(made.order)):
-                Training(made).run()
+            _train(backend, path)
         else:
-            backend.follow_here(path, word)
+            draw.follow(order_of(path, word), backend)
     except UserError as error:
         say_error(error)
         return 1
@@ -49,6 +49,13 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _train(backend: LoopBackend, path: Path) -> None:
+    """Train by an order, unless that is done."""
+    made = backend.recipe(decided(read(path, backend.order_type)))
+    if not RunFiles(made.order).trained(wanted(made.order)):
+        Training(made).run()
 
 
 if __name__ == "__main__":

@@ -26,13 +26,14 @@ from latentmake.training.order import Record, RunFiles, run_values
 
 if TYPE_CHECKING:
     from latentmake.training.init_lora import Place
-    from latentmake.training.loop.recipe import Recipe
 
 _Order = TypeVar("_Order", bound=TrainingOrder)
 
 
 class LoopBackend(Backend):
-    """A trainer that trains by the loop.
+    """A trainer that trains by the loop; its networks draw clips or pictures, and are evaluated.
+
+    What follows a training is imported when it is asked for: most plans have nothing of it.
 
     Attributes:
         order_type: class of its orders.
@@ -47,8 +48,8 @@ class LoopBackend(Backend):
         """Return the order of a run; raises UserError where settings and networks do not fit."""
 
     @abstractmethod
-    def recipe(self, order: Any) -> Recipe:
-        """Return the recipe of an order."""
+    def recipe(self, order: Any) -> Any:
+        """Return the `Recipe` of an order."""
 
     def plan(self, facts: Facts, plan: RunPlan, *, train: bool) -> None:
         """Write the order of a run, and decide whether it is to be trained."""
@@ -65,9 +66,33 @@ class LoopBackend(Backend):
 
         train(self.order_type, order, **options)
 
-    def follow_here(self, order: Path, word: str) -> None:
-        """Do in this process what follows a training; see `Backend.follow`."""
-        raise NotImplementedError
+    @abstractmethod
+    def clip_settings(self, facts: Facts, training: Any, word: str) -> tuple[str, dict[str, Any]]:
+        """Return the digest of all networks that draw, and settings that not all trainers have.
+
+        They are settings of clips (`generate`), or of those of an evaluation (`evaluate`).
+
+        Raises:
+            UserError: the model draws no clips, or a file is missing.
+        """
+
+    @abstractmethod
+    def painter(self, order: Any, recipe: Any) -> Any:
+        """Return the `Painter` that draws clips by the networks of a training's recipe."""
+
+    def plan_following(
+        self, facts: Facts, plan: RunPlan, word: str
+    ) -> tuple[Path, list[Difference]]:
+        """Write the order of clips or of an evaluation; see `Backend.plan_following`."""
+        from latentmake.training.loop.following import plan_following
+
+        return plan_following(facts, plan, word, self.clip_settings)
+
+    def follow(self, order: Path, word: str, *, log: Path, threads: int = 2) -> Path:
+        """Bring clips or the results of an evaluation up to date; return their folder."""
+        from latentmake.training.loop.following import follow
+
+        return follow(order, word, log=log, threads=threads)
 
 
 def begun(

@@ -72,7 +72,6 @@ class _Step(NamedTuple):
     loss: float
     raw_loss: float
     gradient_norm: float
-    qk_grads_av: float
     learning_rate: float
 
 
@@ -122,7 +121,6 @@ class Training:
         self.sampler = recipe.make_sampler(self.objective, caches.examples[0].latents)
         self.step = 0
         self.saved = 0  # step of its newest checkpoint
-        self.continued: list[int] = []
         self.loss_start = 0.0
         self.seconds = 0.0
 
@@ -163,7 +161,6 @@ class Training:
             progress, own = found.progress, found.progress.wanted == self.wanted
             self.step, self.seconds = progress.step, progress.seconds
             self.loss_start = progress.loss_start
-            self.continued = [*progress.continued, *([] if own else [self.step])]
             self.saved = self.step if own else 0
             if self.main:
                 shorter = "" if own else " of a shorter training"
@@ -273,17 +270,15 @@ class Training:
             total += torch.stack([loss.detach(), losses.raw.detach().sum() / items])
             seen.append((batch, losses.raw.detach()))
         total = accelerator.reduce(total, reduction="sum")
-        norm, queries = learner.clip()
+        norm = learner.clip()
         learner.step()  # queued before anything waits for the device; a faulty one is never saved
         # One transfer from the device for all scalars of the step.
-        loss_value, raw, norm_value, queries_value = torch.stack(
-            [*total, norm, queries.to(norm.device)]
-        ).tolist()
+        loss_value, raw, norm_value = torch.stack([*total, norm]).tolist()
         # With fp16, the scaler skips steps whose gradients overflow, and lowers its scale.
         finite = accelerator.scaler is not None or math.isfinite(norm_value)
         if not (finite and math.isfinite(loss_value)):
             self._refuse_step(step, seen)
-        return _Step(loss_value, raw, norm_value, queries_value, rate)
+        return _Step(loss_value, raw, norm_value, rate)
 
     def _refuse_step(self, step: int, seen: Sequence[tuple[Batch, torch.Tensor]]) -> None:
         """Stop at a step whose loss or gradient is NaN or infinite."""
@@ -333,14 +328,12 @@ class Training:
 
     def _probe(self) -> float:
         """Return the loss over a fixed set of examples, in the main process alone."""
-        settings = self.settings
         return self.learner.alone(
             lambda model: probe_loss(
                 lambda *batch: self._losses(model, *batch).raw,
                 self.caches,
                 objective=self.objective,
-                batch_size=settings.train_batch_size,
-                seed=settings.seed,
+                seed=self.settings.seed,
                 size=self.recipe.probes,
             )
         )
@@ -367,7 +360,6 @@ class Training:
             course=self.order.course_digest(),
             length=self.order.length,
             limit=self.settings.step_limit,
-            continued=self.continued,
         )
         folder = self.files.checkpoints
         checkpoint.save(folder, progress, self.learner.state())
@@ -401,7 +393,6 @@ class Training:
             loss_start=self.loss_start,
             loss_end=loss_end,
             seconds=round(self.seconds, 3),
-            continued=self.continued,
             mixed_precision=self.settings.mixed_precision,
         )
         write_record(record, self.files, self.recipe.results)

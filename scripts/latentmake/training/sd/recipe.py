@@ -210,7 +210,6 @@ class Sampler:
         guidance: scale of the guidance; 1 is none.
         pictures: of each, `text` [tokens, width] of the prompt with SDXL's further conditions, and
             the seed of the noise.
-        batch: most pictures drawn at once.
         scaling: the network sees (x - shift) * scaling of a picture's latents x.
         shift: see there.
     """
@@ -221,7 +220,6 @@ class Sampler:
     steps: int
     guidance: float
     pictures: Sequence[tuple[Mapping[str, torch.Tensor], tuple[int | str, ...]]]
-    batch: int = 1
     scaling: float = 1.0
     shift: float = 0.0
 
@@ -234,15 +232,16 @@ class Sampler:
         dtype: torch.dtype,
     ) -> list[torch.Tensor]:
         """Draw the latents of all pictures; float32, on the CPU."""
-        drawn: list[torch.Tensor] = []
-        for start in range(0, len(self.pictures), self.batch):
-            drawn += self._latents(network, start, device, dtype) / self.scaling + self.shift
-        return drawn
+        return [
+            self._latents(network, *picture, device, dtype) / self.scaling + self.shift
+            for picture in self.pictures
+        ]
 
     def _latents(
         self,
         network: Network,
-        start: int,
+        text: Mapping[str, torch.Tensor],
+        seed: tuple[int | str, ...],
         device: torch.device,
         dtype: torch.dtype,
     ) -> torch.Tensor:
@@ -251,28 +250,26 @@ class Sampler:
         schedule = (_Flow if flow else _Ddim).from_config(config)
         schedule.set_timesteps(min(self.steps, int(config.num_train_timesteps)))
         negative = self.negative if self.guidance > 1 else None
-        pictures = self.pictures[start : start + self.batch]
-        negatives = [] if negative is None else [negative] * len(pictures)
-        texts = [*(text for text, _ in pictures), *negatives]
+        texts = [text] if negative is None else [text, negative]
         more = {
             name: torch.stack([each[name] for each in texts]).to(device)
             for name in texts[0]
             if name != "text"
         }
-        text, mask = pad([each["text"] for each in texts])
+        embeddings, mask = pad([each["text"] for each in texts])
         mask = None if mask is None else mask.to(device)
-        noise = [torch.randn(self.shape, generator=generator(*seed)) for _, seed in pictures]
-        latents = torch.stack(noise).to(device)  # of standard deviation 1 for both schedules
-        batch = Batch(latents, text.to(device, dtype), mask, more=more)
+        noise = torch.randn(self.shape, generator=generator(*seed))
+        latents = noise[None].to(device)  # of standard deviation 1 for both schedules
+        batch = Batch(latents, embeddings.to(device, dtype), mask, more=more)
         for timestep in schedule.timesteps:
-            inputs = torch.cat([latents, latents]) if negatives else latents
+            inputs = latents.expand(len(texts), *self.shape)
             timesteps = timestep.to(device).expand(len(inputs))
             predicted = predict(network, batch, inputs, timesteps, dtype).float()
-            if negatives:
+            if negative is not None:
                 with_text, without = predicted.chunk(2)
                 predicted = without + self.guidance * (with_text - without)
             latents = schedule.step(predicted, timestep, latents, return_dict=False)[0]
-        return latents.float().cpu()
+        return latents[0].float().cpu()
 
 
 @torch.no_grad()
@@ -343,7 +340,6 @@ class SdRecipe(Recipe):
                 (read(prompt.text), (samples.seed, "sample", *occurrence))
                 for prompt, occurrence in zip(order.prompts, order.occurrences(), strict=True)
             ],
-            batch=order.trainer.train_batch_size,
             scaling=latents.scaling,
             shift=latents.shift,
         )

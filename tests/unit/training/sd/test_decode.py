@@ -100,26 +100,6 @@ def test_guidance_takes_embeddings_of_two_lengths(folder: Path) -> None:
     assert torch.equal(draw(None, 3.0), draw(short, 1.0))
 
 
-def test_pictures_drawn_together_are_those_drawn_alone(folder: Path) -> None:
-    unet = UNet2DConditionModel.from_pretrained(folder / "unet")
-    schedule = load_noise_schedule(folder / "scheduler", None)
-    texts = _texts(7, 4, 7)
-    one, two = (
-        Sampler(
-            schedule,
-            {"text": texts[1]},
-            shape=(4, 8, 8),
-            steps=3,
-            guidance=2.0,
-            pictures=_pictures(*texts),
-            batch=batch,
-        ).draw(unet, device=CPU, dtype=torch.float32)
-        for batch in (1, 2)
-    )
-    assert [each.shape for each in one] == [(4, 8, 8)] * 3
-    torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
-
-
 def test_latents_are_decoded_to_pictures(folder: Path) -> None:
     vae = load_vae(Weights(path=str(folder / "vae")), CPU, torch.float32)
     picture = decode(vae, torch.zeros(4, 4, 8))
