@@ -14,7 +14,6 @@ from diffusers import WanTransformer3DModel
 from generation_world import evaluate, text_file
 from latentmake import digest
 from latentmake.config.models import Model
-from latentmake.errors import TrainingError, UserError
 from latentmake.files import atomic, cachefile
 from latentmake.files.video import write_mp4
 from latentmake.training.loop.clips import EvaluationOrder, Metrics
@@ -27,9 +26,8 @@ from latentmake.training.loop.recipe import spread_timesteps
 from latentmake.training.wan import draw as drawing
 from latentmake.training.wan.dit import WanOrder
 from latentmake.training.wan.recipe import WanRecipe
-from safetensors import safe_open
 from safetensors.torch import load_file
-from wan_trainer_world import make_manifest, make_order, make_training
+from wan_trainer_world import make_order, make_training
 from wan_world import tiny_wan_vae
 
 TWO: dict[str, Any] = {
@@ -231,28 +229,3 @@ def test_a_renamed_item_keeps_its_clips(tmp_path: Path, monkeypatch: pytest.Monk
     assert after is not None and after.results[0].name == "shapes/renamed 48x32"
     assert [clip.digest for clip in after.clips()] == [clip.digest for clip in before.clips()]
     assert {path.name for path in (tmp_path / "evaluation").glob("*.mp4")} == {*names}
-
-
-def test_damaged_weights_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    order = evaluation(tmp_path)
-    lora = Path(order.adapters[0])
-    with safe_open(lora, "pt") as file:
-        assert file.keys()
-    lora.write_bytes(lora.read_bytes()[:200])
-    with pytest.raises(UserError, match="pytorch_lora_weights") as raised:
-        evaluate(order)
-    assert "\n" not in str(raised.value)
-    lora.unlink()
-    with pytest.raises(TrainingError, match="cannot be read") as gone:
-        evaluate(order)
-    assert "\n" not in str(gone.value)
-
-
-def test_a_manifest_without_held_out_items_is_one_line(tmp_path: Path) -> None:
-    order = make_order(tmp_path)
-    lines = make_manifest(tmp_path).read_text().splitlines()[:3]
-    Path(order.manifest).write_text("\n".join(lines) + "\n")
-    with pytest.raises(TrainingError, match="no item held out") as raised:
-        cases_of(WanRecipe(order))
-    assert "\n" not in str(raised.value)
