@@ -175,7 +175,6 @@ def test_both_files_of_the_lora_load_whole_into_the_pipeline(world: World) -> No
     assert "lora_unet_middle_block_1_transformer_blocks_0_attn1_to_q.alpha" in head.entries
     known = head.metadata
     assert known["ss_base_model_version"] == "sdxl_base_v1-0" and known["ss_v2"] == "False"
-    assert known["modelspec.architecture"] == "stable-diffusion-xl-v1-base/lora"
 
 
 def test_layers_outside_of_attention_have_the_names_of_the_release(world: World) -> None:
