@@ -46,7 +46,7 @@ from latentmake.training.loop.caches import Batch  # noqa: E402
 from latentmake.training.lora import add_adapter  # noqa: E402
 from latentmake.training.wan.dit import check_targets  # noqa: E402
 from latentmake.training.wan.estimate import training_memory  # noqa: E402
-from latentmake.training.wan.recipe import Objective  # noqa: E402
+from latentmake.training.wan.recipe import Denoiser, Objective  # noqa: E402
 
 MODELS = {
     "1.3B": {"num_attention_heads": 12, "ffn_dim": 8960, "num_layers": 30},
@@ -175,7 +175,9 @@ def steps(
     def step() -> None:
         noise, timesteps = objective.draw(items.latents.shape, random)
         with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
-            losses = objective.losses(network, items, noise, timesteps, device=device, dtype=dtype)
+            losses = objective.losses(
+                Denoiser(network), items, noise, timesteps, device=device, dtype=dtype
+            )
         losses.weighted.mean().backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()

@@ -29,7 +29,7 @@ from latentmake.session import Session
 from latentmake.training.external.backend import Launched
 from latentmake.training.external.order import reasons
 from latentmake.training.loop.checkpoint import as_begun
-from latentmake.training.loop.order import picture_reasons, wanted
+from latentmake.training.loop.order import wanted
 from latentmake.training.order import RunFiles, read_order
 from latentmake.training.sd.unet import SdOrder
 from project import Project, Result
@@ -102,9 +102,10 @@ def closure(kinds: frozenset[str], trainer: str) -> Made:
         made.add("manifest")
     if "manifest" in made:
         made.add("weights")
+    made.discard("pictures")  # drawn with the weights, never for themselves
     if "weights" in made and trainer == "SdTrainer":
         made.add("pictures")
-    return frozenset(made - ({"pictures"} if trainer != "SdTrainer" else set()))
+    return frozenset(made)
 
 
 def section(values: dict[str, Any], key: Key, model: str) -> Any:
@@ -192,7 +193,7 @@ def planned(project: Project, values: dict[str, Any]) -> Planned:
         with contextlib.chdir(project.folder):
             session = Session(values, targets=[TRAIN], main=True, dry=True, home=project.folder)
             plan = session.plan.runs[RUN]
-            trains, draws = _outdated(session.config, plan)
+            trains = _outdated(session.config, plan)
     except SystemExit as error:
         raise Refused(str(error)) from None
     found = {
@@ -204,26 +205,22 @@ def planned(project: Project, values: dict[str, Any]) -> Planned:
         found.add("manifest")
     if trains or plan.manifest_order:
         found.add("weights")
-    if draws or (draws is not None and "weights" in found):
+    assert bool(plan.training_order) == ("weights" in found)
+    if "weights" in found and not isinstance(backends.of_run(session.config, RUN), Launched):
         found.add("pictures")
-    assert bool(plan.training_order) == bool(found & {"weights", "pictures"})
     return Planned(frozenset(found), trains)
 
 
-def _outdated(config: Config, plan: RunPlan) -> tuple[bool, bool | None]:
-    """Return whether weights and pictures differ from what a run asks for, of the same caches.
-
-    The second is None where the trainer draws none.
-    """
+def _outdated(config: Config, plan: RunPlan) -> bool:
+    """Return whether weights differ from what a run asks for, of the same caches."""
     trainer, lock = backends.of_run(config, RUN), read_lock(RUN).data
     assert trainer is not None and plan.trainer_order is not None
     if isinstance(trainer, Launched):
         run = read_order(plan.trainer_order, trainer.order_type)
-        return bool(reasons(run, lock, lambda: run.weights_digest(digest.of_file))), None
+        return bool(reasons(run, lock, lambda: run.weights_digest(digest.of_file)))
     order = read_order(plan.trainer_order, SdOrder)
     order = as_begun(order, wanted(order, lock))
-    want = wanted(order, lock)
-    return RunFiles(order).trained(want) is None, bool(picture_reasons(order, want))
+    return RunFiles(order).trained(wanted(order, lock)) is None
 
 
 def check(project: Project, key: Key, change: Change, *, model: str, trainer: str) -> None:

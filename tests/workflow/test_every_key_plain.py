@@ -207,6 +207,7 @@ CHANGES: dict[Key, Change] = {
     ("runs", "trainer", "checkpoints_total_limit"): Change(1),
     ("runs", "trainer", "init_lora"): refused("data/none.safetensors", "init_lora"),
     ("runs", "trainer", "save_every_n_steps"): Change(1),
+    ("runs", "trainer", "on_change"): Change("continue"),
     ("runs", "trainer", "save_every_n_epochs"): Change(1),
     ("runs", "trainer", "dataloader_num_workers"): Change(0),
     ("runs", "trainer", "accelerate_config"): Change("data/accelerate.yaml"),

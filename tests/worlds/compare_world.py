@@ -63,5 +63,5 @@ def make_run(
         for column, file in enumerate(rows[step]):
             atomic.write(folder / file, png(colour_of(number, column, step), size))
     want = Wanted(data="d" * 64, settings="s" * 64, weights=weights * 64)
-    PictureIndex.of(order, want, rows, curves=False).write(folder / INDEX)
+    PictureIndex.of(order, want, rows).write(folder / INDEX)
     return Pictured(name, index_of(name), None)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import video_world
 from latentmake.training.loop.clips import KINDS, EvaluatedClip, Losses, Metrics, Result
-from latentmake.training.loop.draw import figures_of, mean_of
 
 FPS = 24
 TIMESTEPS = [950.0, 500.0, 50.0]
@@ -18,8 +16,7 @@ def make_clip(
 ) -> EvaluatedClip:
     folder.mkdir(parents=True, exist_ok=True)
     path = video_world.write_video(folder / name, "libx264", frames, size=size)
-    pictures = np.stack([*video_world.scene(frames, *size)])
-    return EvaluatedClip.written(path, name, [*pictures], figures_of(pictures))
+    return EvaluatedClip.written(path, name, [*video_world.scene(frames, *size)])
 
 
 def make_metrics(folder: Path, captions: list[str], frames: int = 25) -> Path:
@@ -44,7 +41,6 @@ def make_metrics(folder: Path, captions: list[str], frames: int = 25) -> Path:
         timesteps=TIMESTEPS,
         loss={"base": 0.5, "adapter": 0.4},
         loss_by_timestep={"base": base, "adapter": adapter},
-        figures={kind: mean_of([each.clips[kind].figures for each in results]) for kind in KINDS},
         fps=FPS,
         settings={"steps": "4"},
         results=results,

@@ -15,9 +15,9 @@ from latentmake.training.loop import draw
 from latentmake.training.loop.clips import EvaluationOrder, GenerationOrder, Metrics
 from latentmake.training.loop.order import Prompt
 from latentmake.training.lora import add_adapter, lora_tensors
-from latentmake.training.wan.dit import WanOrder
 from latentmake.training.wan.draw import WanPainter
-from latentmake.training.wan.recipe import WanRecipe, write_lora
+from latentmake.training.wan.plan import Wan
+from latentmake.training.wan.recipe import write_lora
 from wan_world import tiny_wan_vae
 
 RUN = Path("runs/waves")
@@ -30,7 +30,7 @@ def generate(order: GenerationOrder) -> None:
 
 def evaluate(order: EvaluationOrder) -> Metrics | None:
     """Bring the results of an order up to date; None where they were."""
-    return draw.follow(order, WanOrder, WanRecipe, lambda each, _: WanPainter(each))
+    return draw.follow(order, Wan())
 
 
 def write_lora_of(dit: Any, folder: Path, seed: int = 3, high_noise: bool = False) -> None:

@@ -17,7 +17,6 @@ SLOW = (
     "tests/unit/training/external/sdscripts/test_strategies.py",
     "tests/unit/training/loop/test_launch.py",
     "tests/unit/training/sd/test_checkpoints.py",
-    "tests/unit/training/sd/test_drawing.py",
     "tests/unit/training/sd/test_sd_lora_files.py",
     "tests/unit/training/sd/test_train.py",
     "tests/unit/training/wan/test_generate.py",

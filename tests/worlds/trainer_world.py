@@ -15,7 +15,6 @@ from latentmake.training.loop import draw
 from latentmake.training.loop.clips import GenerationOrder, Metrics
 from latentmake.training.loop.order import Prompt
 from latentmake.training.loop.train import Training
-from latentmake.training.sd.draw import SdPainter
 from latentmake.training.sd.plan import Sd
 from latentmake.training.sd.recipe import SdRecipe
 from latentmake.training.sd.unet import SdOrder
@@ -189,4 +188,4 @@ def make_generation(
 
 def follow(order: GenerationOrder) -> Metrics | None:
     """Bring pictures, or the results of an evaluation, up to date."""
-    return draw.follow(order, SdOrder, SdRecipe, SdPainter)
+    return draw.follow(order, Sd())

@@ -58,7 +58,8 @@ class Validation(Closed, shapes=Shapes("manifest", "weights")):
     then images, in the order of datasets and names. With `0` it only computes losses."""
     every: Number | None = shaped(None, MACHINE, ge=1)
     """Steps between two losses of the held-out items along a training, from its start to its end:
-    `validation_loss` in TensorBoard and `curves.png`. By default it computes none."""
+    `validation_loss` in TensorBoard and `curves.png`, and `validation_loss/cats` of the items in a
+    folder `cats` of their dataset. By default it computes none."""
 
 
 class Run(Closed):

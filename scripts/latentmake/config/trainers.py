@@ -124,6 +124,10 @@ class LoopTrainer(Trainer):
     musubi-tuner or ComfyUI, or the folder of a training (`runs/NAME`), as two networks of Wan 2.2
     need. Its rank must be `rank`, its layers those of `target_modules`. With another `alpha` it
     begins with the same effect. Only its content counts, not its path."""
+    on_change: Literal["restart", "continue"] = shaped("restart", MACHINE)
+    """Begin of a finished training whose data or settings change. `restart`: it begins anew.
+    `continue`: it begins from its last weights, as with `init_lora`; the result then depends on
+    what came before. Another model, `rank` or `adapter` needs `restart`."""
     steps: Steps | None = None
     """Optimizer steps; by default 1000, or as many as `epochs` take. Raise it to train a finished
     run longer: the training resumes from its last state."""

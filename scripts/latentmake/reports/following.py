@@ -32,7 +32,6 @@ from latentmake.reports.page import (
 from latentmake.training.loop.clips import (
     FOLDER,
     INDEX,
-    KINDS,
     METRICS,
     Clip,
     GenerationIndex,
@@ -131,34 +130,6 @@ _LOSS = (
     "How far the network's prediction is from the truth on items that did not train, at the same "
     "noise for both. Lower is better. Timestep 1000 is noise alone, 0 the item itself."
 )
-_FIGURES = (
-    "Levels go from 0 to 255. Compare base and adapter with the real items: a good adapter comes "
-    "nearer to them."
-)
-WORDS = {
-    "temporal_difference": (
-        "temporal difference",
-        "Mean absolute difference between a frame and the next. Far below the real clips: the "
-        "clip stands still. Far above: it flickers.",
-    ),
-    "first_to_last": (
-        "first to last frame",
-        "Mean absolute difference between the first frame and the last.",
-    ),
-    "brightness": ("brightness", "Mean brightness of all pixels."),
-    "brightness_deviation": (
-        "contrast",
-        "Standard deviation of the brightness over all pixels.",
-    ),
-    "red": ("red", "Mean of the red channel."),
-    "green": ("green", "Mean of the green channel."),
-    "blue": ("blue", "Mean of the blue channel."),
-    "colour_deviation": (
-        "colourfulness",
-        "Mean difference of a pixel's red, green and blue, as a standard deviation. 0 is grey.",
-    ),
-}
-"""Figure -> its name and its meaning."""
 
 
 def page_path(run: str) -> Path:
@@ -244,19 +215,11 @@ def _tables(metrics: Metrics) -> Iterator[dict[str, Any]]:
     ]
     heads = ["timestep", _LABELS["base"], _LABELS["adapter"], "change"]
     yield table("loss", "Loss by timestep", _LOSS, heads, rows)
-    if figures := metrics.figures:
-        heads = ["figure", *_LABELS.values(), "meaning"]
-        rows = [
-            [name, *(_number(figures.get(kind, {}).get(key)) for kind in KINDS), words]
-            for key, (name, words) in WORDS.items()
-            if any(each.get(key) is not None for each in figures.values())  # pictures do not move
-        ]
-        yield table("figures", "Figures", _FIGURES, heads, rows)
     yield table("settings", "Settings", "", ["setting", "value"], metrics.settings.items())
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:#.4g}"
+def _number(value: float) -> str:
+    return f"{value:#.4g}"
 
 
 def _change(base: float, adapter: float) -> str:

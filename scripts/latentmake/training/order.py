@@ -290,7 +290,6 @@ class Record(JsonFile):
         loss_start: mean squared error over fixed noise and timesteps, before the training.
         loss_end: the same afterwards.
         seconds: time spent on steps, without what a killed training lost.
-        continued: steps at which this training took over the state of a shorter one.
         mixed_precision: that it trained in; "" in records of earlier releases.
         files: path of each file of trained weights below the run's folder -> its SHA-256; empty in
             records of earlier releases.
@@ -302,7 +301,6 @@ class Record(JsonFile):
     loss_start: float
     loss_end: float
     seconds: float
-    continued: list[int] = Field([])
     mixed_precision: str = ""
     files: dict[str, str] = Field({})
 

@@ -14,11 +14,12 @@ import diffusers
 import torch
 
 from latentmake.errors import TrainingError, UserError
+from latentmake.training.loop import draw
+from latentmake.training.loop.following import order_of
 from latentmake.training.loop.launch import read
-from latentmake.training.loop.order import picture_reasons, wanted
+from latentmake.training.loop.order import wanted
 from latentmake.training.loop.plan import LoopBackend
 from latentmake.training.loop.recipe import decided
-from latentmake.training.loop.samples import draw_later
 from latentmake.training.loop.train import Training
 from latentmake.training.order import RunFiles
 from latentmake.training.process import say_error
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
             hint = backend.memory_hint
             _train(backend, path)
         else:
-            backend.follow_here(path, word)
+            draw.follow(order_of(path, word), backend)
     except UserError as error:
         say_error(error)
         return 1
@@ -51,13 +52,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _train(backend: LoopBackend, path: Path) -> None:
-    """Train by an order; of a finished training, draw the samples that are missing."""
+    """Train by an order, unless that is done."""
     made = backend.recipe(decided(read(path, backend.order_type)))
-    files, want = RunFiles(made.order), wanted(made.order)
-    if not files.trained(want):
+    if not RunFiles(made.order).trained(wanted(made.order)):
         Training(made).run()
-    elif picture_reasons(made.order, want):
-        draw_later(made)
 
 
 if __name__ == "__main__":

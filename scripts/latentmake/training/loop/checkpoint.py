@@ -48,7 +48,6 @@ class Progress(JsonFile):
         course: see `TrainingOrder.course_digest`.
         length: see `TrainingOrder.length`.
         limit: upper bound of its steps, where there is one.
-        continued: see `Record.continued`.
         files: name of each file of the checkpoint -> its SHA-256.
     """
 
@@ -60,7 +59,6 @@ class Progress(JsonFile):
     course: str = ""
     length: float = 0
     limit: int | None = None
-    continued: list[int] = Field([])
     files: dict[str, str] = Field({})
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import ConfigDict, Field, StringConstraints
 
 from latentmake import digest
 from latentmake.config.models import Model
@@ -34,7 +34,6 @@ TIMESTEPS = 10
 """Timesteps of the losses, spread evenly over the distribution of the training's."""
 CLIP_NAME = r"^[a-z0-9-]+_(real|base|adapter)\.(mp4|png)$"
 """Names of the clips of an evaluation."""
-Figures = dict[str, float | None]
 
 _VERSION = 1  # raised when the same order would give other clips
 _EVALUATION = 1  # raised when the same evaluation would give other results
@@ -244,21 +243,18 @@ class Losses(JsonFile):
 
 
 class EvaluatedClip(JsonFile):
-    """A clip of an evaluation: the digests of all that shapes it (`key`) and of its file.
+    """A clip of an evaluation: the digests of all that shapes it (`key`) and of its file."""
 
-    Its figures are of the frames before compression, see `draw.figures_of`.
-    """
-
+    model_config = ConfigDict(extra="ignore", frozen=True)  # earlier releases write more
     key: str
     file: Annotated[str, StringConstraints(pattern=CLIP_NAME)]
     digest: str
     width: int
     height: int
     frames: int
-    figures: Figures
 
     @classmethod
-    def written(cls, path: Path, key: str, frames: Sequence[Any], figures: Figures) -> Self:
+    def written(cls, path: Path, key: str, frames: Sequence[Any]) -> Self:
         """Return the record of a file that holds frames, each [H, W, 3]."""
         height, width, _ = frames[0].shape
         return cls(
@@ -268,7 +264,6 @@ class EvaluatedClip(JsonFile):
             width=width,
             height=height,
             frames=len(frames),
-            figures=figures,
         )
 
 
@@ -297,18 +292,17 @@ class Metrics(JsonFile):
         timesteps: of the losses, 0 to 1000.
         loss: mean over the items: `base` and `adapter`, at all timesteps together.
         loss_by_timestep: the same, one a timestep.
-        figures: `real`, `base`, `adapter` -> figure -> mean over the clips.
         fps: frames a second of the clips.
         settings: name -> value, for people.
         results: one an item and resolution.
     """
 
+    model_config = ConfigDict(extra="ignore", frozen=True)  # earlier releases write more
     run: str
     wanted: str
     timesteps: list[float]
     loss: dict[str, float]
     loss_by_timestep: dict[str, list[float]]
-    figures: dict[Kind, Figures]
     fps: float
     settings: dict[str, str]
     results: list[Result]
@@ -357,11 +351,11 @@ def adapter_digest(order: GenerationOrder, file_digest: FileDigest = digest.of_f
         files = [file_digest(Path(path)) for path in order.adapters]
         return digest.of_value(files if order.strength == 1 else [*files, order.strength])
     except OSError as error:
-        raise TrainingError(
-            f"the trained LoRA cannot be read ({error.strerror})",
-            where=str(error.filename),
-            hint="make it readable, or delete it and give the same command, which trains it again",
-        ) from None
+        hint = "delete it and give the same command, which trains it again"
+        if order.lora is not None:
+            hint = f"correct runs.{order.run}.generate.lora: a folder such as runs/NAME"
+        what = f"the trained LoRA cannot be read ({error.strerror})"
+        raise TrainingError(what, where=str(error.filename), hint=hint) from None
 
 
 def wishes(order: GenerationOrder, adapter: str) -> Iterator[Clip]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -31,7 +30,6 @@ from latentmake.training.loop.clips import (
     Clip,
     EvaluatedClip,
     EvaluationOrder,
-    Figures,
     GenerationIndex,
     GenerationOrder,
     Kind,
@@ -47,14 +45,16 @@ from latentmake.training.loop.clips import (
     settings_of,
 )
 from latentmake.training.loop.launch import read
-from latentmake.training.loop.order import Prompt, TrainingOrder
+from latentmake.training.loop.order import Prompt
+from latentmake.training.loop.plan import LoopBackend
 from latentmake.training.loop.recipe import (
     DTYPES,
     Network,
     Objective,
     Recipe,
     decided,
-    held_out_noise,
+    item_losses,
+    spread_timesteps,
 )
 from latentmake.training.order import JsonFile, caption_in
 
@@ -63,7 +63,6 @@ _KNOWN = ".parts.json"
 _Made = TypeVar("_Made")
 Done = Callable[[], object]
 Size3 = tuple[int, int, int]
-_LUMA = (0.2126, 0.7152, 0.0722)  # ITU-R BT.709, of the values as they are stored
 
 
 class Painter:
@@ -233,11 +232,6 @@ def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
     return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
 
 
-def timesteps_of(objective: Objective) -> torch.Tensor:
-    """Return the timesteps [10] of an evaluation: in the middle of ten equal shares."""
-    return objective.at((torch.arange(TIMESTEPS) + 0.5) / TIMESTEPS)
-
-
 @torch.no_grad()
 def losses_of(
     objective: Objective,
@@ -249,22 +243,22 @@ def losses_of(
     dtype: torch.dtype,
     done: Callable[[], object] = lambda: None,
 ) -> list[float]:
-    """Return an item's loss at each of `timesteps_of`; `done` is called after each.
-
-    The noise is the same for every network, and for whatever else is held out.
+    """Return an item's loss at each timestep of an evaluation; `done` is called after each.
 
     Raises:
         CacheError: a cache file holds NaN or infinite values.
         TrainingError: the network's prediction is NaN or infinite.
     """
-    batch, losses = caches.batch([case.number]), []
-    for number, timestep in enumerate(timesteps_of(objective)):
-        noise = held_out_noise(batch.latents.shape, case.keys[0], number)
+
+    def of(batch: Batch, noise: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
         with autocast(device, dtype):
-            found = objective.losses(
-                network, batch, noise, timestep[None], device=device, dtype=dtype
-            )
-        loss = float(found.raw)
+            return objective.losses(
+                network, batch, noise, timesteps, device=device, dtype=dtype
+            ).raw
+
+    losses: list[float] = []
+    timesteps = spread_timesteps(objective, TIMESTEPS)
+    for loss in item_losses(of, caches, case.number, timesteps):
         if not math.isfinite(loss):
             if damaged := find_not_finite(caches, [case.number]):
                 what = "holds values that are NaN or infinite"
@@ -274,48 +268,6 @@ def losses_of(
         losses.append(loss)
         done()
     return losses
-
-
-# -- figures ---------------------------------------------------------------------------------------
-
-
-def figures_of(frames: NDArray[np.uint8]) -> Figures:
-    """Return the figures of a clip [F, H, W, 3], in levels from 0 to 255.
-
-    They are means over all pixels: of the difference between a frame and the next
-    (`temporal_difference`) and between the first and the last (`first_to_last`), both None of one
-    frame; of the BT.709 luma (`brightness`, with its standard deviation); of each channel; and of
-    the standard deviation of a pixel's red, green and blue (`colour_deviation`).
-    """
-    means = []
-    for frame in frames:
-        luma = frame @ np.array(_LUMA)
-        means.append(
-            [luma.mean(), (luma**2).mean(), frame.std(axis=2).mean(), *frame.mean(axis=(0, 1))]
-        )
-    brightness, square, colour, red, green, blue = np.mean(means, axis=0).tolist()
-    pairs = [*pairwise(frames), (frames[0], frames[-1])]
-    moved = [float(np.abs(now.astype(float) - last).mean()) for last, now in pairs]
-    several = len(frames) > 1
-    return {
-        "temporal_difference": sum(moved[:-1]) / len(moved[:-1]) if several else None,
-        "first_to_last": moved[-1] if several else None,
-        "brightness": brightness,
-        "brightness_deviation": max(0.0, square - brightness**2) ** 0.5,
-        "red": red,
-        "green": green,
-        "blue": blue,
-        "colour_deviation": colour,
-    }
-
-
-def mean_of(clips: Sequence[Figures]) -> Figures:
-    """Return the mean of each figure over some clips; None where no clip has it."""
-    means: Figures = {}
-    for name in clips[0] if clips else ():
-        values = [value for clip in clips if (value := clip[name]) is not None]
-        means[name] = sum(values) / len(values) if values else None
-    return means
 
 
 # -- evaluation ------------------------------------------------------------------------------------
@@ -434,8 +386,7 @@ class _Evaluation:
     def _write(self, key: str, case: Case, kind: Kind, latents: torch.Tensor) -> None:
         path = self.folder / evaluated_name(case.stem, key, kind, self.order.suffix)
         frames = self.painter.write(path, latents, case.name)
-        figures = figures_of(frames)
-        self.known.clips[key] = EvaluatedClip.written(path, key, [*frames], figures)
+        self.known.clips[key] = EvaluatedClip.written(path, key, [*frames])
         self.known.write(self.folder / _KNOWN)
 
     def _metrics(self) -> Metrics:
@@ -455,39 +406,29 @@ class _Evaluation:
         ]
         losses = {kind: [each.losses[kind].values for each in results] for kind in _MADE}
         by_timestep = {kind: np.mean(each, axis=0).tolist() for kind, each in losses.items()}
-        figures = {
-            kind: mean_of([each.clips[kind].figures for each in results if each.clips])
-            for kind in KINDS
-        }
         items = f"{len(self.cases)} held out, {len(self.shown)} with {self.order.noun}s"
         return Metrics(
             run=self.order.run,
             wanted=self.order.wanted(self.training, self.adapter),
-            timesteps=timesteps_of(self.objective).tolist(),
+            timesteps=spread_timesteps(self.objective, TIMESTEPS).tolist(),
             loss={kind: float(np.mean(each)) for kind, each in by_timestep.items()},
             loss_by_timestep=by_timestep,
-            figures=figures if self.shown else {},
             fps=self.order.settings.fps or 1,
             settings={"items": items, **settings_of(self.order, self.training, self.adapter)},
             results=results,
         )
 
 
-def follow(
-    order: GenerationOrder,
-    kind: type[TrainingOrder],
-    recipe_of: Callable[[Any], Recipe],
-    painter_of: Callable[[GenerationOrder, Recipe], Painter],
-) -> Metrics | None:
+def follow(order: GenerationOrder, backend: LoopBackend) -> Metrics | None:
     """Bring the clips of an order up to date; or results of an evaluation, which are returned then.
 
     Raises:
         UserError: a file is damaged or gone, memory does not suffice, the disk is full.
     """
-    training = decided(read(Path(order.training), kind))  # as it was trained
-    recipe = recipe_of(training)
+    training = decided(read(Path(order.training), backend.order_type))  # as it was trained
+    recipe = backend.recipe(training)
     if not isinstance(order, EvaluationOrder):
-        generate(order, painter_of(order, recipe))
+        generate(order, backend.painter(order, recipe))
     elif result_reasons(order, training):
-        return _Evaluation(order, recipe, painter_of(order, recipe)).run()
+        return _Evaluation(order, recipe, backend.painter(order, recipe)).run()
     return None

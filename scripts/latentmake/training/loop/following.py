@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from latentmake.errors import TrainingError, first_line
-from latentmake.files.safetensors import read_head
+from latentmake.errors import TrainingError
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import Difference
@@ -28,7 +27,7 @@ from latentmake.training.order import read_order
 from latentmake.training.process import RUN, run_child
 
 ClipSettingsOf = Callable[[Facts, TrainingOrder, str], tuple[str, dict[str, Any]]]
-"""See `FollowedBackend.clip_settings`."""
+"""See `LoopBackend.clip_settings`."""
 
 
 def plan_following(
@@ -44,8 +43,6 @@ def plan_following(
         return order.path, waits
     if isinstance(order, EvaluationOrder):
         return order.path, result_reasons(order, training, file_digest)
-    if order.lora is not None or order.strength != 1:  # this run's training may have saved it
-        check_lora(order, training)
     return order.path, clip_reasons(order, file_digest)
 
 
@@ -70,37 +67,12 @@ def order_of(path: Path, word: str) -> GenerationOrder:
     return read_order(path, GenerationOrder if word == "generate" else EvaluationOrder)
 
 
-def check_lora(order: GenerationOrder, training: TrainingOrder) -> None:
-    """Check the files of a LoRA that clips are drawn with, by their headers.
-
-    Raises:
-        TrainingError: one is missing or damaged, or has no rank and layers in its header.
-    """
-    names, files = training.results, list(map(Path, order.adapters))
-    try:
-        if len(files) != len(names):
-            raise ValueError(f"two networks need a folder with {' and '.join(names)}")
-        for file in files:
-            described = "lora_adapter_metadata" in read_head(file).metadata
-            if training.trains_lora and not described:
-                raise ValueError(f"{file.name} has no rank and layers in its header")
-        if not training.trains_lora and order.strength != 1:
-            raise ValueError("a strength is for a LoRA: leave out `lora_strength`")
-    except (OSError, ValueError) as error:
-        folder = "name a folder such as runs/NAME/saved/step-000500"
-        raise TrainingError(
-            f"{' and '.join(order.adapters)}: no LoRA to draw with ({first_line(error)})",
-            where=f"runs.{order.run}.generate.lora",
-            hint=f"{folder}, which the trainer {training.kind} wrote",
-        ) from None
-
-
 def order_for(
     facts: Facts, training: TrainingOrder, word: str, weights: str, more: Mapping[str, Any]
 ) -> GenerationOrder:
     """Return the order of a run's clips, or with `evaluate` of its evaluation.
 
-    See `FollowedBackend.clip_settings` for the digest of the networks and `more` settings.
+    See `LoopBackend.clip_settings` for the digest of the networks and `more` settings.
     """
     config, name, folder = facts.config, training.run, Path(training.output)
     run = config.runs[name]
@@ -142,6 +114,12 @@ def order_for(
     values |= {"image": settings.image, "strength": settings.lora_strength}
     if (lora := settings.lora) is not None:
         is_file = lora.endswith(".safetensors")
+        if is_file and len(training.results) > 1:
+            what, hint = (
+                f"{lora} is one file",
+                f"name a folder with {' and '.join(training.results)}",
+            )
+            raise TrainingError(what, where=f"runs.{name}.generate.lora", hint=hint)
         files = [lora] if is_file else [f"{lora}/{each}" for each in training.results]
         values |= {"lora": lora, "adapters": files}
     return GenerationOrder(**values)

@@ -17,7 +17,6 @@ from latentmake.training.loop.checkpoint import as_begun
 from latentmake.training.loop.order import (
     Prompt,
     TrainingOrder,
-    picture_reasons,
     wanted,
 )
 from latentmake.training.order import RunFiles, caption_in, finish, read_order
@@ -63,11 +62,9 @@ def train(
     is_first, is_trained = not files.record.is_file(), files.trained(want) is not None
     if is_trained:
         say(log, f"{order.run}: already trained on exactly this: {files.weights}")
-    if not is_trained or picture_reasons(order, want):
-        processes = 1 if is_trained else processes  # files are written, or pictures drawn
-        launcher = [sys.executable] if is_trained else _launcher(order, processes)
+    else:
         run_child(
-            [*launcher, *RUN, str(order_path), "train"],
+            [*_launcher(order, processes), *RUN, str(order_path), "train"],
             run=order.run,
             folder=files.output,
             threads=max(1, threads // processes),

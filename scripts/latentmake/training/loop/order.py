@@ -12,13 +12,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
+from pydantic import BaseModel, ConfigDict, JsonValue, StringConstraints
 
 from latentmake import digest
 from latentmake.config.fields import shaping
 from latentmake.config.trainers import LoopTrainer
 from latentmake.config.weights import Weights
-from latentmake.plan.state import Difference, short, value_differences
 from latentmake.training.backend import Finding, accelerate_config, of_faults
 from latentmake.training.order import (
     JsonFile,
@@ -170,10 +169,12 @@ class TrainingOrder(RunOrder):
         samples = self.trainer.samples
         return digest.of_value([self._shown(), samples.prompts, samples.every])
 
-    def picture_keys(self) -> list[str]:
-        """Return a digest for each prompt's picture: equal ones of a step are the same picture."""
-        shown = self._shown()
-        return [digest.of_value([*shown, *each]) for each in self.occurrences()]
+    def _shown(self) -> list[object]:
+        """Return the settings that shape each sample picture, besides weights and prompt."""
+        samples = self.trainer.samples
+        negative = samples.negative_prompt if samples.guidance_scale > 1 else None
+        size = [*self.sample_size]
+        return [samples.seed, samples.num_inference_steps, samples.guidance_scale, negative, size]
 
     def occurrences(self) -> list[tuple[str, int]]:
         """Return each prompt, and how many equal ones come before it."""
@@ -183,13 +184,6 @@ class TrainingOrder(RunOrder):
             found.append((each.prompt, seen[each.prompt]))
             seen[each.prompt] += 1
         return found
-
-    def _shown(self) -> list[object]:
-        """Return the settings that shape each sample picture, besides weights and prompt."""
-        samples = self.trainer.samples
-        negative = samples.negative_prompt if samples.guidance_scale > 1 else None
-        size = [*self.sample_size]
-        return [samples.seed, samples.num_inference_steps, samples.guidance_scale, negative, size]
 
 
 def wanted(order: TrainingOrder, data: str | None = None) -> Wanted:
@@ -216,6 +210,14 @@ def wanted(order: TrainingOrder, data: str | None = None) -> Wanted:
         resumed=resumed,
         version=order.version,
     )
+
+
+def goes_on(order: TrainingOrder) -> bool:
+    """Whether a training begins from the weights of the last one, see `on_change`."""
+    files = RunFiles(order)
+    last = Record.read(files.record) if order.trainer.on_change == "continue" else None
+    same = last is not None and last.wanted.weights == order.weights
+    return same and all(path.is_file() for path in files.results)
 
 
 def in_each_precision(order: Order, want: Wanted) -> Iterator[tuple[Order, Wanted]]:
@@ -263,12 +265,9 @@ class PictureIndex(JsonFile):
         wanted: digests of the training.
         seed: of the noise.
         steps: after which they were drawn, ascending.
-        files: names of the pictures, a row a step and one a prompt; None where a picture cannot be
-            drawn, as the weights of its step were gone before it was asked for.
-        keys: of the pictures of each prompt, see `TrainingOrder.picture_keys`; earlier releases
-            write none.
-        pictures: see `TrainingOrder.pictures_digest`; "" before those of the last step.
-        curves: whether there were any to draw.
+        files: names of the pictures, a row a step and one a prompt; None where memory did not
+            suffice for one.
+        pictures: see `TrainingOrder.pictures_digest`.
         settings: that shaped the training, by name.
     """
 
@@ -279,9 +278,7 @@ class PictureIndex(JsonFile):
     seed: int
     steps: list[int]
     files: list[list[_Name | None]]
-    keys: list[str] = Field([])
     pictures: str = ""
-    curves: bool
     settings: dict[str, JsonValue]
 
     @classmethod
@@ -290,8 +287,6 @@ class PictureIndex(JsonFile):
         order: TrainingOrder,
         want: Wanted,
         rows: Mapping[int, Sequence[str | None]],
-        *,
-        curves: bool,
     ) -> PictureIndex:
         """Return the index of a training's pictures, whose names `rows` has for each step."""
         return cls(
@@ -301,9 +296,7 @@ class PictureIndex(JsonFile):
             seed=order.trainer.samples.seed,
             steps=sorted(rows),
             files=[list(rows[step]) for step in sorted(rows)],
-            keys=order.picture_keys(),
             pictures=order.pictures_digest(),
-            curves=curves,
             settings={
                 **order.described(),
                 "weights": want.weights,
@@ -326,27 +319,3 @@ def read_index(folder: Path) -> PictureIndex | None:
         return None
     complete = [len(row) for row in index.files] == [len(index.prompts)] * len(index.steps)
     return index if complete else None
-
-
-def picture_reasons(order: TrainingOrder, want: Wanted) -> list[Difference]:
-    """Return why pictures and curves are not those of the training `want`."""
-    run_files = RunFiles(order)
-    index = read_index(run_files.samples)
-    if index is None:
-        return [Difference("sample pictures are not drawn yet")]
-    if index.wanted != want:
-        return [Difference("sample pictures are of an earlier training")]
-    if index.pictures != (today := order.pictures_digest()):
-        now = order.trainer.samples.model_dump(mode="json")
-        trainer = index.settings.get("trainer")
-        was = trainer.get("samples") if isinstance(trainer, dict) else None
-        known = value_differences(was, now, "samples.{}") if isinstance(was, dict) else []
-        digests = Difference("settings of sample pictures", short(index.pictures), short(today))
-        return known or [digests]
-    names = [name for row in index.files for name in row if name is not None]
-    files = [run_files.samples / name for name in names] + [run_files.grid] * bool(names)
-    files += [run_files.output / CURVES] * index.curves
-    found = [Difference(f"{path} is missing") for path in files if not path.is_file()]
-    if not found and bool(names) != bool(order.prompts or order.captions):
-        found = [Difference("other sample pictures are asked for")]
-    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +23,6 @@ _UNITS = {
     "validation_loss": "loss",
     "learning_rate": "rate",
     "gradient_norm": "norm",
-    "qk_grads_av": "gradient",
     "images_per_second": "images/s",
     "items_per_second": "items/s",
     "epoch": "epochs",
@@ -56,17 +54,17 @@ def read_curves(events: Path) -> dict[str, tuple[Values, Values]]:
 def smoothed(values: Values) -> Values:
     """Return the moving average [points] of a curve [points], from its past alone.
 
-    An exponential one with the bias correction of Kingma and Ba 2015, section 3
-    (https://arxiv.org/abs/1412.6980), as TensorBoard draws it. NaN values are left out, and stay.
+    NaN values are left out, and stay.
     """
-    keep = 1 - 1 / max(1.0, _SPAN * len(values))
-    average, weight = 0.0, 0.0
-    found = np.full(len(values), np.nan)
-    for index, value in enumerate(values):
-        if not math.isnan(value):
-            average = keep * average + (1 - keep) * float(value)
-            weight = keep * weight + (1 - keep)
-            found[index] = average / weight
+    window, known = max(1, round(2 * _SPAN * len(values))), ~np.isnan(values)
+
+    def recent(numbers: Values) -> Values:
+        total = np.cumsum(numbers)
+        total[window:] = total[window:] - total[:-window]
+        return total
+
+    counts = np.maximum(recent(known.astype(np.float64)), 1)
+    found: Values = np.where(known, recent(np.where(known, values, 0.0)) / counts, np.nan)
     return found
 
 

@@ -19,20 +19,21 @@ from latentmake.training.loop.order import (
     Prompt,
     TrainingOrder,
     check_settings,
-    picture_reasons,
+    goes_on,
     wanted,
 )
 from latentmake.training.order import Record, RunFiles, run_values
 
 if TYPE_CHECKING:
     from latentmake.training.init_lora import Place
-    from latentmake.training.loop.recipe import Recipe
 
 _Order = TypeVar("_Order", bound=TrainingOrder)
 
 
 class LoopBackend(Backend):
-    """A trainer that trains by the loop.
+    """A trainer that trains by the loop; its networks draw clips or pictures, and are evaluated.
+
+    What follows a training is imported when it is asked for: most plans have nothing of it.
 
     Attributes:
         order_type: class of its orders.
@@ -47,8 +48,8 @@ class LoopBackend(Backend):
         """Return the order of a run; raises UserError where settings and networks do not fit."""
 
     @abstractmethod
-    def recipe(self, order: Any) -> Recipe:
-        """Return the recipe of an order."""
+    def recipe(self, order: Any) -> Any:
+        """Return the `Recipe` of an order."""
 
     def plan(self, facts: Facts, plan: RunPlan, *, train: bool) -> None:
         """Write the order of a run, and decide whether it is to be trained."""
@@ -65,9 +66,33 @@ class LoopBackend(Backend):
 
         train(self.order_type, order, **options)
 
-    def follow_here(self, order: Path, word: str) -> None:
-        """Do in this process what follows a training; see `Backend.follow`."""
-        raise NotImplementedError
+    @abstractmethod
+    def clip_settings(self, facts: Facts, training: Any, word: str) -> tuple[str, dict[str, Any]]:
+        """Return the digest of all networks that draw, and settings that not all trainers have.
+
+        They are settings of clips (`generate`), or of those of an evaluation (`evaluate`).
+
+        Raises:
+            UserError: the model draws no clips, or a file is missing.
+        """
+
+    @abstractmethod
+    def painter(self, order: Any, recipe: Any) -> Any:
+        """Return the `Painter` that draws clips by the networks of a training's recipe."""
+
+    def plan_following(
+        self, facts: Facts, plan: RunPlan, word: str
+    ) -> tuple[Path, list[Difference]]:
+        """Write the order of clips or of an evaluation; see `Backend.plan_following`."""
+        from latentmake.training.loop.following import plan_following
+
+        return plan_following(facts, plan, word, self.clip_settings)
+
+    def follow(self, order: Path, word: str, *, log: Path, threads: int = 2) -> Path:
+        """Bring clips or the results of an evaluation up to date; return their folder."""
+        from latentmake.training.loop.following import follow
+
+        return follow(order, word, log=log, threads=threads)
 
 
 def begun(
@@ -111,7 +136,7 @@ def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: boo
 
 
 def reasons(order: TrainingOrder, plan: RunPlan) -> list[Difference]:
-    """Return why weights or sample pictures are not those of an order."""
+    """Return why weights are not those of an order."""
     files = RunFiles(order)
     record = Record.read(files.record)
     if record is None:
@@ -128,24 +153,22 @@ def reasons(order: TrainingOrder, plan: RunPlan) -> list[Difference]:
         found += basis.differences(files.output, record.wanted, order.chosen())
     if found:
         return found
-    if plan.awaits(order.trainer.prompts):
-        return [Difference("prompts of sample pictures are to be encoded")]
-    if missing := files.missing():
-        return missing
-    return [Difference("the settings changed")] if is_other else picture_reasons(order, want)
+    return files.missing() or [Difference("the settings changed")] * is_other
 
 
 def _note(order: TrainingOrder, plan: RunPlan) -> str:
     """Return a line for the plan; "" of a training that begins anew, or has ended."""
-    begins = order.trainer.init_lora
-    note = f"training of {plan.name}: begins from the LoRA {begins}" if begins else ""
-    if not plan.lock or not order.weights:
-        return note
-    files, want = RunFiles(order), wanted(order, plan.lock)
-    if files.trained(want) is not None:
-        return ""
-    step = next((each.progress.step for each in resumable(order, want)), None)
-    return note if step is None else f"training of {plan.name}: goes on from step {step}"
+    found, begins = None, order.trainer.init_lora
+    if plan.lock and order.weights:
+        want = wanted(order, plan.lock)
+        if RunFiles(order).trained(want) is not None:
+            return ""
+        found = next((f"step {each.progress.step}" for each in resumable(order, want)), None)
+    if found is None and goes_on(order):
+        found = "the last weights"
+    if found is not None:
+        return f"training of {plan.name}: goes on from {found}"
+    return f"training of {plan.name}: begins from the LoRA {begins}" if begins else ""
 
 
 def order_values(facts: Facts, name: str, trainer: LoopTrainer) -> dict[str, Any]:

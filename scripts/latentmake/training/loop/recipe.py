@@ -266,6 +266,10 @@ class Objective:
         del timesteps
         return noise - latents
 
+    def high(self, timesteps: torch.Tensor) -> list[bool]:
+        """Return which timesteps [batch] belong to the second of two networks."""
+        return [False] * len(timesteps)
+
     def weights(self, timesteps: torch.Tensor) -> torch.Tensor | None:
         """Return the weight of each timestep, [batch]; None where all have the same."""
         del timesteps
@@ -296,14 +300,12 @@ class Objective:
         return Losses(raw, raw if weights is None else raw * weights)
 
 
+LossesOf = Callable[[Batch, torch.Tensor, torch.Tensor], torch.Tensor]
+"""From batch, noise and timesteps [batch] to the loss of each example."""
+
+
 def probe_loss(
-    losses: Callable[[Batch, torch.Tensor, torch.Tensor], torch.Tensor],
-    caches: Caches,
-    *,
-    objective: Objective,
-    batch_size: int,
-    seed: int,
-    size: int = 64,
+    losses: LossesOf, caches: Caches, *, objective: Objective, seed: int, size: int = 64
 ) -> float:
     """Return the mean loss over a fixed set of examples, noises and timesteps.
 
@@ -311,66 +313,61 @@ def probe_loss(
     the example. In a small dataset each example comes several times.
 
     Args:
-        losses: from batch, noise and timesteps to the loss of each example.
+        losses: of the network.
         caches: the examples.
         objective: has the timesteps.
-        batch_size: most examples at once.
         seed: fixes the set.
         size: of the set.
     """
     random = generator(seed, "probe")
     order = torch.randperm(len(caches), generator=random).tolist()
-    spread = objective.at((torch.arange(size) + 0.5) / size)
-    spread = spread[torch.randperm(size, generator=random)]
-    examples = [order[probe % len(order)] for probe in range(size)]
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for probe, index in enumerate(examples):
-        groups.setdefault(caches.examples[index].shape, []).append(probe)
+    shuffled = torch.randperm(size, generator=random)
+    spread = spread_timesteps(objective, size)[shuffled]
     total = 0.0
     with torch.no_grad():
-        for _, probes in sorted(groups.items()):
-            for start in range(0, len(probes), batch_size):
-                part = probes[start : start + batch_size]
-                batch = caches.batch([examples[probe] for probe in part])
-                shape = batch.latents.shape[1:]
-                noises = [torch.randn(shape, generator=generator(seed, "probe", p)) for p in part]
-                noise = torch.stack(noises)
-                total += float(losses(batch, noise, spread[part]).sum())
+        for probe in range(size):
+            batch = caches.batch([order[probe % len(order)]])
+            noise = torch.randn(batch.latents.shape, generator=generator(seed, "probe", probe))
+            total += float(losses(batch, noise, spread[probe : probe + 1]))
     return total / size
 
 
-def held_out_noise(shape: torch.Size, key: str, number: int) -> torch.Tensor:
-    """Return noise of a shape that the key of an item's latents and a timestep's number fix.
+def item_losses(
+    losses: LossesOf, caches: Caches, index: int, timesteps: torch.Tensor
+) -> Iterator[float]:
+    """Yield the loss of a held-out item at each of some timesteps.
 
-    Whatever else is held out does not change it.
+    The noise follows from the key of the item's latents: it is the same for every network, and for
+    whatever else is held out.
     """
-    return torch.randn(shape, generator=generator("evaluation", key, number))
+    batch, key = caches.batch([index]), caches.examples[index].latents.key
+    for number, timestep in enumerate(timesteps):
+        random = generator("evaluation", key, number)
+        noise = torch.randn(batch.latents.shape, generator=random)
+        yield float(losses(batch, noise, timestep[None]))
 
 
-def held_out_loss(
-    losses: Callable[[Batch, torch.Tensor, torch.Tensor], torch.Tensor],
-    caches: Caches,
-    objective: Objective,
-) -> float:
-    """Return the mean loss of held-out items, each at the same timesteps.
+def held_out_losses(losses: LossesOf, caches: Caches, objective: Objective) -> dict[str, float]:
+    """Return the mean loss of held-out items, each at the same timesteps, as `validation_loss`.
 
-    Args:
-        losses: from batch, noise and timesteps to the loss of each example.
-        caches: the items.
-        objective: has the timesteps.
+    Behind it, as `validation_loss/NAME`, is that of each group: items in a folder of the dataset.
     """
-    timesteps, total = objective.at((torch.arange(_HELD_OUT) + 0.5) / _HELD_OUT), 0.0
-    for index in range(len(caches)):
-        batch, key = caches.batch([index]), caches.examples[index].latents.key
-        for number, timestep in enumerate(timesteps):
-            noise = held_out_noise(batch.latents.shape, key, number)
-            total += float(losses(batch, noise, timestep[None]))
-    return total / (len(caches) * _HELD_OUT)
+    timesteps = spread_timesteps(objective, _HELD_OUT)
+    found: dict[str, list[float]] = {"validation_loss": []}
+    for index, row in enumerate(caches.rows):
+        values = [*item_losses(losses, caches, index, timesteps)]
+        found["validation_loss"] += values
+        if "/" in row.stem:
+            found.setdefault(f"validation_loss/{row.stem.split('/')[0]}", []).extend(values)
+    return {name: sum(values) / len(values) for name, values in found.items()}
+
+
+def spread_timesteps(objective: Objective, count: int) -> torch.Tensor:
+    """Return timesteps [count] in the middle of equal shares of the way into the noise."""
+    return objective.at((torch.arange(count) + 0.5) / count)
 
 
 Network: TypeAlias = Any  # a torch.nn.Module whose call is a matter of its recipe
-Drawn = dict[str, torch.Tensor]
-"""Keys of samples (`TrainingOrder.picture_keys`), and their latents, unscaled."""
 
 
 class Recipe:
@@ -389,8 +386,8 @@ class Recipe:
             `channels` of the latents, `text_width` of the captions' embeddings and the `dtype` of
             frozen weights; raises UserError where network, caches and settings do not fit.
         clip_size: returns frames, height and width in pixels of an item, from its latents.
-        make_sampler: returns an object whose `draw(network, keys, device=, dtype=)` draws the
-            samples of some keys; a cache file's latents have their scale and size.
+        make_sampler: returns an object whose `draw(network, device=, dtype=)` draws the latents of
+            all samples, unscaled; a cache file's latents have their scale and size.
         make_decoder: loads the VAE, and returns what makes a file's content of a sample's latents;
             that is None where memory does not suffice, even in tiles.
         write_copy: writes the trained weights into a folder of their own; one of that name is
@@ -415,3 +412,7 @@ class Recipe:
 
     def __init__(self, order: Any) -> None:
         self.order = order
+
+    def place(self, network: Network, device: torch.device) -> None:
+        """Put a network on a device."""
+        network.to(device)

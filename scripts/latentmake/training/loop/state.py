@@ -54,18 +54,16 @@ class Learner:
     """
 
     def __init__(self, recipe: Recipe, denoiser: Network, accelerator: Any, *, steps: int) -> None:
+        recipe.place(denoiser, accelerator.device)
         self.denoiser = denoiser.train()
         self.parameters = [each for each in denoiser.parameters() if each.requires_grad]
         self._settings = settings = recipe.order.trainer
         self._accelerator = accelerator
-        self._queries_and_keys = [
-            each
-            for name, each in denoiser.named_parameters()
-            if each.requires_grad and any(part in f".{name}" for part in (".to_q.", ".to_k."))
-        ]
         optimizer = make_optimizer(self.parameters, settings)
         self._rates = LambdaLR(optimizer, lambda step: rate_of(step, settings, steps))
-        self.network, self.optimizer = accelerator.prepare(denoiser, optimizer)
+        self.network, self.optimizer = accelerator.prepare(
+            denoiser, optimizer, device_placement=[False, True]
+        )
         self._average: Any = None  # diffusers has no types
         if settings.ema_decay is not None:
             self._average = EMAModel(self.parameters, decay=settings.ema_decay, foreach=True)
@@ -82,25 +80,13 @@ class Learner:
         (group,) = self.optimizer.param_groups
         return float(group["lr"]) * float(group.get("d", 1.0))  # Prodigy's, D-Adaptation's estimate
 
-    def clip(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Clip this step's gradients.
-
-        Returns:
-            Their norm before, and the sum over all trained weights of queries and keys of their
-            mean absolute gradient; scalars on a device. The latter tells how strongly attention is
-            still being rearranged (ai-training's `qk_grads_av`).
-        """
+    def clip(self) -> torch.Tensor:
+        """Clip this step's gradients; return their norm before, a scalar on a device."""
         self._accelerator.unscale_gradients()
-        gradients = [each.grad for each in self._queries_and_keys if each.grad is not None]
-        queries = torch.zeros(())
-        if gradients:  # one kernel for all of them, not one a layer
-            sums = torch._foreach_norm(gradients, 1, dtype=torch.float32)
-            means = torch._foreach_div(sums, [float(each.numel()) for each in gradients])
-            queries = torch.stack(means).sum()
         norm = torch.nn.utils.clip_grad_norm_(
             self.parameters, self._settings.max_grad_norm or math.inf
         )
-        return norm.float(), queries
+        return norm.float()
 
     def step(self) -> None:
         """Make a step by the gradients, and forget them.

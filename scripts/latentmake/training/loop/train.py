@@ -11,8 +11,9 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,17 +25,16 @@ from latentmake.errors import CacheError, TrainingError
 from latentmake.progress import Progress, say
 from latentmake.training.loop import checkpoint
 from latentmake.training.loop.caches import HINT, Batch, Caches, find_not_finite, read_items
-from latentmake.training.loop.order import sample_steps, wanted
+from latentmake.training.loop.order import goes_on, sample_steps, wanted
 from latentmake.training.loop.recipe import (
     DTYPES,
     BatchOrder,
-    Drawn,
     Losses,
     Network,
     Recipe,
     Variants,
     generator,
-    held_out_loss,
+    held_out_losses,
     make_accelerator,
     probe_loss,
     reseed,
@@ -72,7 +72,6 @@ class _Step(NamedTuple):
     loss: float
     raw_loss: float
     gradient_norm: float
-    qk_grads_av: float
     learning_rate: float
 
 
@@ -116,11 +115,12 @@ class Training:
         network = recipe.make_network(
             channels=caches.channels, text_width=caches.text_width, dtype=self.dtype
         )
+        if goes_on(order):
+            recipe.read_copy(network, self.files.output)
         self.learner = Learner(recipe, network, self.accelerator, steps=self.steps)
         self.sampler = recipe.make_sampler(self.objective, caches.examples[0].latents)
         self.step = 0
         self.saved = 0  # step of its newest checkpoint
-        self.continued: list[int] = []
         self.loss_start = 0.0
         self.seconds = 0.0
 
@@ -141,8 +141,7 @@ class Training:
                 self._refuse_not_finite(range(len(self.caches.examples)))
             say(f"loss at the start: {self.loss_start:.4f}")
         if self.main:
-            ends = (*self.continued, self.steps)
-            self.samples = Samples(self.recipe, self.wanted, ends, kept)
+            self.samples = Samples(self.recipe, self.wanted, kept)
         steps_with_samples = sample_steps(self.order, self.steps)
         if not kept and self.step in steps_with_samples:
             self._draw_samples()
@@ -162,7 +161,6 @@ class Training:
             progress, own = found.progress, found.progress.wanted == self.wanted
             self.step, self.seconds = progress.step, progress.seconds
             self.loss_start = progress.loss_start
-            self.continued = [*progress.continued, *([] if own else [self.step])]
             self.saved = self.step if own else 0
             if self.main:
                 shorter = "" if own else " of a shorter training"
@@ -252,12 +250,18 @@ class Training:
         items = self.batch_order.items(step)
         total = torch.zeros(2, device=accelerator.device)
         seen: list[tuple[Batch, torch.Tensor]] = []
-        for number in range(settings.gradient_accumulation_steps):
-            batch = next(batches)
-            noise, timesteps = self.objective.draw(batch.latents.shape, random)
+        parts = [
+            (batch, *self.objective.draw(batch.latents.shape, random))
+            for batch in islice(batches, settings.gradient_accumulation_steps)
+        ]
+        if not settings.lora_dropout:  # whose masks are drawn in this order
+            # Two networks change places once a step at most; each sums its gradients as before.
+            high = self.objective.high
+            parts.sort(key=lambda part: any(high(part[2])), reverse=step % 2 == 0)
+        for number, (batch, noise, timesteps) in enumerate(parts, 1):
             if batch.latents.is_pinned():
                 noise, timesteps = noise.pin_memory(), timesteps.pin_memory()
-            last = number == settings.gradient_accumulation_steps - 1
+            last = number == len(parts)
             # The last one brings the gradients of all processes together.
             with nullcontext() if last else accelerator.no_sync(learner.network):
                 losses = self._losses(learner.network, batch, noise, timesteps)
@@ -266,17 +270,15 @@ class Training:
             total += torch.stack([loss.detach(), losses.raw.detach().sum() / items])
             seen.append((batch, losses.raw.detach()))
         total = accelerator.reduce(total, reduction="sum")
-        norm, queries = learner.clip()
+        norm = learner.clip()
         learner.step()  # queued before anything waits for the device; a faulty one is never saved
         # One transfer from the device for all scalars of the step.
-        loss_value, raw, norm_value, queries_value = torch.stack(
-            [*total, norm, queries.to(norm.device)]
-        ).tolist()
+        loss_value, raw, norm_value = torch.stack([*total, norm]).tolist()
         # With fp16, the scaler skips steps whose gradients overflow, and lowers its scale.
         finite = accelerator.scaler is not None or math.isfinite(norm_value)
         if not (finite and math.isfinite(loss_value)):
             self._refuse_step(step, seen)
-        return _Step(loss_value, raw, norm_value, queries_value, rate)
+        return _Step(loss_value, raw, norm_value, rate)
 
     def _refuse_step(self, step: int, seen: Sequence[tuple[Batch, torch.Tensor]]) -> None:
         """Stop at a step whose loss or gradient is NaN or infinite."""
@@ -317,23 +319,21 @@ class Training:
         """Write the loss of the held-out items after a step that is due, in the main process."""
         due = self.step == self.steps or self.step % (self.order.validates or self.steps) == 0
         if (held_out := self.held_out) is not None and due:
-            loss = self.learner.alone(
-                lambda model: held_out_loss(
+            losses = self.learner.alone(
+                lambda model: held_out_losses(
                     lambda *batch: self._losses(model, *batch).raw, held_out, self.objective
                 )
             )
-            _add_scalars(writer, self.step, {"validation_loss": loss})
+            _add_scalars(writer, self.step, losses)
 
     def _probe(self) -> float:
         """Return the loss over a fixed set of examples, in the main process alone."""
-        settings = self.settings
         return self.learner.alone(
             lambda model: probe_loss(
                 lambda *batch: self._losses(model, *batch).raw,
                 self.caches,
                 objective=self.objective,
-                batch_size=settings.train_batch_size,
-                seed=settings.seed,
+                seed=self.settings.seed,
                 size=self.recipe.probes,
             )
         )
@@ -342,9 +342,9 @@ class Training:
         if self.main:
             device, dtype = self.accelerator.device, self.dtype
 
-            def draw(keys: Collection[str]) -> Drawn:
+            def draw() -> Iterable[torch.Tensor]:
                 return self.learner.alone(
-                    lambda model: self.sampler.draw(model, keys, device=device, dtype=dtype)
+                    lambda model: self.sampler.draw(model, device=device, dtype=dtype)
                 )
 
             self.samples.draw(self.step, draw, device)
@@ -360,7 +360,6 @@ class Training:
             course=self.order.course_digest(),
             length=self.order.length,
             limit=self.settings.step_limit,
-            continued=self.continued,
         )
         folder = self.files.checkpoints
         checkpoint.save(folder, progress, self.learner.state())
@@ -379,7 +378,7 @@ class Training:
         """Write the last state, the trained weights and their record."""
         if self.saved != self.step:
             self._save()
-        self.samples.finish()
+        self.samples.show()
         loss_end = self._probe()
         say(f"loss at the end: {loss_end:.4f}, {self.loss_start:.4f} at the start")
         with self.learner.averaged():
@@ -394,7 +393,6 @@ class Training:
             loss_start=self.loss_start,
             loss_end=loss_end,
             seconds=round(self.seconds, 3),
-            continued=self.continued,
             mixed_precision=self.settings.mixed_precision,
         )
         write_record(record, self.files, self.recipe.results)

@@ -81,14 +81,13 @@ class SdPainter(Painter):
         training = training.model_copy(update={**asked, "sample_size": (width, height)})
         stored = self._caches.examples[0].latents
         sampler = SdRecipe(training).make_sampler(self._objective, stored)
-        keys = training.picture_keys()
         with autocast(self.device, self._dtype):
             drawn = within_memory(
-                sampler.draw, self._network, keys, device=self.device, dtype=self._dtype
+                sampler.draw, self._network, device=self.device, dtype=self._dtype
             )
         for _ in range(settings.num_inference_steps):
             done()
-        return None if drawn is None else drawn[keys[0]]
+        return None if drawn is None else drawn[0]
 
     def pixels(self, path: Path, latents: torch.Tensor) -> NDArray[np.uint8] | None:
         """Write a picture as PNG; return its pixels as one frame, [1, H, W, 3]."""

@@ -12,9 +12,8 @@ from latentmake.errors import ModelError, TrainingError
 from latentmake.models import headers
 from latentmake.models.files import network_config
 from latentmake.plan.facts import Facts
-from latentmake.training.loop.backend import FollowedBackend
 from latentmake.training.loop.order import CAPTIONS
-from latentmake.training.loop.plan import begun, order_values
+from latentmake.training.loop.plan import LoopBackend, begun, order_values
 from latentmake.training.sd.unet import (
     PLACES,
     XL,
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from latentmake.training.sd.recipe import SdRecipe
 
 
-class Sd(FollowedBackend):
+class Sd(LoopBackend):
     """The trainer `sd`."""
 
     order_type = SdOrder

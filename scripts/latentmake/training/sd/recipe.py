@@ -13,7 +13,7 @@ so that the rows of the grid differ by the training alone, and other prompts may
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -39,7 +39,7 @@ from latentmake.training.loop.caches import (
     read_text,
 )
 from latentmake.training.loop.pictures import png_of
-from latentmake.training.loop.recipe import Drawn, Network, Recipe, generator, set_up
+from latentmake.training.loop.recipe import Network, Recipe, generator, set_up
 from latentmake.training.loop.recipe import Objective as LoopObjective
 from latentmake.training.sd import network
 from latentmake.training.sd.unet import (
@@ -208,9 +208,8 @@ class Sampler:
         shape: channels, height and width of a picture's latents.
         steps: denoising steps, at most those of the schedule.
         guidance: scale of the guidance; 1 is none.
-        pictures: key -> `text` [tokens, width] of the prompt with SDXL's further conditions, and
+        pictures: of each, `text` [tokens, width] of the prompt with SDXL's further conditions, and
             the seed of the noise.
-        batch: most pictures drawn at once.
         scaling: the network sees (x - shift) * scaling of a picture's latents x.
         shift: see there.
     """
@@ -220,8 +219,7 @@ class Sampler:
     shape: tuple[int, ...]
     steps: int
     guidance: float
-    pictures: Mapping[str, tuple[Mapping[str, torch.Tensor], tuple[int | str, ...]]]
-    batch: int = 1
+    pictures: Sequence[tuple[Mapping[str, torch.Tensor], tuple[int | str, ...]]]
     scaling: float = 1.0
     shift: float = 0.0
 
@@ -229,24 +227,21 @@ class Sampler:
     def draw(
         self,
         network: Network,
-        keys: Collection[str],
         *,
         device: torch.device,
         dtype: torch.dtype,
-    ) -> Drawn:
-        """Draw the pictures of these keys; float32, on the CPU."""
-        asked = [key for key in self.pictures if key in keys]
-        drawn: Drawn = {}
-        for start in range(0, len(asked), self.batch):
-            part = asked[start : start + self.batch]
-            latents = self._latents(network, part, device, dtype) / self.scaling + self.shift
-            drawn.update(zip(part, latents, strict=True))
-        return drawn
+    ) -> list[torch.Tensor]:
+        """Draw the latents of all pictures; float32, on the CPU."""
+        return [
+            self._latents(network, *picture, device, dtype) / self.scaling + self.shift
+            for picture in self.pictures
+        ]
 
     def _latents(
         self,
         network: Network,
-        keys: Sequence[str],
+        text: Mapping[str, torch.Tensor],
+        seed: tuple[int | str, ...],
         device: torch.device,
         dtype: torch.dtype,
     ) -> torch.Tensor:
@@ -255,28 +250,26 @@ class Sampler:
         schedule = (_Flow if flow else _Ddim).from_config(config)
         schedule.set_timesteps(min(self.steps, int(config.num_train_timesteps)))
         negative = self.negative if self.guidance > 1 else None
-        negatives = [] if negative is None else [negative] * len(keys)
-        texts = [*(self.pictures[key][0] for key in keys), *negatives]
+        texts = [text] if negative is None else [text, negative]
         more = {
             name: torch.stack([each[name] for each in texts]).to(device)
             for name in texts[0]
             if name != "text"
         }
-        text, mask = pad([each["text"] for each in texts])
+        embeddings, mask = pad([each["text"] for each in texts])
         mask = None if mask is None else mask.to(device)
-        seeds = [self.pictures[key][1] for key in keys]
-        noise = [torch.randn(self.shape, generator=generator(*seed)) for seed in seeds]
-        latents = torch.stack(noise).to(device)  # of standard deviation 1 for both schedules
-        batch = Batch(latents, text.to(device, dtype), mask, more=more)
+        noise = torch.randn(self.shape, generator=generator(*seed))
+        latents = noise[None].to(device)  # of standard deviation 1 for both schedules
+        batch = Batch(latents, embeddings.to(device, dtype), mask, more=more)
         for timestep in schedule.timesteps:
-            inputs = torch.cat([latents, latents]) if negatives else latents
+            inputs = latents.expand(len(texts), *self.shape)
             timesteps = timestep.to(device).expand(len(inputs))
             predicted = predict(network, batch, inputs, timesteps, dtype).float()
-            if negatives:
+            if negative is not None:
                 with_text, without = predicted.chunk(2)
                 predicted = without + self.guidance * (with_text - without)
             latents = schedule.step(predicted, timestep, latents, return_dict=False)[0]
-        return latents.float().cpu()
+        return latents[0].float().cpu()
 
 
 @torch.no_grad()
@@ -337,18 +330,16 @@ class SdRecipe(Recipe):
             return read_text(path, self.tensors) | (sizes if self.tensors.texts else {})
 
         pixels = self._pixels(latents)
-        prompts = zip(order.picture_keys(), order.prompts, order.occurrences(), strict=True)
         return Sampler(
             objective.schedule,
             None if order.negative is None else read(order.negative),
             shape=(latents.shape[0], *(max(1, round(side / pixels)) for side in (height, width))),
             steps=samples.num_inference_steps,
             guidance=samples.guidance_scale,
-            pictures={
-                key: (read(prompt.text), (samples.seed, "sample", *occurrence))
-                for key, prompt, occurrence in prompts
-            },
-            batch=order.trainer.train_batch_size,
+            pictures=[
+                (read(prompt.text), (samples.seed, "sample", *occurrence))
+                for prompt, occurrence in zip(order.prompts, order.occurrences(), strict=True)
+            ],
             scaling=latents.scaling,
             shift=latents.shift,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ from latentmake import digest
 from latentmake.config.models import Model
 from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
-from latentmake.errors import CacheError, ModelError, TrainingError
+from latentmake.errors import ModelError, TrainingError
 from latentmake.files.safetensors import read_head
 from latentmake.models import headers
 from latentmake.models.files import network_config, weights_files
@@ -27,9 +26,7 @@ from latentmake.models.recipe import (
     projection_digest,
     weights_digest,
 )
-from latentmake.plan.manifest import rows_of
 from latentmake.training.loop.order import TrainingOrder
-from latentmake.training.order import caption_in
 
 PREFIX = "unet"
 """The UNet's name in diffusers' pipelines."""
@@ -311,41 +308,16 @@ _V2_WIDTH = 1024  # of the text embeddings that the UNets of Stable Diffusion 2.
 def describe(order: SdOrder) -> dict[str, str]:
     """Return the metadata that programs show of a LoRA, named as sd-scripts names it.
 
-    The trigger phrase is made of the tags that every caption has.
-
-    Raises:
-        TrainingError: the manifest cannot be read.
+    Without the kind of the UNet, where its configuration is not there.
     """
-    counts: dict[str, Counter[str]] = {}
-    shared: dict[str, str] | None = None
-    for row in rows_of(Path(order.manifest)):
-        caption = ""
-        with suppress(CacheError):  # removed after it was trained on
-            caption = "" if row.validation else caption_in(row.first_text)
-        if tags := [tag for part in caption.split(",") if (tag := part.strip())]:
-            known = {tag.lower(): tag for tag in tags}
-            counts.setdefault(row.dataset, Counter()).update(tag.lower() for tag in tags)
-            shared = {key: tag for key, tag in (shared or known).items() if key in known}
-    place = Path(order.unet.path or order.unet.hub or "")
-    name = place.parent.name if order.unet.path and place.name == PREFIX else place.name
+    unet = order.unet
+    place = Path(unet.path or unet.hub or "")
+    name = place.parent.name if unet.path and place.name == PREFIX else place.name
     said = {
         "ss_output_name": order.run,
         "ss_network_module": "networks.lora",
-        "ss_sd_model_name": name if order.unet.path else order.unet.hub or "",
-        "ss_tag_frequency": json.dumps(counts, ensure_ascii=False),
-        "modelspec.sai_model_spec": "1.0.1",
-        "modelspec.implementation": "diffusers",
-        "modelspec.title": order.run,
-        **_base_model(order),
+        "ss_sd_model_name": name if unet.path else unet.hub or "",
     }
-    if shared:
-        said["modelspec.trigger_phrase"] = ", ".join(shared.values())
-    return said
-
-
-def _base_model(order: SdOrder) -> dict[str, str]:
-    """Return the kind of the UNet; nothing where its configuration is not there."""
-    unet, asked = order.unet, order.trainer.prediction_type
     try:
         config = network_config(unet)
         if config is None:
@@ -353,19 +325,11 @@ def _base_model(order: SdOrder) -> dict[str, str]:
 
             hub: Any = UNet2DConditionModel
             config = hub.load_config(unet.hub, subfolder=unet.subfolder, revision=unet.revision)
-        schedule = read_schedule(order.scheduler, asked, unet)
+        schedule = read_schedule(order.scheduler, order.trainer.prediction_type, unet)
     except (OSError, ValueError, ModelError):
-        return {}
-    asked = asked or ("flow_matching" if flows(schedule) else None)
-    prediction = asked or schedule.get("prediction_type", "epsilon")
-    v, second = prediction == "v_prediction", config.get("cross_attention_dim") == _V2_WIDTH
-    version = f"sd_v{2 if second else 1}{'_v' if v else ''}"
-    kind = ("v2-768-v" if v else "v2-512") if second else "v1"
-    if is_xl(config):
-        version, kind = "sdxl_base_v1-0", "xl-v1-base"
-    return {
-        "ss_base_model_version": version,
-        "ss_v2": str(second),
-        "modelspec.architecture": f"stable-diffusion-{kind}/lora",
-        "modelspec.prediction_type": "v" if v else prediction,
-    }
+        return said
+    asked = order.trainer.prediction_type or schedule.get("prediction_type")
+    second = config.get("cross_attention_dim") == _V2_WIDTH
+    version = f"sd_v{2 if second else 1}{'_v' if asked == 'v_prediction' else ''}"
+    version = "sdxl_base_v1-0" if is_xl(config) else version
+    return {**said, "ss_base_model_version": version, "ss_v2": str(second)}

@@ -419,19 +419,13 @@ class WanOrder(TrainingOrder):
         used = {"flow_shift": self.flow_shift, "timestep_boundary": self.boundary}
         return super().settings() | used
 
-    def picture_keys(self) -> list[str]:
-        """Return a digest for each prompt's clip; another rate makes other files."""
-        fps = self.trainer.samples.fps
-        return [digest.of_value([key, fps]) for key in super().picture_keys()]
-
     def pictures_digest(self) -> str:
         """Return the digest of all that shapes the files of sample clips besides the weights."""
         return digest.of_value([super().pictures_digest(), self.trainer.samples.fps])
 
     def _shown(self) -> list[object]:
         """Return the settings that shape each sample clip, besides weights and prompt."""
-        samples = self.trainer.samples
-        return [*super()._shown(), samples.frames, self.flow_shift]
+        return [*super()._shown(), self.trainer.samples.frames, self.flow_shift]
 
 
 def boundary_of(trainer: WanTrainer, model: Model) -> float | None:

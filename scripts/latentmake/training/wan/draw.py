@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import cpu_offload_with_hook
-from accelerate.hooks import UserCpuOffloadHook
 from numpy.typing import NDArray
 
 from latentmake.caches.encoders.device import compute_dtype, within_memory
@@ -44,7 +42,6 @@ class WanPainter(Painter):
         self._negative: torch.Tensor | None = None
         self._condition: Condition | None = None
         self._vae: WanVae | None = None
-        self._hooks: list[UserCpuOffloadHook] = []
 
     def load(self, adapter: bool) -> None:
         """Load the networks, and their LoRAs if any clip needs them."""
@@ -79,13 +76,7 @@ class WanPainter(Painter):
         self._network, self._dtype = network, dtype
         if self.order.negative is not None:
             self._negative = read_text(self.order.negative, WAN)["text"]
-        self._hooks = [cpu_offload_with_hook(each, self.device)[1] for each in network.children()]
-        if len(self._hooks) > 1 and self.device.type == "cuda":
-            size = sum(each.numel() * each.element_size() for each in network.parameters())
-            torch.cuda.empty_cache()
-            if 1.5 * size > torch.cuda.mem_get_info()[0]:  # each makes room for the other
-                for hook, other in zip(self._hooks, reversed(self._hooks), strict=True):
-                    hook.hook.prev_module_hook = other
+        network.lend(self.device)
 
     def latents(
         self, prompt: Prompt, seed: int, size: Size3, batch: Batch | None, done: Done
@@ -110,8 +101,8 @@ class WanPainter(Painter):
 
     def pixels(self, path: Path, latents: torch.Tensor) -> NDArray[np.uint8] | None:
         """Write a clip as MP4; return its frames, [F, H, W, 3]."""
-        for hook in self._hooks:
-            hook.offload()
+        if self._network is not None:
+            self._network.withdraw()
         model = self.order.model
         if self._vae is None:
             self._vae = load_wan_vae(model.vae, self.device, torch.float32, decoder=True)

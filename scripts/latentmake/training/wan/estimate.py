@@ -74,8 +74,9 @@ def estimate_training(config: Config, name: str, model: Model) -> TrainingEstima
         numbers += lora_numbers(dit.shapes, layers, trainer.rank)
         tokens = _TEXT + (_IMAGE if model.needs_clip else 0)
         taken = training_memory(dit.shapes, dit.config, layers, latent, trainer, tokens)
-        activations = max(memory["activations"], taken["activations"])
-        memory = {key: memory[key] + taken[key] for key in memory} | {"activations": activations}
+        # Of two networks the one in use needs room.
+        most = {key: max(memory[key], taken[key]) for key in ("weights", "activations")}
+        memory = {key: memory[key] + taken[key] for key in memory} | most
     memory["CUDA"] = _CONTEXT
     folder, disk = run_folder(name), _disk(trainer, numbers, memory["optimizer"])
     need = Need(f"results and checkpoints of {name}", str(folder), disk)

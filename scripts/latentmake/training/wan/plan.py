@@ -11,8 +11,7 @@ from latentmake.errors import ConfigError
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import rows_of
 from latentmake.plan.run_plan import RunPlan
-from latentmake.training.loop.backend import FollowedBackend
-from latentmake.training.loop.plan import begun, order_values
+from latentmake.training.loop.plan import LoopBackend, begun, order_values
 from latentmake.training.wan.dit import (
     PLACES,
     WanOrder,
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 _FRAMES = 81  # where a run trains on images
 
 
-class Wan(FollowedBackend):
+class Wan(LoopBackend):
     """The trainer `wan`."""
 
     order_type = WanOrder

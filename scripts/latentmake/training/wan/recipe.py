@@ -22,7 +22,8 @@ its matrices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -37,7 +38,7 @@ from latentmake.files import atomic
 from latentmake.training.loop import recipe as loop
 from latentmake.training.loop.caches import WAN, Batch, Sought, Stored, copied, read_text
 from latentmake.training.loop.clips import ClipSettings
-from latentmake.training.loop.recipe import Drawn, Recipe, seed_of, set_up
+from latentmake.training.loop.recipe import Recipe, seed_of, set_up
 from latentmake.training.lora import (
     add_adapter,
     begin_lora,
@@ -61,6 +62,7 @@ from latentmake.training.wan.sampling import TEXT_TOKENS, mp4_decoder, noise_of,
 
 Transformer: TypeAlias = Any  # a WanTransformer3DModel: diffusers and peft have no types
 _Transformer: Transformer = WanTransformer3DModel
+_not_compiled: Any = torch.compiler.disable  # torch has no types for it
 
 
 def load_transformer(path: str, *, dtype: torch.dtype = torch.bfloat16) -> Transformer:
@@ -107,6 +109,53 @@ class Denoiser(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.low, self.high, self.boundary = low, high, boundary
+        self._frozen: dict[Transformer, list[tuple[torch.nn.Parameter, torch.Tensor]]] = {}
+        self._there: set[Transformer] = set()
+
+    def fits(self, device: torch.device) -> bool:
+        """Whether a device has room for all weights, and as much again for what comes with them."""
+        if device.type != "cuda":
+            return True
+        size = sum(each.numel() * each.element_size() for each in self.parameters())
+        torch.cuda.empty_cache()
+        return 2 * size <= torch.cuda.mem_get_info(device)[0]
+
+    def lend(self, device: torch.device) -> None:
+        """Have frozen weights on a device only from the forward pass of their network on.
+
+        Of two networks that do not both fit, the one in use takes the place of the other. The
+        weights stay in CPU memory, too. A LoRA is on the device all the time, as is its optimizer.
+        """
+        alone = not self.fits(device)
+
+        def take(network: Transformer, _: object) -> None:
+            if network in self._there:
+                return
+            if alone:
+                self.withdraw()
+            for parameter, value in self._frozen[network]:
+                parameter.data = value.to(device)
+            self._there.add(network)
+
+        for network, _ in self.networks():
+            network.rope.to(device)
+            self._frozen[network] = []
+            for name, each in network.named_parameters():
+                if "lora_" in name:
+                    each.data = each.data.to(device)
+                else:
+                    self._frozen[network].append((each, each.data))
+            network.register_forward_pre_hook(_not_compiled(take))
+        # Each process has them of the same file, and they are not all on the device.
+        ignored = [name for name, _ in self.named_parameters() if "lora_" not in name]
+        self._ddp_params_and_buffers_to_ignore = ignored
+
+    def withdraw(self) -> None:
+        """Take the frozen weights of `lend` from the device."""
+        for network in self._there:
+            for parameter, value in self._frozen[network]:
+                parameter.data = value
+        self._there.clear()
 
     def networks(self) -> list[tuple[Transformer, bool]]:
         """Return the networks, and whether each is the one for high noise."""
@@ -184,29 +233,26 @@ class ClipSampler:
         )
         self._negative = None if order.negative is None else read_text(order.negative, WAN)["text"]
         self._clips = [
-            (key, read_text(prompt.text, WAN)["text"], seed_of(samples.seed, "sample", *each))
-            for key, prompt, each in zip(
-                order.picture_keys(), order.prompts, order.occurrences(), strict=True
-            )
+            (read_text(prompt.text, WAN)["text"], seed_of(samples.seed, "sample", *each))
+            for prompt, each in zip(order.prompts, order.occurrences(), strict=True)
         ]
 
     def draw(
         self,
         network: Denoiser,
-        keys: Collection[str],
         *,
         device: torch.device,
         dtype: torch.dtype,
-    ) -> Drawn:
-        """Draw the clips of these keys; float32, on the CPU."""
-        settings = self._settings
-        drawn: Drawn = {}
-        for key, text, seed in self._clips:
-            if key in keys:
-                noise = noise_of(seed, settings.frames or 1, settings.height, settings.width)
-                drawn[key] = sample_latents(
+    ) -> list[torch.Tensor]:
+        """Draw the latents of all clips; float32, on the CPU."""
+        settings, drawn = self._settings, []
+        for text, seed in self._clips:
+            noise = noise_of(seed, settings.frames or 1, settings.height, settings.width)
+            drawn.append(
+                sample_latents(
                     network, text, self._negative, noise, settings, device=device, dtype=dtype
                 )
+            )
         return drawn
 
 
@@ -282,6 +328,15 @@ class Objective(loop.Objective):
     def _timesteps(self, quantiles: torch.Tensor) -> torch.Tensor:
         return (self.shares(quantiles) * self.timesteps).float()
 
+    def high(self, timesteps: torch.Tensor) -> list[bool]:
+        """Return which timesteps [batch] belong to the network for high noise.
+
+        They are on the CPU: asked of a device, they would make the CPU wait.
+        """
+        start = math.inf if self._boundary is None else self._boundary * self.timesteps
+        found: list[bool] = (timesteps >= start).tolist()
+        return found
+
     def draw(self, shape: torch.Size, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """Draw noise of this shape, and timesteps [batch] of one network for a micro-batch.
 
@@ -306,9 +361,7 @@ class Objective(loop.Objective):
     ) -> torch.Tensor:
         """Return the network's velocity."""
         inputs = inputs_of(batch, noisy, timesteps, dtype)
-        if self._boundary is not None:  # asked of the device, it would make the CPU wait
-            inputs["high"] = (timesteps >= self._boundary * self.timesteps).tolist()
-        predicted: torch.Tensor = network(**inputs)[0]
+        predicted: torch.Tensor = network(**inputs, high=self.high(timesteps))[0]
         return predicted
 
 
@@ -389,6 +442,13 @@ class WanRecipe(Recipe):
         set_up(settings)
         low, high = networks
         return Denoiser(low, high, 1.0 if order.boundary is None else order.boundary)
+
+    def place(self, network: Denoiser, device: torch.device) -> None:
+        """Put networks on a device: one at a time where both do not fit."""
+        if network.fits(device):
+            network.to(device)
+        else:
+            network.lend(device)
 
     def clip_size(self, latents: Stored) -> tuple[int, int, int]:
         """Return the frames, height and width of a clip, from its latents."""

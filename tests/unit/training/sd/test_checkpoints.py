@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from latentmake import digest
 from latentmake.config.root import parse
+from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
 from latentmake.plan.run_plan import Plan, RunPlan
 from latentmake.reports.plan_report import report
@@ -62,12 +63,10 @@ def test_a_longer_training_goes_on_from_the_last_state_of_the_shorter_one(
     make_training(further).run()
     said = capfd.readouterr().err
     assert f"resumed from step {steps} of a shorter training" in said
-    assert record(further)["continued"] == [steps]
     assert folders(further) == [f"step-{record(further)['steps']:06d}"]
     # It is the training of that length.
     at_once = make_order(tmp_path, prompts=True, output="at_once", **long, **settings)
     make_training(at_once).run()
-    assert record(at_once)["continued"] == []
     assert weights(further) == weights(at_once)
     assert record(further)["loss_end"] == record(at_once)["loss_end"]
     # The pictures of the shorter one are shown with its own.
@@ -86,12 +85,15 @@ def test_a_longer_training_goes_on_from_the_last_state_of_the_shorter_one(
     ],
 )
 def test_other_changes_train_from_the_start(
-    tmp_path: Path, short: dict[str, Any], long: dict[str, Any]
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    short: dict[str, Any],
+    long: dict[str, Any],
 ) -> None:
     make_training(make_order(tmp_path, **short)).run()
     order = make_order(tmp_path, **long)
     make_training(order).run()
-    assert record(order)["continued"] == []
+    assert "resumed" not in capfd.readouterr().err
     assert folders(order) == [f"step-{record(order)['steps']:06d}"]
 
 
@@ -129,6 +131,30 @@ def test_the_plan_says_from_which_step_a_training_goes_on(
     assert longer.note in capfd.readouterr().err.splitlines()
     assert planned(make_order(tmp_path, steps=4, rank=2)).note == ""
     assert planned(make_order(tmp_path, steps=4), lock="e" * 64).note == ""
+
+
+def test_an_edited_training_goes_on_from_its_last_weights_where_it_is_asked_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings: dict[str, Any] = {"steps": 6, "learning_rate": 1e-2, "on_change": "continue"}
+    make_training(make_order(tmp_path, **settings)).run()
+    edited = make_order(tmp_path, **settings | {"seed": 1})
+    note = "training of tiny: goes on from the last weights"
+    assert planned(edited).note == planned(edited, lock="").note == note
+    assert planned(make_order(tmp_path, steps=6, seed=1)).note == ""
+    before = record(edited)
+    training = make_training(edited)
+    network = training.learner.denoiser
+    assert any(each.any() for name, each in network.named_parameters() if "lora_B" in name)
+    training.run()
+    assert RunFiles(edited).trained(wanted(edited))
+    anew = make_order(tmp_path, steps=6, seed=1, learning_rate=1e-2, output="anew")
+    make_training(anew).run()
+    assert record(anew)["loss_start"] > record(edited)["loss_start"]
+    assert before["wanted"] != record(edited)["wanted"] == record(anew)["wanted"]
+    with pytest.raises(TrainingError, match=r"another rank.*trains them anew"):
+        make_training(make_order(tmp_path, **settings | {"rank": 2}))
 
 
 def test_a_setting_that_the_record_of_an_earlier_release_lacks_is_named(

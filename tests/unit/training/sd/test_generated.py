@@ -81,20 +81,6 @@ def test_pictures_are_the_samples_of_the_training(adapter: str, tmp_path: Path) 
     assert len({content for content, _ in files(order).values()}) == 4
 
 
-def test_one_edited_prompt_draws_its_pictures_alone(tmp_path: Path) -> None:
-    training = trained(tmp_path)
-    first, second = training.prompts
-    order = make_generation(training)
-    follow(order)
-    before = files(order)
-    other = second.model_copy(update={"prompt": "another"})
-    order = make_generation(training, prompts=[first, other])
-    follow(order)
-    after = files(order)
-    kept = {name for name in after if after[name] == before.get(name)}
-    assert kept == {name for name in before if name.startswith("a-shape-0")} and len(after) == 4
-
-
 def test_a_saved_lora_is_drawn_with_and_its_strength_counts(tmp_path: Path) -> None:
     training = trained(tmp_path)
     saved = Path(training.output, "saved/step-000002/pytorch_lora_weights.safetensors")

@@ -303,28 +303,6 @@ def test_a_file_asks_for_a_copy_at_once(tmp_path: Path) -> None:
     assert [each.name for each in layout.saved.iterdir()] == ["step-000001"]
 
 
-def test_gradients_of_queries_and_keys_are_summed_as_by_hand(tmp_path: Path) -> None:
-    order = make_order(tmp_path, adapter="full", gradient_accumulation_steps=2, max_grad_norm=1e-3)
-    training = make_training(order)
-    cut = list(training.batch_order.batches(0, 1, 1))
-    random = generator(0, "noise", 1, 0)
-    losses = []
-    for part in cut:
-        batch = training.caches.batch(part)
-        noise, timesteps = training.objective.draw(batch.latents.shape, random)
-        losses.append(training._losses(training.learner.network, batch, noise, timesteps).raw)
-    torch.cat(losses).mean().backward()
-    by_hand = sum(
-        float(each.grad.abs().mean())
-        for name, each in training.learner.denoiser.unet.named_parameters()
-        if each.grad is not None and (".to_q." in name or ".to_k." in name)
-    )
-    training.learner.optimizer.zero_grad()
-    said = training._one_step(1, map(training.caches.batch, cut))
-    assert said.qk_grads_av == pytest.approx(by_hand, rel=1e-5)
-    assert by_hand > 0
-
-
 def test_a_new_projection_is_trained_written_and_taken_up(tmp_path: Path) -> None:
     order = make_order(tmp_path, prompts=True, steps=3, learning_rate=1e-2)
     make_unet(tmp_path / "wide", cross_attention_dim=24)

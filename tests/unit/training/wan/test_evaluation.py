@@ -1,4 +1,4 @@
-"""Losses, clips and figures of held-out items: by their definitions, kept by their keys."""
+"""Losses and clips of held-out items: by their definitions, kept by their keys."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from accelerate.state import AcceleratorState
@@ -15,25 +14,20 @@ from diffusers import WanTransformer3DModel
 from generation_world import evaluate, text_file
 from latentmake import digest
 from latentmake.config.models import Model
-from latentmake.errors import TrainingError, UserError
 from latentmake.files import atomic, cachefile
 from latentmake.files.video import write_mp4
-from latentmake.reports.following import WORDS
 from latentmake.training.loop.clips import EvaluationOrder, Metrics
 from latentmake.training.loop.draw import (
     Known,
     cases_of,
-    figures_of,
     losses_of,
-    mean_of,
-    timesteps_of,
 )
+from latentmake.training.loop.recipe import spread_timesteps
 from latentmake.training.wan import draw as drawing
 from latentmake.training.wan.dit import WanOrder
 from latentmake.training.wan.recipe import WanRecipe
-from safetensors import safe_open
 from safetensors.torch import load_file
-from wan_trainer_world import make_manifest, make_order, make_training
+from wan_trainer_world import make_order, make_training
 from wan_world import tiny_wan_vae
 
 TWO: dict[str, Any] = {
@@ -116,7 +110,7 @@ def test_losses_are_those_of_a_few_lines_of_torch(changes: dict[str, Any], tmp_p
         for prefix, path in files.items()
         if path is not None
     }
-    for number, timestep in enumerate(timesteps_of(objective)):
+    for number, timestep in enumerate(spread_timesteps(objective, 10)):
         hidden, target = noisy(latents[None], case.keys[0], number, float(timestep) / 1000)
         hidden = hidden if first is None else torch.cat([hidden, first], dim=1)
         high = order.boundary is not None and float(timestep) >= 875
@@ -128,31 +122,6 @@ def test_losses_are_those_of_a_few_lines_of_torch(changes: dict[str, Any], tmp_p
             expected = float(((predicted - target) ** 2).mean())
             assert values[number] == pytest.approx(expected, rel=1e-5, abs=1e-6)
     assert found["base"] != found["adapter"]
-
-
-def test_figures_are_what_their_names_say() -> None:
-    clip = np.random.default_rng(0).integers(0, 256, (4, 3, 5, 3), dtype=np.uint8)
-    found, real = figures_of(clip), clip.astype(np.float64)
-    luma = 0.2126 * real[..., 0] + 0.7152 * real[..., 1] + 0.0722 * real[..., 2]
-    expected = {
-        "temporal_difference": np.abs(np.diff(real, axis=0)).mean(),
-        "first_to_last": np.abs(real[-1] - real[0]).mean(),
-        "brightness": luma.mean(),
-        "brightness_deviation": luma.std(),
-        "red": real[..., 0].mean(),
-        "green": real[..., 1].mean(),
-        "blue": real[..., 2].mean(),
-        "colour_deviation": real.std(axis=-1).mean(),
-    }
-    assert found == pytest.approx(expected, abs=1e-6)
-    assert found.keys() == WORDS.keys()
-    still = figures_of(np.full((1, 2, 2, 3), 7, np.uint8))
-    assert still["temporal_difference"] is None and still["first_to_last"] is None
-    assert still["brightness"] == pytest.approx(7) and still["colour_deviation"] == 0
-    means = mean_of([still, {**found, "brightness": 9.0}])
-    assert means["brightness"] == pytest.approx(8)
-    assert means["first_to_last"] == found["first_to_last"]
-    assert mean_of([still])["temporal_difference"] is None
 
 
 # -- whole evaluations ----------------------------------------------------------------------------
@@ -260,28 +229,3 @@ def test_a_renamed_item_keeps_its_clips(tmp_path: Path, monkeypatch: pytest.Monk
     assert after is not None and after.results[0].name == "shapes/renamed 48x32"
     assert [clip.digest for clip in after.clips()] == [clip.digest for clip in before.clips()]
     assert {path.name for path in (tmp_path / "evaluation").glob("*.mp4")} == {*names}
-
-
-def test_damaged_weights_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    order = evaluation(tmp_path)
-    lora = Path(order.adapters[0])
-    with safe_open(lora, "pt") as file:
-        assert file.keys()
-    lora.write_bytes(lora.read_bytes()[:200])
-    with pytest.raises(UserError, match="pytorch_lora_weights") as raised:
-        evaluate(order)
-    assert "\n" not in str(raised.value)
-    lora.unlink()
-    with pytest.raises(TrainingError, match="cannot be read") as gone:
-        evaluate(order)
-    assert "\n" not in str(gone.value)
-
-
-def test_a_manifest_without_held_out_items_is_one_line(tmp_path: Path) -> None:
-    order = make_order(tmp_path)
-    lines = make_manifest(tmp_path).read_text().splitlines()[:3]
-    Path(order.manifest).write_text("\n".join(lines) + "\n")
-    with pytest.raises(TrainingError, match="no item held out") as raised:
-        cases_of(WanRecipe(order))
-    assert "\n" not in str(raised.value)

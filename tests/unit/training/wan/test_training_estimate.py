@@ -20,16 +20,20 @@ from memory_world import Sizes
 SMALL = Sizes(dim=1536, heads=12, ffn_dim=8960, layers=30)  # 1.3B
 
 
-def config(dit: str, **trainer: Any) -> Any:
+LARGE = Sizes(dim=5120, heads=40, ffn_dim=13824, layers=40)  # 14B
+
+
+def config(dit: str, second: str | None = None, **trainer: Any) -> Any:
     return parse(
         {
             "datasets": {"films": {"path": "data", "target_frames": [33, 81], "fit": "crop"}},
             "models": {
                 "wan": {
-                    "task": "t2v-1.3B",
+                    "task": "t2v-A14B" if second else "t2v-1.3B",
                     "vae": "vae",
                     "text": {"path": "text", "tokenizer": "tokenizer"},
                     "dit": dit,
+                    "dit_high_noise": second,
                 }
             },
             "runs": {
@@ -72,6 +76,17 @@ def test_of_the_real_network_and_81_frames(tmp_path: Path, monkeypatch: pytest.M
     other = estimate_training(larger, "films", larger.models["wan"])
     assert other.memory["activations"] > 8 * found.memory["activations"]
     assert other.need.size == 2 * found.need.size
+
+
+def test_of_two_networks_the_one_in_use_is_on_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_header(tmp_path / "dit.safetensors", LARGE)
+    settings = config("dit.safetensors", "dit.safetensors", rank=32)
+    found = estimate_training(settings, "films", settings.models["wan"])
+    assert found.memory["weights"] == pytest.approx(28.6e9, rel=0.01)
+    assert sum(found.memory.values()) == pytest.approx(57.7e9, rel=0.01)
 
 
 def test_time_is_that_of_the_last_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

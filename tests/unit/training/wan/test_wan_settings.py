@@ -45,6 +45,7 @@ CHANGES: dict[str, Any] = {
     "checkpointing_epochs": 2,
     "checkpoints_total_limit": 5,
     "save_every_n_steps": 2,
+    "on_change": "continue",
     "save_every_n_epochs": 2,
     "dataloader_num_workers": 3,
     "accelerate_config": "a.yaml",
