@@ -263,7 +263,7 @@ def test_limits_are_what_the_encoders_keep(root: Path) -> None:
     def told(architecture: str | None, **changes: Any) -> list[tuple[str, int | None]]:
         model = model_of(root, architecture, **changes)
         loaded = encoders_of(root, architecture, **changes)
-        found = [tuple(each) for each in captions.limits(model)]
+        found = [*captions.limits(model).items()]
         caption = letters(600)
         assert list(loaded.cutting(caption)) == [each for each in found if each[1] is not None]
         return found
