@@ -283,7 +283,7 @@ class RunFiles:
         return [Difference(f"{path} is missing") for path in needed if not path.is_file()]
 
 
-class Record(JsonFile):
+class Record(JsonFile, extra="ignore"):  # earlier releases write more
     """Origin of trained weights, and their losses; kept beside them.
 
     Attributes:
@@ -295,7 +295,6 @@ class Record(JsonFile):
             records of earlier releases.
     """
 
-    model_config = ConfigDict(extra="ignore", frozen=True)  # earlier releases write more
     wanted: Wanted
     steps: int
     loss_start: float

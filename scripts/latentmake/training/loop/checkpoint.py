@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from latentmake import digest
 from latentmake.errors import is_out_of_memory
@@ -40,7 +40,7 @@ State: TypeAlias = "tuple[dict[str, torch.Tensor], dict[str, Any]]"
 """The trained weights by name, and the state of optimizer, learning rate, EMA and scaler."""
 
 
-class Progress(JsonFile):
+class Progress(JsonFile, extra="ignore"):  # earlier releases write more
     """Progress of a training; checkpoints of earlier releases lack what has a default.
 
     Attributes:
@@ -51,7 +51,6 @@ class Progress(JsonFile):
         files: name of each file of the checkpoint -> its SHA-256.
     """
 
-    model_config = ConfigDict(extra="ignore", frozen=True)  # earlier releases write more
     wanted: Wanted
     step: int
     loss_start: float

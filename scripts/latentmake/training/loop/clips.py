@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
 from latentmake import digest
 from latentmake.config.models import Model
@@ -242,10 +242,9 @@ class Losses(JsonFile):
     values: list[float]
 
 
-class EvaluatedClip(JsonFile):
+class EvaluatedClip(JsonFile, extra="ignore"):  # earlier releases write more
     """A clip of an evaluation: the digests of all that shapes it (`key`) and of its file."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)  # earlier releases write more
     key: str
     file: Annotated[str, StringConstraints(pattern=CLIP_NAME)]
     digest: str
@@ -284,7 +283,7 @@ class Result(JsonFile):
     clips: dict[Kind, EvaluatedClip] = Field({})
 
 
-class Metrics(JsonFile):
+class Metrics(JsonFile, extra="ignore"):  # earlier releases write more
     """Content of `metrics.json`.
 
     Attributes:
@@ -297,7 +296,6 @@ class Metrics(JsonFile):
         results: one an item and resolution.
     """
 
-    model_config = ConfigDict(extra="ignore", frozen=True)  # earlier releases write more
     run: str
     wanted: str
     timesteps: list[float]

@@ -257,7 +257,7 @@ INDEX = "index.json"
 _Name = Annotated[str, StringConstraints(pattern=r"^step-\d{6,}_\d{2,}\.(png|mp4)$")]
 
 
-class PictureIndex(JsonFile):
+class PictureIndex(JsonFile, extra="ignore"):  # earlier releases write more
     """Index of the sample pictures of one training; written anew after those of each step.
 
     Attributes:
@@ -271,7 +271,6 @@ class PictureIndex(JsonFile):
         settings: that shaped the training, by name.
     """
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
     run: str
     wanted: Wanted
     prompts: list[str]

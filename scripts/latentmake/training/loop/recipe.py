@@ -10,7 +10,7 @@ noise, s a timestep's share of all, and its target is noise - x.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -234,6 +234,10 @@ class Losses(NamedTuple):
     weighted: torch.Tensor
 
 
+Part = tuple[Batch, torch.Tensor, torch.Tensor]
+"""A micro-batch, with its noise and timesteps [batch]."""
+
+
 class Objective:
     """Noise, timesteps and losses of a training. A trainer has its own `draw`, `at` and `predict`.
 
@@ -266,9 +270,10 @@ class Objective:
         del timesteps
         return noise - latents
 
-    def high(self, timesteps: torch.Tensor) -> list[bool]:
-        """Return which timesteps [batch] belong to the second of two networks."""
-        return [False] * len(timesteps)
+    def in_turns(self, parts: Iterable[Part], step: int) -> Iterable[Part]:
+        """Return the micro-batches of a step in the order in which they are computed."""
+        del step
+        return parts
 
     def weights(self, timesteps: torch.Tensor) -> torch.Tensor | None:
         """Return the weight of each timestep, [batch]; None where all have the same."""

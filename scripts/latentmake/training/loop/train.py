@@ -31,6 +31,7 @@ from latentmake.training.loop.recipe import (
     BatchOrder,
     Losses,
     Network,
+    Part,
     Recipe,
     Variants,
     generator,
@@ -250,18 +251,17 @@ class Training:
         items = self.batch_order.items(step)
         total = torch.zeros(2, device=accelerator.device)
         seen: list[tuple[Batch, torch.Tensor]] = []
-        parts = [
+        count = settings.gradient_accumulation_steps
+        parts: Iterable[Part] = (
             (batch, *self.objective.draw(batch.latents.shape, random))
-            for batch in islice(batches, settings.gradient_accumulation_steps)
-        ]
+            for batch in islice(batches, count)
+        )
         if not settings.lora_dropout:  # whose masks are drawn in this order
-            # Two networks change places once a step at most; each sums its gradients as before.
-            high = self.objective.high
-            parts.sort(key=lambda part: any(high(part[2])), reverse=step % 2 == 0)
+            parts = self.objective.in_turns(parts, step)
         for number, (batch, noise, timesteps) in enumerate(parts, 1):
             if batch.latents.is_pinned():
                 noise, timesteps = noise.pin_memory(), timesteps.pin_memory()
-            last = number == len(parts)
+            last = number == count
             # The last one brings the gradients of all processes together.
             with nullcontext() if last else accelerator.no_sync(learner.network):
                 losses = self._losses(learner.network, batch, noise, timesteps)

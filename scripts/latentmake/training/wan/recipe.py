@@ -23,7 +23,7 @@ its matrices.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -38,7 +38,7 @@ from latentmake.files import atomic
 from latentmake.training.loop import recipe as loop
 from latentmake.training.loop.caches import WAN, Batch, Sought, Stored, copied, read_text
 from latentmake.training.loop.clips import ClipSettings
-from latentmake.training.loop.recipe import Recipe, seed_of, set_up
+from latentmake.training.loop.recipe import Part, Recipe, seed_of, set_up
 from latentmake.training.lora import (
     add_adapter,
     begin_lora,
@@ -336,6 +336,15 @@ class Objective(loop.Objective):
         start = math.inf if self._boundary is None else self._boundary * self.timesteps
         found: list[bool] = (timesteps >= start).tolist()
         return found
+
+    def in_turns(self, parts: Iterable[Part], step: int) -> Iterable[Part]:
+        """Group the micro-batches of a step, so that two networks change places once at most.
+
+        Each network sums its gradients in the same order as before.
+        """
+        if len(self.ranges) < 2:
+            return parts
+        return sorted(parts, key=lambda part: any(self.high(part[2])), reverse=step % 2 == 0)
 
     def draw(self, shape: torch.Size, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """Draw noise of this shape, and timesteps [batch] of one network for a micro-batch.
