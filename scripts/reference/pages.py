@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from latentmake.config.datasets import Captions, Dataset
-from latentmake.config.external_trainers import MusubiTrainer, SdScriptsTrainer
+from latentmake.config.external_trainers import (
+    LaunchedSamples,
+    MusubiSamples,
+    MusubiTrainer,
+    SdScriptsTrainer,
+)
 from latentmake.config.fields import MACHINE, Kind, Shapes
 from latentmake.config.machines import (
     Batch,
@@ -119,7 +124,11 @@ PAGES = (
         "samples",
         Samples,
         "runs.NAME.trainer.samples",
-        (Part("Keys of the trainer wan", WanSamples, "`{}` (wan)", inherited=False),),
+        (
+            Part("Keys of the trainer wan", WanSamples, "`{}` (wan)", inherited=False),
+            Part("Keys of musubi and sdscripts", LaunchedSamples, "`{}` (musubi, sdscripts)"),
+            Part("Key of musubi", MusubiSamples, "`{}` (musubi)", inherited=False),
+        ),
     ),
     Page("validation", Validation, "runs.NAME.validation"),
     Page("generate", Generation, "runs.NAME.generate"),

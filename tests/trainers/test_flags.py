@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import logging
 import math
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import FOLDERS, PYTHON, sources
@@ -15,9 +18,11 @@ from latentmake.config.external_trainers import SdScriptsTrainer
 from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.config.models import Model
 from latentmake.training.external.installation import Installation, Program
-from latentmake.training.external.order import Resume
+from latentmake.training.external.musubi.command import local_arguments
+from latentmake.training.external.order import Resume, prompt_lines
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
 from latentmake.training.external.sdscripts.order import local_arguments as command_arguments
+from rows_world import ROWS, make_row_run
 
 pytestmark = pytest.mark.real_trainer
 
@@ -69,6 +74,7 @@ def test_sd_scripts_knows_every_flag(
         "gradient_checkpointing": True,
         "torch_compile": True,
         "deepspeed": True,
+        "samples": {"prompts": ["a cat"]},
     }
     order = SdScriptsOrder(
         run="cats",
@@ -98,3 +104,54 @@ def test_sd_scripts_knows_every_flag(
     arguments = command_arguments(order, Resume(Path("state"), 1, counted, 5))
     assert program.missing_flags(arguments) == []
     assert program.missing_flags(["--no_such_flag"]) == ["--no_such_flag"]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_musubi_tuner_knows_every_flag_with_samples(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    samples = {"prompts": ["a cat"], "every": 5}
+    order = make_row_run(tmp_path, name, next(iter(ROWS[name].versions)), samples=samples)
+    arguments = local_arguments(order, attention="sdpa")
+    scripts = order.scripts
+    files = [*scripts.latents.files, *scripts.text.files]
+    assert {file.flag for file in files if file.required} <= {*arguments, "--dit"}
+    assert arguments.count("--dit") == 1
+    program = installation("musubi-tuner", scripts.training.name)
+    assert program.missing_flags(arguments) == []
+
+
+@pytest.mark.parametrize(
+    ("program", "module", "scale", "frames"),
+    [
+        ("musubi-tuner", "src/musubi_tuner/training/sampling_prompts.py", "cfg_scale", 17),
+        ("sd-scripts", "library/train_util.py", "scale", None),
+    ],
+)
+def test_a_line_of_the_prompt_file_says_what_samples_say(
+    program: str, module: str, scale: str, frames: int | None, tmp_path: Path
+) -> None:
+    """Both programs' own parsers of a line, alone: their modules import far more."""
+    samples: dict[str, Any] = {
+        "prompts": ["a cat\nsleeps", "a dog --d 7"],
+        "negative_prompt": "grey, dull",
+        "num_inference_steps": 12,
+        "guidance_scale": 4.5,
+        "resolution": [96, 64],
+        "seed": 3,
+        "frames": 17,
+    }
+    order = make_row_run(tmp_path, "hunyuan_video", "", samples=samples)
+    if frames is None:
+        kept = {key: value for key, value in samples.items() if key != "frames"}
+        trainer = SdScriptsTrainer.model_validate({"kind": "sdscripts", "samples": kept})
+        order = order.model_copy(update={"trainer": trainer})
+    tree = ast.parse((sources(program) / module).read_bytes())
+    found = [each for each in tree.body if getattr(each, "name", "") == "line_to_prompt_dict"]
+    names: dict[str, Any] = {"re": re, "logger": logging.getLogger()}
+    exec(compile(ast.Module(found, []), module, "exec"), names)
+    read = [names["line_to_prompt_dict"](line) for line in prompt_lines(order).splitlines()]
+    said = {"width": 96, "height": 64, "sample_steps": 12, "negative_prompt": "grey, dull"}
+    said |= {scale: 4.5, "seed": 3} | ({"frame_count": frames} if frames else {})
+    assert read == [{"prompt": "a cat sleeps"} | said, {"prompt": "a dog"} | said | {"seed": 7}]

@@ -88,6 +88,7 @@ def make_run(root: Path, program: Installation) -> Path:
         "mixed_precision": "no",
         "max_data_loader_n_workers": 0,
         "arguments": ["--tokenizer_cache_dir", "models/tokenizers"],
+        "samples": {"prompts": ["a cat"], "num_inference_steps": 1, "every": 4},
     }
     order = SdScriptsOrder(
         run="cats",
@@ -138,5 +139,6 @@ def test_a_training_killed_twice_is_resumed_by_number_and_ends_with_its_last_epo
     launch()
     assert "cats-000003-state, 3 epochs are done" in LOG.read_text()
     assert steps(WORK / "cats-state") == 4 * 3
+    assert len([*(WORK / "sample").glob("*.png")]) >= 4
     scheduler = torch.load(WORK / "cats-state/scheduler.bin", weights_only=True)
     assert scheduler["_last_lr"] == pytest.approx([0.0], abs=1e-9)  # the end of the whole cosine

@@ -14,7 +14,7 @@ from latentmake.config.machines import ExternalProgram
 from latentmake.errors import TrainingError
 from latentmake.training.external.musubi.backend import Musubi
 from musubi_world import write_order
-from real_models import CAPTION, WORLDS
+from real_models import CAPTION, STEMS, WORLDS
 from real_project import RealProject
 from rows_world import RUN, make_row_run
 from safetensors.torch import load_file
@@ -117,6 +117,8 @@ def test_one_command_caches_checks_and_trains_and_then_has_nothing_to_do(
     network = tiny_weights(f"{name}_dit") / "dit.safetensors"
     shutil.copyfile(network, project / "models/dit.safetensors")
     trainer = {"kind": "musubi", "network_dim": 2, "max_train_epochs": 1, "attention": "sdpa"}
+    control = project / f"controls/{STEMS[0]}.png"
+    trainer["samples"] = {"prompts": [f"a cat --ci {control}"], "num_inference_steps": 1}
 
     def train(config: dict[str, Any]) -> None:
         config["models"]["tiny"]["dit"] = "models/dit.safetensors"
@@ -125,6 +127,7 @@ def test_one_command_caches_checks_and_trains_and_then_has_nothing_to_do(
     project.configure(train)
     done = project.run("train_real")
     assert done.returncode == 0, done.output[-3000:]
+    assert len([*(project / "runs/real/output/sample").glob("*.png")]) == 2  # before and after
     lora = project / "runs/real/real.safetensors"
     assert all(key.startswith("lora_unet_") for key in load_file(lora))
     assert project.run("train_real").idle

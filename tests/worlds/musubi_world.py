@@ -23,7 +23,7 @@ COLOURS = {"red": (250, 10, 10), "blue": (10, 10, 250), "green": (10, 250, 10)}
 WAN_DIT = ("patch_embedding.weight", "blocks.0.self_attn.q.weight", "head.head.weight")
 SWITCHES = (
     *("sdpa", "flash_attn", "flash3", "xformers", "sage_attn", "fp8_base", "save_state"),
-    "gradient_checkpointing",
+    *("gradient_checkpointing", "sample_at_first"),
 )
 VALUES = (
     *("task", "dataset_config", "dit", "dit_high_noise", "timestep_boundary", "network_module"),
@@ -31,6 +31,7 @@ VALUES = (
     *("max_train_epochs", "gradient_accumulation_steps", "max_data_loader_n_workers"),
     *("output_dir", "output_name", "logging_dir", "timestep_sampling", "discrete_flow_shift"),
     *("save_every_n_epochs", "resume", "blocks_to_swap", "seed"),
+    *("vae", "t5", "sample_prompts", "sample_every_n_epochs", "sample_every_n_steps"),
 )
 
 # Reads TOML and caches as the trainer does. STAND_IN says what goes wrong; it writes its arguments

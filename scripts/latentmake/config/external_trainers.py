@@ -14,11 +14,14 @@ from pydantic import Field, model_validator
 from latentmake.config.architectures import SDSCRIPTS, Script
 from latentmake.config.fields import (
     MACHINE,
+    PICTURES,
     Applies,
     BatchSize,
+    Closed,
     Number,
     Rank,
     Real,
+    ResolutionField,
     Shapes,
     Steps,
     shaped,
@@ -29,6 +32,7 @@ from latentmake.config.trainers import (
     Alpha,
     Logging,
     Precision,
+    Prompt,
     Trainer,
     Workers,
 )
@@ -131,6 +135,41 @@ _NOT_BOTH = Applies(
 _STAGED = Applies("needs `deepspeed: true`", when=lambda trainer: trainer.deepspeed)
 
 
+class LaunchedSamples(Closed, shapes=PICTURES):
+    """Sample pictures of a trainer that is another program, which draws them itself."""
+
+    prompts: list[Prompt] = Field([])
+    """Prompts; without any, none is drawn. Options of the trainer's prompt file may follow a
+    prompt, such as `a cat --i /data/first.png` for image-to-video: name such files by absolute
+    paths."""
+    negative_prompt: str = ""
+    """Negative prompt of all samples."""
+    every: Number | None = Field(None, gt=0)
+    """Steps between two rows of samples; by default they are drawn after each epoch."""
+    num_inference_steps: Number = Field(30, gt=0)
+    """Denoising steps of a sample."""
+    guidance_scale: Real | None = Field(None, ge=1)
+    """Classifier-free guidance; by default the trainer's own."""
+    resolution: ResolutionField | None = None
+    """Size of the samples, written like an entry of `resolutions`; by default the first resolution
+    of the run."""
+    seed: Number = Field(0, ge=0)
+    """Seed of the noise of each prompt."""
+
+
+class MusubiSamples(LaunchedSamples):
+    """Sample pictures or clips of the trainer `musubi`."""
+
+    frames: Number = Field(1, ge=1)
+    """Frames of a clip; `1` is a picture."""
+
+
+_SAMPLING = dict.fromkeys(
+    ("--sample_prompts", "--sample_at_first", "--sample_every_n_steps", "--sample_every_n_epochs"),
+    "set the keys of `samples`",
+)
+
+
 class MusubiTrainer(Trainer):
     """LoRAs of Wan and other architectures, trained by musubi-tuner."""
 
@@ -196,10 +235,13 @@ class MusubiTrainer(Trainer):
     "C:/models/vae.safetensors"]`), gets the name that each system has for it."""
     accelerate_config: AccelerateConfig = None
     """Configuration file for `accelerate launch`."""
+    samples: MusubiSamples = MusubiSamples()
+    """[Samples](samples.md) drawn during the training; none without `prompts`."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        decided = decided_flags(type(self), MUSUBI)
+        sampling = _SAMPLING if self.samples.prompts else {}
+        decided = decided_flags(type(self), {**MUSUBI, **sampling})
         # Finished runs have these among their arguments: earlier releases had no keys for them.
         for key in ("gradient_checkpointing", "seed"):
             if getattr(self, key) is None:
@@ -289,10 +331,14 @@ class SdScriptsTrainer(Trainer):
     from the project, is taken as a path and made absolute."""
     accelerate_config: AccelerateConfig = None
     """Configuration file for `accelerate launch`."""
+    samples: LaunchedSamples = LaunchedSamples()
+    """[Sample pictures](samples.md) drawn during the training; none without `prompts`."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        refuse_flags("arguments", self.arguments, decided_flags(type(self), SD_SCRIPTS))
+        sampling = _SAMPLING if self.samples.prompts else {}
+        decided = decided_flags(type(self), {**SD_SCRIPTS, **sampling})
+        refuse_flags("arguments", self.arguments, decided)
         return self
 
 

@@ -265,6 +265,7 @@ class RunFiles:
         self.checkpoints = self.output / "checkpoints"  # a folder each
         self.saved = self.output / "saved"  # copies of the weights along the way, a folder a step
         self.save = self.output / "save"  # a file by which a user asks for such a copy at once
+        self.prompts = self.output / "prompts.txt"  # of the samples of a launched trainer
         self.work = self.output / "output"  # a launched trainer's own: weights, states of epochs
         self.last = self.work / self.weights.name  # its last weights
         self.progress = self.work / "wanted.json"  # what the states there belong to

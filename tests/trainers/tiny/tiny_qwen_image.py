@@ -51,7 +51,8 @@ def shrink_vl(module) -> None:  # type: ignore[no-untyped-def]
     module.Qwen2_5_VLConfig = lambda **config: made(**small_vl(config))
 
 
-def _shrink() -> None:
+def shrink() -> None:
+    """Let musubi-tuner make tiny encoders of Qwen-Image."""
     from musubi_tuner.qwen_image import qwen_image_autoencoder_kl as vae
     from musubi_tuner.qwen_image import qwen_image_utils
 
@@ -116,7 +117,7 @@ TOKENIZER = {
     "model_max_length": 131072,
 }
 SCRIPTS = dict.fromkeys(
-    ("qwen_image_cache_latents.py", "qwen_image_cache_text_encoder_outputs.py"), _shrink
+    ("qwen_image_cache_latents.py", "qwen_image_cache_text_encoder_outputs.py"), shrink
 )
 REPOS = {
     "Qwen/Qwen-Image": lambda folder: hub.byte_tokenizer(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tiny import hub
+from tiny import hub, tiny_qwen_image
 
 _AXES = (4, 6, 6)  # of the positions: together the width of a head
 _Z_IMAGE = {"DIM": 32, "N_LAYERS": 1, "N_REFINER_LAYERS": 1, "N_HEADS": 2, "N_KV_HEADS": 2}
@@ -54,6 +54,12 @@ def _shrink_qwen_image() -> None:
 
     made = qwen_image_model.QwenImageTransformer2DModel
     qwen_image_model.QwenImageTransformer2DModel = lambda **given: made(**{**given, **_QWEN_IMAGE})
+
+
+def _shrink_qwen_image_and_encoders() -> None:
+    """Of a training that draws samples."""
+    tiny_qwen_image.shrink()
+    _shrink_qwen_image()
 
 
 def _shrink(params: Any, **further: Any) -> None:
@@ -148,7 +154,7 @@ def _write(shrink: Callable[[], None], make: Callable[[], Any], folder: Path) ->
 
 SCRIPTS: Mapping[str, Callable[[], None]] = {
     "zimage_train_network.py": _shrink_z_image,
-    "qwen_image_train_network.py": _shrink_qwen_image,
+    "qwen_image_train_network.py": _shrink_qwen_image_and_encoders,
     "flux_kontext_train_network.py": _shrink_flux_1,
     "flux_2_train_network.py": _shrink_flux_2,
     "krea2_train_network.py": _shrink_krea2,

@@ -95,7 +95,6 @@ PLACES = {
         ("sd", "trainer", "lora_weights", "did you mean `init_lora`?"),
         ("musubi", "trainer", "network_weights", "arguments: [--network_weights, ...]"),
         ("wan", "run", "lora_scale", "write `lora_strength` in runs.NAME.generate"),
-        ("musubi", "trainer", "samples", "`samples` belongs to a trainer of kind sd"),
         ("sd", "dataset", "train_data_dir", "did you mean `path`?"),
         ("sd", "dataset", "shuffle_caption", "`shuffle_caption` belongs to datasets.NAME.captions"),
         # A key of another kind of trainer is no key of this one.

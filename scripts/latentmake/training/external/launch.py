@@ -39,6 +39,7 @@ from latentmake.training.external.order import (
     Resume,
     absolute,
     accelerate_arguments,
+    prompt_lines,
     wanted,
 )
 from latentmake.training.order import (
@@ -260,6 +261,8 @@ class _Training:
             self.say(f"{order.run}: all epochs were done before")
             return self._accept("", 0.0)
         trainer.deploy(order)
+        if settings.samples.prompts:
+            atomic.write(files.prompts, prompt_lines(order).encode())
         self.resume = prepare(files, self.wanted, epochs=order.epochs, usable=order.can_resume)
         if self.resume.state is not None:
             done = self.resume.done

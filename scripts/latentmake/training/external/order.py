@@ -287,6 +287,41 @@ def command_line(options: Mapping[str, Setting]) -> list[str]:
     return found
 
 
+def sampling(order: ExternalOrder, prompts: str) -> dict[str, Setting]:
+    """Return the options of a training script for samples; `prompts` is the path of their file."""
+    samples = order.trainer.samples
+    if not samples.prompts:
+        return {}
+    return {
+        "--sample_prompts": prompts,
+        "--sample_at_first": True,
+        "--sample_every_n_steps": samples.every,
+        "--sample_every_n_epochs": 1 if samples.every is None else None,
+    }
+
+
+def prompt_lines(order: ExternalOrder) -> str:
+    """Return the file of a run's sample prompts; options that a prompt itself has stay its own."""
+    samples, size = order.trainer.samples, order.resolutions[0]
+    if samples.resolution is not None:
+        size = samples.resolution.width, samples.resolution.height
+    options = {
+        "w": size[0],
+        "h": size[1],
+        "f": getattr(samples, "frames", None),
+        "d": samples.seed,
+        "s": samples.num_inference_steps,
+        "l": samples.guidance_scale,
+        "n": samples.negative_prompt or None,
+    }
+    lines = []
+    for prompt in (" ".join(each.split()) for each in samples.prompts):
+        given = {key: value for key, value in options.items() if f" --{key} " not in prompt}
+        words = [f"--{key} {value}" for key, value in given.items() if value is not None]
+        lines.append(f"{' '.join([prompt, *words])}\n")
+    return "".join(lines)
+
+
 def accelerate_arguments(
     precision: str, *, processes: int | None = None, config: str | None = None
 ) -> list[str]:

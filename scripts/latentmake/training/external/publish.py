@@ -28,7 +28,7 @@ from latentmake.layouts.layout import Layout, layout_of
 from latentmake.progress import Progress
 from latentmake.training.backend import Finding, Say, Verdict, passed
 from latentmake.training.external.installation import elsewhere, flags
-from latentmake.training.external.order import ExternalOrder, accelerate_arguments
+from latentmake.training.external.order import ExternalOrder, accelerate_arguments, prompt_lines
 
 Files = dict[str, Path | bytes]
 """Path below the published folder, with forward slashes -> file or content."""
@@ -77,6 +77,7 @@ class Names:
         system: which one.
         unnamed: folders without a name there that were asked for.
         toml: path of the dataset TOML.
+        prompts: path of the prompts of samples.
     """
 
     def __init__(self, order: ExternalOrder, system: System) -> None:
@@ -84,6 +85,7 @@ class Names:
         self.unnamed: set[str] = set()
         self._folder = posixpath.join(absolute(order.publish.path), order.run)
         self._maps = [vars(names) for names in order.publish.path_maps]
+        self.prompts = self.below(f"{order.run}_prompts.txt")
         self.toml = self.below(f"{order.run}_{'win' if system == 'windows' else 'linux'}.toml")
 
     def of(self, path: str, *, folder: bool = False) -> str:
@@ -173,7 +175,9 @@ def _texts(publication: Publication, names: Sequence[Names]) -> Files:
     quoted = [folder.replace("%", "%%").replace("/", "\\") for folder in reversed(windows)]
     pythons = "\n".join(_CHOICE.format(folder=folder) for folder in quoted)
     batch = _BATCH.format(name=name, pythons=pythons).replace("\n", "\r\n")
+    prompts = {f"{run}_prompts.txt": prompt_lines(publication.order).encode()}
     return {
+        **(prompts if publication.order.trainer.samples.prompts else {}),
         **{posixpath.basename(x.toml): publication.dataset(x).encode() for x in names},
         f"{name}.json": f"{json.dumps(published, indent=1, ensure_ascii=False)}\n".encode(),
         f"{name}.py": Path(__file__).with_name("run_published.py").read_bytes(),

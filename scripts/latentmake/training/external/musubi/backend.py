@@ -15,7 +15,12 @@ from latentmake.training.backend import Finding, image_findings, of_faults
 from latentmake.training.external.backend import Launched
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi import publish
-from latentmake.training.external.musubi.checks import model_files, networks, precision
+from latentmake.training.external.musubi.checks import (
+    model_files,
+    networks,
+    precision,
+    samples,
+)
 from latentmake.training.external.musubi.command import MODULES, local_arguments, pick_attention
 from latentmake.training.external.musubi.deploy import deploy, folders_of, strays_of
 from latentmake.training.external.musubi.order import MusubiOrder
@@ -55,6 +60,7 @@ class Musubi(Launched[MusubiOrder]):
         self, order: MusubiOrder, program: Installation, models: Sequence[ModelFile]
     ) -> Iterator[Finding]:
         yield precision(order, models)
+        yield from samples(order)
         attention = pick_attention(order.trainer.attention, program, among=order.attentions)
         lacks = program.lacking([MODULES[attention]]) if attention in MODULES else []
         hint = "install it there, or set `attention: auto`"

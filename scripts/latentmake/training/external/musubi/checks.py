@@ -41,6 +41,26 @@ def precision(order: MusubiOrder, models: Sequence[ModelFile]) -> Finding:
     return Finding("mixed precision", "ok", asked)
 
 
+def unreadable(order: MusubiOrder) -> dict[str, str]:
+    """Return the model's keys whose weights only our encoders read, with what is wrong."""
+    model, faults = order.model, {}
+    for file in (*order.scripts.latents.files, *order.scripts.text.files):
+        weights, key = model.weights(file.key), file.key.partition(".")[0]
+        if weights is None:
+            continue
+        if weights.path is None or (model.spec.encodes and Path(weights.path).is_dir()):
+            fault = f"want a file of the original weights, not {weights.path or weights.hub}"
+            faults[f"models.{order.model_name}.{key}"] = fault
+    return faults
+
+
+def samples(order: MusubiOrder) -> Iterator[Finding]:
+    """Check that musubi-tuner can load the encoders by which it draws samples."""
+    faults = unreadable(order) if order.trainer.samples.prompts else {}
+    for where, fault in faults.items():
+        yield Finding("samples", "failed", f"musubi-tuner's samples {fault}: correct {where}")
+
+
 def number_format(tensors: Mapping[str, Tensor]) -> str | None:
     """Return the number format of a Wan DiT's blocks as `mixed_precision` has it, if it is known.
 

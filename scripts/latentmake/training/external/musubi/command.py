@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from latentmake.config.architectures import File
+from latentmake.config.architectures import File, Setting
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
 from latentmake.config.weights import Weights
@@ -20,7 +20,7 @@ from latentmake.models.files import script_of
 from latentmake.models.headers import weight_file
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.order import MusubiOrder, find
-from latentmake.training.external.order import absolute, command_line, located
+from latentmake.training.external.order import absolute, command_line, located, sampling
 from latentmake.training.order import RunFiles
 
 _NETWORKS = ("dit", "dit_high_noise")  # read by the training script from one file each
@@ -34,6 +34,7 @@ def training_arguments(
     output_dir: str,
     logging_dir: str,
     attention: str,
+    prompts: str = "",
     resume: str | None = None,
 ) -> list[str]:
     """Return the arguments of the training script.
@@ -45,12 +46,16 @@ def training_arguments(
         output_dir: folder of the trained weights.
         logging_dir: folder of TensorBoard's files.
         attention: one that the row of the architecture names.
+        prompts: path of the prompts of samples.
         resume: folder of a state.
     """
     trainer, scripts, boundary = order.trainer, order.scripts, order.trainer.timestep_boundary
     if boundary is None:
         boundary = order.version.boundary
-    files = {file.flag: weights.get(file.key) for file in scripts.training.files}
+    files: dict[str, Setting] = {flag: weights.get(key) for flag, key in order.files.items()}
+    if trainer.samples.prompts:
+        switches = [*scripts.latents.switches, *scripts.text.switches]
+        files |= {flag: bool(getattr(order.model, key)) for flag, key in switches}
     arguments = command_line(
         {
             "--dataset_config": dataset_config,
@@ -79,6 +84,7 @@ def training_arguments(
             "--output_name": order.run,
             "--logging_dir": logging_dir if trainer.logging else None,
             "--resume": resume,
+            **sampling(order, prompts),
             **order.flags,
         }
     )
@@ -95,6 +101,7 @@ def local_arguments(order: MusubiOrder, *, attention: str, resume: Path | None =
         output_dir=absolute(files.work),
         logging_dir=absolute(files.logs),
         attention=attention,
+        prompts=absolute(files.prompts),
         resume=None if resume is None else absolute(resume),
     )
 
@@ -107,18 +114,18 @@ def places(order: MusubiOrder, named: Callable[[str], str]) -> dict[str, str]:
         named: returns a path as the machine that trains names it; an id on the hub stays.
     """
     found: dict[str, str] = {}
-    for file in order.scripts.training.files:
-        weights = order.model.weights(file.key)
+    for key in order.files.values():
+        weights = order.model.weights(key)
         if weights is None:
             continue
         if weights.path is None:
-            found[file.key] = weights.hub or ""
+            found[key] = weights.hub or ""
         else:
             path = weights.path
-            if file.key in _NETWORKS:  # a folder stands for its first file
+            if key in _NETWORKS:  # a folder stands for its first file
                 with contextlib.suppress(ValueError):  # it may lie on another machine
                     path = str(weight_file(Path(path)))
-            found[file.key] = named(path)
+            found[key] = named(path)
     return found
 
 

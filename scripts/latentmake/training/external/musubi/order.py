@@ -92,6 +92,13 @@ class MusubiOrder(ExternalOrder):
         return self.model.version
 
     @property
+    def files(self) -> dict[str, str]:
+        """Flags of the training script for weights, with the model's keys; samples need more."""
+        scripts, samples = self.scripts, self.trainer.samples.prompts
+        named = [*scripts.latents.files, *scripts.text.files] if samples else []
+        return {file.flag: file.key for file in (*named, *scripts.training.files)}
+
+    @property
     def attentions(self) -> set[str]:
         """Attentions of the network for batches of the trainer's size."""
         size, splits = self.trainer.batch_size, "--split_attn" in self.trainer.arguments

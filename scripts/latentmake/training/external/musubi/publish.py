@@ -47,8 +47,8 @@ def publication(order: MusubiOrder) -> Publication:
 
 def _refuse(order: MusubiOrder) -> None:
     """Refuse datasets and weights that musubi-tuner's own scripts could not read."""
-    by_script, model = not order.publish.caches, order.model
-    needs_controls = order.version.controls[0] > 0 and not model.spec.encodes
+    by_script = not order.publish.caches
+    needs_controls = order.version.controls[0] > 0 and not order.model.spec.encodes
     faults: dict[str, str] = {}
     for name, dataset in order.datasets.items():
         if dataset.is_list and (dataset.multiple_target or needs_controls):
@@ -57,13 +57,7 @@ def _refuse(order: MusubiOrder) -> None:
             faults[f"datasets.{name}.{dataset.own_clips[0]}"] = "cut other clips of a folder"
         if by_script and dataset.text_variants > 1:
             faults[f"datasets.{name}.captions.variants"] = "encode one text of an item"
-    for file in (x for kind in _KINDS if by_script for x in script_of(model, kind).files):
-        weights, key = model.weights(file.key), file.key.partition(".")[0]
-        if weights is None:
-            continue
-        if weights.path is None or (model.spec.encodes and Path(weights.path).is_dir()):
-            fault = f"want a file of the original weights, not {weights.path or weights.hub}"
-            faults[f"models.{order.model_name}.{key}"] = fault
+    faults |= checks.unreadable(order) if by_script else {}
     for where, fault in faults.items():
         hint = "set `publish.caches: true`, so that caches are published"
         raise ConfigError(f"musubi-tuner's own scripts {fault}", where=where, hint=hint)
@@ -78,6 +72,7 @@ def _findings(order: MusubiOrder) -> Iterator[Finding]:
         else:
             yield model_finding(file)
     yield checks.precision(order, models)
+    yield from checks.samples(order)
 
 
 def _dataset(order: MusubiOrder, blocks: Blocks, names: Names) -> str:
@@ -111,6 +106,7 @@ def _calls(order: MusubiOrder, names: Names) -> list[Call]:
         output_dir=names.below("output"),
         logging_dir=names.below("logs"),
         attention=publish.attention_of(order),
+        prompts=names.prompts,
     )
     return [*calls, (order.scripts.training.name, training)]
 

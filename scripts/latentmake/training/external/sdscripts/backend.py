@@ -61,7 +61,8 @@ def model_files(order: SdScriptsOrder) -> Iterator[ModelFile]:
     """Yield the checkpoint, inspected, and the encoders that a script cannot be given."""
     yield ModelFile("checkpoint", order.model.checkpoint or "", fault=_checkpoint_fault(order))
     keys = {file.flag: file.key for file in order.strategies.files}
-    for flag, path in encoder_places(order).items() if order.strategies.insists else ():
+    needed = order.strategies.insists or order.trainer.samples.prompts
+    for flag, path in encoder_places(order).items() if needed else ():
         place = Path(path)
         if not (place.is_file() or (flag in order.strategies.folders and place.is_dir())):
             fault = f"is no file: name one, or add [{flag}, FILE] to the trainer's `arguments`"

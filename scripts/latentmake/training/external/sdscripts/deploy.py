@@ -250,5 +250,6 @@ def _calls(order: SdScriptsOrder, names: Names) -> list[Call]:
         logging_dir=names.below("logs"),
         attention=attention_of(order),
         caching=caching,
+        prompts=names.prompts,
     )
     return [(f"{order.script}.py", training)]

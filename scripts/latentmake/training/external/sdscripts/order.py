@@ -27,6 +27,7 @@ from latentmake.training.external.order import (
     depends_on_length,
     files_digests,
     located,
+    sampling,
 )
 from latentmake.training.order import RunFiles
 
@@ -200,6 +201,7 @@ def training_arguments(
     logging_dir: str,
     attention: str | None = None,
     caching: Sequence[str] = (),
+    prompts: str = "",
     resume: str | None = None,
     initial_step: int | None = None,
 ) -> list[str]:
@@ -214,6 +216,7 @@ def training_arguments(
         logging_dir: folder of TensorBoard's files.
         attention: that of the machine that trains; by default the trainer's.
         caching: see `caching_arguments`.
+        prompts: path of the prompts of samples.
         resume: folder of a state.
         initial_step: steps done before it, where the script is to count on from there.
     """
@@ -260,6 +263,7 @@ def training_arguments(
             "--logging_dir": logging_dir if trainer.logging else None,
             "--resume": resume,
             "--initial_step": initial_step,
+            **sampling(order, prompts),
             **order.flags,
         }
     )
@@ -311,6 +315,7 @@ def local_arguments(order: SdScriptsOrder, resume: Resume | None = None) -> list
         },
         output_dir=absolute(files.work),
         logging_dir=absolute(files.logs),
+        prompts=absolute(files.prompts),
         resume=None if resume.state is None else absolute(resume.state),
         initial_step=resume.done * resume.steps if resume.state and resume.counted else None,
     )
