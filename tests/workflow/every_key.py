@@ -40,6 +40,11 @@ Key = tuple[str, ...]
 
 RUN = "tiny"
 NAMED = {"datasets": "shapes", "runs": RUN}
+SAMPLES = {
+    "SdTrainer": "Samples",
+    "MusubiTrainer": "MusubiSamples",
+    "SdScriptsTrainer": "LaunchedSamples",
+}
 TRAIN, PUBLISH = f"train_{RUN}", f"publish_{RUN}"
 
 
@@ -81,9 +86,7 @@ def keys(trainer: str) -> Iterator[Key]:
     """Yield every key of the configuration, of trainers those of one alone."""
     for path, section, _ in keys_of(Config):
         name = section.__name__
-        if path[:2] == ("runs", "trainer") and name not in (trainer, "Samples"):
-            continue
-        if name == "Samples" and trainer != "SdTrainer":
+        if path[:2] == ("runs", "trainer") and name not in (trainer, SAMPLES[trainer]):
             continue
         yield path
 
@@ -568,11 +571,26 @@ PUBLICATION: dict[Key, Any] = {
         )
         for name, place in {"linux": "/b", "windows": "B:/", "wsl": "/"}.items()
     },
+    ("publish", "tomls"): "elsewhere/tomls",
+    ("publish", "scripts"): "elsewhere/scripts",
+    ("publish", "each_resolution"): True,
     ("publish", "caches"): False,
     ("publish", "attention"): "xformers",
     ("publish", "num_processes"): 2,
     ("publish", "batch_size"): 2,
     ("publish", "num_workers"): 3,
+}
+PICTURES: dict[Key, Change] = {
+    ("runs", "trainer", "samples", name): Change(value)
+    for name, value in {
+        "prompts": ["a cat"],
+        "negative_prompt": "grey",
+        "every": 2,
+        "num_inference_steps": 3,
+        "guidance_scale": 2.0,
+        "resolution": 64,
+        "seed": 4,
+    }.items()
 }
 PROMPT: dict[Key, Change] = {("prompt",): nothing("a cat", "of generate_{run} alone")}
 # Of `generate`: keys of clips and pictures, and of one of them.

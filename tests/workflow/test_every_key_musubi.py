@@ -98,6 +98,8 @@ CHANGES: dict[Key, Change] = {
     **every_key.EXPORT,
     **every_key.PROMPT,
     **every_key.GENERATION,
+    **every_key.PICTURES,
+    ("runs", "trainer", "samples", "frames"): Change(5),
     # -- datasets
     ("datasets", "captions", "variants"): Change(2),
     ("datasets", "captions", "caption_dropout_rate"): refused(0.5, "variants"),
@@ -192,6 +194,7 @@ for name in ("batch_size", "num_workers"):
         makes=frozenset(),
         why="of caching, which published scripts do with `caches: false` alone",
     )
+CHANGES["publish", "each_resolution"] = nothing(True, "the run has one resolution")
 
 NOT_HERE = {
     "hub": "reaches a network",

@@ -102,6 +102,7 @@ CHANGES: dict[Key, Change] = {
     **every_key.EXPORT,
     **every_key.PROMPT,
     **every_key.GENERATION,
+    **every_key.PICTURES,
     # -- datasets
     ("datasets", "flat"): Change(
         True, makes=frozenset({"latents", "text"}), why="those of the image in a sub-folder go"
@@ -189,6 +190,7 @@ for name in ("batch_size", "num_workers"):
         makes=frozenset(),
         why="of caching, which published scripts do with `caches: false` alone",
     )
+CHANGES["publish", "each_resolution"] = nothing(True, "the run has one resolution")
 
 NOT_HERE = {
     "hub": "reaches a network",

@@ -124,7 +124,7 @@ def test_a_wan_run_is_published_without_encoding_and_cached_by_its_script(tmp_pa
         ),
         *("tiny_linux.toml", "tiny_win.toml"),
         *(f"train_tiny.{ending}" for ending in ("sh", "bat", "py", "json")),
-        ".latentmake-published.json",
+        *("cache_tiny.sh", "cache_tiny.bat", ".latentmake-published.json"),
     }
     published = json.loads((place / "train_tiny.json").read_text())
     latents, text, training = (call[1] for call in published["linux"]["calls"])

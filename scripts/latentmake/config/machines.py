@@ -77,6 +77,15 @@ class Publish(Closed, shapes=PUBLICATION):
     path_maps: list[PathMap] = Field([])
     """[Names of folders on other systems](#names-of-a-folder). The entry with the longest name
     that fits a path is used. Drives of WSL (`/mnt/d` is `D:`) are known."""
+    tomls: DiskPath | None = Field(None, min_length=1)
+    """Folder for the dataset TOMLs, such as `files/tomls` in the trainer's folder; by default they
+    lie in the published folder."""
+    scripts: DiskPath | None = Field(None, min_length=1)
+    """Folder for the scripts, such as the trainer's; by default they lie in the published
+    folder."""
+    each_resolution: bool = False
+    """Also publish a dataset TOML and scripts for each resolution of the run, such as
+    `train_{run}_512.bat`. It trains `{run}_512` on the images of that resolution only."""
     caches: bool = True
     """Encode here and publish the caches. With `false`, the published scripts make the caches on
     the other machine; see [Without caches](#without-caches)."""

@@ -52,7 +52,8 @@ def sync(
 
     Args:
         folder: made where it is missing.
-        files: path below the folder, with forward slashes -> a file to copy, or the content itself.
+        files: path below the folder, with forward slashes, or an absolute one -> a file to copy,
+            or the content itself.
         progress: the keys of `files`, as something that shows how far it has been read.
         link: hard-link files rather than copy them, where the file system can.
         replacing: called with a name before it is removed or gets other content.
@@ -148,7 +149,7 @@ def _remove(folder: Path, name: str) -> None:
     """Remove a file, and the folders below `folder` that are empty then."""
     (folder / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # it is not empty
-        for parent in PurePosixPath(name).parents[:-1]:
+        for parent in PurePosixPath(name).parents[:-1] if not name.startswith("/") else ():
             (folder / parent).rmdir()
 
 

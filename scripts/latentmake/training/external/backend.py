@@ -29,7 +29,7 @@ from latentmake.training.external.installation import (
     proven_commit,
 )
 from latentmake.training.external.order import ExternalOrder, Resume, reasons
-from latentmake.training.external.publish import Publication, findings, publish
+from latentmake.training.external.publish import Publication, findings, parts_of, publish
 from latentmake.training.order import read_order
 
 Order = TypeVar("Order", bound=ExternalOrder)
@@ -161,7 +161,8 @@ class Launched(Backend, Generic[Order]):
         refuse_failed(findings(publication, facts.memo))
 
     def publish(self, order: Path, say: Say) -> None:
-        publish(self.publication(read_order(order, self.order_type)), say)
+        parts = parts_of(read_order(order, self.order_type))
+        publish([self.publication(part) for part in parts], say)
 
     def order_publication(self, facts: Facts, run: str, manifest: Path) -> Path:
         order = self.order_type.of_run(facts.config, run)

@@ -14,9 +14,9 @@ import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from latentmake.config.fields import resolution_name
 from latentmake.config.machines import ExternalProgram
@@ -36,6 +36,8 @@ Files = dict[str, Path | bytes]
 Blocks = Mapping[tuple[str, tuple[int, int]], str]
 """(dataset, resolution) -> folder of its images, below the published folder."""
 
+_Order = TypeVar("_Order", bound=ExternalOrder)
+
 Kind = Literal["latents", "text"]
 Call = tuple[str, list[str]]
 """A script of the program, and its arguments."""
@@ -52,7 +54,7 @@ _SHELL = """\
 #!/bin/sh
 # Runs {name}.py by the Python of the trainer. Publishing the run again writes this file anew.
 for python in {pythons} "$(command -v python || command -v python3)"; do
-  if [ -x "$python" ]; then exec "$python" "$(dirname -- "$0")/{name}.py" "$@"; fi
+  if [ -x "$python" ]; then exec "$python" "$(dirname -- "$0")/{name}.py"{option} "$@"; fi
 done
 echo '{name}: there is no Python' >&2
 exit 1
@@ -65,7 +67,7 @@ setlocal EnableExtensions DisableDelayedExpansion
 chcp 65001 >nul
 set "PYTHON=python"
 {pythons}
-"%PYTHON%" "%~dp0{name}.py" %*
+"%PYTHON%" "%~dp0{name}.py"{option} %*
 """
 _CHOICE = r'if exist "{folder}\Scripts\python.exe" set "PYTHON={folder}\Scripts\python.exe"'
 
@@ -80,13 +82,15 @@ class Names:
         prompts: path of the prompts of samples.
     """
 
-    def __init__(self, order: ExternalOrder, system: System) -> None:
+    def __init__(self, order: ExternalOrder, system: System, folder: str = "") -> None:
         self.system = system
         self.unnamed: set[str] = set()
-        self._folder = posixpath.join(absolute(order.publish.path), order.run)
+        self._folder = posixpath.join(absolute(order.publish.path), folder or order.run)
         self._maps = [vars(names) for names in order.publish.path_maps]
         self.prompts = self.below(f"{order.run}_prompts.txt")
-        self.toml = self.below(f"{order.run}_{'win' if system == 'windows' else 'linux'}.toml")
+        toml = f"{order.run}_{'win' if system == 'windows' else 'linux'}.toml"
+        tomls = order.publish.tomls
+        self.toml = self.of(f"{absolute(tomls)}/{toml}") if tomls else self.below(toml)
 
     def of(self, path: str, *, folder: bool = False) -> str:
         """Return a path as the system names it, or as it is where the system has no name for it."""
@@ -146,6 +150,15 @@ def blocks_of(order: ExternalOrder) -> Blocks:
     }
 
 
+def parts_of(order: _Order) -> list[_Order]:
+    """Return the order, and where the user asks for them, orders of each of its resolutions."""
+    if not order.publish.each_resolution or len(order.resolutions) == 1:
+        return [order]
+    named = {size: f"{order.run}_{resolution_name(*size)}" for size in order.resolutions}
+    parts = ({"run": name, "resolutions": [size]} for size, name in named.items())
+    return [order, *(order.model_copy(update=part) for part in parts)]
+
+
 def attention_of(order: ExternalOrder) -> str:
     """Return the attention of the calls; `sdpa` where the trainer's machine is to choose."""
     trainer = order.trainer.attention
@@ -155,8 +168,13 @@ def attention_of(order: ExternalOrder) -> str:
 # -- files for the trainer's machine --------------------------------------------------------------
 
 
-def _texts(publication: Publication, names: Sequence[Names]) -> Files:
-    """Return the files that are read on the trainer's machine: TOMLs, calls and scripts."""
+def _texts(
+    publication: Publication, names: Sequence[Names], *, tomls: str = "", scripts: str = ""
+) -> Files:
+    """Return the files that are read on the trainer's machine: TOMLs, calls and scripts.
+
+    `tomls` and `scripts` are their folders, each with a slash behind it.
+    """
     run, place = publication.order.run, publication.place
     name = f"train_{run}"
     published: dict[str, object] = {
@@ -171,18 +189,22 @@ def _texts(publication: Publication, names: Sequence[Names]) -> Files:
     folders = [place.venv] if place.venv else [f"{place.path}/venv", f"{place.path}/.venv"]
     linux, windows = ([x.of(folder, folder=True) for folder in folders] for x in names)
     pythons = " ".join(shlex.quote(f"{folder}/bin/python") for folder in linux)
-    shell = _SHELL.format(name=name, pythons=pythons)
+    shell = partial(_SHELL.format, name=name, pythons=pythons)
     quoted = [folder.replace("%", "%%").replace("/", "\\") for folder in reversed(windows)]
-    pythons = "\n".join(_CHOICE.format(folder=folder) for folder in quoted)
-    batch = _BATCH.format(name=name, pythons=pythons).replace("\n", "\r\n")
+    pythons = "\r\n".join(_CHOICE.format(folder=folder) for folder in quoted)
+    batch = partial(_BATCH.replace("\n", "\r\n").format, name=name, pythons=pythons)
+    options = {name: "", f"cache_{run}": " --only-caches"}
+    if len(publication.calls(names[0])) == 1:
+        del options[f"cache_{run}"]
     prompts = {f"{run}_prompts.txt": prompt_lines(publication.order).encode()}
+    calls = f"{json.dumps(published, indent=1, ensure_ascii=False)}\n".encode()
     return {
         **(prompts if publication.order.trainer.samples.prompts else {}),
-        **{posixpath.basename(x.toml): publication.dataset(x).encode() for x in names},
-        f"{name}.json": f"{json.dumps(published, indent=1, ensure_ascii=False)}\n".encode(),
-        f"{name}.py": Path(__file__).with_name("run_published.py").read_bytes(),
-        f"{name}.sh": shell.encode(),
-        f"{name}.bat": batch.encode(),
+        **{f"{tomls}{posixpath.basename(x.toml)}": publication.dataset(x).encode() for x in names},
+        f"{scripts}{name}.json": calls,
+        f"{scripts}{name}.py": Path(__file__).with_name("run_published.py").read_bytes(),
+        **{f"{scripts}{x}.sh": shell(option=option).encode() for x, option in options.items()},
+        **{f"{scripts}{x}.bat": batch(option=option).encode() for x, option in options.items()},
     }
 
 
@@ -261,19 +283,27 @@ def _name_findings(names: Sequence[Names]) -> Iterator[Finding]:
 # -- the folder -----------------------------------------------------------------------------------
 
 
-def publish(publication: Publication, say: Say) -> None:
+def publish(publications: Sequence[Publication], say: Say) -> None:
     """Bring the folder up to date: only what changed is copied.
 
-    What an earlier publication put there and no item owns any longer is removed; nothing else.
+    The first one is that of the run; the others add TOMLs and scripts for parts of it. What an
+    earlier publication put there and no item owns any longer is removed; nothing else.
 
     Raises:
         UserError: an item, cache or argument cannot be published; finished work is kept.
     """
-    order, folder = publication.order, _writable(publication)
-    run, caches = order.run, order.publish.caches
+    publication = publications[0]
+    order, run, settings = publication.order, publication.order.run, publication.order.publish
+    folder = Path(_writable(order, settings.path, "path"), run)
+    places = {
+        key: f"{_writable(order, place, key)}/"
+        for key in ("tomls", "scripts")
+        if (place := getattr(settings, key))
+    }
     passed(findings(publication), say)
-    files = publication.members() | ({} if caches else _settings(publication))
-    files |= _texts(publication, [Names(order, each) for each in _SYSTEMS])
+    files = publication.members() | ({} if settings.caches else _settings(publication))
+    for part in publications:
+        files |= _texts(part, [Names(part.order, each, run) for each in _SYSTEMS], **places)
     for path in files.values():
         if isinstance(path, Path) and not path.is_file():  # before anything there changes
             raise SourceError("is not there", where=path, hint="run the same command again")
@@ -289,8 +319,8 @@ def publish(publication: Publication, say: Say) -> None:
     with Progress(files, desc=f"publish {run}", unit="file") as bar:
         changes = sync(folder, files, progress=bar, replacing=drop)
     with contextlib.suppress(OSError):  # a drive of Windows knows no such permission
-        script = folder / f"train_{run}.sh"
-        script.chmod(script.stat().st_mode | 0o111)
+        for script in (folder / name for name in files if name.endswith(".sh")):
+            script.chmod(script.stat().st_mode | 0o111)
     say(
         f"{run}: published to {folder}: {changes.copied + changes.linked} files written, "
         f"{changes.unchanged} unchanged, {changes.removed} removed"
@@ -300,19 +330,19 @@ def publish(publication: Publication, say: Say) -> None:
         say(f"{run}: {what} made in {folder} dropped, since image, caption or settings changed")
 
 
-def _writable(publication: Publication) -> Path:
-    """Return the published folder as this machine names it.
+def _writable(order: ExternalOrder, place: str, key: str) -> str:
+    """Return a folder that `publish` names by a key as this machine names it.
 
     Raises:
         ConfigError: this machine has no name for it, or it lies where it may not.
     """
-    order, path = publication.order, absolute(publication.order.publish.path)
+    path = absolute(place)
     maps, named = [vars(names) for names in order.publish.path_maps], [path]
     if is_windows(path):
         known = (translate(path, each, maps) for each in ("wsl", "linux"))
         named = [name for name in known if name is not None]
     here = next(filter(_is_mounted, named), None)
-    folder = Path(here or path, order.run)
+    folder = Path(here or path, order.run).resolve()
     sources = [x for each in order.datasets.values() for x in (each.folder, each.control_directory)]
     fault = ""
     if not named:
@@ -321,11 +351,11 @@ def _writable(publication: Publication) -> Path:
         fault = "lies on a drive of Windows that is not mounted: mount it, or"
     elif glob.escape(here) != here:
         fault = f"has one of [ ] * ? in it, with which {order.name} finds nothing:"
-    elif any(folder.resolve().is_relative_to(Path(x).resolve()) for x in sources if x):
+    elif any(folder.is_relative_to(Path(x).resolve()) for x in sources if x):
         fault = "lies in a dataset, which would grow by what is published:"
     if fault:
-        raise ConfigError(f"{path} {fault} set another folder", where="publish.path")
-    return folder
+        raise ConfigError(f"{path} {fault} set another folder", where=f"publish.{key}")
+    return here or path
 
 
 def _is_mounted(name: str) -> bool:
@@ -360,7 +390,7 @@ def _made_from(
     place, _, base = name.partition("/")
     if made := _SETTINGS.get(base):
         yield from (path for key, each in listing(place).items() if key[0] == made for path in each)
-    elif base and not publication.order.publish.caches:
+    elif place and base and not publication.order.publish.caches:
         owned = listing(f"{place.removesuffix('_control')}{publication.cache_ending}")
         for made_from in publication.made_from(name, old, new):
             yield from owned.get(made_from, ())

@@ -39,7 +39,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def published(order: MusubiOrder) -> tuple[Path, list[str]]:
     said: list[str] = []
-    publish.publish(publication(order), said.append)
+    publish.publish([publication(part) for part in publish.parts_of(order)], said.append)
     return Path(order.publish.path).absolute() / order.run, said
 
 
@@ -272,6 +272,39 @@ def test_folders_without_a_windows_name_are_told_once_each() -> None:
     windows = tomllib.loads((folder / "gove-1.0_win.toml").read_text())["datasets"][0]
     assert windows["image_directory"] == f"{folder}/gove_256"
     assert value(calls(folder, "windows")[SCRIPTS[2]], "--dit") == "/elsewhere/low.safetensors"
+
+
+def test_each_resolution_and_the_caches_have_scripts_where_the_user_wants_them() -> None:
+    tomls, scripts = Path("musubi tuner/files/tomls"), Path("musubi tuner")
+    put(tomls / "mine.toml", "")
+    places = {"tomls": str(tomls), "scripts": str(scripts)}
+    order = mapped(order_of(), caches=False, each_resolution=True, **places)
+    fill(order, STEMS)
+    python = Path(put(scripts / "venv/bin/python", f'#!/bin/sh\nexec {sys.executable} "$@"\n'))
+    python.chmod(0o755)
+    for name in SCRIPTS:
+        put(scripts / name, "import sys; print(sys.argv)")
+    folder, _ = published(order)
+    assert not [*folder.glob("[!.]*.*")]
+    for part, sizes in {"": ["256", "480x832"], "_480x832": ["480x832"]}.items():
+        run = f"gove-1.0{part}"
+        for system in ("linux", "win"):
+            blocks = tomllib.loads((tomls / f"{run}_{system}.toml").read_text())["datasets"]
+            places = [Path(block["image_directory"]).name for block in blocks]
+            assert places == [f"gove_{size}" for size in sizes]
+        held = json.loads((scripts / f"train_{run}.json").read_text())
+        arguments = held["windows"]["calls"][-1][1]
+        toml = f"E:/Wan Sachen/{tomls}/{run}_win.toml"
+        assert value(arguments, "--dataset_config") == toml
+        assert value(arguments, "--output_name") == run
+        done = subprocess.run(
+            [scripts / f"cache_{run}.sh"], capture_output=True, check=True, text=True
+        )
+        assert done.stdout.count("skip_existing") == 2 and "--output_name" not in done.stdout
+        assert b'.py" --only-caches %*\r\n' in (scripts / f"cache_{run}.bat").read_bytes()
+    published(mapped(order_of()))
+    assert [path.name for path in tomls.iterdir()] == ["mine.toml"]
+    assert not [*scripts.glob("*gove*")] and (folder / "train_gove-1.0.sh").is_file()
 
 
 # -- without caches -------------------------------------------------------------------------------

@@ -429,7 +429,7 @@ def test_each_system_finds_everything_by_its_own_names(tmp_path: Path) -> None:
         update={"publish": Publish(path="out", path_maps=maps)}
     )
     said: list[str] = []
-    publish(publication(asked), said.append)
+    publish([publication(asked)], said.append)
     assert len(said) == 2 and said[1].endswith("0 unchanged, 0 removed")
     folder = tmp_path / "out/cats"
     windows = tomllib.loads((folder / "cats_win.toml").read_text())
@@ -452,7 +452,7 @@ def test_a_folder_where_flux_wants_a_file_is_told() -> None:
     Path("text_1.safetensors").mkdir()
     write_manifest(row("x", "flux"))
     said: list[str] = []
-    publish(publication(order("flux")), said.append)
+    publish([publication(order("flux"))], said.append)
     assert any("text_1.safetensors is a folder" in line and "[--t5xxl, FILE]" in line
                for line in said)  # fmt: skip
     assert '"--t5xxl"' not in Path("published/cats/train_cats.json").read_text()
