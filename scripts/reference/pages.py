@@ -38,7 +38,7 @@ from latentmake.config.trainers import (
     WanSamples,
     WanTrainer,
 )
-from latentmake.config.weights import Adopt, TextWeights, Weights
+from latentmake.config.weights import AiTraining, TextWeights, Weights
 from pydantic import BaseModel
 
 from reference.schema import declared, descriptions
@@ -105,7 +105,7 @@ class Page(NamedTuple):
 _WEIGHTS = (
     Part("Place of weights", Weights),
     Part("Text encoders", TextWeights, inherited=False),
-    Part("Caches of ai-training", Adopt, "`ai_training.{}`", held=MACHINE),
+    Part("Caches of ai-training", AiTraining, "`ai_training.{}`", held=MACHINE),
 )
 _JOBS = (
     Part("Encoding jobs", ClusterJob, "`encode.{}`"),

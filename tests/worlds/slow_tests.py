@@ -26,7 +26,6 @@ SLOW = (
 
 
 QUICK = (
-    "tests/workflow/test_adopt.py::test_what_was_adopted",
     "tests/workflow/test_bad_input.py::test_bad_items_can_be_set_aside",
     "tests/workflow/test_bad_input.py::test_every_damaged_item_is_named",
     "tests/workflow/test_check.py::test_caches_are_counted",

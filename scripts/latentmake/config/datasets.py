@@ -271,8 +271,7 @@ class Dataset(Closed):
     adopt_from: Listed[DiskPath] = shaped([], Shapes("machine", layouts=("musubi", "sdscripts")))
     """Folders with caches that musubi-tuner or sd-scripts made of these items. `latentmake adopt`
     takes them over in place of encoding; see the guides for
-    [musubi-tuner](../guides/musubi-tuner.md) and [kohya](../guides/kohya.md). Caches of
-    ai-training are named by [`ai_training`](models.md#ai_training) of the model."""
+    [musubi-tuner](../guides/musubi-tuner.md) and [kohya](../guides/kohya.md)."""
     control_directory: DiskPath | None = shaped(None, _CONTROLS, min_length=1)
     """Folder of [control images](#control-images-and-layers), named as the items that they
     control; for videos and a Wan model, of control videos. A changed control image rebuilds

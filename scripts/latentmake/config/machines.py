@@ -114,8 +114,7 @@ class Export(Closed, shapes=PUBLICATION):
     """Resolution to export, if the run has several. The file names of ai-training have room for
     only one."""
     overwrite: bool = False
-    """Replace files with such names that `export_{run}` did not write, for example those of
-    captions that you edited after adoption."""
+    """Replace files with such names that `export_{run}` did not write."""
 
 
 _BYTES = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)? *([KMGTP]i?)?B?$"}

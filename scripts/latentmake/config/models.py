@@ -38,7 +38,7 @@ from latentmake.config.fields import (
 )
 from latentmake.config.weights import (
     NO_WEIGHTS,
-    Adopt,
+    AiTraining,
     LocalPlace,
     TextPlace,
     Weights,
@@ -266,11 +266,9 @@ class Model(Closed):
         0, Shapes("latents", layouts=("plain", "sdscripts"), when=("posterior", ("sample",))), ge=0
     )
     """Seed of `posterior: sample`."""
-    ai_training: Adopt | None = shaped(None, Shapes("machine", applies=[_PLAIN]))
-    """File endings of caches that [ai-training's](../trainers/ai-training.md) scripts made with
-    the encoders of this model. `latentmake adopt` takes such files over and `export_{run}` writes
-    them. Caches of musubi-tuner and sd-scripts are named by [`adopt_from`](datasets.md#adopt_from)
-    of the dataset."""
+    ai_training: AiTraining | None = shaped(None, Shapes("machine", applies=[_PLAIN]))
+    """File endings of the caches that `export_{run}` writes for
+    [ai-training's](../trainers/ai-training.md) scripts."""
 
     @model_validator(mode="before")
     @classmethod
@@ -422,7 +420,7 @@ def _faults(model: Model) -> Iterator[str]:
     if spec.text_encoders:
         yield from _faults_of_texts(model, spec.text_encoders)
     if model.ai_training is not None:
-        yield from _faults_of_adoption(model, model.ai_training)
+        yield from _faults_of_export(model, model.ai_training)
 
 
 def _faults_of_program(model: Model, title: str) -> Iterator[str]:
@@ -473,7 +471,7 @@ def _faults_of_texts(model: Model, encoders: Sequence[str]) -> Iterator[str]:
         yield "sd-scripts wants captions of one length: set `max_token_length`"
 
 
-def _faults_of_adoption(model: Model, endings: Adopt) -> Iterator[str]:
+def _faults_of_export(model: Model, endings: AiTraining) -> Iterator[str]:
     if endings.text is not None and len(endings.text) != len(model.text):
         number = len(endings.text)
         yield f"`ai_training.text` names {number} endings for {len(model.text)} text encoders"

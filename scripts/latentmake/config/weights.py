@@ -208,11 +208,11 @@ class TextWeights(Weights):
 _CacheEnding = Annotated[Ending, StringConstraints(max_length=20)]
 
 
-class Adopt(Closed):
-    """File endings of caches that ai-training's scripts keep beside the images."""
+class AiTraining(Closed):
+    """File endings of caches that ai-training's scripts read beside the images."""
 
     latents: _CacheEnding | None = None
-    """Ending of the latents: `.img_sdvae`, `.img_sdxl`, or the ending that you gave to the
+    """Ending of the latents: `.img_sdvae`, `.img_sdxl`, or the ending that you give to the
     scripts."""
     text: Listed[_CacheEnding] | None = None
     """Endings of the embeddings, one for each text encoder in their order: `.txt_t5cache`,

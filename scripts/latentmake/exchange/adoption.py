@@ -10,16 +10,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from latentmake import digest
 from latentmake.caches.inputs import Reading
 from latentmake.caches.reading import identify
 from latentmake.errors import CacheError, SourceError
+from latentmake.exchange.trainer_caches import OutdatedError, TrainerCaches
 from latentmake.files import atomic, cachefile
 from latentmake.index.memo import target_stat
 from latentmake.plan.orders import FOLDER, Order, Work
@@ -32,47 +33,14 @@ ADOPTED, FRESH, WITHOUT, UNFIT, OUTDATED = STATES
 _LEAST_THREADS = 4  # they wait for the disk most of the time
 
 
-class OutdatedError(CacheError):
-    """A file is of other content than its item's present one."""
-
-
-class OtherSizeError(CacheError):
-    """A file is of another resolution of the run."""
-
-
-class Format(Protocol):
-    """Caches of another program."""
-
-    def takes(self, order: Order) -> bool:
-        """Whether targets of an order can be adopted."""
-
-    def candidates(self, order: Order, work: Work, target: Target) -> Iterator[list[Path]]:
-        """Yield files that together may be a target."""
-
-    def check(
-        self, files: Mapping[Path, bytes], order: Order, reading: Reading, target: Target, key: str
-    ) -> bool:
-        """Check files; return whether they tell what they were made of.
-
-        Raises:
-            CacheError: they do not fit.
-            SourceError: the item's caption is faulty.
-        """
-
-    def made(
-        self, files: Mapping[Path, bytes], order: Order, reading: Reading, stamp: dict[str, str]
-    ) -> bytes:
-        """Return the cache file; a CacheError says why there is none."""
-
-
 def adopt(
-    orders: Sequence[Order], form: Format, *, say: Callable[[str], None], threads: int = 1
+    orders: Sequence[Order], caches: TrainerCaches, *, say: Callable[[str], None], threads: int = 1
 ) -> Counter[str]:
     """Adopt the targets of some orders; no build runs meanwhile.
 
     Args:
         orders: for the stale targets of a run.
-        form: of the other program's files.
+        caches: of the other program.
         say: receives why files are not adopted.
         threads: that read and write files.
 
@@ -91,7 +59,7 @@ def adopt(
     ):
         stack.callback(pool.shutdown, cancel_futures=True)
         for number, order in enumerate(orders):
-            batch = _Batch(order, form)
+            batch = _Batch(order, caches)
             counts: Counter[str] = Counter()
             for work, states in zip(order.items, pool.map(batch.adopt, order.items), strict=True):
                 for line in dict.fromkeys(line for _, line in states if line):
@@ -112,11 +80,11 @@ class _Batch:
         targets: path -> stat and key of written targets.
     """
 
-    def __init__(self, order: Order, form: Format) -> None:
+    def __init__(self, order: Order, caches: TrainerCaches) -> None:
         self.sources: dict[str, list[Any]] = {}
         self.targets: dict[str, list[Any]] = {}
         self._order = order
-        self._form = form
+        self._caches = caches
         self._recipe = digest.of_value(order.recipe)
         self._made: dict[tuple[str, str], Path] = {}
         self._lock = threading.Lock()
@@ -124,7 +92,7 @@ class _Batch:
     def adopt(self, work: Work) -> list[tuple[str, str]]:
         """Adopt an item's targets; return the state of each, and why no file fits."""
         candidates = {
-            target: [*self._form.candidates(self._order, work, target)] for target in work.targets
+            target: [*self._caches.candidates(self._order, work, target)] for target in work.targets
         }
         if not any(candidates.values()):
             return [(WITHOUT, "")] * len(candidates)
@@ -138,21 +106,17 @@ class _Batch:
         self.sources |= reading.sources
         return [self._adopt(target, reading, several) for target, several in candidates.items()]
 
-    def _adopt(
-        self, target: Target, reading: Reading, candidates: list[list[Path]]
-    ) -> tuple[str, str]:
-        """Adopt the first files that fit a target; return its state, and why none fits."""
-        existing = header_of(Path(target.path))
+    def _adopt(self, target: Target, reading: Reading, candidates: list[Path]) -> tuple[str, str]:
+        """Adopt the first file that fits a target; return its state, and why none fits."""
+        existing = cachefile.header_of(Path(target.path))
         if existing is not None and existing.key == reading.keys[target]:
             return FRESH, ""
         found: list[tuple[str, str]] = []
-        for files in candidates:
+        for path in candidates:
             try:
-                self._take(files, target, reading, existing)
-            except OtherSizeError:
-                found.append((WITHOUT, ""))
+                self._take(path, target, reading, existing)
             except (CacheError, SourceError, OSError) as error:
-                found.append(_refused(error, files[0]))
+                found.append(_refused(error, path))
             else:
                 return ADOPTED, ""
         # Of several folders, those of other resolutions hold files of the same name.
@@ -161,23 +125,23 @@ class _Batch:
 
     def _take(
         self,
-        paths: list[Path],
+        path: Path,
         target: Target,
         reading: Reading,
         existing: cachefile.Header | None,
     ) -> None:
-        """Write one cache file from another program's.
+        """Write a cache file from another program's.
 
         Raises:
-            CacheError: they do not fit, or are of other content.
+            CacheError: it does not fit, or is of other content.
             SourceError: the item's caption is faulty.
-            OSError: one cannot be read.
+            OSError: it cannot be read.
             StorageError: the disk is full or cannot be written.
         """
         order, key = self._order, reading.keys[target]
-        files = {path: path.read_bytes() for path in paths}
-        adopted = " ".join(map(digest.of_bytes, files.values()))
-        knows = self._form.check(files, order, reading, target, key)
+        data = path.read_bytes()
+        adopted = digest.of_bytes(data)
+        knows = self._caches.check(data, order, reading, target)
         if not knows and existing is not None and existing.source != reading.content:
             what = (
                 f"may be of what {reading.item.name} held before it was edited, as {target.path} is"
@@ -192,7 +156,7 @@ class _Batch:
             view = reading.placing.get(key, "")
             stamp = cachefile.stamp(key=key, source=reading.content, recipe=order.recipe, view=view)
             stamp[cachefile.ADOPTED] = adopted
-            atomic.write(Path(target.path), self._form.made(files, order, reading, stamp))
+            atomic.write(Path(target.path), self._caches.made(data, order, stamp))
         with self._lock:
             self._made.setdefault((key, adopted), Path(target.path))
             self.targets[target.path] = [*target_stat(Path(target.path).stat()), key]
@@ -204,11 +168,3 @@ def _refused(error: CacheError | SourceError | OSError, where: str | Path) -> tu
         return UNFIT, f"{error.filename or where}: cannot be read ({error.strerror})"
     error.where = error.where or str(where)
     return OUTDATED if isinstance(error, OutdatedError) else UNFIT, str(error)
-
-
-def header_of(path: Path) -> cachefile.Header | None:
-    """Return the header of a file of ours; None for another file, or none."""
-    try:
-        return cachefile.read_header(path)
-    except (CacheError, OSError):
-        return None

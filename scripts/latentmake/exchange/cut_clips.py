@@ -144,8 +144,7 @@ def _finish(order: ClipsOrder, rows: Mapping[str, Mapping[str, Any]]) -> int:
     """Write the list, then remove the files of clips that are gone; return their number."""
     folder, listed = Path(order.folder), [file.name for file in order.files if file.name in rows]
     lines = "".join(f"{json.dumps(rows[name], ensure_ascii=False)}\n" for name in listed).encode()
-    place = folder / LIST
-    if not place.is_file() or place.read_bytes() != lines:
+    if not (place := folder / LIST).is_file() or place.read_bytes() != lines:
         atomic.write(place, lines)
     gone = [path for path in folder.glob("*.npz") if path.stem not in rows and _is_ours(path)]
     for path in gone:

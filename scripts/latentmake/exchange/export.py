@@ -21,13 +21,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from pydantic import BaseModel
 from safetensors import SafetensorError, safe_open
 
-from latentmake import digest
 from latentmake.data.item import IMAGE_EXTENSIONS
 from latentmake.errors import CacheError, ConfigError, StorageError
-from latentmake.exchange.adoption import header_of
 from latentmake.files import atomic, cachefile
 from latentmake.layouts import layout
-from latentmake.models.shapes import Text, text_shape, unknown_shape
+from latentmake.models.shapes import text_tokens
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import rows_of, run_folder
 from latentmake.progress import Progress
@@ -70,7 +68,7 @@ def plan_export(facts: Facts, name: str) -> ExportOrder:
         ModelError: a model's configuration cannot be read.
     """
     run, export = facts.config.runs[name], facts.config.export
-    ending, texts = named_files(facts, name)
+    ending, texts = _named_files(facts, name)
     known = [size.name for size in run.resolutions]
     part = known[0] if export.resolution is None else export.resolution.name
     what = f"the run {name} has no resolution {part}" if part not in known else ""
@@ -90,13 +88,13 @@ def plan_export(facts: Facts, name: str) -> ExportOrder:
         folder=export.folder,
         part=part,
         ending=ending,
-        texts=[(text.ending, text.tokens.padded) for text in texts],
+        texts=texts,
         overwrite=export.overwrite,
     )
 
 
-def named_files(facts: Facts, name: str) -> tuple[str | None, list[Text]]:
-    """Return what files of a run's latents end in, and what those of its text encoders hold.
+def _named_files(facts: Facts, name: str) -> tuple[str | None, list[tuple[str, bool]]]:
+    """Return what files of a run's latents end in, and of each text encoder, and if it pads.
 
     Raises:
         ConfigError: no file is named, one is taken for another, or nothing says what they hold.
@@ -117,32 +115,12 @@ def named_files(facts: Facts, name: str) -> tuple[str | None, list[Text]]:
             raise ConfigError(what, where=where, hint="use another")
     texts = []
     for place, ending in zip(model.text, named.text or [], strict=False):
-        if (text := text_shape(place, ending, model.unet)) is None:
-            raise unknown_shape(f"models.{run.model}.text")
-        texts.append(text)
+        if (tokens := text_tokens(place)) is None:
+            what = "no config.json on this disk says what its caches are like"
+            hint = "name a folder that has one as `path`, or the file as `config`"
+            raise ConfigError(what, where=f"models.{run.model}.text", hint=hint)
+        texts.append((ending, tokens.padded))
     return named.latents, texts
-
-
-def from_bytes(kind: str, padded: bool, data: bytes) -> torch.Tensor:
-    """Return latents [C, h, w] or an embedding [T, D] from a file's bytes.
-
-    Raises:
-        CacheError: it is no safetensors file, or holds another tensor.
-    """
-    from safetensors.torch import load
-
-    name = _TENSORS[kind]
-    try:
-        tensors = load(data)
-    except (SafetensorError, ValueError, KeyError, RuntimeError, TypeError):
-        raise CacheError("is cut short or no safetensors file") from None
-    if tensors.keys() != {name}:
-        held = " and ".join(f"`{each}`" for each in sorted(tensors)) or "nothing"
-        raise CacheError(f"holds {held} in place of `{name}` alone")
-    found, wanted = str(tensors[name].dtype).removeprefix("torch."), _dtype_of(kind, padded)
-    if found != wanted:
-        raise CacheError(f"`{name}` is in {found}, not in {wanted}")
-    return tensors[name]
 
 
 def _dtype_of(kind: str, padded: bool) -> str:
@@ -154,7 +132,6 @@ class _File(NamedTuple):
     """A file to write, its cache file, and the name of the tensor there.
 
     Attributes:
-        number: of the text encoder, from 0; 0 for latents.
         kind: `latents` or `text`.
         padded: whether the text encoder pads.
     """
@@ -162,7 +139,6 @@ class _File(NamedTuple):
     path: Path
     cache: str
     tensor: str
-    number: int = 0
     kind: str = "latents"
     padded: bool = False
 
@@ -216,23 +192,18 @@ def _files(order: ExportOrder) -> Iterator[_File]:
         if order.ending is not None:
             (latents,) = row.latents_at(order.part)
             yield _File(Path(base + order.ending), latents, layout.LATENTS)
-        for index, (ending, padded) in enumerate(order.texts):
-            tensor = layout.hidden_state(index)
-            yield _File(Path(base + ending), row.first_text, tensor, index, "text", padded)
+        for n, (ending, padded) in enumerate(order.texts):
+            yield _File(Path(base + ending), row.first_text, layout.hidden_state(n), "text", padded)
 
 
 def _export(order: ExportOrder, file: _File) -> str:
     """Write one file unless it is up to date; return its state."""
     try:
-        header, own = cachefile.read_header(file.cache), header_of(file.path)
+        header, own = cachefile.read_header(file.cache), cachefile.header_of(file.path)
         if own is not None and own.key == header.key:
             return _SAME
-        if own is None and file.path.is_file():
-            adopted = header.adopted.split(" ")[file.number : file.number + 1]
-            if [digest.of_file(file.path)] == adopted:
-                return _SAME
-            if not order.overwrite:
-                return _LEFT
+        if own is None and file.path.is_file() and not order.overwrite:
+            return _LEFT
         with safe_open(file.cache, framework="pt") as cache:
             tensor = cache.get_tensor(file.tensor)
             recipe = cache.metadata()[cachefile.RECIPE]

@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING
 from latentmake import digest
 from latentmake.caches.inputs import Reading, caption_of, stored_size
 from latentmake.errors import CacheError, ConfigError
-from latentmake.exchange.adoption import OutdatedError
 from latentmake.files import npz
 from latentmake.files.cachefile import CAPTION, head_of
 from latentmake.files.safetensors import parse_head
 from latentmake.geometry.buckets import crop_ltrb
 from latentmake.layouts.layout import array_name, frames_and_sides
-from latentmake.models.shapes import latents_shape, text_width
+from latentmake.models.shapes import latent_channels, text_width
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.target import Target
 
@@ -42,8 +41,12 @@ _CONTROL = "latents_control"
 Tensors = dict[str, "torch.Tensor"]
 
 
+class OutdatedError(CacheError):
+    """A file is of other content than its item's present one."""
+
+
 class TrainerCaches:
-    """Files in some folders of datasets; see `adoption.Format`."""
+    """Files in some folders of datasets."""
 
     def __init__(self, run: str, named: Mapping[str, Sequence[str]]) -> None:
         """Take the folders of a run's datasets, each as its `adopt_from` names them.
@@ -68,18 +71,20 @@ class TrainerCaches:
         """Whether a dataset names folders."""
         return order.dataset in self._folders
 
-    def candidates(self, order: Order, work: Work, target: Target) -> Iterator[list[Path]]:
+    def candidates(self, order: Order, work: Work, target: Target) -> Iterator[Path]:
         """Yield the files of the folders that may be a target."""
         for folder in self._folders[order.dataset]:
             for name in _names(order, work.item.stem, target):
                 if (path := Path(folder, name)).is_file():
-                    yield [path]
+                    yield path
 
-    def check(
-        self, files: Mapping[Path, bytes], order: Order, reading: Reading, target: Target, key: str
-    ) -> bool:
-        """Check a file; return whether it tells what it was made of: a caption does."""
-        (data,) = files.values()
+    def check(self, data: bytes, order: Order, reading: Reading, target: Target) -> bool:
+        """Check a file; return whether it tells what it was made of: a caption does.
+
+        Raises:
+            CacheError: it does not fit.
+            SourceError: the item's caption is faulty.
+        """
         tensors, metadata = _loaded(data, archive=order.layout.npz)
         if order.layout.npz and order.kind == "text":
             solid = _check_text_arrays(tensors, order)
@@ -102,15 +107,8 @@ class TrainerCaches:
                 raise CacheError(f"holds nothing but zeros ({name})")
         return order.kind == "text" and not order.layout.npz
 
-    def made(
-        self,
-        files: Mapping[Path, bytes],
-        order: Order,
-        reading: Reading,
-        stamp: dict[str, str],
-    ) -> bytes:
+    def made(self, data: bytes, order: Order, stamp: dict[str, str]) -> bytes:
         """Return the file with our stamp, as metadata or an archive's comment; all else stays."""
-        (data,) = files.values()
         if order.layout.npz:
             return npz.stamped(data, stamp)
         head = parse_head(data)
@@ -231,11 +229,8 @@ def _check_latent_arrays(
     kinds += [each for each in ("latents_flipped",) if settings.flip_aug]
     keys = {kind: array_name(kind, architecture, height, width) for kind in kinds}
     _demand(keys.values(), found)
-    latents, known = (
-        found[keys["latents"]],
-        latents_shape(model.vae) if model.spec.encodes else None,
-    )
-    channels = strategies.channels or (known.channels if known else None)
+    latents = found[keys["latents"]]
+    channels = strategies.channels or (latent_channels(model.vae) if model.spec.encodes else None)
     if latents.shape[-2:] != (height, width) or channels not in (None, latents.shape[0]):
         wanted = [channels or "C", height, width]
         raise CacheError(f"holds latents of the shape {list(latents.shape)}, not {wanted}")

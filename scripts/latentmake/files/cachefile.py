@@ -140,6 +140,14 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         raise CacheError(str(error), where=path) from None
 
 
+def header_of(path: Path) -> Header | None:
+    """Return the header of a file of ours; None for another file, or none."""
+    try:
+        return read_header(path)
+    except (CacheError, OSError):
+        return None
+
+
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     """Return the metadata in the header of a cache file; empty where none can be read."""
     try:

@@ -20,7 +20,7 @@ from latentmake.plan.target import PROMPTS
 from latentmake.words.project import ConfigFiles, Directory, opened
 
 if TYPE_CHECKING:
-    from latentmake.exchange.adoption import Format
+    from latentmake.exchange.trainer_caches import TrainerCaches
 
 
 def import_(
@@ -67,29 +67,23 @@ def adopt(
     configfile: ConfigFiles = None,
     directory: Directory = None,
 ) -> None:
-    """Take over caches that other programs made of a run's items; nothing is encoded."""
-    from latentmake.exchange.ai_training import plan_adopt
+    """Take over caches that musubi-tuner or sd-scripts made of a run; nothing is encoded."""
     from latentmake.exchange.trainer_caches import TrainerCaches
 
     with opened(configfile, directory, encoders=True) as project, alone():
-        facts, names = project.facts, project.run_names(runs)
+        names, datasets = project.run_names(runs), project.config.datasets
         plans = project.plan(names).runs
         for name in names:
-            run, form = project.config.runs[name], None
-            if facts.layout(run.model).external:
-                datasets = project.config.datasets
-                form = TrainerCaches(
-                    name, {each: datasets[each].adopt_from for each in run.datasets}
-                )
-            adopt_run(plans[name], form or plan_adopt(facts, name), say=typer.echo)
+            named = {each: datasets[each].adopt_from for each in project.config.runs[name].datasets}
+            adopt_run(plans[name], TrainerCaches(name, named), say=typer.echo)
 
 
-def adopt_run(plan: RunPlan, form: Format, *, say: Callable[[str], None]) -> Counter[str]:
+def adopt_run(plan: RunPlan, caches: TrainerCaches, *, say: Callable[[str], None]) -> Counter[str]:
     """Adopt the stale targets of a run; no build runs meanwhile.
 
     Args:
         plan: of the run.
-        form: of the other program's files.
+        caches: of the other program.
         say: receives why files are not adopted, and the sum.
 
     Returns:
@@ -103,14 +97,14 @@ def adopt_run(plan: RunPlan, form: Format, *, say: Callable[[str], None]) -> Cou
     orders = [
         order
         for order in plan.orders
-        if order.dataset != PROMPTS and not order.reuses and form.takes(order)
+        if order.dataset != PROMPTS and not order.reuses and caches.takes(order)
     ]
     states = [state for part, state in plan.parts.items() if part.dataset != PROMPTS]
     stale = sum(len(order.paths) for order in orders)
     total = Counter({FRESH: sum(state.fresh for state in states)})
     total[WITHOUT] = sum(len(state.stale) for state in states) - stale
     store.keep(orders)
-    total += adopt(orders, form, say=say, threads=usable_cores())
+    total += adopt(orders, caches, say=say, threads=usable_cores())
     store.forget_made(orders)
     say(f"{plan.name}: " + ", ".join(f"{total[state]} {state}" for state in STATES))
     return total

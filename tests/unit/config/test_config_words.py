@@ -90,7 +90,6 @@ PLACES = {
         ("sdscripts", "top", "pretrained_model_name_or_path", "`dit` or `checkpoint`"),
         ("sd", "dataset", "instance_prompt", "did you mean `class_tokens`?"),
         ("sd", "dataset", "trigger_word", "`captions: {caption_prefix: ...}`"),
-        ("sd", "model", "adopt", "did you mean `ai_training`?"),
         ("musubi", "dataset", "image_jsonl_file", "write the list as `path` in datasets.NAME"),
         ("sd", "trainer", "lora_weights", "did you mean `init_lora`?"),
         ("musubi", "trainer", "network_weights", "arguments: [--network_weights, ...]"),
