@@ -182,10 +182,28 @@ def test_a_tiny_sdxl_gets_buckets_of_its_size(project: Project) -> None:
     pictures(project / "cats")
     file = project / model(project, "sdxl") / "unet/config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"sample_size": 16}))
-    project.ask("init", "cats", "--model", "models/sdxl")
+    project.ask("init", "cats", "--model", "models/sdxl", "--trainer", "sdscripts")
     (dataset,) = written(project, "cats.yaml")["datasets"].values()
     assert dataset["min_bucket_reso"] == 128
     planned(project, "cats.yaml")
+
+
+def test_sdxl_is_trained_by_sd_in_little_memory_unless_sd_scripts_is_asked_for(
+    project: Project,
+) -> None:
+    pictures(project / "cats")
+    place = model(project, "sdxl")
+    for kind, section in (("sd", {"unet"}), ("sdscripts", {"checkpoint", "layout"})):
+        options = [] if kind == "sd" else ["--trainer", kind, "--force"]
+        project.ask("init", "cats", "--model", place, *options)
+        values = written(project, "cats.yaml")
+        (own,) = values["models"].values()
+        assert own.keys() - {"architecture", "vae", "text", "dtype"} == section
+        assert own["architecture"] == "sdxl" and len(own["text"]) == 2
+        trainer = values["runs"]["cats"]["trainer"]
+        assert trainer["kind"] == kind
+        assert kind != "sd" or trainer["gradient_checkpointing"]
+        planned(project, "cats.yaml")
 
 
 def test_images_and_videos_are_two_datasets(project: Project) -> None:
@@ -345,7 +363,7 @@ MISTAKES: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("cats", "--model", "nowhere.safetensors"), ("nowhere.safetensors", "does not exist")),
     (("cats", "--model", "empty"), ("empty: holds no model", "Flux")),
     (("cats", "--model", "some/model"), ("some/model", "`hf download some/model`")),
-    (("cats", "--model", "sdxl", "--trainer", "musubi"), ("XL", "--trainer sdscripts")),
+    (("cats", "--model", "sdxl", "--trainer", "musubi"), ("XL", "--trainer sd or sdscripts")),
     (("waves", "--model", "sdxl"), ("waves: holds 2 videos", "takes images")),
     (("cats", "--model", "."), ("holds several models", "name the file or folder")),
 ]

@@ -175,7 +175,9 @@ def _vae_folder(folder: Path, channels: int) -> None:
 
 def _unet_folder(folder: Path, width: int, size: int) -> None:
     write(folder / "diffusion_pytorch_model.safetensors", _unet(width, xl=width == 2048))
-    _json(folder / "config.json", _class_name="UNet2DConditionModel", sample_size=size)
+    conditions = {"addition_embed_type": "text_time"} if width == 2048 else {}
+    name = "UNet2DConditionModel"
+    _json(folder / "config.json", _class_name=name, sample_size=size, **conditions)
 
 
 def sd15(folder: Path, tokenizer: Path) -> Path:

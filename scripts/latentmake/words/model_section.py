@@ -86,7 +86,7 @@ def trainers_of(model: Model, *, musubi: bool) -> list[str]:
         return [x for x in kinds if (ours if x == "wan" else original)]
     if row.strategies is None:
         return ["musubi"]
-    return ["sdscripts"] if row.caches_text else ["sd", "sdscripts"]
+    return ["sd", "sdscripts"] if row.checkpoints else ["sdscripts"]
 
 
 def section_of(section: Section) -> Section:
@@ -96,7 +96,8 @@ def section_of(section: Section) -> Section:
         ModelError: the trainer cannot read its network.
     """
     row, kind = section.model.architecture, section.kind
-    if row is not WAN and row.name and (not row.encodes or kind == "sdscripts"):
+    is_named = not row.encodes or kind == "sdscripts" or len(row.text_encoders) > 1
+    if row is not WAN and row.name and is_named:
         section.keys["architecture"] = row.name
     if section.model.task is not None:
         section.keys["task"] = section.model.task

@@ -236,13 +236,14 @@ def _trainer(run: Run, items: int) -> Iterator[str]:
     seen = min(max(times * items, least), most, _TIMES * items)
     yield _line(3, "kind", kind)
     if kind in ("sd", "wan"):
-        yield from _loop(kind, seen, items)
+        yield from _loop(run.section, seen, items)
     else:
         yield from _launched(run.section, max(1, round(seen / items)), items)
 
 
-def _loop(kind: str, seen: int, items: int) -> Iterator[str]:
+def _loop(section: Section, seen: int, items: int) -> Iterator[str]:
     """Yield the settings of our own trainers."""
+    kind, is_large = section.kind, len(section.model.architecture.text_encoders) > 1
     batch, rank = (_BATCH, 16) if kind == "sd" else (1, 32)
     steps = max(50, round(seen / batch / 50) * 50)
     every = max(50, round(steps / 250) * 50)
@@ -251,6 +252,10 @@ def _loop(kind: str, seen: int, items: int) -> Iterator[str]:
     yield _line(3, "learning_rate", 1e-4, "lower it if the pictures become worse")
     yield _line(3, "steps", steps, f"each is seen about {times}, {batch} a step")
     yield _line(3, "save_every_n_steps", every, "copies, since the last is not always the best")
+    if kind == "sd" and is_large:
+        yield _line(3, "train_batch_size", 1, "less memory, as the next two")
+        yield _line(3, "gradient_accumulation_steps", batch)
+        yield _line(3, "gradient_checkpointing", True)
     if kind == "sd":
         yield _line(3, "samples", {"every": every}, "steps between pictures that it draws")
 
