@@ -94,11 +94,8 @@ def test_a_missing_image_or_caption_fails(root: Path, tuner: Path, ending: str) 
     assert fails(order, "images and captions") == f"data/{RUN}/red{ending} is missing"
 
 
-def test_a_damaged_manifest_is_named(root: Path, tuner: Path) -> None:
+def test_a_run_whose_items_were_all_skipped_fails(root: Path, tuner: Path) -> None:
     order = make_run(root, tuner=tuner)
-    Path(order.manifest).write_text('{"dataset": 1}\n')
-    with pytest.raises(TrainingError, match="line 1 of the manifest is damaged"):
-        check(order)
     row = {"dataset": "a", "stem": "b", "source": "c", "aside": "damaged"}
     Path(order.manifest).write_text(f"{json.dumps(row)}\n")
     assert of(check(order), "images and captions").note == "no item is left to train on"
@@ -112,14 +109,6 @@ def test_caches_that_are_gone_are_named(root: Path, tuner: Path, ending: str) ->
         path.unlink()
     note = fails(order, "caches")
     assert note.count("is missing") == 3 and note.endswith(f"and {len(gone) - 3} more")
-
-
-def test_image_to_video_needs_clip(root: Path, tuner: Path) -> None:
-    clip = put_weights(root / "models/clip.safetensors", "visual.head", "textual.head")
-    order = make_run(root, tuner=tuner, model={"task": "i2v-14B", "clip": clip})
-    # The configuration refuses this before; an order of another hand gets here.
-    without = order.model_copy(update={"model": order.model.model_copy(update={"clip": None})})
-    assert fails(without, "model: clip") == "is not set, and i2v-14B needs it"
 
 
 def test_latents_that_the_manifest_does_not_name_fail(root: Path, tuner: Path) -> None:
@@ -162,7 +151,6 @@ def test_images_of_16_bits_that_become_white_are_named(root: Path, tuner: Path) 
     assert not [each for each in check(order) if each.what == "16-bit images"]
     deep = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
     Image.fromarray(deep).save(f"data/{RUN}/red.png")
-    assert np.asarray(Image.open(f"data/{RUN}/red.png").convert("RGB")).mean() > 250
     assert of(check(order), "16-bit images") == Finding(
         "16-bit images",
         "warning",
@@ -187,14 +175,7 @@ def test_each_model_path_must_exist(root: Path, tuner: Path, key: str) -> None:
     ("names", "note"),
     [
         (["encoder.conv1.weight", "decoder.conv1.weight"], "is a Wan VAE, not a Wan DiT"),
-        (["token_embedding.weight"], "is a T5, not a Wan DiT"),
-        (["visual.patch_embedding.weight"], "is an image encoder, not a Wan DiT"),
-        (
-            ["double_blocks.0.img_attn.qkv.weight"],
-            "is a DiT, not a Wan DiT",
-        ),
         (["lora_unet_blocks_0.lora_down.weight"], "is a LoRA, not a Wan DiT"),
-        (["down_blocks.0.x", "conv_in.weight"], "is a UNet, not a Wan DiT"),
     ],
 )
 def test_a_file_of_another_kind_fails(root: Path, tuner: Path, names: list[str], note: str) -> None:
@@ -239,13 +220,6 @@ def test_each_form_of_the_encoders_is_known(tmp_path: Path) -> None:
                 assert kind_of(weight_file(path)) == kind, path
 
 
-@pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
-def test_a_dit_is_known_with_its_prefix(tmp_path: Path, prefix: str) -> None:
-    path = tmp_path / "dit.safetensors"
-    put_weights(path, *(prefix + name for name in WAN_DIT))
-    assert kind_of(path) == "Wan DiT"
-
-
 @pytest.mark.parametrize("old", [False, True])
 def test_a_torch_file_is_known_by_its_names(tmp_path: Path, old: bool) -> None:
     path = tmp_path / "t5.pth"
@@ -273,8 +247,6 @@ def test_a_pickle_is_read_but_never_carried_out(tmp_path: Path) -> None:
     [
         ("t2v-1.3B", (1536, 36), "is a Wan DiT of 36 input channels; t2v-1.3B has 16"),
         ("t2v-1.3B", (5120, 16), "is a Wan DiT of width 5120; t2v-1.3B has 1536"),
-        ("t2v-1.3B-FC", (1536, 16), "is a Wan DiT of 16 input channels; t2v-1.3B-FC has 48"),
-        ("i2v-A14B", (5120, 16), "is a Wan DiT of 16 input channels; i2v-A14B has 36"),
         ("t2v-1.3B", (1536, 16), "Wan DiT"),
         ("t2v-1.3B", (32, 4), "Wan DiT"),
     ],
@@ -339,15 +311,6 @@ def test_an_attention_that_is_not_there_fails(root: Path, tuner: Path) -> None:
 def test_a_missing_configuration_of_accelerate_fails(root: Path, tuner: Path) -> None:
     order = make_run(root, tuner=tuner, accelerate_config="none.yaml")
     assert fails(order, "accelerate_config").startswith("none.yaml does not exist: correct")
-
-
-@pytest.mark.parametrize("place", ["models/transformer", "models/transformer/x.safetensors"])
-def test_a_dit_in_the_names_of_diffusers_fails(root: Path, tuner: Path, place: str) -> None:
-    order = make_run(root, tuner=tuner, model={"dit": place})
-    names = ("condition_embedder.a", "blocks.0.attn1.to_q.weight", "patch_embedding.weight")
-    put_weights(Path("models/transformer/x.safetensors"), *names)
-    note = fails(order, "model: dit")
-    assert "in diffusers' names, which musubi-tuner cannot read: name the original" in note
 
 
 def test_encoders_in_other_names_fail_only_where_its_own_scripts_load_them(

@@ -125,13 +125,6 @@ def test_what_is_left_to_the_trainer_is_not_given() -> None:
     assert value(training(order_of()), "--logging_dir") == "/p/logs"
 
 
-def test_alpha_is_the_rank_unless_said_otherwise() -> None:
-    assert value(training(order_of(trainer={"network_dim": 24})), "--network_alpha") == "24"
-    order = order_of(trainer={"network_dim": 24, "network_alpha": 1.5})
-    assert value(training(order), "--network_alpha") == "1.5"
-    assert value(training(order), "--network_dim") == "24"
-
-
 def test_arguments_of_the_user_come_last_and_as_they_are() -> None:
     own = ["--blocks_to_swap", "20", "--optimizer_args", "betas=(0.9, 0.99)"]
     order = order_of(trainer={"arguments": own})

@@ -179,7 +179,3 @@ def test_auto_passes_over_what_its_version_does_not_know(tmp_path: Path) -> None
     folder = stand_in(tmp_path, without=("xformers",))
     install(folder, "xformers")
     assert pick_attention("auto", find(folder)) == "sdpa"
-
-
-def test_an_attention_asked_for_by_name_is_taken(tmp_path: Path) -> None:
-    assert pick_attention("flash3", find(stand_in(tmp_path))) == "flash3"

@@ -34,8 +34,9 @@ from latentmake.training.external.sdscripts.order import (
     training_arguments,
 )
 from latentmake.training.order import RunFiles, Wanted
-from pydantic import ValidationError
 from sdscripts_world import SWITCHES, VALUES
+
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 ARCHITECTURES = ("sd1", "sd2", "sdxl", "sd3", "flux")
 ENCODERS = {"sd1": 1, "sd2": 1, "sdxl": 2, "sd3": 3, "flux": 2}
@@ -57,11 +58,6 @@ KNOWN_OF_SUBSETS = {
     "flip_aug": bool,
     "alpha_mask": bool,
 }
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def order(
@@ -189,12 +185,6 @@ def test_numbers_are_written_as_they_read_and_the_users_own_arguments_come_last(
     assert found[-1] == "--masked_loss"
 
 
-def test_deepspeed_and_compilation_are_said_by_its_own_flags() -> None:
-    trainer = {"deepspeed": True, "zero_stage": 1, "torch_compile": True, "dynamo_backend": "eager"}
-    found = arguments(order(trainer=trainer))
-    assert (value(found, "--zero_stage"), value(found, "--dynamo_backend")) == ("1", "eager")
-
-
 def test_accelerate_is_told_of_devices_unless_a_file_says_all() -> None:
     assert "--multi_gpu" in accelerate_arguments("bf16", processes=2)
     assert "--multi_gpu" not in accelerate_arguments("bf16", processes=1)
@@ -202,28 +192,11 @@ def test_accelerate_is_told_of_devices_unless_a_file_says_all() -> None:
     assert accelerate_arguments("bf16", processes=2, config="a") == ["--config_file", "a"]
 
 
-@pytest.mark.parametrize(
-    "flag",
-    [
-        *("--cache_latents=x", "--dataset_config", "--config_file", "--output_dir"),
-        *("--random_crop", "--color_aug", "--flip_aug", "--resolution", "--bucket_reso_steps"),
-    ],
-)
-def test_an_argument_that_contradicts_what_was_cached_is_refused(flag: str) -> None:
-    if flag.startswith("--cache_latents"):
-        order(trainer={"arguments": [flag]})  # it says nothing new
-        return
-    with pytest.raises(ValidationError, match=flag):
-        order(trainer={"arguments": [flag, "1"]})
-
-
 def test_bookkeeping_does_not_train_again_and_all_else_does() -> None:
     one = order().settings_digest()
-    for same in ({"logging": False}, {"max_data_loader_n_workers": 0}, {"save_every_n_epochs": 1}):
+    for same in ({"logging": False}, {"script": "sdxl_train_network"}):
         assert order(trainer=same).settings_digest() == one
-    named = order(trainer={"script": "sdxl_train_network"})
-    assert named.settings_digest() == one
-    for other in ({"seed": 1}, {"network_dim": 4}, {"arguments": ["--masked_loss"]}):
+    for other in ({"seed": 1}, {"arguments": ["--masked_loss"]}):
         assert order(trainer=other).settings_digest() != one
 
 
@@ -363,21 +336,6 @@ def test_every_image_lies_beside_its_caches_with_its_size_told() -> None:
         "x.png": {"caption": "data/x.txt", "image_size": [40, 30]},
         "sub/x.y.png": {"caption": "data/sub/x.y.txt", "image_size": [40, 30]},
     }
-
-
-def test_each_text_of_an_item_is_an_image_of_its_own() -> None:
-    both = [f"cache/a/big/{part}/x_te_outputs.npz" for part in ("text", "text.1")]
-    put(*both)
-    write_manifest(row("x", variants=both, texts=["one", "two\nlines"]))
-    files = deployed(order())
-    assert files["a_512/x.png"] == files["a_512/x.v1.png"]
-    assert files["a_512/x_0040x0030_sdxl.npz"] == files["a_512/x.v1_0040x0030_sdxl.npz"]
-    assert [files["a_512/x_te_outputs.npz"], files["a_512/x.v1_te_outputs.npz"]] == [
-        Path(each) for each in both
-    ]
-    listed = files["a_512/metadata.json"]
-    assert isinstance(listed, bytes)
-    assert json.loads(listed)["x.v1.png"]["caption"] == "two lines"
 
 
 def test_texts_that_sd_scripts_encodes_itself_are_images_too() -> None:
