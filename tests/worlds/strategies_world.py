@@ -61,7 +61,7 @@ def load_gemma2(ckpt_path, dtype, device):
     return loaded(ckpt_path, dtype, device)
 """,
     "library/strategy_lumina.py": """
-import os, signal
+import os
 import numpy as np
 import torch
 from library import train_util
@@ -79,13 +79,10 @@ class LuminaLatentsCachingStrategy:
         values = torch.randn(16, height // 8, width // 8).numpy()
         wanted = moods()
         self.calls = getattr(self, "calls", 0) + 1
-        crowded = self.calls in range(*wanted.get("crowded", [0]))
-        if crowded or width * height > wanted.get("room", 1 << 20):
+        if self.calls in range(*wanted.get("crowded", [0])):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         if mood == "raise":
             raise RuntimeError("Kernel size can't be greater than actual input size")
-        if mood == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
         if mood == "nothing":
             return
         if mood == "nan":

@@ -56,19 +56,10 @@ def test_the_picture_is_1200_pixels_wide_and_has_a_curve_in_each_panel(tmp_path:
     with Image.open(io.BytesIO(data)) as picture:
         width, height = picture.size
         assert width == 1200
-        panels = [(0, 0), (1, 0), (0, 1), (1, 1)]
         drawn = [
-            blue(
-                picture.crop(
-                    (
-                        column * width // 2,
-                        row * height // 2,
-                        (column + 1) * width // 2,
-                        (row + 1) * height // 2,
-                    )
-                )
-            )
-            for column, row in panels
+            blue(picture.crop((x, y, x + width // 2, y + height // 2)))
+            for y in (0, height // 2)
+            for x in (0, width // 2)
         ]
     assert all(count > 100 for count in drawn[:3]), drawn
     assert drawn[3] == 0

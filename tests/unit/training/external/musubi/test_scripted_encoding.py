@@ -91,16 +91,6 @@ def test_a_script_is_called_once_for_all_items_and_sizes(kind: str) -> None:
     assert not list(Path(".latentmake/encoding").iterdir())
 
 
-def test_batches_and_workers_are_those_of_the_configuration() -> None:
-    settings = scripts_world.install(TUNER).model_copy(update={"batch_size": 4, "num_workers": 7})
-    carry_out(scripts_world.order("latents", settings, latents_arguments=["--vae_tiling"]))
-    (call,) = calls(TUNER)
-    given = call["argv"]
-    assert given[given.index("--batch_size") + 1] == "4"
-    assert given[given.index("--num_workers") + 1] == "7"
-    assert given[-1] == "--vae_tiling" and call["blocks"][0]["batch_size"] == 4
-
-
 def test_a_receipt_tells_loading_from_encoding() -> None:
     taken = str(Path("cache/**/*.safetensors").absolute())  # it encodes on when one is
     tuner = scripts_world.install(TUNER, loading=0.4, seconds=0.1, until=taken)

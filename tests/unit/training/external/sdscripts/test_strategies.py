@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import strategies_world
 import torch
-import world
 from latentmake.config.root import parse
-from latentmake.errors import ConfigError, DeviceError, ModelError, SourceError, TrainingError
+from latentmake.errors import ConfigError, ModelError, SourceError, TrainingError
 from latentmake.files import cachefile
 from latentmake.plan.orders import Order
 from safetensors.torch import save_file
@@ -60,45 +58,10 @@ def test_each_bad_item_is_named_and_stops_no_other() -> None:
     assert not list(Path(".latentmake/encoding").iterdir())
 
 
-def stopped(order: Order) -> str:
-    """Carry out an order that a fault of the device stops; return its one line."""
-    with pytest.raises(DeviceError, match="CUDA out of memory") as caught:
-        encode(order)
-    assert not order.receipt.exists() and "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("call", [1, 4], ids=["at once", "later"])
-def test_a_device_that_another_program_fills_stops_the_job_and_blames_no_item(call: int) -> None:
-    values = make()
-    set_moods(SCRIPTS, crowded=(call, 99))
-    stopped(orders(values)["latents"])
-    assert len(stems()) == call - 1
-    set_moods(SCRIPTS)
-    encode(orders(values)["latents"])
-    assert stems() == {*STEMS}
-
-
 def test_a_device_that_another_program_fills_for_a_while_costs_nothing() -> None:
     values = make()
     set_moods(SCRIPTS, crowded=(2, 4))
     assert encode(orders(values)["latents"]).counts["encoded"] == 6
-
-
-def test_an_item_larger_than_all_that_fit_is_named() -> None:
-    make()
-    values = strategies_world.config(128)
-    values["datasets"]["shapes"] |= {
-        "fit": "bucket",
-        "bucket_no_upscale": True,
-        "min_bucket_reso": 64,
-    }
-    for number, stem in enumerate(STEMS):
-        world.draw(Path(f"data/{stem}.png"), number, (64, 64) if stem == "cat" else (128, 128))
-    set_moods(SCRIPTS, room=64 * 64)
-    with pytest.raises(SourceError, match=r"^5 of 6 items are faulty.*CUDA out of memory"):
-        encode(orders(values)["latents"])
-    assert stems() == {"cat"}
 
 
 def driver() -> Path:
