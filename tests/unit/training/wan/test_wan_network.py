@@ -18,7 +18,6 @@ from dit_world import (
     original_dit,
     tiny_dit,
     write_file,
-    write_shards,
 )
 from latentmake.config.models import Model
 from latentmake.errors import ModelError, TrainingError
@@ -149,10 +148,6 @@ def test_damaged_folders_are_refused(tmp_path: Path) -> None:
         shutil.copytree(whole[kind], folder)
         return folder
 
-    shard = next(fresh("original folder").glob("*00002-of*"))
-    shard.unlink()
-    with pytest.raises(ModelError, match=f"{shard.name}: these weights are missing"):
-        load_transformer(str(folder))
     cut = next(fresh("sharded folder").glob("*00002-of*"))
     cut.write_bytes(cut.read_bytes()[:-1])
     with pytest.raises(ModelError, match=f"{cut.name}: is cut short"):
@@ -162,21 +157,13 @@ def test_damaged_folders_are_refused(tmp_path: Path) -> None:
     for change, fault in (
         ({"num_layers": 3}, "has num_layers 2, and its config.json says 3"),
         ({"num_attention_heads": 7}, "its config.json says 7 heads"),
-        (
-            {"_class_name": "WanVACETransformer3DModel"},
-            "is of class WanVACETransformer3DModel, not",
-        ),
+        ({"_class_name": "WanVACE"}, "is of class WanVACE, not"),
     ):
         config.write_text(json.dumps({**said, **change}))
         assert fault in refusal(folder)
     config.write_text("{")
     with pytest.raises(ModelError, match=r"config\.json: cannot be read"):
         load_transformer(str(folder))
-    # The last block is in none of the shards: the configuration still says two.
-    state = original_dit(dit.state_dict())
-    write_shards({k: v for k, v in state.items() if "blocks.1" not in k}, tmp_path / "short")
-    (tmp_path / "short/config.json").write_text(json.dumps(original_config(dit)))
-    assert "has num_layers 1" in refusal(tmp_path / "short")
 
 
 def test_bfloat16_weights_are_mapped_and_not_copied(tmp_path: Path) -> None:
