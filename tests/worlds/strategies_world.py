@@ -48,8 +48,6 @@ def moods():
         return json.load(file)
 
 def loaded(path, dtype, device):
-    if moods().get("") == "load":
-        raise RuntimeError("it is of another shape")
     with open(os.path.join(os.path.dirname(__file__), "loads"), "a") as file:
         file.write(f"{os.path.basename(path)} {dtype} {' '.join(sys.argv[:1])}\\n")
     return torch.nn.Linear(1, 1).to(dtype)

@@ -8,10 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
-from latentmake.training.loop.pictures import curves_png, read_curves, smoothed
+from latentmake.training.loop.pictures import curves_png, read_curves
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
@@ -90,17 +87,3 @@ def test_odd_values_are_drawn_or_left_out(tmp_path: Path, values: list[float]) -
         writer.add_scalar("odd/name $", value, step)
     writer.close()
     assert curves_png(tmp_path / "logs")
-
-
-@given(
-    arrays.arrays(np.float64, st.integers(1, 60), elements=st.floats(-1e6, 1e6) | st.just(math.nan))
-)
-def test_an_average_lies_between_what_it_averages(values: np.ndarray) -> None:
-    found = smoothed(values)
-    assert found.shape == values.shape
-    assert (np.isnan(found) == np.isnan(values)).all()
-    finite = ~np.isnan(values)
-    seen = values[finite]
-    for index, average in enumerate(found[finite]):
-        low, high = seen[: index + 1].min(), seen[: index + 1].max()
-        assert low - 1e-6 * (1 + abs(low)) <= average <= high + 1e-6 * (1 + abs(high))

@@ -257,16 +257,10 @@ def test_a_mistake_of_the_user_ends_a_training_in_one_line(
     assert not [each for each in Path(order.output).iterdir() if each.name.startswith(".")]
 
 
-def test_a_new_lock_trains_anew_and_keeps_the_old_result_until_then(tmp_path: Path) -> None:
+def test_a_new_lock_trains_anew(tmp_path: Path) -> None:
     order = make_order(tmp_path, steps=2, checkpointing_steps=1)
     make_training(order).run()
     layout = RunFiles(order)
-    old = layout.weights.read_bytes()
-    other = make_order(tmp_path, steps=2, checkpointing_steps=1, learning_rate=1e30)
-    with pytest.raises(TrainingError, match="is NaN or infinite"):
-        make_training(other).run()
-    assert layout.weights.read_bytes() == old
-    assert layout.record.is_file()
     (tmp_path / "dataset.lock").write_text(json.dumps({"digest": "e" * 64}))
     changed = wanted(order)
     make_training(order).run()

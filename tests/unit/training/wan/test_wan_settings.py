@@ -10,24 +10,7 @@ from latentmake.config.root import parse
 from latentmake.config.trainers import WanTrainer
 from latentmake.errors import ConfigError
 from latentmake.training.wan.dit import boundary_of
-from wan_trainer_world import make_order
-
-
-def configuration(model: dict[str, Any], trainer: dict[str, Any], **run: Any) -> dict[str, Any]:
-    values = {"vae": "vae", "text": "text", "task": "t2v-1.3B", "dit": "dit", **model}
-    return {
-        "datasets": {"films": {"path": "films", "target_frames": [5]}},
-        "models": {"m": {key: value for key, value in values.items() if value is not None}},
-        "runs": {
-            "r": {
-                "datasets": ["films"],
-                "model": "m",
-                "resolutions": [[64, 48]],
-                "trainer": {"kind": "wan", **trainer},
-                **run,
-            }
-        },
-    }
+from wan_trainer_world import configuration, make_order
 
 
 @pytest.mark.parametrize(
@@ -62,12 +45,12 @@ def test_what_does_not_fit_is_one_line(
 
 def test_two_networks_meet_where_wan_was_trained() -> None:
     for task, share in (("t2v-A14B", 0.875), ("i2v-A14B", 0.9), ("t2v-14B", None)):
-        found = parse(configuration({"task": task}, {}))
+        found = parse(configuration({"task": task}))
         trainer = found.runs["r"].trainer
         assert isinstance(trainer, WanTrainer)
         assert boundary_of(trainer, found.models["m"]) == share
     own = WanTrainer(kind="wan", timestep_boundary=500)
-    assert boundary_of(own, parse(configuration({"task": "t2v-A14B"}, {})).models["m"]) == 0.5
+    assert boundary_of(own, parse(configuration({"task": "t2v-A14B"})).models["m"]) == 0.5
 
 
 def test_a_default_that_is_written_down_trains_nothing_again(tmp_path: Path) -> None:

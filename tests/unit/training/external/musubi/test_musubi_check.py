@@ -19,7 +19,6 @@ from latentmake.models.headers import kinds_of, tensors_of, weight_file
 from latentmake.training.backend import Finding, checklist, failed, refuse_failed
 from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.checks import model_files
-from latentmake.training.external.musubi.deploy import training_toml
 from latentmake.training.external.musubi.order import MusubiOrder
 from musubi_world import (
     RUN,
@@ -128,12 +127,6 @@ def test_a_project_in_whose_caches_musubi_tuner_finds_nothing_is_refused(
     monkeypatch.chdir(place)
     note = fails(make_run(place, tuner=tuner), "cache folders")
     assert note.startswith(f"{place}/{CACHE} has one of [ ] * ? in it")
-
-
-def test_the_toml_names_whole_paths(root: Path, tuner: Path) -> None:
-    text = training_toml(make_run(root, tuner=tuner))
-    assert f'image_directory = "{root}/data/{RUN}"' in text
-    assert f'cache_directory = "{root}/{CACHE}"' in text
 
 
 def test_images_that_are_stored_turned_are_counted(root: Path, tuner: Path) -> None:

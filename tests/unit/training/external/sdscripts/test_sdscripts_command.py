@@ -18,11 +18,9 @@ from latentmake.errors import CacheError, SourceError
 from latentmake.layouts.layout import SdScripts as Names
 from latentmake.training.external.launch import prepare
 from latentmake.training.external.order import Resume, accelerate_arguments
-from latentmake.training.external.publish import blocks_of, findings, publish
+from latentmake.training.external.publish import findings, publish
 from latentmake.training.external.sdscripts.backend import model_files
 from latentmake.training.external.sdscripts.deploy import (
-    dataset_toml,
-    deploy,
     deployed,
     publication,
 )
@@ -40,24 +38,6 @@ pytestmark = pytest.mark.usefixtures("own_folder")
 
 ARCHITECTURES = ("sd1", "sd2", "sdxl", "sd3", "flux")
 ENCODERS = {"sd1": 1, "sd2": 1, "sdxl": 2, "sd3": 3, "flux": 2}
-# What a dataset may say, of the options that its documentation has.
-KNOWN = {
-    "resolution": list,
-    "batch_size": int,
-    "enable_bucket": bool,
-    "min_bucket_reso": int,
-    "max_bucket_reso": int,
-    "bucket_reso_steps": int,
-    "bucket_no_upscale": bool,
-    "subsets": list,
-}
-KNOWN_OF_SUBSETS = {
-    "image_dir": str,
-    "metadata_file": str,
-    "num_repeats": int,
-    "flip_aug": bool,
-    "alpha_mask": bool,
-}
 
 
 def order(
@@ -263,28 +243,6 @@ def test_steps_of_an_epoch_are_told_by_each_leg_of_a_training() -> None:
     assert prepare(layout, other, epochs=8) == Resume()
 
 
-# -- the dataset TOML -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("fit", ["crop", "bucket"])
-def test_the_toml_has_no_key_that_it_does_not_know(architecture: str, fit: str) -> None:
-    asked = order(architecture, fit=fit, flip_aug=True, alpha_mask=True, num_repeats=3)
-    text = dataset_toml(asked, blocks_of(asked), lambda block: f"/deployed/{block}")
-    parsed = tomllib.loads(text)
-    assert set(parsed) == {"general", "datasets"}
-    assert [block["resolution"] for block in parsed["datasets"]] == [[512, 512], [512, 768]]
-    for block, name in zip(parsed["datasets"], ("a_512", "a_512x768"), strict=True):
-        assert {key: type(each) for key, each in block.items()}.items() <= KNOWN.items()
-        (subset,) = block["subsets"]
-        assert {key: type(each) for key, each in subset.items()} == KNOWN_OF_SUBSETS
-        assert subset["image_dir"] == f"/deployed/{name}"
-        assert subset["metadata_file"] == f"/deployed/{name}/metadata.json"
-        assert subset["num_repeats"] == 3
-        assert block["enable_bucket"] == (fit == "bucket")
-        assert ("bucket_reso_steps" in block) == (fit == "bucket")
-
-
 # -- the deployed folder --------------------------------------------------------------------------
 
 
@@ -322,29 +280,6 @@ def write_manifest(*rows: dict[str, Any]) -> None:
     Path("manifest.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def test_every_image_lies_beside_its_caches_with_its_size_told() -> None:
-    write_manifest(row("x"), row("sub/x.y"))
-    files = deployed(order())
-    assert {name for name in files if name.startswith("a_512/")} == {
-        "a_512/metadata.json",
-        *("a_512/x.png", "a_512/x_0040x0030_sdxl.npz", "a_512/x_te_outputs.npz"),
-        *("a_512/sub/x.y.png", "a_512/sub/x.y_0040x0030_sdxl.npz", "a_512/sub/x.y_te_outputs.npz"),
-    }
-    listed = files["a_512/metadata.json"]
-    assert isinstance(listed, bytes)
-    assert json.loads(listed) == {
-        "x.png": {"caption": "data/x.txt", "image_size": [40, 30]},
-        "sub/x.y.png": {"caption": "data/sub/x.y.txt", "image_size": [40, 30]},
-    }
-
-
-def test_texts_that_sd_scripts_encodes_itself_are_images_too() -> None:
-    write_manifest(row("x", "sd1", texts=["one", "two", "three"]))
-    files = deployed(order("sd1"))
-    assert {f"a_512/x{ending}.png" for ending in ("", ".v1", ".v2")} <= set(files)
-    assert not [name for name in files if name.endswith("te_outputs.npz")]
-
-
 def test_names_that_collide_are_refused_in_one_line() -> None:
     write_manifest(row("x", "sd1", texts=["one", "two"]), row("x.v1", "sd1"))
     with pytest.raises(SourceError, match=r"data/x\.v1\.png: would be deployed as .*; rename"):
@@ -363,17 +298,6 @@ def test_a_caption_must_be_text() -> None:
     Path("data/x.txt").write_bytes(b"\xff")
     with pytest.raises(SourceError, match=r"data/x\.txt: is not UTF-8"):
         deployed(order())
-
-
-def test_deploying_twice_touches_nothing() -> None:
-    write_manifest(row("x"), row("sub/y"))
-    first = deploy(order(), Path("deployed"))
-    assert (first.linked, first.copied, first.removed) == (12, 3, 0)
-    again = deploy(order(), Path("deployed"))
-    assert (again.linked, again.copied, again.unchanged, again.removed) == (0, 0, 15, 0)
-    write_manifest(row("x"))
-    assert deploy(order(), Path("deployed")).removed == 6
-    assert not Path("deployed/a_512/sub").exists()
 
 
 # -- publication ----------------------------------------------------------------------------------

@@ -70,15 +70,6 @@ def driver() -> Path:
     return Path(str(external.__file__)).with_name("driver.py")
 
 
-def test_networks_that_cannot_be_loaded_are_the_models_fault() -> None:
-    values = make()
-    set_moods(SCRIPTS, **{"": "load"})
-    with pytest.raises(
-        ModelError, match=r"models.tiny: sd-scripts' encoder of text failed: .*shape"
-    ):
-        encode(orders(values)["text"])
-
-
 def test_noise_of_a_sample_depends_on_the_item_and_the_seed_alone() -> None:
     values = make(posterior_seed=3)
     encode(orders(values)["latents"])
