@@ -292,6 +292,7 @@ CACHES = (
         ("vae", {"a_0064x0064_wan.safetensors", "b ä_0064x0064_wan.safetensors"}),
         ("fit", {"a_0064x0064_wan.safetensors", "b ä_0064x0064_wan.safetensors"}),
         ("t5", {"a_wan_te.safetensors", "b ä_wan_te.safetensors"}),
+        ("its fp8", {"a_wan_te.safetensors", "b ä_wan_te.safetensors"}),
         ("removed", {"a_0064x0064_wan.safetensors", "a_wan_te.safetensors"}),
         ("nothing", set()),
     ],
@@ -313,6 +314,8 @@ def test_caches_made_there_go_with_what_they_came_from(change: str, dropped: set
         order = without_caches(resolutions=[(256, 256)], datasets=bucket)
     elif change == "t5":
         order = without_caches(resolutions=[(256, 256)], model={"text": "other.pth"})
+    elif change == "its fp8":
+        order = without_caches(resolutions=[(256, 256)], model={"fp8_t5": True})
     elif change == "removed":
         fill(order, {"gove": STEMS["gove"][1:]})
     _, said = published(order)
