@@ -20,6 +20,9 @@ import torch
 from latentmake.training.external.installation import Installation, Program
 from made_once import made_once
 from preloaded_trainers import make_venv
+from real_clip_models import CLIP_WORLDS
+from real_models import WORLDS
+from real_project import RealProject
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {
@@ -27,6 +30,7 @@ FOLDERS = {
     "sd-scripts": ("LATENTMAKE_SD_SCRIPTS", ""),
     "ai-training": ("LATENTMAKE_AI_TRAINING", ""),
 }
+REAL_WORLDS = WORLDS | CLIP_WORLDS
 PYTHON = os.environ.get("LATENTMAKE_TRAINERS_PYTHON", sys.executable)
 
 # Without CUDA these questions end a program; networks of real sizes take gigabytes. DIES_AFTER ends
@@ -62,6 +66,28 @@ if any(each.endswith(".py") for each in sys.orig_argv):
                 os._exit(9)
         accelerate.Accelerator.save_state = save_state
 """
+
+
+# Writes a random network of the size that SITE gives Wan's.
+WAN_DIT = """
+import sys
+import torch
+from musubi_tuner.wan.configs import WAN_CONFIGS
+from musubi_tuner.wan.modules.model import WanModel
+from safetensors.torch import save_file
+torch.manual_seed(0)
+c = WAN_CONFIGS["t2v-1.3B"]
+model = WanModel(model_type="t2v", model_version="2.1", dim=c.dim, ffn_dim=c.ffn_dim,
+                 freq_dim=c.freq_dim, in_dim=16, out_dim=16, num_heads=c.num_heads,
+                 num_layers=c.num_layers, text_len=512, attn_mode="torch", split_attn=False)
+save_file({k: torch.randn_like(v) / 8 for k, v in model.state_dict().items()}, sys.argv[1])
+"""
+
+
+def write_wan_dit(tuner: Installation, file: str) -> None:
+    """Write the weights of a tiny network by musubi-tuner's own class."""
+    Path("tiny.py").write_text(WAN_DIT)
+    subprocess.run([tuner.python, "tiny.py", file], env=tuner.environment(), check=True)
 
 
 def sources(name: str) -> Path:
@@ -117,6 +143,25 @@ def tiny_weights(
         assert done.returncode == 0, done.stderr
 
     return lambda name: made_once(tmp_path_factory, f"tiny-{name}", functools.partial(write, name))
+
+
+@pytest.fixture
+def make_real(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    forked_venv: Path,
+    tiny_weights: Callable[[str], Path],
+) -> Callable[[str], RealProject]:
+    """Make the project of a world's name, in which the test then works."""
+
+    def make(name: str) -> RealProject:
+        world, tuner = REAL_WORLDS[name], sources("musubi-tuner")
+        weights = tiny_weights(world.weights)
+        made = RealProject(world, tmp_path / "work", weights, tuner, forked_venv)
+        monkeypatch.chdir(made.project.folder)
+        return made
+
+    return make
 
 
 @pytest.fixture

@@ -9,11 +9,9 @@ import av
 import numpy as np
 import pytest
 import torch
-from conftest import sources
 from latentmake.errors import ModelError, SourceError
 from PIL import Image
-from real_clip_models import CLIP_WORLDS
-from real_models import PICTURE, STEMS, WORLDS
+from real_models import PICTURE, STEMS
 from real_project import RealProject
 from safetensors.torch import load_file, save_file
 
@@ -23,16 +21,8 @@ VAE = "vae.safetensors"
 
 
 @pytest.fixture
-def real(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    forked_venv: Path,
-    tiny_weights: Callable[[str], Path],
-) -> Iterator[RealProject]:
-    world = WORLDS["z_image"]
-    tuner = sources("musubi-tuner")
-    made = RealProject(world, tmp_path / "work", tiny_weights(world.weights), tuner, forked_venv)
-    monkeypatch.chdir(made.project.folder)
+def real(make_real: Callable[[str], RealProject]) -> Iterator[RealProject]:
+    made = make_real("z_image")
     made.project.configure(lambda values: values["runs"]["real"].update(resolutions=[64]))
     yield made
     assert not [path for path in made.project.cache_files() if "_te." not in path]
@@ -76,15 +66,10 @@ def packets(path: Path) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("name", ["z_image", "hunyuan_video"])
 def test_a_source_damaged_behind_its_header_is_named_and_stops_no_other(
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    forked_venv: Path,
-    tiny_weights: Callable[[str], Path],
+    name: str, make_real: Callable[[str], RealProject]
 ) -> None:
-    world, tuner = (WORLDS | CLIP_WORLDS)[name], sources("musubi-tuner")
-    real = RealProject(world, tmp_path / "work", tiny_weights(world.weights), tuner, forked_venv)
-    monkeypatch.chdir(real.project.folder)
+    real = make_real(name)
+    world = real.world
     (source,) = (path for path in Path("data").glob(f"{PICTURE}.*") if path.suffix != ".txt")
     if not world.video:
         noise = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)

@@ -26,12 +26,6 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "qwen_image": Case(
-        {"architecture": "qwen_image", "vae": "vae", "text": "text"},
-        "qwen_image_cache_latents.py",
-        "cache_text_encoder_outputs.py",
-        ("qwen_image_train_network.py", "zimage_cache_latents.py", "wan/modules/t5.py"),
-    ),
     "z_image": Case(
         {"architecture": "z_image", "vae": "vae", "text": "text"},
         "zimage/zimage_autoencoder.py",

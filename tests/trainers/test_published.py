@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import world
+from conftest import write_wan_dit
 from latentmake import backends
 from latentmake.config.datasets import Dataset
 from latentmake.config.machines import ExternalProgram, Publish
@@ -29,20 +30,6 @@ from publish_world import order_of
 from test_resume_sdscripts import make_run
 
 pytestmark = pytest.mark.real_trainer
-
-TINY = """
-import torch
-from musubi_tuner.wan.configs import WAN_CONFIGS
-from musubi_tuner.wan.modules.model import WanModel
-from safetensors.torch import save_file
-torch.manual_seed(0)
-c = WAN_CONFIGS["t2v-1.3B"]
-dit = WanModel(model_type="t2v", model_version="2.1", dim=c.dim, ffn_dim=c.ffn_dim,
-               freq_dim=c.freq_dim, in_dim=16, out_dim=16, num_heads=c.num_heads,
-               num_layers=c.num_layers, text_len=512, attn_mode="torch", split_attn=False)
-state = dit.state_dict()
-save_file({name: torch.randn_like(value) / 8 for name, value in state.items()}, "dit.safetensors")
-"""
 
 
 def facts(values: dict[str, Any]) -> Facts:
@@ -88,8 +75,7 @@ def test_musubi_tuner_makes_the_caches_of_a_published_folder_and_trains_on_them(
         world.draw(Path(f"data/{stem}.png"), number, (64, 64))
         Path(f"data/{stem}.txt").write_text(caption)
     weights = tiny_weights("wan")
-    Path("tiny.py").write_text(TINY)
-    subprocess.run([tuner.python, "tiny.py"], env=tuner.environment(), check=True)
+    write_wan_dit(tuner, "dit.safetensors")
     values = {
         "datasets": {"shapes": {"path": "data"}},
         "models": {

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import steps
+from conftest import steps, write_wan_dit
 from latentmake.config.machines import ExternalProgram
 from latentmake.errors import TrainingError
 from latentmake.training.external.installation import Installation
@@ -22,19 +21,6 @@ pytestmark = pytest.mark.real_trainer
 WORK = Path(f"runs/{RUN}/output")
 LOG = Path("logs/train.log")
 RECEIPT = Path(f"runs/{RUN}/trained.json")
-TINY = """
-import torch
-from musubi_tuner.wan.configs import WAN_CONFIGS
-from musubi_tuner.wan.modules.model import WanModel
-from safetensors.torch import save_file
-torch.manual_seed(0)
-c = WAN_CONFIGS["t2v-1.3B"]
-model = WanModel(model_type="t2v", model_version="2.1", dim=c.dim, ffn_dim=c.ffn_dim,
-                 freq_dim=c.freq_dim, in_dim=16, out_dim=16, num_heads=c.num_heads,
-                 num_layers=c.num_layers, text_len=512, attn_mode="torch", split_attn=False)
-tensors = {k: torch.randn_like(v) / 8 for k, v in model.state_dict().items()}
-save_file(tensors, "models/dit.safetensors")
-"""
 
 
 def test_a_killed_training_is_resumed_by_number_and_ends_with_its_last_epoch(
@@ -50,8 +36,7 @@ def test_a_killed_training_is_resumed_by_number_and_ends_with_its_last_epoch(
     order = make_run(
         root, mixed_precision="no", attention="sdpa", max_data_loader_n_workers=0, **settings
     )
-    (root / "tiny.py").write_text(TINY)
-    subprocess.run([tuner.python, "tiny.py"], env=tuner.environment(), check=True)
+    write_wan_dit(tuner, "models/dit.safetensors")
     place = ExternalProgram(path=os.fspath(tuner.folder), venv=os.fspath(tuner.python))
     order = order.model_copy(update={"musubi_tuner": place})
     path = write_order(order, Path("order.wan.json"))

@@ -14,7 +14,7 @@ from latentmake.config.machines import ExternalProgram
 from latentmake.errors import TrainingError
 from latentmake.training.external.musubi.backend import Musubi
 from musubi_world import write_order
-from real_models import CAPTION, STEMS, WORLDS
+from real_models import CAPTION, STEMS
 from real_project import RealProject
 from rows_world import RUN, make_row_run
 from safetensors.torch import load_file
@@ -101,20 +101,11 @@ def test_a_killed_training_of_another_architecture_is_resumed(
     assert steps(WORK / f"{RUN}-state") == 3 * 2
 
 
-@pytest.mark.parametrize("name", ["qwen_image_edit"])
 def test_one_command_caches_checks_and_trains_and_then_has_nothing_to_do(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    forked_venv: Path,
-    tiny_weights: Callable[[str], Path],
-    name: str,
+    make_real: Callable[[str], RealProject], tiny_weights: Callable[[str], Path]
 ) -> None:
-    world = WORLDS[name]
-    tuner, weights = sources("musubi-tuner"), tiny_weights(world.weights)
-    real = RealProject(world, tmp_path / "work", weights, tuner, forked_venv)
-    project = real.project
-    monkeypatch.chdir(project.folder)
-    network = tiny_weights(f"{name}_dit") / "dit.safetensors"
+    project = make_real("qwen_image_edit").project
+    network = tiny_weights("qwen_image_edit_dit") / "dit.safetensors"
     shutil.copyfile(network, project / "models/dit.safetensors")
     trainer = {"kind": "musubi", "network_dim": 2, "max_train_epochs": 1, "attention": "sdpa"}
     control = project / f"controls/{STEMS[0]}.png"

@@ -13,14 +13,14 @@ from typing import Any
 import musubi_world
 import pytest
 import torch
-from conftest import PYTHON, sources
+from conftest import PYTHON
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import parse
 from latentmake.files import atomic
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.deploy import deploy, training_toml
 from latentmake.training.external.musubi.order import MusubiOrder
-from real_models import CAPTION, STEMS, WORLDS
+from real_models import CAPTION, STEMS
 from real_project import RealProject
 from safetensors.torch import save_file
 
@@ -143,15 +143,10 @@ def test_each_text_of_an_item_is_trained_on_with_its_latents(
 
 
 def test_the_real_scripts_encode_each_text_and_the_real_datasets_load_it_with_its_controls(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    forked_venv: Path,
-    tiny_weights: Callable[[str], Path],
+    make_real: Callable[[str], RealProject],
 ) -> None:
-    world, tuner = WORLDS["qwen_image_edit"], sources("musubi-tuner")
-    real = RealProject(world, tmp_path / "work", tiny_weights(world.weights), tuner, forked_venv)
+    real = make_real("qwen_image_edit")
     project = real.project
-    monkeypatch.chdir(project.folder)
     (project / f"data/{CAPTION}.txt").write_text("one, two, three")
     captions = {"variants": 2, "shuffle_caption": True}
     project.configure(lambda values: values["datasets"]["shapes"].update(captions=captions))

@@ -15,7 +15,7 @@ SLOW = (
     "tests/unit/test_damage.py",
     "tests/unit/test_project.py::test_an_environment_has_the_imports_of_its_jobs",
     "tests/unit/training/external/sdscripts/test_strategies.py",
-    "tests/unit/training/loop/test_launch.py",
+    "tests/unit/training/loop/test_launch.py::test_a_training_that_chooses",
     "tests/unit/training/sd/test_checkpoints.py",
     "tests/unit/training/sd/test_sd_lora_files.py",
     "tests/unit/training/sd/test_train.py",

@@ -48,8 +48,6 @@ def moods():
         return json.load(file)
 
 def loaded(path, dtype, device):
-    if moods().get("") == "load":
-        raise RuntimeError("it is of another shape")
     with open(os.path.join(os.path.dirname(__file__), "loads"), "a") as file:
         file.write(f"{os.path.basename(path)} {dtype} {' '.join(sys.argv[:1])}\\n")
     return torch.nn.Linear(1, 1).to(dtype)
@@ -61,7 +59,7 @@ def load_gemma2(ckpt_path, dtype, device):
     return loaded(ckpt_path, dtype, device)
 """,
     "library/strategy_lumina.py": """
-import os, signal
+import os
 import numpy as np
 import torch
 from library import train_util
@@ -79,13 +77,10 @@ class LuminaLatentsCachingStrategy:
         values = torch.randn(16, height // 8, width // 8).numpy()
         wanted = moods()
         self.calls = getattr(self, "calls", 0) + 1
-        crowded = self.calls in range(*wanted.get("crowded", [0]))
-        if crowded or width * height > wanted.get("room", 1 << 20):
+        if self.calls in range(*wanted.get("crowded", [0])):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         if mood == "raise":
             raise RuntimeError("Kernel size can't be greater than actual input size")
-        if mood == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
         if mood == "nothing":
             return
         if mood == "nan":

@@ -126,3 +126,19 @@ def make_order(
 def make_training(order: WanOrder) -> Training:
     AcceleratorState._reset_state(True)  # accelerate keeps the number format of a process
     return Training(WanRecipe(order))
+
+
+def configuration(
+    model: dict[str, Any],
+    trainer: dict[str, Any] | None = None,
+    dataset: dict[str, Any] | None = None,
+    **run: Any,
+) -> dict[str, Any]:
+    """Return the configuration of the run `r`; a key of its model that is None is left out."""
+    values = {"vae": "vae", "text": "text", "task": "t2v-1.3B", "dit": "dit", **model}
+    usual = {"datasets": ["films"], "model": "m", "resolutions": [[64, 48]]}
+    return {
+        "datasets": {"films": {"path": "films", "target_frames": [5], **(dataset or {})}},
+        "models": {"m": {key: value for key, value in values.items() if value is not None}},
+        "runs": {"r": {**usual, "trainer": {"kind": "wan", **(trainer or {})}, **run}},
+    }

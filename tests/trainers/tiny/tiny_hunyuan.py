@@ -50,8 +50,6 @@ _SIGLIP = {
 }
 _VAE = {"block_out_channels": [8] * 4, "norm_num_groups": 2, "layers_per_block": 1}
 _VAE_1_5 = {"block_out_channels": (32, 32, 32, 32, 64), "layers_per_block": 1}
-_END = "<|endoftext|>"
-_ENDS = ("eos_token", "unk_token", "pad_token")
 _BYT5 = {"d_ff": 16, "d_kv": 8, "num_heads": 1, "num_layers": 1, "num_decoder_layers": 1}
 
 
@@ -115,19 +113,6 @@ def _llama_tokenizer(folder: Path) -> None:
     hub.write_json(folder / "config.json", {"model_type": "llama"})
 
 
-def _clip_tokenizer(folder: Path) -> None:
-    """Write a tokenizer whose words end in letters of their own."""
-    from tokenizers import pre_tokenizers
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokens = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", _END]
-    hub.write_json(folder / "vocab.json", {token: number for number, token in enumerate(tokens)})
-    (folder / "merges.txt").write_text("#version: 0.2\n")
-    ends = {"bos_token": "<|startoftext|>", **dict.fromkeys(_ENDS, _END)}
-    settings = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77, **ends}
-    hub.write_json(folder / "tokenizer_config.json", settings)
-
-
 def _byt5_tokenizer(folder: Path) -> None:
     settings = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": 125}
     hub.write_json(folder / "tokenizer_config.json", settings)
@@ -136,12 +121,12 @@ def _byt5_tokenizer(folder: Path) -> None:
 
 def _hunyuan_repository(folder: Path) -> None:
     _llama_tokenizer(folder / "tokenizer")
-    _clip_tokenizer(folder / "tokenizer_2")
+    hub.clip_tokenizer(folder / "tokenizer_2")
 
 
 REPOS = {
     "xtuner/llava-llama-3-8b-v1_1-transformers": _llama_tokenizer,
-    "openai/clip-vit-large-patch14": _clip_tokenizer,
+    "openai/clip-vit-large-patch14": hub.clip_tokenizer,
     "hunyuanvideo-community/HunyuanVideo": _hunyuan_repository,
     "google/byt5-small": _byt5_tokenizer,
 }
@@ -205,7 +190,7 @@ def _kandinsky(folder: Path) -> None:
     text = _module("hunyuan_model.text_encoder")
     config = transformers.CLIPTextConfig(**text.CLIP_CONFIG)
     transformers.CLIPTextModel(config).save_pretrained(folder / "clip")
-    _clip_tokenizer(folder / "clip")
+    hub.clip_tokenizer(folder / "clip")
     module = _module("qwen_image.qwen_image_utils")
     shrink_vl(module)
     made = network_of(

@@ -1,19 +1,25 @@
-"""A child's output is seen and kept, and no descendant outlives it."""
+"""Programs of a training: their output is kept, none outlives its job, each has its GPUs alone."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
-from latentmake.training.process import last_error, run_program
+from latentmake.errors import TrainingError
+from latentmake.files import atomic
+from latentmake.training.process import last_error, run_lock, run_program
 
+SCRIPTS = Path(__file__).parents[3] / "scripts"
 # Starts a grandchild in a session of its own, as torch's launcher does, and ends never.
 FAMILY = """
 import subprocess, sys, time
@@ -42,6 +48,13 @@ try:
 except KeyboardInterrupt:
     sys.exit(77)
 """
+
+
+def _start(code: str, *arguments: object, **options: Any) -> subprocess.Popen[str]:
+    """Start code that imports the package."""
+    environment = {**os.environ, **options.pop("env", {}), "PYTHONPATH": str(SCRIPTS)}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, text=True, **options)
 
 
 def _wait(condition: Callable[[], bool]) -> None:
@@ -78,11 +91,7 @@ def test_no_descendant_outlives_a_process_however_it_ends(
     tmp_path: Path, number: signal.Signals, status: int, family: str
 ) -> None:
     note, log = tmp_path / "pid", tmp_path / "log"
-    package = Path(__file__).parents[3] / "scripts"
-    starter = subprocess.Popen(
-        [sys.executable, "-c", STARTER, family, str(note), str(log)],
-        env={**os.environ, "PYTHONPATH": str(package)},
-    )
+    starter = _start(STARTER, family, note, log)
     _wait(lambda: log.is_file() and b"grandchild" in log.read_bytes())
     _wait(lambda: note.is_file() and note.read_text() != "")
     started = [psutil.Process(int(note.read_text()))]
@@ -105,13 +114,7 @@ except KeyboardInterrupt:
 
 def test_what_is_said_after_ctrl_c_is_for_the_log_alone(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    package = Path(__file__).parents[3] / "scripts"
-    starter = subprocess.Popen(
-        [sys.executable, "-c", STARTER, INTERRUPTED, "", str(log)],
-        env={**os.environ, "PYTHONPATH": str(package)},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    starter = _start(STARTER, INTERRUPTED, "", log, stderr=subprocess.PIPE)
     _wait(lambda: log.is_file() and b"begun\n" in log.read_bytes())
     starter.send_signal(signal.SIGINT)
     _, said = starter.communicate(timeout=300)
@@ -152,3 +155,115 @@ def test_a_kill_is_named() -> None:
         "  exitcode  : -9 (pid: 7)\n  traceback : Signal 9 (SIGKILL) received by PID 7",
     ):
         assert last_error(launcher, 1) == "it was killed by SIGKILL (too little memory?)"
+
+
+# -- one training of a run at a time --------------------------------------------------------------
+
+# A training whose launcher keeps no file open.
+LOCKED = """
+import os, sys
+from pathlib import Path
+from latentmake.training.process import run_lock, run_program
+launcher = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+trains = "import time; print('trains', flush=True); time.sleep(600)"
+with run_lock(Path(sys.argv[1]), print):
+    command = [sys.executable, "-c", launcher, trains]
+    run_program(command, environment=os.environ, log=Path(sys.argv[2]))
+"""
+
+
+def _refused(run: Path) -> str:
+    with pytest.raises(TrainingError) as refused, run_lock(run, print):
+        pass
+    return str(refused.value)
+
+
+def test_a_second_training_is_refused_until_all_of_the_first_has_ended(tmp_path: Path) -> None:
+    run, log = tmp_path / "runs/cats", tmp_path / "log"
+    job = _start(LOCKED, run, log, stderr=subprocess.PIPE, cwd=tmp_path)
+    assert job.stderr is not None and job.stderr.readline() == "trains\n"
+    holder = f"process {job.pid} on {socket.gethostname()} (training in {tmp_path})"
+    second = (
+        f"{run}: another training of this run is running: {holder}; wait until it ends, or stop it"
+    )
+    assert _refused(run) == second
+    job.send_signal(signal.SIGKILL)
+    job.stderr.read()  # until nobody has it open: the training neither
+    job.wait()
+    lock = atomic.Lock(run / ".training.lock", "test")
+    assert lock.acquire(wait=True)  # its watchdog may hold it for a moment longer
+    lock.close()
+    with run_lock(run, print):
+        assert "process" in _refused(run)
+    with run_lock(run, print):
+        pass
+
+
+def test_where_nothing_can_be_locked_a_training_begins_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", none)
+    said: list[str] = []
+    with run_lock(tmp_path, said.append):
+        assert said == [
+            f"warning: {tmp_path}/.training.lock: Function not implemented: "
+            "begin no second training of this run"
+        ]
+
+
+# -- GPUs -----------------------------------------------------------------------------------------
+
+# A launcher, and what it launches.
+ON_GPUS = """
+import sys
+from pathlib import Path
+from latentmake.training.process import run_child
+seen = "*map(os.environ.get, ('OMP_NUM_THREADS', 'CUDA_VISIBLE_DEVICES'))"
+trains = f"import os, time; print(os.getpid(), {seen}, flush=True)"
+launcher = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+command = [sys.executable, "-c", launcher, trains + "; time.sleep(600)"]
+run_child(command, run=sys.argv[1], folder=Path(sys.argv[1]), threads=1,
+          log=Path("log"), online=False, gpus=2)
+"""
+
+
+def test_a_second_project_waits_until_all_is_gone_that_used_the_first_ones_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho 'GPU 0: A (UUID: GPU-a)'\necho 'GPU 1: B (UUID: GPU-b)'\n")
+    program.chmod(0o755)
+    for name in [*os.environ]:
+        if name.endswith(("SLURM_JOB_ID", "_VISIBLE_DEVICES")):
+            monkeypatch.delenv(name)
+    variables = {"PATH": f"{program.parent}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
+
+    def start(run: str) -> subprocess.Popen[str]:
+        (tmp_path / run).mkdir()
+        place = tmp_path / run
+        return _start(ON_GPUS, run, env=variables, cwd=place, stderr=subprocess.PIPE)
+
+    def says(job: subprocess.Popen[str]) -> str:
+        assert job.stderr is not None
+        return job.stderr.readline().strip()
+
+    first = start("cats")
+    process, threads, shown = says(first).split()
+    assert (threads, shown) == ("1", "0,1")
+    second = start("dogs")
+    try:
+        who = f"process {first.pid} on {socket.gethostname()} (run cats in {tmp_path}/cats)"
+        assert says(second) == f"waiting for a GPU: {who} holds 0"
+        first.kill()
+        assert says(second).endswith(" 0,1")
+        with contextlib.suppress(psutil.NoSuchProcess):
+            assert psutil.Process(int(process)).status() == psutil.STATUS_ZOMBIE
+        assert (tmp_path / "dogs/log").read_text().startswith(f"waiting for a GPU: {who}")
+    finally:
+        second.kill()
+        for each in (first, second):
+            each.communicate()

@@ -68,13 +68,6 @@ def value(found: list[str], flag: str) -> str | None:
 # -- command lines ------------------------------------------------------------------------------
 
 
-def test_flux_is_trained_as_its_guide_recommends() -> None:
-    found = arguments_of(FLUX)
-    wanted = ("--guidance_scale", "--timestep_sampling", "--model_prediction_type")
-    assert [value(found, flag) for flag in wanted] == ["1", "flux_shift", "raw"]
-    assert value(found, "--network_alpha") == "1" and "--gradient_checkpointing" in found
-
-
 def test_an_alpha_that_is_a_share_of_the_rank_follows_it_and_others_stay() -> None:
     for rank, alpha in ((32, "16"), (8, "4"), (64, "32")):
         assert value(arguments_of(SDXL, network_dim=rank), "--network_alpha") == alpha

@@ -37,14 +37,6 @@ def items(**dataset: Any) -> list[dict[str, Any]]:
     return [json.loads(line) for line in listed.read_text().splitlines()]
 
 
-def test_items_have_the_names_of_the_caches_to_be_made() -> None:
-    first, second = items(num_repeats=3)
-    assert first["source"] == "data/a.png" and first["caption"] == "data/a.txt"
-    assert first["repeats"] == second["repeats"] == 3
-    assert first["latents"] == {"64": ["cache/d/m/64/a_0040x0030_wan.safetensors"]}
-    assert not Path("cache").exists()
-
-
 def test_a_text_that_is_composed_is_published_as_it_is_composed() -> None:
     found = items(captions={"caption_prefix": "photo of"})
     assert [row["texts"] for row in found] == [["photo of a a"], ["photo of a b"]]

@@ -1,13 +1,19 @@
-"""Which example is trained on when: a pure function of the seed."""
+"""Which example is trained on when, and with which text: a pure function of the seed."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from latentmake.training.loop.recipe import BatchOrder, epoch_batches
+from latentmake.training.loop.caches import Caches, read_items
+from latentmake.training.loop.recipe import BatchOrder, Variants, epoch_batches
+from safetensors.torch import load_file
+from trainer_world import make_manifest, make_text
 
 SHAPES = [(4, 8, 8), (4, 4, 8), (4, 8, 8), (4, 8, 8), (4, 4, 8)]
 REPEATS = [1, 3, 2, 1, 1]
@@ -65,3 +71,70 @@ def test_going_on_from_a_step_is_the_rest_of_the_whole() -> None:
     schedule = BatchOrder(SHAPES, REPEATS, batch_size=2, seed=3, accumulation=2)
     whole = list(schedule.batches(0, 1, 9))
     assert list(schedule.batches(0, 5, 9)) == whole[4 * 2 :]
+
+
+# -- variants of a text ---------------------------------------------------------------------------
+
+STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Caches:
+    """Three items at two resolutions: the first has four variants."""
+    root = tmp_path_factory.mktemp("variants")
+    manifest = make_manifest(root)
+    rows = [json.loads(line) for line in manifest.read_text().splitlines()]
+    others = [make_text(root / f"cache/text.{n}/0.safetensors", 100 + n, 5 + n) for n in (1, 2, 3)]
+    rows[0] |= {
+        "variants": [rows[0]["text"], *others],
+        "texts": ["a", "b", "c", "d"],
+    }
+    manifest.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Caches(read_items(manifest))
+
+
+def variants(caches: Caches, seed: int = 0) -> Variants:
+    examples = caches.examples[: len(caches)]
+    schedule = BatchOrder(
+        [each.shape for each in examples],
+        [each.repeats for each in examples],
+        batch_size=2,
+        seed=seed,
+    )
+    return Variants(caches, schedule, seed=seed)
+
+
+def chosen(caches: Caches, made: Variants, first: int = 1, last: int = STEPS) -> list[int]:
+    """Return which variants of the first item were chosen, in order."""
+    known = {
+        index: number
+        for several in caches.variants.values()
+        for number, index in enumerate(several)
+    }
+    return [known[i] for batch in made.batches(0, first, last) for i in batch if i in known]
+
+
+def test_only_texts_change_and_each_variant_comes_about_as_often(caches: Caches) -> None:
+    made = variants(caches)
+    plain = [index for batch in made.order.batches(0, 1, 400) for index in batch]
+    found = [index for batch in made.batches(0, 1, 400) for index in batch]
+    for before, after in zip(plain, found, strict=True):
+        assert caches.examples[after].latents == caches.examples[before].latents
+        assert after == before or before in caches.variants
+    counts = Counter(chosen(caches, made, 1, 400))
+    assert set(counts) == {0, 1, 2, 3}
+    assert max(counts.values()) < 1.5 * min(counts.values())
+
+
+def test_a_batch_holds_the_texts_of_the_chosen_variants(caches: Caches) -> None:
+    several = caches.variants[0]
+    batch = caches.batch([several[2], several[0]])
+    path = Path(caches.examples[several[2]].text.path)
+    assert path.parent.name == "text.2"
+    assert torch.equal(batch.text[0], load_file(path)["text_encoder.hidden_state"])
+
+
+def test_a_killed_training_goes_on_with_the_very_variants(caches: Caches) -> None:
+    whole = list(variants(caches).batches(0, 1, STEPS))
+    assert whole[17:] == list(variants(caches).batches(0, 18, STEPS))
+    assert whole != list(variants(caches, seed=1).batches(0, 1, STEPS))

@@ -35,11 +35,13 @@ def weights(order: SdOrder) -> bytes:
     return RunFiles(order).weights.read_bytes()
 
 
-@pytest.mark.parametrize("every", [3, 500])
-def test_the_state_of_the_last_step_is_kept(tmp_path: Path, every: int) -> None:
-    order = make_order(tmp_path, steps=4, checkpointing_steps=every)
+def test_the_state_of_the_last_step_is_kept(tmp_path: Path) -> None:
+    order = make_order(tmp_path, steps=4, checkpointing_steps=3)
     make_training(order).run()
     assert folders(order) == ["step-000004"]
+    names = ("pytorch_lora_weights.safetensors", "kohya.safetensors")
+    files = {name: digest.of_file(Path(order.output, name)) for name in names}
+    assert record(order)["files"] == files
     # Weights that were lost are written from it again.
     before = weights(order)
     RunFiles(order).weights.unlink()
@@ -79,7 +81,6 @@ def test_a_longer_training_goes_on_from_the_last_state_of_the_shorter_one(
     ("short", "long"),
     [
         ({"steps": 2, "learning_rate": 1e-3}, {"steps": 4}),
-        ({"steps": 2, "seed": 3}, {"steps": 4}),
         ({"steps": 4}, {"steps": 2}),
         ({"steps": 4}, {"epochs": 2}),
     ],
@@ -222,15 +223,3 @@ def test_without_a_sound_checkpoint_a_training_begins_anew_and_says_so(
     assert f"{folder} is damaged and skipped" in said.splitlines()
     assert "no checkpoint is undamaged: the training starts from the beginning" in said
     assert weights(order) == expected
-
-
-@pytest.mark.parametrize("adapter", ["lora", "full"])
-def test_the_record_has_the_digests_of_all_trained_weights(tmp_path: Path, adapter: str) -> None:
-    order = make_order(tmp_path, steps=1, adapter=adapter)
-    make_training(order).run()
-    output = Path(order.output)
-    names = {
-        "lora": ["pytorch_lora_weights.safetensors", "kohya.safetensors"],
-        "full": ["unet/config.json", "unet/diffusion_pytorch_model.safetensors"],
-    }[adapter]
-    assert record(order)["files"] == {name: digest.of_file(output / name) for name in names}

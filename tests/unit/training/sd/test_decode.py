@@ -106,34 +106,27 @@ def test_latents_are_decoded_to_pictures(folder: Path) -> None:
     assert (picture.size, picture.mode) == ((16, 8), "RGB")
 
 
-def _cells(grid: Image.Image, colours: list[tuple[int, int, int]]) -> dict[Any, Any]:
-    """Return where each colour lies in the grid: (left, top, right, bottom)."""
-    found = {}
-    for colour in colours:
-        mask = Image.new("1", grid.size)
-        mask.putdata([pixel == colour for pixel in grid.get_flattened_data()])
-        found[colour] = mask.getbbox()
-    return found
-
-
 def test_the_grid_has_a_row_a_step_and_a_column_a_prompt() -> None:
-    colours = [[(10 + 40 * row, 100, 50 + 60 * column) for column in range(2)] for row in range(3)]
+    places = [(row, column) for row in (0, 1, 2) for column in (0, 1)]
+    colours = {(row, column): (10 + 40 * row, 100, 50 + 60 * column) for row, column in places}
     rows = [
-        (f"step {step}", [Image.new("RGB", (16, 8), colour) for colour in line])
-        for step, line in zip((0, 50, 100), colours, strict=True)
+        (f"step {row}", [Image.new("RGB", (16, 8), colours[row, column]) for column in (0, 1)])
+        for row in (0, 1, 2)
     ]
     prompts = ["short", "a very long prompt " * 20 + "withawordthatislongerthanthewholecolumn"]
     grid = draw_grid(rows, prompts)
-    boxes = _cells(grid, [colour for line in colours for colour in line])
-    assert all(box[2] - box[0] == 128 and box[3] - box[1] == 64 for box in boxes.values())
-    lefts = [[boxes[colour][0] for colour in line] for line in colours]
-    tops = [[boxes[colour][1] for colour in line] for line in colours]
-    assert lefts[0] == lefts[1] == lefts[2]
-    assert lefts[0][0] + 128 < lefts[0][1]
-    assert all(line[0] == line[1] for line in tops)
-    assert tops[0][0] + 64 < tops[1][0] < tops[2][0] - 64
-    # Headers above, labels at the left: something is written there.
-    header = grid.crop((lefts[0][1], 0, lefts[0][1] + 128, tops[0][0]))
-    label = grid.crop((0, tops[1][0], lefts[0][0], tops[1][0] + 64))
-    assert min(header.convert("L").get_flattened_data()) < 128
-    assert min(label.convert("L").get_flattened_data()) < 128
+    found = {}
+    for place, colour in colours.items():
+        mask = Image.new("1", grid.size)
+        mask.putdata([pixel == colour for pixel in grid.get_flattened_data()])
+        left, top, right, bottom = mask.getbbox() or (0, 0, 0, 0)
+        assert (right - left, bottom - top) == (128, 64)
+        found[place] = left, top
+    assert len({left for left, _ in found.values()}) == 2
+    assert len({top for _, top in found.values()}) == 3
+    assert sorted(found, key=lambda place: found[place][::-1]) == places
+    # A header above, a label at the left: something is written there.
+    (left, top), (first, second) = found[0, 1], found[1, 0]
+    header, label = (left, 0, left + 128, top), (0, second, first, second + 64)
+    for box in (header, label):
+        assert min(grid.crop(box).convert("L").get_flattened_data()) < 128

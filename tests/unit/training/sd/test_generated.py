@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from latentmake import digest
 from latentmake.errors import TrainingError
 from latentmake.files import atomic, cachefile
@@ -37,13 +35,6 @@ SETTINGS: dict[str, Any] = {
     "save_every_n_steps": 2,
     "samples": {"num_inference_steps": 2, "guidance_scale": 2.0, "seed": 5},
 }
-
-
-@pytest.fixture(autouse=True)
-def _own_precision() -> Iterator[None]:
-    """accelerate keeps the number format of a process."""
-    yield
-    AcceleratorState._reset_state(True)
 
 
 def trained(root: Path, **changes: Any) -> SdOrder:

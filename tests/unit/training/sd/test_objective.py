@@ -49,9 +49,6 @@ def test_the_prediction_type_of_the_schedule_holds_unless_the_trainer_says_other
     make_scheduler(tmp_path / "sample", prediction_type="sample")
     with pytest.raises(ModelError, match="predicts `sample`"):
         load_noise_schedule(tmp_path / "sample", None)
-
-
-def test_a_missing_schedule_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="noise schedule is missing"):
         load_noise_schedule(tmp_path / "none", None)
 

@@ -71,6 +71,16 @@ def test_kohyas_file_does_in_diffusers_what_our_network_does(tmp_path: Path) -> 
         expected = ours.unet.eval()(*given).sample
         assert torch.allclose(other(*given).sample, expected, rtol=0, atol=1e-6)
         assert not torch.allclose(plain(*given).sample, expected, rtol=0, atol=1e-3)
+    assert read_head(Path(order.output, KOHYA)).metadata == {
+        "format": "pt",
+        "ss_base_model_version": "sd_v1",
+        "ss_network_alpha": "2.0",
+        "ss_network_dim": "4",
+        "ss_network_module": "networks.lora",
+        "ss_output_name": "tiny",
+        "ss_sd_model_name": tmp_path.name,
+        "ss_v2": "False",
+    }
 
 
 def test_a_training_begins_with_what_a_lora_does(tmp_path: Path) -> None:
@@ -86,21 +96,6 @@ def test_a_training_begins_with_what_a_lora_does(tmp_path: Path) -> None:
         assert record["loss_end"] != record["loss_start"]
         RunFiles(order).record.unlink()
         shutil.rmtree(RunFiles(order).checkpoints)
-
-
-def test_kohyas_file_says_what_programs_show(tmp_path: Path) -> None:
-    files = RunFiles(order := make_order(tmp_path, **SETTINGS))
-    make_training(order).run()
-    assert read_head(files.output / KOHYA).metadata == {
-        "format": "pt",
-        "ss_base_model_version": "sd_v1",
-        "ss_network_alpha": "2.0",
-        "ss_network_dim": "4",
-        "ss_network_module": "networks.lora",
-        "ss_output_name": "tiny",
-        "ss_sd_model_name": tmp_path.name,
-        "ss_v2": "False",
-    }
 
 
 def test_a_unet_of_sd_2_and_its_prediction_are_named(tmp_path: Path) -> None:

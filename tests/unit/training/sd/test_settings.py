@@ -33,11 +33,8 @@ from trainer_world import (
 
 PARTS = {
     "unet": lambda name: True,
-    "conv_in": lambda name: name.startswith("conv_in."),
-    "conv_out": lambda name: name.startswith("conv_out."),
     "time_embedding": lambda name: name.startswith("time_embedding."),
     "mid_block": lambda name: name.startswith("mid_block."),
-    "down_blocks": lambda name: name.startswith("down_blocks."),
     "up_blocks.1": lambda name: name.startswith("up_blocks.1."),
     "norms": lambda name: "norm" in name,
     "attention": lambda name: ".attn1." in name or ".attn2." in name,
@@ -227,18 +224,9 @@ def test_an_absent_library_and_unknown_arguments_are_named(tmp_path: Path) -> No
 
 
 def test_the_average_is_the_result_and_is_what_its_formula_says(tmp_path: Path) -> None:
-    order = make_order(
-        tmp_path, adapter="parts", parts=["conv_out"], steps=4, ema_decay=0.5, learning_rate=1e-2
-    )
-    plain = make_order(
-        tmp_path,
-        output="plain",
-        adapter="parts",
-        parts=["conv_out"],
-        steps=4,
-        learning_rate=1e-2,
-        save_every_n_steps=1,
-    )
+    settings: dict[str, Any] = {"adapter": "parts", "parts": ["conv_out"], "learning_rate": 1e-2}
+    order = make_order(tmp_path, ema_decay=0.5, steps=4, **settings)
+    plain = make_order(tmp_path, output="plain", save_every_n_steps=1, steps=4, **settings)
     make_training(order).run()
     make_training(plain).run()
     start = load_file(tmp_path / "unet/diffusion_pytorch_model.safetensors")["conv_out.bias"]
@@ -284,13 +272,10 @@ def test_epochs_show_each_item_that_often(tmp_path: Path) -> None:
     assert training.steps == math.ceil(2 * training.batch_order.batches_per_epoch / 2)
     training.run()
     assert json.loads(RunFiles(order).record.read_text())["steps"] == training.steps
-    copies = sorted(RunFiles(order).saved.iterdir())
-    assert len(copies) == 2
-    assert copies[-1].name == f"step-{training.steps:06d}"
-    assert load_file(copies[-1] / RunFiles(order).weights.name).keys()
-    assert (copies[-1] / RunFiles(order).weights.name).read_bytes() == RunFiles(
-        order
-    ).weights.read_bytes()
+    _, last = sorted(RunFiles(order).saved.iterdir())
+    assert last.name == f"step-{training.steps:06d}"
+    weights = RunFiles(order).weights
+    assert (last / weights.name).read_bytes() == weights.read_bytes()
 
 
 def test_a_file_asks_for_a_copy_at_once(tmp_path: Path) -> None:

@@ -89,19 +89,6 @@ def _inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     )
 
 
-def _pipeline(order: SdOrder) -> Any:
-    return StableDiffusionPipeline(
-        vae=None,
-        text_encoder=None,
-        tokenizer=None,
-        unet=UNet2DConditionModel.from_pretrained(order.unet.path),
-        scheduler=DDIMScheduler(),
-        safety_checker=None,
-        feature_extractor=None,
-        requires_safety_checker=False,
-    )
-
-
 def test_receipt_and_log_tell_what_was_trained(launched: Launched) -> None:
     receipt, layout = launched.receipt, RunFiles(launched.order)
     assert receipt["wanted"] == wanted(launched.order).model_dump()
@@ -113,6 +100,13 @@ def test_receipt_and_log_tell_what_was_trained(launched: Launched) -> None:
     log = (launched.root / "train.log").read_text()
     assert f"loss at the end: {receipt['loss_end']:.4f}" in log
     assert f"loss at the start: {receipt['loss_start']:.4f}" in log
+    events = EventAccumulator(str(layout.logs)).Reload()
+    assert set(events.Tags()["scalars"]) == {
+        *("loss", "raw_loss", "learning_rate", "gradient_norm"),
+        *("epoch", "images_per_second"),
+    }
+    for name in events.Tags()["scalars"]:
+        assert [event.step for event in events.Scalars(name)] == list(range(1, STEPS + 1))
 
 
 @pytest.mark.parametrize("targets", [["to_q", "conv1"], ["to_q", "to_out.0", "conv_in"]])
@@ -126,7 +120,13 @@ def test_a_pipeline_with_the_lora_predicts_what_the_trained_network_does(
     training = make_training(order)
     training.run()
     trained = training.learner.denoiser.unet.eval()
-    pipeline = _pipeline(order)
+    parts = ("vae", "text_encoder", "tokenizer", "safety_checker", "feature_extractor")
+    pipeline: Any = StableDiffusionPipeline(
+        **dict.fromkeys(parts),
+        unet=UNet2DConditionModel.from_pretrained(order.unet.path),
+        scheduler=DDIMScheduler(),
+        requires_safety_checker=False,
+    )
     with torch.no_grad():
         plain = pipeline.unet(*_inputs()).sample
         pipeline.load_lora_weights(order.output)
@@ -146,17 +146,6 @@ def _filled(unet: Any) -> set[str]:
         for name, value in unet.named_parameters()
         if ".lora_B." in name and value.any()
     }
-
-
-def test_scalars_are_there_for_each_step(launched: Launched) -> None:
-    events = EventAccumulator(str(RunFiles(launched.order).logs))
-    events.Reload()
-    assert set(events.Tags()["scalars"]) == {
-        *("loss", "raw_loss", "learning_rate", "gradient_norm"),
-        *("epoch", "images_per_second"),
-    }
-    for name in events.Tags()["scalars"]:
-        assert [event.step for event in events.Scalars(name)] == list(range(1, STEPS + 1))
 
 
 def test_the_loss_of_held_out_items_is_logged_and_changes_no_weight(tmp_path: Path) -> None:
@@ -232,8 +221,7 @@ def test_a_killed_training_ends_with_the_same_bytes(launched: Launched) -> None:
     assert record.pop("seconds") > 0
     assert expected.pop("seconds") > 0
     assert record == expected
-    events = EventAccumulator(str(layout.logs))
-    events.Reload()
+    events = EventAccumulator(str(layout.logs)).Reload()
     assert [event.step for event in events.Scalars("loss")] == list(range(1, STEPS + 1))
 
 
@@ -269,20 +257,13 @@ def test_a_mistake_of_the_user_ends_a_training_in_one_line(
     assert not [each for each in Path(order.output).iterdir() if each.name.startswith(".")]
 
 
-def test_a_new_lock_trains_anew_and_keeps_the_old_result_until_then(tmp_path: Path) -> None:
+def test_a_new_lock_trains_anew(tmp_path: Path) -> None:
     order = make_order(tmp_path, steps=2, checkpointing_steps=1)
     make_training(order).run()
     layout = RunFiles(order)
-    old = layout.weights.read_bytes()
-    other = make_order(tmp_path, steps=2, checkpointing_steps=1, learning_rate=1e30)
-    with pytest.raises(TrainingError, match="is NaN or infinite"):
-        make_training(other).run()
-    assert layout.weights.read_bytes() == old
-    assert layout.record.is_file()
     (tmp_path / "dataset.lock").write_text(json.dumps({"digest": "e" * 64}))
     changed = wanted(order)
-    training = make_training(order)
-    training.run()
+    make_training(order).run()
     assert json.loads(layout.record.read_text())["wanted"] == changed.model_dump()
     # Those of the trainings before are gone.
     assert [each.name for each in layout.checkpoints.iterdir()] == ["step-000002"]
@@ -335,6 +316,7 @@ def test_a_whole_unet_is_written_as_diffusers_reads_it(tmp_path: Path) -> None:
         )
     record = json.loads(layout.record.read_text())
     assert record["loss_end"] < 0.6 * record["loss_start"]
+    assert {*record["files"]} == {"unet/config.json", "unet/diffusion_pytorch_model.safetensors"}
     # A LoRA afterwards takes its place.
     lora = make_order(tmp_path, steps=1)
     make_training(lora).run()

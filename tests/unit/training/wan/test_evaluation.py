@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from diffusers import WanTransformer3DModel
 from generation_world import evaluate, text_file
 from latentmake import digest
@@ -34,13 +32,6 @@ TWO: dict[str, Any] = {
     "networks": ("dit", "dit_high_noise"), "task": "t2v-A14B", "boundary": 0.875, "shift": 5.0,
 }  # fmt: skip
 CPU: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
-
-
-@pytest.fixture(autouse=True)
-def _own_precision() -> Iterator[None]:
-    """accelerate keeps the number format of a process."""
-    yield
-    AcceleratorState._reset_state(True)
 
 
 def stamp(root: Path) -> None:

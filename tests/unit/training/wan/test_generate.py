@@ -98,17 +98,6 @@ def test_nothing_is_drawn_twice_and_only_what_changed_anew() -> None:
     assert done(order)
 
 
-def test_another_lora_leaves_the_clips_of_the_base() -> None:
-    order = order_of("a wave")
-    generate(order)
-    before = files()
-    write_lora_of(tiny_dit(), RUN, seed=9)
-    assert not done(order)
-    generate(order)
-    changed = {name for name, content in files().items() if before[name] != content}
-    assert changed == {clip_name("a wave", 0, adapter=True)}
-
-
 def test_a_prompt_of_the_command_line_stays_until_settings_change() -> None:
     generate(order_of("a wave"))
     asked = order_of("a boat", asked=True)

@@ -206,13 +206,9 @@ def test_image_to_video_needs_a_picture_and_others_take_none() -> None:
         ({"prompts": ["a", "a"]}, "names a prompt twice"),
         ({"prompts": ["\n"]}, "empty prompt"),
         ({"frames": 4}, "use 1 or 5"),
-        ({"frames": 82}, "use 81 or 85"),
         ({"resolution": [40, 32]}, "use 32 or 48"),
         ({"guidance_scale": 0.5}, "use 1"),
         ({"steps": 3}, "steps: unknown key; did you mean `num_inference_steps`?"),
-        ({"num_frames": 17}, "did you mean `frames`?"),
-        ({"prompt": "a cat"}, "did you mean `prompts`?"),
-        ({"negative": "dark"}, "did you mean `negative_prompt`?"),
     ],
 )
 def test_a_mistake_names_its_key_and_the_hint(given: dict[str, Any], words: str) -> None:

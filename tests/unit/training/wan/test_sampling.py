@@ -108,12 +108,6 @@ def test_two_networks_take_turns_at_the_boundary_as_in_diffusers() -> None:
     assert len(steps) == 6
 
 
-def test_one_of_two_networks_does_all_where_it_is_alone() -> None:
-    network, sampling = transformer(), sampled(4)
-    alone = drawn(Denoiser(network), sampling)
-    assert torch.equal(drawn(Denoiser(None, network, 0.9), sampling), alone)
-
-
 def test_a_decoded_clip_is_near_the_clip_that_was_encoded(tmp_path: Path) -> None:
     """Normalising and its inverse cancel: the decoder sees what the encoder gave."""
     tiny_wan_vae().save_pretrained(tmp_path / "vae")

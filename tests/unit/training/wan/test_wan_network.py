@@ -1,8 +1,9 @@
-"""Wan's network is loaded from every form with exactly its weights, or refused in one line."""
+"""Every form of a Wan DiT is loaded with exactly its weights, or refused in one line."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,42 @@ from dit_world import (
     original_dit,
     tiny_dit,
     write_file,
-    write_shards,
 )
-from latentmake.errors import ModelError
+from latentmake.config.models import Model
+from latentmake.errors import ModelError, TrainingError
 from latentmake.models.files import PARTS, folder_in
+from latentmake.training.backend import model_finding
+from latentmake.training.external.musubi.checks import networks
 from latentmake.training.lora import add_adapter
+from latentmake.training.wan.dit import check_networks, dit_digest, read_dit, trained_networks
 from latentmake.training.wan.recipe import load_transformer
 from wan_world import write_wan_vae
 
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0"]
+IMAGE = {"task": "i2v-14B", "clip": "clip.pth"}
+
+
+def model(dit: Path | str | None, **changes: Any) -> Model:
+    section = {"task": "t2v-1.3B", "vae": "vae.pth", "text": "t5.pth", **changes}
+    if dit is not None:
+        section["dit"] = str(dit)
+    return Model.model_validate(section)
+
+
+def check(given: Model, targets: list[str] = TARGETS) -> None:
+    check_networks(given, "wan", targets, "runs.a.trainer.target_modules")
+
+
+def planning_refusal(given: Model) -> str:
+    """Return the one line in which a model is refused; its checklist says the same."""
+    with pytest.raises(ModelError) as caught:
+        check(given)
+    line = str(caught.value)
+    assert "\n" not in line and line.startswith("models.wan.dit") and "; " in line
+    findings = [model_finding(file) for file in trained_networks(given)]
+    (failed,) = [each for each in findings if each.verdict == "failed"]
+    assert failed.note in line
+    return line
 
 
 def refusal(path: Path) -> str:
@@ -44,11 +72,19 @@ def frames_dit() -> Any:
 
 
 @pytest.mark.parametrize("make", [tiny_dit, image_dit, frames_dit])
-def test_every_form_gives_the_same_network(tmp_path: Path, make: Any) -> None:
+def test_every_form_passes_planning_and_gives_the_same_network(tmp_path: Path, make: Any) -> None:
     dit = make()
     given = inputs(dit)
     expected = dit(**given).sample
     for kind, path in forms(dit, tmp_path).items():
+        planned = model(path, **({} if make is tiny_dit else IMAGE))
+        check(planned)
+        (file,) = trained_networks(planned)
+        assert model_finding(file).verdict == "ok"
+        assert read_dit(str(path)).config["num_layers"] == 2
+        if ("folder" in kind and "original" not in kind) or kind == "diffusers file":
+            (musubi,) = networks(planned)
+            assert "is in diffusers' names, which musubi-tuner cannot read" in musubi.fault
         loaded = load_transformer(str(path), dtype=torch.float32)
         state = loaded.state_dict()
         assert state.keys() == dit.state_dict().keys(), kind
@@ -73,16 +109,9 @@ def test_heads_of_a_lone_file_are_128_wide(tmp_path: Path) -> None:
     assert "24 wide, and no config.json" in refusal(narrow)
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [("transformer", "transformer_2"), ("high_noise_model", "low_noise_model")],
-)
-def test_of_a_folder_with_two_networks_the_right_one_is_taken(
-    tmp_path: Path, first: str, second: str
-) -> None:
-    high, low = tiny_dit(), tiny_dit(ffn_dim=48)
-    high.save_pretrained(tmp_path / first)
-    low.save_pretrained(tmp_path / second)
+def test_of_a_release_with_two_networks_the_right_one_is_taken(tmp_path: Path) -> None:
+    tiny_dit().save_pretrained(tmp_path / "high_noise_model")
+    tiny_dit(ffn_dim=48).save_pretrained(tmp_path / "low_noise_model")
     for key, width in (("dit", 48), ("dit_high_noise", 40)):
         assert load_transformer(folder_in(str(tmp_path), PARTS[key])).config.ffn_dim == width
 
@@ -119,10 +148,6 @@ def test_damaged_folders_are_refused(tmp_path: Path) -> None:
         shutil.copytree(whole[kind], folder)
         return folder
 
-    shard = next(fresh("original folder").glob("*00002-of*"))
-    shard.unlink()
-    with pytest.raises(ModelError, match=f"{shard.name}: these weights are missing"):
-        load_transformer(str(folder))
     cut = next(fresh("sharded folder").glob("*00002-of*"))
     cut.write_bytes(cut.read_bytes()[:-1])
     with pytest.raises(ModelError, match=f"{cut.name}: is cut short"):
@@ -132,21 +157,13 @@ def test_damaged_folders_are_refused(tmp_path: Path) -> None:
     for change, fault in (
         ({"num_layers": 3}, "has num_layers 2, and its config.json says 3"),
         ({"num_attention_heads": 7}, "its config.json says 7 heads"),
-        (
-            {"_class_name": "WanVACETransformer3DModel"},
-            "is of class WanVACETransformer3DModel, not",
-        ),
+        ({"_class_name": "WanVACE"}, "is of class WanVACE, not"),
     ):
         config.write_text(json.dumps({**said, **change}))
         assert fault in refusal(folder)
     config.write_text("{")
     with pytest.raises(ModelError, match=r"config\.json: cannot be read"):
         load_transformer(str(folder))
-    # The last block is in none of the shards: the configuration still says two.
-    state = original_dit(dit.state_dict())
-    write_shards({k: v for k, v in state.items() if "blocks.1" not in k}, tmp_path / "short")
-    (tmp_path / "short/config.json").write_text(json.dumps(original_config(dit)))
-    assert "has num_layers 1" in refusal(tmp_path / "short")
 
 
 def test_bfloat16_weights_are_mapped_and_not_copied(tmp_path: Path) -> None:
@@ -165,19 +182,6 @@ def test_bfloat16_weights_are_mapped_and_not_copied(tmp_path: Path) -> None:
     loaded = load_transformer(str(file))
     assert held() - before < 0.2 * size
     assert sum(each.numel() for each in loaded.parameters()) * 2 > 0.98 * size
-
-
-def test_a_lora_is_float32_over_a_frozen_network_and_changes_nothing_yet(tmp_path: Path) -> None:
-    loaded = load_transformer(str(forms(tiny_dit(), tmp_path)["folder"]))
-    given = {name: value.bfloat16() for name, value in inputs(loaded).items()}
-    before = loaded(**given).sample
-    add_adapter(loaded, rank=4, alpha=2, target_modules=TARGETS)
-    trained = {name: each for name, each in loaded.named_parameters() if each.requires_grad}
-    assert {each.dtype for each in trained.values()} == {torch.float32}
-    assert all("lora_" in name for name in trained)
-    # 2 blocks, 2 attentions, 4 layers of 24 x 24 each, 2 matrices of 4 x 24
-    assert sum(each.numel() for each in trained.values()) == 2 * 2 * 4 * 2 * 4 * 24
-    assert torch.equal(loaded(**given).sample, before)
 
 
 def test_without_casts_of_peft_autocast_gives_the_same_bits(tmp_path: Path) -> None:
@@ -199,3 +203,80 @@ def test_without_casts_of_peft_autocast_gives_the_same_bits(tmp_path: Path) -> N
         predicted.float().square().mean().backward()
         found.append([predicted, *(each.grad for each in trained)])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+# -- what planning takes --------------------------------------------------------------------------
+
+
+def test_another_task_is_refused(tmp_path: Path) -> None:
+    paths = {
+        name: forms(dit, tmp_path / name)["original folder"]
+        for name, dit in {
+            "text": tiny_dit(),
+            "image": image_dit(),
+            "image without CLIP": tiny_dit(in_channels=36),
+        }.items()
+    }
+    for name, changes, fault in (
+        ("image", {}, "is a Wan DiT of 36 input channels; t2v-1.3B has 16"),
+        ("text", IMAGE, "is a Wan DiT of 16 input channels; i2v-14B has 36"),
+        ("image", {"task": "i2v-A14B"}, "takes a CLIP image encoder's output; i2v-A14B needs none"),
+        ("image without CLIP", IMAGE, "does not take a CLIP image encoder's output; i2v-14B needs"),
+    ):
+        assert fault in planning_refusal(model(paths[name], **changes))
+    check(model(paths["image without CLIP"], task="i2v-A14B"))
+
+
+def test_the_network_for_high_noise_is_checked_too(tmp_path: Path) -> None:
+    good = forms(tiny_dit(), tmp_path / "a")["folder"]
+    bad = forms(image_dit(), tmp_path / "b")["folder"]
+    both = {"task": "t2v-A14B", "dit_high_noise": str(bad)}
+    for given in (model(good, **both), model(None, **both)):
+        assert planning_refusal(given).startswith(f"models.wan.dit_high_noise: {bad}: ")
+    check(model(None, **{**both, "dit_high_noise": str(good)}))
+    assert "is not set: there is no network to train" in planning_refusal(model(None))
+
+
+def test_a_target_that_fits_nothing_is_refused_while_planning(tmp_path: Path) -> None:
+    for path in forms(tiny_dit(), tmp_path).values():
+        with pytest.raises(TrainingError) as caught:
+            check(model(path), ["to_q", "to_x"])
+        where = "runs.a.trainer.target_modules"
+        assert str(caught.value).startswith(f"{where}: no layer of the DiT is named `to_x`; ")
+    with pytest.raises(TrainingError, match="which is no linear layer of a block"):
+        check(model(path), ["to_q", "time_proj"])
+    check(model(path), ["ffn.net.0.proj", "ffn.net.2", "attn1.to_q"])
+
+
+def test_the_digest_is_that_of_content_alone(tmp_path: Path) -> None:
+    paths = forms(tiny_dit(), tmp_path)
+    found = {name: dit_digest(model(path)) for name, path in paths.items()}
+    assert found["folder"] == found["pipeline"]  # the same files
+    assert len(set(found.values())) == len(found) - 1
+    moved = tmp_path / "moved"
+    paths["original folder"].rename(moved)
+    assert dit_digest(model(moved)) == found["original folder"]
+    for file in moved.iterdir():
+        os.utime(file)
+    assert dit_digest(model(moved)) == found["original folder"]
+    config = moved / "config.json"
+    config.write_text(config.read_text().replace('"eps": 1e-06', '"eps": 1e-05'))
+    assert dit_digest(model(moved)) != found["original folder"]
+    asked: list[str] = []
+
+    def remembered(path: Path) -> str:
+        asked.append(path.name)
+        return path.name
+
+    dit_digest(model(paths["sharded folder"]), remembered)
+    assert asked[0] == "config.json" and len(asked) > 3
+
+
+def test_a_configuration_of_another_model_beside_a_file_does_not_count(tmp_path: Path) -> None:
+    wide = tiny_dit(heads=2, head=128, num_layers=1)
+    file = write_file(original_dit(wide.state_dict()), tmp_path / "dit.safetensors")
+    alone = dit_digest(model(file))
+    (tmp_path / "config.json").write_text(json.dumps(original_config(tiny_dit())))
+    assert dit_digest(model(file)) == alone
+    (tmp_path / "config.json").write_text(json.dumps(original_config(wide)))
+    assert dit_digest(model(file)) != alone

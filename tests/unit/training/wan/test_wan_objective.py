@@ -139,14 +139,3 @@ def test_a_forward_pass_asks_the_device_for_nothing_and_waits_for_no_copy(timest
             dtype=torch.float32,
         )
     assert copies.waits and not any(copies.waits)
-
-
-def _seen(pipeline: Any, transformer: Any, **named: Any) -> dict[str, Any]:
-    """Return what a pipeline calls its network with, at its first step."""
-    seen: list[dict[str, Any]] = []
-    transformer.register_forward_pre_hook(
-        lambda module, args, kwargs: seen.append(kwargs), with_kwargs=True
-    )
-    pipeline.set_progress_bar_config(disable=True)
-    pipeline(num_inference_steps=1, guidance_scale=1.0, output_type="latent", **named)
-    return seen[0]

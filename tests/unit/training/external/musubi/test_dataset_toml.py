@@ -121,18 +121,6 @@ def test_datasets_that_differ_say_so_in_their_own_blocks() -> None:
     assert "control_directory" not in b
 
 
-def test_no_two_blocks_share_a_cache() -> None:
-    datasets = {name: Dataset(path=name) for name in ("a", "b")}
-    blocks = parsed(order_of(datasets=datasets))["datasets"]
-    assert len({block["cache_directory"] for block in blocks}) == len(blocks) == 4
-
-
-def test_paths_with_signs_that_toml_escapes_come_back_as_they_were() -> None:
-    root = "//nas/Größe \"q\" # [x] 'y' 100%"
-    block = parsed(order_of(), root)["datasets"][0]
-    assert block["image_directory"] == f"{root}/gove_256x256"
-
-
 def test_a_training_from_caches_is_not_told_of_controls_and_layers_that_it_would_look_for() -> None:
     for architecture, settings, told in (
         ("qwen_image_layered", {"multiple_target": True}, "multiple_target"),

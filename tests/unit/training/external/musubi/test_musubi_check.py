@@ -19,7 +19,6 @@ from latentmake.models.headers import kinds_of, tensors_of, weight_file
 from latentmake.training.backend import Finding, checklist, failed, refuse_failed
 from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.checks import model_files
-from latentmake.training.external.musubi.deploy import training_toml
 from latentmake.training.external.musubi.order import MusubiOrder
 from musubi_world import (
     RUN,
@@ -94,11 +93,8 @@ def test_a_missing_image_or_caption_fails(root: Path, tuner: Path, ending: str) 
     assert fails(order, "images and captions") == f"data/{RUN}/red{ending} is missing"
 
 
-def test_a_damaged_manifest_is_named(root: Path, tuner: Path) -> None:
+def test_a_run_whose_items_were_all_skipped_fails(root: Path, tuner: Path) -> None:
     order = make_run(root, tuner=tuner)
-    Path(order.manifest).write_text('{"dataset": 1}\n')
-    with pytest.raises(TrainingError, match="line 1 of the manifest is damaged"):
-        check(order)
     row = {"dataset": "a", "stem": "b", "source": "c", "aside": "damaged"}
     Path(order.manifest).write_text(f"{json.dumps(row)}\n")
     assert of(check(order), "images and captions").note == "no item is left to train on"
@@ -112,14 +108,6 @@ def test_caches_that_are_gone_are_named(root: Path, tuner: Path, ending: str) ->
         path.unlink()
     note = fails(order, "caches")
     assert note.count("is missing") == 3 and note.endswith(f"and {len(gone) - 3} more")
-
-
-def test_image_to_video_needs_clip(root: Path, tuner: Path) -> None:
-    clip = put_weights(root / "models/clip.safetensors", "visual.head", "textual.head")
-    order = make_run(root, tuner=tuner, model={"task": "i2v-14B", "clip": clip})
-    # The configuration refuses this before; an order of another hand gets here.
-    without = order.model_copy(update={"model": order.model.model_copy(update={"clip": None})})
-    assert fails(without, "model: clip") == "is not set, and i2v-14B needs it"
 
 
 def test_latents_that_the_manifest_does_not_name_fail(root: Path, tuner: Path) -> None:
@@ -141,12 +129,6 @@ def test_a_project_in_whose_caches_musubi_tuner_finds_nothing_is_refused(
     assert note.startswith(f"{place}/{CACHE} has one of [ ] * ? in it")
 
 
-def test_the_toml_names_whole_paths(root: Path, tuner: Path) -> None:
-    text = training_toml(make_run(root, tuner=tuner))
-    assert f'image_directory = "{root}/data/{RUN}"' in text
-    assert f'cache_directory = "{root}/{CACHE}"' in text
-
-
 def test_images_that_are_stored_turned_are_counted(root: Path, tuner: Path) -> None:
     order = make_run(root, tuner=tuner)
     turned = Image.Exif()
@@ -162,7 +144,6 @@ def test_images_of_16_bits_that_become_white_are_named(root: Path, tuner: Path) 
     assert not [each for each in check(order) if each.what == "16-bit images"]
     deep = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
     Image.fromarray(deep).save(f"data/{RUN}/red.png")
-    assert np.asarray(Image.open(f"data/{RUN}/red.png").convert("RGB")).mean() > 250
     assert of(check(order), "16-bit images") == Finding(
         "16-bit images",
         "warning",
@@ -174,56 +155,13 @@ def test_images_of_16_bits_that_become_white_are_named(root: Path, tuner: Path) 
 # -- what is trained ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", ["dit", "dit_high_noise", "vae", "text", "clip"])
+@pytest.mark.parametrize("key", ["dit_high_noise", "vae"])
 def test_each_model_path_must_exist(root: Path, tuner: Path, key: str) -> None:
-    task = {"dit_high_noise": "t2v-A14B", "clip": "i2v-14B"}.get(key, "t2v-1.3B")
+    task = "t2v-A14B" if key == "dit_high_noise" else "t2v-1.3B"
     order = make_run(root, tuner=tuner, model={"task": task, key: "models/gone.safetensors"})
     assert of(check(order), f"model: {key}") == Finding(
         f"model: {key}", "failed", "models/gone.safetensors: does not exist"
     )
-
-
-@pytest.mark.parametrize(
-    ("names", "note"),
-    [
-        (["encoder.conv1.weight", "decoder.conv1.weight"], "is a Wan VAE, not a Wan DiT"),
-        (["token_embedding.weight"], "is a T5, not a Wan DiT"),
-        (["visual.patch_embedding.weight"], "is an image encoder, not a Wan DiT"),
-        (
-            ["double_blocks.0.img_attn.qkv.weight"],
-            "is a DiT, not a Wan DiT",
-        ),
-        (["lora_unet_blocks_0.lora_down.weight"], "is a LoRA, not a Wan DiT"),
-        (["down_blocks.0.x", "conv_in.weight"], "is a UNet, not a Wan DiT"),
-    ],
-)
-def test_a_file_of_another_kind_fails(root: Path, tuner: Path, names: list[str], note: str) -> None:
-    order = make_run(root, tuner=tuner)
-    put_weights(Path("models/dit.safetensors"), *names)
-    assert fails(order, "model: dit").endswith(note)
-
-
-@pytest.mark.parametrize(
-    ("name", "data", "note"),
-    [
-        ("dit.safetensors", b"", "is an empty file"),
-        ("dit.safetensors", b"weights" * 9, "is cut short or no safetensors file"),
-        ("dit.pth", b"weights" * 9, "is cut short or no torch file"),
-        ("dit.gguf", b"GGUF", "is neither a .safetensors nor a .pth file"),
-    ],
-)
-def test_a_file_that_cannot_be_read_fails(
-    root: Path, tuner: Path, name: str, data: bytes, note: str
-) -> None:
-    order = make_run(root, tuner=tuner, model={"dit": f"models/{name}"})
-    Path(f"models/{name}").write_bytes(data)
-    assert fails(order, "model: dit") == f"models/{name}: {note}"
-
-
-def test_names_that_nobody_knows_are_a_warning(root: Path, tuner: Path) -> None:
-    order = make_run(root, tuner=tuner)
-    put_weights(Path("models/dit.safetensors"), "weight")
-    assert of(check(order), "model: dit").verdict == "warning"
 
 
 def test_each_form_of_the_encoders_is_known(tmp_path: Path) -> None:
@@ -237,13 +175,6 @@ def test_each_form_of_the_encoders_is_known(tmp_path: Path) -> None:
         for form, path in write(tmp_path).items():
             if form != "tokenizer":
                 assert kind_of(weight_file(path)) == kind, path
-
-
-@pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
-def test_a_dit_is_known_with_its_prefix(tmp_path: Path, prefix: str) -> None:
-    path = tmp_path / "dit.safetensors"
-    put_weights(path, *(prefix + name for name in WAN_DIT))
-    assert kind_of(path) == "Wan DiT"
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -269,22 +200,15 @@ def test_a_pickle_is_read_but_never_carried_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "shape", "note"),
-    [
-        ("t2v-1.3B", (1536, 36), "is a Wan DiT of 36 input channels; t2v-1.3B has 16"),
-        ("t2v-1.3B", (5120, 16), "is a Wan DiT of width 5120; t2v-1.3B has 1536"),
-        ("t2v-1.3B-FC", (1536, 16), "is a Wan DiT of 16 input channels; t2v-1.3B-FC has 48"),
-        ("i2v-A14B", (5120, 16), "is a Wan DiT of 16 input channels; i2v-A14B has 36"),
-        ("t2v-1.3B", (1536, 16), "Wan DiT"),
-        ("t2v-1.3B", (32, 4), "Wan DiT"),
-    ],
+    ("width", "note"),
+    [(5120, "is a Wan DiT of width 5120; t2v-1.3B has 1536"), (1536, "Wan DiT"), (32, "Wan DiT")],
 )
-def test_the_dit_of_another_task_is_known_by_its_shape(
-    root: Path, tuner: Path, task: str, shape: tuple[int, int], note: str
+def test_the_dit_of_another_task_is_known_by_its_width(
+    root: Path, tuner: Path, width: int, note: str
 ) -> None:
-    order = make_run(root, tuner=tuner, model={"task": task})
+    order = make_run(root, tuner=tuner)
     header = {name: torch.ones(2, 2) for name in WAN_DIT}
-    header["patch_embedding.weight"] = torch.zeros(*shape, 1, 2, 2, dtype=torch.bfloat16)
+    header["patch_embedding.weight"] = torch.zeros(width, 16, 1, 2, 2, dtype=torch.bfloat16)
     save_file(header, "models/dit.safetensors")
     found = of(check(order), "model: dit")
     assert found.note.endswith(note)
@@ -339,15 +263,6 @@ def test_an_attention_that_is_not_there_fails(root: Path, tuner: Path) -> None:
 def test_a_missing_configuration_of_accelerate_fails(root: Path, tuner: Path) -> None:
     order = make_run(root, tuner=tuner, accelerate_config="none.yaml")
     assert fails(order, "accelerate_config").startswith("none.yaml does not exist: correct")
-
-
-@pytest.mark.parametrize("place", ["models/transformer", "models/transformer/x.safetensors"])
-def test_a_dit_in_the_names_of_diffusers_fails(root: Path, tuner: Path, place: str) -> None:
-    order = make_run(root, tuner=tuner, model={"dit": place})
-    names = ("condition_embedder.a", "blocks.0.attn1.to_q.weight", "patch_embedding.weight")
-    put_weights(Path("models/transformer/x.safetensors"), *names)
-    note = fails(order, "model: dit")
-    assert "in diffusers' names, which musubi-tuner cannot read: name the original" in note
 
 
 def test_encoders_in_other_names_fail_only_where_its_own_scripts_load_them(

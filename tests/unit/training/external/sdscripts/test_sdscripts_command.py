@@ -18,11 +18,9 @@ from latentmake.errors import CacheError, SourceError
 from latentmake.layouts.layout import SdScripts as Names
 from latentmake.training.external.launch import prepare
 from latentmake.training.external.order import Resume, accelerate_arguments
-from latentmake.training.external.publish import blocks_of, findings, publish
+from latentmake.training.external.publish import findings, publish
 from latentmake.training.external.sdscripts.backend import model_files
 from latentmake.training.external.sdscripts.deploy import (
-    dataset_toml,
-    deploy,
     deployed,
     publication,
 )
@@ -34,34 +32,12 @@ from latentmake.training.external.sdscripts.order import (
     training_arguments,
 )
 from latentmake.training.order import RunFiles, Wanted
-from pydantic import ValidationError
 from sdscripts_world import SWITCHES, VALUES
+
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 ARCHITECTURES = ("sd1", "sd2", "sdxl", "sd3", "flux")
 ENCODERS = {"sd1": 1, "sd2": 1, "sdxl": 2, "sd3": 3, "flux": 2}
-# What a dataset may say, of the options that its documentation has.
-KNOWN = {
-    "resolution": list,
-    "batch_size": int,
-    "enable_bucket": bool,
-    "min_bucket_reso": int,
-    "max_bucket_reso": int,
-    "bucket_reso_steps": int,
-    "bucket_no_upscale": bool,
-    "subsets": list,
-}
-KNOWN_OF_SUBSETS = {
-    "image_dir": str,
-    "metadata_file": str,
-    "num_repeats": int,
-    "flip_aug": bool,
-    "alpha_mask": bool,
-}
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def order(
@@ -189,12 +165,6 @@ def test_numbers_are_written_as_they_read_and_the_users_own_arguments_come_last(
     assert found[-1] == "--masked_loss"
 
 
-def test_deepspeed_and_compilation_are_said_by_its_own_flags() -> None:
-    trainer = {"deepspeed": True, "zero_stage": 1, "torch_compile": True, "dynamo_backend": "eager"}
-    found = arguments(order(trainer=trainer))
-    assert (value(found, "--zero_stage"), value(found, "--dynamo_backend")) == ("1", "eager")
-
-
 def test_accelerate_is_told_of_devices_unless_a_file_says_all() -> None:
     assert "--multi_gpu" in accelerate_arguments("bf16", processes=2)
     assert "--multi_gpu" not in accelerate_arguments("bf16", processes=1)
@@ -202,28 +172,11 @@ def test_accelerate_is_told_of_devices_unless_a_file_says_all() -> None:
     assert accelerate_arguments("bf16", processes=2, config="a") == ["--config_file", "a"]
 
 
-@pytest.mark.parametrize(
-    "flag",
-    [
-        *("--cache_latents=x", "--dataset_config", "--config_file", "--output_dir"),
-        *("--random_crop", "--color_aug", "--flip_aug", "--resolution", "--bucket_reso_steps"),
-    ],
-)
-def test_an_argument_that_contradicts_what_was_cached_is_refused(flag: str) -> None:
-    if flag.startswith("--cache_latents"):
-        order(trainer={"arguments": [flag]})  # it says nothing new
-        return
-    with pytest.raises(ValidationError, match=flag):
-        order(trainer={"arguments": [flag, "1"]})
-
-
 def test_bookkeeping_does_not_train_again_and_all_else_does() -> None:
     one = order().settings_digest()
-    for same in ({"logging": False}, {"max_data_loader_n_workers": 0}, {"save_every_n_epochs": 1}):
+    for same in ({"logging": False}, {"script": "sdxl_train_network"}):
         assert order(trainer=same).settings_digest() == one
-    named = order(trainer={"script": "sdxl_train_network"})
-    assert named.settings_digest() == one
-    for other in ({"seed": 1}, {"network_dim": 4}, {"arguments": ["--masked_loss"]}):
+    for other in ({"seed": 1}, {"arguments": ["--masked_loss"]}):
         assert order(trainer=other).settings_digest() != one
 
 
@@ -290,28 +243,6 @@ def test_steps_of_an_epoch_are_told_by_each_leg_of_a_training() -> None:
     assert prepare(layout, other, epochs=8) == Resume()
 
 
-# -- the dataset TOML -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("fit", ["crop", "bucket"])
-def test_the_toml_has_no_key_that_it_does_not_know(architecture: str, fit: str) -> None:
-    asked = order(architecture, fit=fit, flip_aug=True, alpha_mask=True, num_repeats=3)
-    text = dataset_toml(asked, blocks_of(asked), lambda block: f"/deployed/{block}")
-    parsed = tomllib.loads(text)
-    assert set(parsed) == {"general", "datasets"}
-    assert [block["resolution"] for block in parsed["datasets"]] == [[512, 512], [512, 768]]
-    for block, name in zip(parsed["datasets"], ("a_512", "a_512x768"), strict=True):
-        assert {key: type(each) for key, each in block.items()}.items() <= KNOWN.items()
-        (subset,) = block["subsets"]
-        assert {key: type(each) for key, each in subset.items()} == KNOWN_OF_SUBSETS
-        assert subset["image_dir"] == f"/deployed/{name}"
-        assert subset["metadata_file"] == f"/deployed/{name}/metadata.json"
-        assert subset["num_repeats"] == 3
-        assert block["enable_bucket"] == (fit == "bucket")
-        assert ("bucket_reso_steps" in block) == (fit == "bucket")
-
-
 # -- the deployed folder --------------------------------------------------------------------------
 
 
@@ -349,44 +280,6 @@ def write_manifest(*rows: dict[str, Any]) -> None:
     Path("manifest.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def test_every_image_lies_beside_its_caches_with_its_size_told() -> None:
-    write_manifest(row("x"), row("sub/x.y"))
-    files = deployed(order())
-    assert {name for name in files if name.startswith("a_512/")} == {
-        "a_512/metadata.json",
-        *("a_512/x.png", "a_512/x_0040x0030_sdxl.npz", "a_512/x_te_outputs.npz"),
-        *("a_512/sub/x.y.png", "a_512/sub/x.y_0040x0030_sdxl.npz", "a_512/sub/x.y_te_outputs.npz"),
-    }
-    listed = files["a_512/metadata.json"]
-    assert isinstance(listed, bytes)
-    assert json.loads(listed) == {
-        "x.png": {"caption": "data/x.txt", "image_size": [40, 30]},
-        "sub/x.y.png": {"caption": "data/sub/x.y.txt", "image_size": [40, 30]},
-    }
-
-
-def test_each_text_of_an_item_is_an_image_of_its_own() -> None:
-    both = [f"cache/a/big/{part}/x_te_outputs.npz" for part in ("text", "text.1")]
-    put(*both)
-    write_manifest(row("x", variants=both, texts=["one", "two\nlines"]))
-    files = deployed(order())
-    assert files["a_512/x.png"] == files["a_512/x.v1.png"]
-    assert files["a_512/x_0040x0030_sdxl.npz"] == files["a_512/x.v1_0040x0030_sdxl.npz"]
-    assert [files["a_512/x_te_outputs.npz"], files["a_512/x.v1_te_outputs.npz"]] == [
-        Path(each) for each in both
-    ]
-    listed = files["a_512/metadata.json"]
-    assert isinstance(listed, bytes)
-    assert json.loads(listed)["x.v1.png"]["caption"] == "two lines"
-
-
-def test_texts_that_sd_scripts_encodes_itself_are_images_too() -> None:
-    write_manifest(row("x", "sd1", texts=["one", "two", "three"]))
-    files = deployed(order("sd1"))
-    assert {f"a_512/x{ending}.png" for ending in ("", ".v1", ".v2")} <= set(files)
-    assert not [name for name in files if name.endswith("te_outputs.npz")]
-
-
 def test_names_that_collide_are_refused_in_one_line() -> None:
     write_manifest(row("x", "sd1", texts=["one", "two"]), row("x.v1", "sd1"))
     with pytest.raises(SourceError, match=r"data/x\.v1\.png: would be deployed as .*; rename"):
@@ -407,17 +300,6 @@ def test_a_caption_must_be_text() -> None:
         deployed(order())
 
 
-def test_deploying_twice_touches_nothing() -> None:
-    write_manifest(row("x"), row("sub/y"))
-    first = deploy(order(), Path("deployed"))
-    assert (first.linked, first.copied, first.removed) == (12, 3, 0)
-    again = deploy(order(), Path("deployed"))
-    assert (again.linked, again.copied, again.unchanged, again.removed) == (0, 0, 15, 0)
-    write_manifest(row("x"))
-    assert deploy(order(), Path("deployed")).removed == 6
-    assert not Path("deployed/a_512/sub").exists()
-
-
 # -- publication ----------------------------------------------------------------------------------
 
 
@@ -428,9 +310,7 @@ def test_each_system_finds_everything_by_its_own_names(tmp_path: Path) -> None:
     asked = order("flux", fit="bucket", model=vae).model_copy(
         update={"publish": Publish(path="out", path_maps=maps)}
     )
-    said: list[str] = []
-    publish([publication(asked)], said.append)
-    assert len(said) == 2 and said[1].endswith("0 unchanged, 0 removed")
+    publish([publication(asked)], print)
     folder = tmp_path / "out/cats"
     windows = tomllib.loads((folder / "cats_win.toml").read_text())
     linux = tomllib.loads((folder / "cats_linux.toml").read_text())
@@ -441,10 +321,7 @@ def test_each_system_finds_everything_by_its_own_names(tmp_path: Path) -> None:
     text = (folder / "train_cats.json").read_text()
     calls = {system: json.loads(text)[system]["calls"] for system in ("linux", "windows")}
     assert value(calls["windows"][0][1], "--ae") == "D:/training/models/ae.safetensors"
-    assert value(calls["linux"][0][1], "--ae") == f"{tmp_path}/models/ae.safetensors"
-    assert [script for script, _ in calls["windows"]] == ["flux_train_network.py"]
     assert "musubi" not in text
-    assert (folder / "train_cats.sh").stat().st_mode & 0o111
     assert (folder / "a_512/sub/x_flux_te.npz").is_file()
 
 

@@ -1,16 +1,22 @@
-"""Published folders of every architecture: their scripts call the three scripts of the row."""
+"""Runs of every architecture are checked and published by what their rows say."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+import torch
+from latentmake.config.architectures import WAN
 from latentmake.config.machines import ExternalProgram, Publish
+from latentmake.training.external.musubi.checks import networks
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.musubi.publish import publication
 from latentmake.training.external.publish import findings, publish
-from rows_world import ROWS, RUN, VERSIONS, make_row_run
+from publish_world import order_of
+from rows_world import DIT_NAMES, ROWS, RUN, VERSIONS, make_row_run
+from safetensors.torch import save_file
 
 
 @pytest.fixture
@@ -54,25 +60,6 @@ def test_the_scripts_of_the_row_are_called_with_all_that_they_need(
     assert (place / f"{RUN}_64_control").is_dir() == bool(order.version.controls[0])
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_a_new_setting_of_a_script_drops_its_caches(root: Path, name: str) -> None:
-    order = published(make_row_run(root, name, next(iter(ROWS[name].versions))), caches=False)
-    publish([publication(order)], print)
-    made = Path("published") / RUN / f"{RUN}_64_cache"
-    caches = [*Path("cache").rglob("*.safetensors")]
-    for cache in caches:
-        (made / cache.name).write_bytes(cache.read_bytes())
-    publish([publication(order)], print)
-    assert len([*made.glob("*.safetensors")]) == len(caches)
-    if order.model.spec.encodes:
-        changed = order.model.model_copy(update={"fp8_t5": True})
-    else:
-        changed = order.model.model_copy(update={"text_arguments": ["--fp8_llm"]})
-    publish([publication(order.model_copy(update={"model": changed}))], print)
-    left = [path.name for path in made.glob("*.safetensors")]
-    assert len(left) == 2 and not any("_te" in each for each in left)
-
-
 def test_a_control_takes_the_caches_of_its_item_along(root: Path) -> None:
     order = published(make_row_run(root, "qwen_image_edit", "edit-2509"), caches=False)
     publish([publication(order)], print)
@@ -83,3 +70,41 @@ def test_a_control_takes_the_caches_of_its_item_along(root: Path) -> None:
     publish([publication(order)], print)
     left = {path.name for path in made.glob("*.safetensors")}
     assert left == {"blue_0080x0064_qie.safetensors", "blue_qie_te.safetensors"}
+
+
+@pytest.mark.parametrize(("name", "task"), VERSIONS)
+def test_the_network_of_each_version_is_known(root: Path, name: str, task: str) -> None:
+    order = make_row_run(root, name, task)
+    assert [each.fault or each.doubt for each in networks(order.model)] == [""]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_network_of_another_architecture_is_named(root: Path, name: str) -> None:
+    order = make_row_run(root, name, next(iter(ROWS[name].versions)))
+    other = "z_image" if name != "z_image" else "krea2"
+    save_file({DIT_NAMES[other]: torch.ones(2, 2)}, "models/dit.safetensors")
+    (found,) = networks(order.model)
+    if order.model.spec is WAN:
+        assert found.fault or found.doubt
+    else:
+        assert found.fault == f"is a {ROWS[other].title} DiT, not a {ROWS[name].title} DiT"
+    save_file({"lora_unet_a.lora_down.weight": torch.ones(2, 2)}, "models/dit.safetensors")
+    assert "is a LoRA" in next(networks(order.model)).fault
+    Path("models/dit.safetensors").write_bytes(b"x" * 30)
+    assert next(networks(order.model)).fault
+
+
+def test_names_of_a_dit_tell_its_architecture_alone() -> None:
+    for name, tensor in DIT_NAMES.items():
+        if name == "ideogram4":
+            continue
+        found = {ROWS[other].mark for other in ROWS if re.search(ROWS[other].mark, tensor)}
+        assert found == {ROWS[name].mark}, name
+
+
+def test_settings_of_finished_wan_runs_have_the_digests_of_earlier_versions() -> None:
+    plain = "592ea814fd56ef15888c1510785db7f7dcf5ad3092535a6f615de38c41f7f1f7"
+    other = "8890f7b0d97575ae0e4f67c5200de7cec5951fa6fb1a87f00dcbdebaf87f3484"
+    assert order_of().settings_digest() == plain
+    changed = order_of(model={"task": "i2v-14B"}, trainer={"network_dim": 4, "fp8_base": True})
+    assert changed.settings_digest() == other
