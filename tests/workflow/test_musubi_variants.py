@@ -160,25 +160,6 @@ def test_names_that_another_text_is_to_have_are_refused_while_planning(project: 
     project.run("-n", "caches_tiny")
 
 
-def test_our_trainer_picks_a_text_in_each_step(project: Project) -> None:
-    def change(values: dict[str, Any]) -> None:
-        values["models"]["wan"]["dit"] = "models/wan/dit"
-        values["datasets"]["shapes"]["captions"] = CAPTIONS
-        values["runs"]["tiny"]["trainer"] = {
-            "kind": "wan",
-            "rank": 2,
-            "max_steps": 3,
-            "mixed_precision": "no",
-        }
-
-    project.configure(change)
-    project.run("train_tiny")
-    row = project.manifest()[0]
-    assert [caption(project / path) for path in row["variants"]["32"]] == row["texts"]
-    assert (project / "runs/tiny/pytorch_lora_weights.safetensors").is_file()
-    assert project.run("train_tiny").idle
-
-
 def test_texts_of_a_scripted_model_are_listed_cached_and_published(tmp_path: Path) -> None:
     tensors = {"vae": "encoder", "text": "embedding", "dit": "noise_refiner.0.weight"}
     fast_tuner.write_weights(tmp_path / "tiny", **tensors)
