@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,30 +70,3 @@ def test_an_item_that_a_script_dies_of_is_named_and_the_rest_is_built(
     asked = {call["script"]: scripts_world.stems(call) for call in calls}
     assert asked[scripts_world.LATENTS] == [["dog"]]
     assert project.run("caches_tiny").idle
-
-
-def forget_the_script(project: Project) -> None:
-    (project / TUNER / "src/musubi_tuner" / scripts_world.TEXT).unlink()
-
-
-def take_the_text_encoder_for_the_vae(project: Project) -> None:
-    project.configure(lambda x: x["models"]["tiny"].update(vae="models/tiny/text.safetensors"))
-
-
-MISTAKES = [
-    (forget_the_script, ["no zimage_cache_text_encoder_outputs.py", "update it"]),
-    (take_the_text_encoder_for_the_vae, ["models.tiny.vae", "holds a language model, not a VAE"]),
-]
-
-
-@pytest.mark.parametrize(("make", "words"), MISTAKES)
-def test_what_no_script_could_encode_is_said_while_planning(
-    tmp_path: Path, make: Callable[[Project], None], words: list[str]
-) -> None:
-    project = project_of(tmp_path)
-    scripts_world.install(project / TUNER)
-    make(project)
-    result = project.run("caches_tiny", check=False)
-    assert result.returncode != 0 and "Traceback" not in result.output
-    result.one_line("error", *words)
-    assert not scripts_world.calls(project / TUNER) and not project.cache_files()
