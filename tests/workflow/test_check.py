@@ -18,13 +18,6 @@ from safetensors.torch import save_file
 LACKING = {"optimizer": "adamw8bit", "accelerate_config": None}
 
 
-@pytest.fixture(scope="module")
-def wan_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "wan"
-    wan.make_model(folder)
-    return folder
-
-
 @pytest.fixture
 def of_wan(wan_model: Path, tmp_path: Path) -> Project:
     project = wan.make(tmp_path / "project", wan_model)

@@ -30,10 +30,8 @@ DOCUMENTED = {"MODEL": "models/Wan2.1-T2V-1.3B-Diffusers", "RUN": "runs/films"}
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def template(tmp_path_factory: pytest.TempPathFactory, wan_model: Path) -> Project:
     """A project with three videos, nothing built. Not to be changed: copy it."""
-    models = tmp_path_factory.mktemp("models") / "wan"
-    wan.make_model(models)
     values = wan.config()
     values["datasets"] = {
         "films": {
@@ -45,7 +43,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Project:
         }
     }
     values["runs"] = {RUN: {"datasets": ["films"], "model": "wan", "resolutions": [[48, 32]]}}
-    project = Project.make(tmp_path_factory.mktemp("clips") / "project", values, models)
+    project = Project.make(tmp_path_factory.mktemp("clips") / "project", values, wan_model)
     folder = project / "data/films"
     folder.mkdir(parents=True)
     for number, (stem, caption) in enumerate(CAPTIONS.items()):

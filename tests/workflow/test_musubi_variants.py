@@ -13,7 +13,6 @@ import pytest
 import video_world
 import wan
 import world
-from dit_world import tiny_dit
 from latentmake.config.architectures import MUSUBI
 from project import Project
 from safetensors import safe_open
@@ -30,16 +29,8 @@ CAPTIONS: dict[str, Any] = {
 CACHE = "cache/shapes/wan"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "wan"
-    wan.make_model(folder)
-    tiny_dit(num_layers=1).save_pretrained(folder / "dit")
-    return folder
-
-
 @pytest.fixture
-def project(tmp_path: Path, model: Path) -> Project:
+def project(tmp_path: Path, wan_model: Path) -> Project:
     values = wan.config()
     values["datasets"]["shapes"]["captions"] = CAPTIONS
     values["datasets"]["films"] = {
@@ -53,7 +44,7 @@ def project(tmp_path: Path, model: Path) -> Project:
         "datasets": ["shapes", "films", "plain"],
         "resolutions": [[64, 48], 32],
     }
-    project = Project.make(tmp_path / "project", values, model)
+    project = Project.make(tmp_path / "project", values, wan_model)
     for number, stem in enumerate(STEMS):
         world.draw(project / f"data/shapes/{stem}.png", number, (64, 48))
         (project / f"data/shapes/{stem}.txt").write_text(f"{stem}, {TAGS}", encoding="utf-8")

@@ -8,27 +8,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
-import world
 from latentmake.request import VARIABLE, PlanFile
 from latentmake.training.order import caption_in
 from project import NOTHING, Counts, Project
 
 WEIGHTS = "runs/tiny/pytorch_lora_weights.safetensors"
-
-
-@pytest.fixture(scope="session")
-def trained_template(tmp_path_factory: pytest.TempPathFactory, template: Project) -> Project:
-    """The finished build with a training. Not to be changed: copy it."""
-    project = template.copy(tmp_path_factory.mktemp("trained") / "project")
-    project.configure(lambda config: config["runs"]["tiny"].update(trainer=world.training()))
-    project.run("train_tiny")
-    return project
-
-
-@pytest.fixture
-def trained(trained_template: Project, tmp_path: Path) -> Project:
-    return trained_template.copy(tmp_path / "project")
 
 
 def _weights(project: Project) -> tuple[str, int]:

@@ -19,14 +19,6 @@ FOLDERS = ("64", "96", "128x64")
 
 
 @pytest.fixture(scope="session")
-def wan_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the tiny Wan model."""
-    folder = tmp_path_factory.mktemp("models") / "wan"
-    wan.make_model(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
 def wan_template(tmp_path_factory: pytest.TempPathFactory, wan_model: Path) -> Project:
     """A project whose caches are all built, with a trainer. Not to be changed: copy it."""
     project = wan.make(tmp_path_factory.mktemp("wan") / "project", wan_model)
