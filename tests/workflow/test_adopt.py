@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import struct
 import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,7 @@ import pytest
 import torch
 import world
 from latentmake.files.cachefile import read_header
-from project import NOTHING, Counts, Project, Result
+from project import NOTHING, ROOT, Counts, Project, Result
 from safetensors.torch import load_file
 
 ENDINGS = {"latents": ".img_sdxl", "text": ".txt_clipl"}
@@ -134,6 +138,72 @@ def test_after_adoption_an_edit_is_encoded_and_its_file_never_adopted_again(
     assert summary(project.ask("adopt", "tiny")) == [1, 11, 0, 0, 0]
     assert project.run("caches_tiny").encoded() == Counts()
     assert np.array_equal(cached(project, name).numpy(), embedding(99))
+
+
+def test_files_that_do_not_fit_are_named_and_what_is_missing_is_encoded(project: Project) -> None:
+    put_foreign(project, *STEMS)
+    broken = project / "data/shapes/dog.img_sdxl"
+    broken.write_bytes(broken.read_bytes()[:-1])
+    (project / "data/shapes/fox.txt_clipl").unlink()
+    result = project.ask("adopt", "tiny")
+    assert summary(result) == [10, 0, 1, 1, 0]
+    result.one_line("not adopted: data/shapes/dog.img_sdxl: ", "cut short")
+    assert "Traceback" not in result.output
+    before = project.snapshot()
+    result = project.run("caches_tiny")
+    assert result.encoded("latents") == Counts(encoded=1)
+    assert result.encoded("text") == Counts(linked=1)  # fox has the caption of bee
+    added = project.latents("dog", resolutions=(32,)) | project.texts("fox")
+    assert project.changed(before) == NOTHING._replace(added=added)
+    assert project.run("caches_tiny").idle
+
+
+def test_only_the_resolution_that_files_have_is_adopted(project: Project) -> None:
+    project.configure(lambda config: config["runs"]["tiny"].update(resolutions=[16, 32]))
+    put_foreign(project, *STEMS)
+    assert summary(project.ask("adopt", "tiny")) == [12, 0, 6, 0, 0]
+    assert summary(project.ask("adopt", "tiny")) == [0, 12, 6, 0, 0]
+    result = project.run("caches_tiny")
+    assert result.encoded() == Counts(encoded=6)
+    for stem in STEMS:
+        fresh, adopted = sorted(project.latents(stem))
+        assert cached(project, fresh).shape == (4, 2, 2)
+        assert cached(project, adopted).shape == (4, 4, 4)
+
+
+def test_a_killed_adoption_goes_on_where_it_was(project: Project) -> None:
+    stems = [f"item{number:03}" for number in range(30)]
+    for number, stem in enumerate(stems):
+        world.draw(project / f"data/shapes/{stem}.png", number)
+        (project / f"data/shapes/{stem}.txt").write_text(stem)
+        base = f"data/shapes/{stem}"
+        write_foreign(project / f"{base}{ENDINGS['latents']}", "latent", latents(number))
+        write_foreign(project / f"{base}{ENDINGS['text']}", "emb", embedding(number))
+    command = [sys.executable, "-m", "latentmake", "adopt", "tiny"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
+    running = subprocess.Popen(command, env=environment, cwd=project.folder)
+    while len(caches(project)) < 5 and running.poll() is None:
+        time.sleep(0.01)
+    running.kill()
+    running.wait()
+    done = len(caches(project))
+    assert done >= 5
+    assert "" not in [read_header(project / name).adopted for name in caches(project)]
+    assert summary(project.ask("adopt", "tiny")) == [60 - done, done, 12, 0, 0]
+    assert len(caches(project)) == 60
+    # The pictures of the six other items are among those of the first.
+    assert project.run("caches_tiny").encoded("latents") == Counts(linked=6)
+    assert project.temporaries() == []
+
+
+def test_what_cannot_be_adopted_is_one_line(project: Project) -> None:
+    result = project.ask("adopt", "tinny", check=False)
+    assert result.returncode == 2 and "there is no such run; did you mean `tiny`?" in result.output
+    (project / ".latentmake").mkdir(exist_ok=True)
+    with (project / ".latentmake/building.lock").open("wb") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        result = project.ask("adopt", "tiny", check=False)
+        assert result.returncode == 2 and "another build is running here" in result.output
 
 
 # -- export --------------------------------------------------------------------------------------
