@@ -1,21 +1,20 @@
 """What a cold build costs besides encoding, a target, and how much memory its processes hold.
 
-    python tests/bench/build.py [--images 10000 100000] [--resolutions 64] [--folder FOLDER]
-    python tests/bench/build.py --model data/tiny-sd [--images 1000 10000]
+    python tests/bench/build.py [--images 10000 100000] [--items 1024] [--folder FOLDER]
+        [--profile profiles/slurm]
 
-Generated images with a caption each, through real Snakemake on all cores. The encoder does nothing,
-in jobs that are real otherwise (they import torch, read, check and write), or is that of a model.
-Printed, a target: the wall time of all, that without any encoding process, and the processor time
-of all; and the most memory that the planning process and a job held.
+Generated bitmaps at one resolution with a caption each, through real Snakemake on all cores, or
+through the cluster of a profile. The encoder does nothing, in jobs that are real otherwise: they
+import torch, read, check and write. Printed: jobs; the time until the first of them (plan and
+graph); wall and processor time a target; and the most memory that the planning process and a job
+held, of jobs on this machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
-import random
 import shutil
 import sys
 import tempfile
@@ -24,105 +23,60 @@ from pathlib import Path
 
 import plan as planning
 import psutil
-from PIL import Image
 from tabulate import tabulate
 
-ROOT = Path(__file__).resolve().parents[2]
-CORES = len(os.sched_getaffinity(0))
+TARGETS = 2
+JOB = {"encode": {"gpus": 0, "cpus": 1, "mem_mb": 1500, "runtime": 5}}  # of a cluster
 
 
-def make_project(folder: Path, images: int, resolutions: list[int], model: Path) -> None:
-    """Write a project of pictures in random colours."""
-    for name in ("Snakefile", "rules", "scripts", "profiles", "envs"):
-        (folder / name).symlink_to(ROOT / name)
-    (folder / "models").mkdir()
-    (folder / "models/tiny-sd").symlink_to(model.resolve())
-    config = {
-        "datasets": {"generated": {"path": "data"}},
-        "models": {"tiny-sd": {"vae": "models/tiny-sd/vae", "text": "models/tiny-sd/text_encoder"}},
-        "runs": {
-            "generated": {
-                "datasets": "generated",
-                "model": "tiny-sd",
-                "resolutions": resolutions,
-            }
-        },
-    }
-    (folder / "config").mkdir()
-    (folder / "config/config.yaml").write_text(json.dumps(config))
-    (folder / "data").mkdir()
-    dice = random.Random(0)
-    for number in range(images):
-        image = Image.new("RGB", (48, 40), tuple(dice.randbytes(3)))
-        image.putpixel((number % 48, 0), (number % 256, number // 256 % 256, 7))
-        image.save(folder / f"data/{number:06d}.png", compress_level=1)
-        (folder / f"data/{number:06d}.txt").write_text(f"colour number {number}")
-
-
-def watch(folder: Path) -> list[float]:
-    """Build; return wall time, the time in which an encoder lived, processor time, memory (MB).
-
-    Memory is that of the planning process, then of the job that held most.
-    """
+def build(folder: Path, profile: str | None) -> list[float]:
+    """Return jobs, seconds until the first, wall and processor time, and memory in MB."""
+    chosen = ["--profile", profile] if profile else ["--cores", str(len(os.sched_getaffinity(0)))]
+    command = [sys.executable, "-m", "snakemake", *chosen, "caches_generated"]
+    said = folder / "output.txt"
     began, before = time.monotonic(), os.times()
-    with (folder / "output.txt").open("w") as output:
-        command = [sys.executable, "-m", "snakemake", "--cores", str(CORES), "--quiet", "all"]
-        build = psutil.Popen([*command, "--", "caches_generated"], cwd=folder, stderr=output)
-        encoding = planner = memory = 0.0
-        last = time.monotonic()
-        while build.poll() is None:
+    first = planner = job = 0.0
+    with said.open("w") as output:
+        process = psutil.Popen(command, cwd=folder, stdout=output, stderr=output)
+        while process.poll() is None:
             time.sleep(0.05)
-            now = time.monotonic()
-            sizes = [0.0]
             with contextlib.suppress(psutil.Error):
-                planner = max(planner, build.memory_info().rss / 1e6)
-            for child in build.children(recursive=True):
-                try:
+                planner = max(planner, process.memory_info().rss / 1e6)
+            for child in process.children(recursive=True):
+                with contextlib.suppress(psutil.Error):
                     if any(".encode.py" in part for part in child.cmdline()):
-                        sizes.append(child.memory_info().rss / 1e6)
-                except psutil.Error:
-                    continue
-            if len(sizes) > 1:
-                encoding += now - last
-                memory = max(memory, *sizes)
-            last = now
-    if build.returncode:
-        sys.exit((folder / "output.txt").read_text()[-3000:])
+                        job = max(job, child.memory_info().rss / 1e6)
+            if not first and "rule encode_" in said.read_text():
+                first = time.monotonic() - began
+    if process.returncode:
+        sys.exit(said.read_text()[-3000:])
+    jobs = said.read_text().count("rule encode_")
     used = sum(os.times()[2:4]) - sum(before[2:4])
-    return [time.monotonic() - began, encoding, used, planner, memory]
+    return [jobs, first, time.monotonic() - began, used, planner, job]
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", type=Path, help="a folder of diffusers; else nothing is encoded")
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, nargs="+", default=[10_000, 100_000])
-    parser.add_argument("--resolutions", type=int, nargs="+", default=[64])
+    parser.add_argument("--items", type=int, default=1024, help="items of a job")
+    parser.add_argument("--profile", default=None)
     parser.add_argument("--folder", type=Path, default=None, help="where to work")
     options = parser.parse_args()
     rows = []
     for images in options.images:
         folder = Path(tempfile.mkdtemp(prefix="latentmake-bench-", dir=options.folder))
         try:
-            if options.model:
-                make_project(folder, images, options.resolutions, options.model)
-            else:
-                planning.make_idle_project(folder, images, options.resolutions)
-            wall, encoding, used, *memory = watch(folder)
-            targets = images * (len(options.resolutions) + 1)
-            each = [1000 * value / targets for value in (wall, wall - encoding, used)]
-            rows.append([images, targets, wall, *each, *memory])
+            batch = {"items": options.items}
+            planning.make_idle_project(folder, images, [64], batch=batch, cluster=JOB)
+            jobs, first, wall, used, *memory = build(folder, options.profile)
+            each = [1000 * value / (images * TARGETS) for value in (wall, used)]
+            rows.append([images, jobs, first, wall, *each, *memory])
             print(tabulate(rows[-1:], tablefmt="plain", floatfmt=".2f"), flush=True)
-            made = sum(1 for _ in (folder / "cache").rglob("*.safetensors"))
-            if made != targets:
-                sys.exit(f"{made} targets were made, not {targets}")
         finally:
             shutil.rmtree(folder)
-    head = ["images", "targets", "wall [s]", "ms a target", "without jobs", "processor time"]
-    head += ["planner [MB]", "job [MB]"]
-    print("\n" + tabulate(rows, headers=head, floatfmt=".2f"))
+    head = ["images", "jobs", "first job [s]", "wall [s]", "ms a target", "processor time"]
+    print("\n" + tabulate(rows, headers=[*head, "planner [MB]", "job [MB]"], floatfmt=".2f"))
 
 
 if __name__ == "__main__":

@@ -2,14 +2,15 @@
 # Measures everything that needs a GPU: tests/gpu, then encoders, trainers and the loader at real sizes with
 # random weights, in 9 minutes at most.
 #
-#   tests/bench/gpu.sh [--install FOLDER] [--cpu] [--minutes 9] [--out FOLDER] [STEP...]
+#   tests/bench/gpu.sh [--install FOLDER] [--cpu] [--out FOLDER] [STEP...]
 #
 # LATENTMAKE_PYTHON names the Python (default: python, else python3). It needs torch for CUDA and what
 # envs/requirements-dev.lock holds; `--install` first puts what is missing into a virtual environment in
 # FOLDER, and keeps a torch for CUDA that the Python has already (PIP_FIND_LINKS and the like hold for it).
-# `--cpu` runs every step at tiny sizes on the CPU, to see that it works. Without steps named, all are run: see
-# tests/bench/gpu.py. Tables are printed; all figures also go to gpu.json and gpu.txt in the folder of `--out`
-# (default: here). Exits with 1 if a step failed or took too long, with 2 where there is no GPU.
+# `--cpu` runs every step at tiny sizes on the CPU, to see that it works. Without steps named, all are run:
+# tests vae512 vae1024 t5 wan sd_trainer wan_trainer clip loader. What is printed also goes to gpu.txt in the
+# folder of `--out` (default: here), and rows of a step to its JSON file there. A step has a time limit, and its
+# failure stops no other. Exits with 1 if a step failed or took too long, with 2 where there is no GPU.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 python=${LATENTMAKE_PYTHON:-}
@@ -60,4 +61,60 @@ if [[ ${1-} == --install ]]; then
     "$python" -m pip install --quiet "${deps[@]}" "${wanted[@]}"
   fi
 fi
-exec "$python" "$root/tests/bench/gpu.py" "$@"
+
+cpu=() out=$PWD wanted=()
+while (($#)); do
+  case $1 in
+    --cpu) cpu=(--cpu) ;;
+    --out) out=$(realpath -m "$2"); shift ;;
+    *) wanted+=("$1") ;;
+  esac
+  shift
+done
+export PYTHONPATH=$root/scripts HF_HUB_OFFLINE=1
+if ((${#cpu[@]})); then export CUDA_VISIBLE_DEVICES=; fi
+machine=$("$python" -c 'import sys, torch
+there = torch.cuda.is_available()
+print(torch.cuda.get_device_name() if there else "CPU", "torch", torch.__version__)
+sys.exit(not there)') || ((${#cpu[@]})) || { echo "no GPU: torch sees none; --cpu runs every step at tiny sizes" >&2; exit 2; }
+mkdir -p "$out"
+cd "$root/tests/bench"
+echo "$machine" | tee "$out/gpu.txt"
+
+known=() failed=()
+step() { # name, seconds, arguments of Python
+  local name=$1 limit=$2 status=0 left=$((535 - SECONDS))
+  shift 2
+  known+=("$name")
+  if ((${#wanted[@]})) && [[ " ${wanted[*]} " != *" $name "* ]]; then return; fi
+  if ((left < 1)); then
+    status="no time left"
+  else
+    timeout -k 5 $((left < limit ? left : limit)) "$python" "$@" >"$out/$name.log" 2>&1 </dev/null || status=$?
+  fi
+  { echo; echo "== $name: status $status"; tail -n 60 "$out/$name.log" || true; } 2>/dev/null | tee -a "$out/gpu.txt"
+  if [[ $status != 0 ]]; then failed+=("$name"); fi
+}
+encoder() { step "$1" "$2" gpu_encoders.py "$1" "${cpu[@]}" --json "$out/$1.json"; }
+wan=(--frames 17 --steps 3 --only train)
+loader=(--items 4000 --threads 1 4)
+if ((${#cpu[@]})); then
+  wan=(--model tiny --frames 5 --height 32 --width 48)
+  loader=(--items 400 --threads 1)
+fi
+step tests 180 -m pytest -n 0 -v -rs --durations=5 "$root/tests/gpu"
+encoder vae512 90
+encoder vae1024 90
+encoder t5 120
+encoder wan 90
+step sd_trainer 120 gpu_trainers.py "${cpu[@]}" --json "$out/sd_trainer.json"
+step wan_trainer 90 wan.py "${wan[@]}" --json "$out/wan_trainer.json"
+encoder clip 60
+step loader 60 loader.py "${loader[@]}" --batch-size 8 --rounds 1
+for name in "${wanted[@]}"; do
+  if [[ " ${known[*]} " != *" $name "* ]]; then failed+=("$name is no step of ${known[*]}"); fi
+done
+if ((${#failed[@]})); then
+  echo "failed: ${failed[*]}" | tee -a "$out/gpu.txt" >&2
+  exit 1
+fi

@@ -1,9 +1,9 @@
-"""Speed of encoders on a GPU: whole jobs and bare loops, and numbers against float64.
+"""Speed of encoders on a GPU: whole jobs and bare loops.
 
     python tests/bench/gpu_encoders.py STEP [--cpu] [--json FILE]
 
 Steps: `vae512` and `vae1024` (Stable Diffusion's), `wan` (pictures and clips), `t5` (XXL's size),
-`clip`, `exactness`. gpu.sh runs them all. A job reads files with 8 threads and writes cache files;
+`clip`. gpu.sh runs them all. A job reads files with 8 threads and writes cache files;
 its start, until the first batch is ready, is left out. The bare loop runs the same encoder in
 the same dtype over pixels or tokens that lie in memory, at the fastest of some batch sizes, and
 copies what it makes to the CPU. `busy` is the share of a job's time in which the device was at work
@@ -13,7 +13,6 @@ on batches, by its own clock.
 from __future__ import annotations
 
 import argparse
-import copy
 import os
 import shutil
 import statistics
@@ -29,7 +28,6 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import gpu_world as world
-from exact_world import error, pictures
 from latentmake.caches.encode import carry_out, load_encoder
 from latentmake.caches.encoders import load
 from latentmake.caches.encoders.device import DTYPES, pick_device
@@ -243,68 +241,12 @@ def _network_of(encode: Callable[..., Any]) -> Any:
     raise LookupError("the encoder holds no network")
 
 
-def exactness(cpu: bool, device: torch.device) -> Iterator[Row]:
-    """Yield error and speed of Stable Diffusion's VAE by dtype, layout and kernels."""
-    side = 64 if cpu else 256
-    vae = world.sd_vae(device, tiny=cpu)
-    signals = {
-        name: (each.permute(0, 3, 1, 2).float() / 127.5 - 1.0).contiguous().to(device)
-        for name, each in pictures(side).items()
-    }
-
-    @torch.inference_mode()
-    def latents(network: Any, signal: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = network.encode(signal).latent_dist.mean
-        return found
-
-    double = copy.deepcopy(vae).double()
-    exact = {name: latents(double, each.double()) for name, each in signals.items()}
-    del double
-    many = 2 if cpu else 8
-    ways: list[tuple[str, str, dict[str, Any]]] = [
-        (dtype, way, options)
-        for dtype in ("float32", "bfloat16", "float16")
-        for way, options in (
-            ("contiguous", {}),
-            ("channels_last", {"memory_format": torch.channels_last}),
-            ("TF32", {"tf32": True}),
-            ("cudnn.benchmark", {"benchmark": True}),
-        )
-        if dtype == "float32" or way != "TF32"
-        if device.type == "cuda" or way in ("contiguous", "channels_last")
-    ]
-    first: dict[str, float] = {}
-    for dtype, way, options in ways:
-        layout = options.get("memory_format", torch.contiguous_format)
-        torch.backends.cudnn.allow_tf32 = options.get("tf32", False)
-        torch.backends.cudnn.benchmark = options.get("benchmark", False)
-        network: Any = torch.nn.Module.to(copy.deepcopy(vae), DTYPES[dtype], memory_format=layout)
-
-        def given(signal: torch.Tensor, dtype: str = dtype, layout: Any = layout) -> torch.Tensor:
-            return signal.to(DTYPES[dtype]).contiguous(memory_format=layout)
-
-        errors = {
-            name: error(latents(network, given(each)), exact[name])
-            for name, each in signals.items()
-        }
-        batch = given(signals["noise"].expand(many, -1, -1, -1))
-        speed = world.rate(
-            lambda network=network, batch=batch: latents(network, batch),  # type: ignore[misc]
-            many, device, 0.02 if cpu else 0.7,
-        )  # fmt: skip
-        first.setdefault(dtype, speed)
-        ratio = speed / first[dtype]
-        yield {"dtype": dtype, "way": way, **errors, "images /s": speed, "to contiguous": ratio}
-    torch.backends.cudnn.benchmark = False
-
-
 STEPS: dict[str, Callable[[bool, torch.device], Iterator[Row]]] = {
     "vae512": lambda cpu, device: images(64 if cpu else 512, cpu, device),
     "vae1024": lambda cpu, device: images(96 if cpu else 1024, cpu, device),
     "wan": wan,
     "t5": lambda cpu, device: text("t5", cpu, device),
     "clip": lambda cpu, device: text("clip", cpu, device),
-    "exactness": exactness,
 }
 
 

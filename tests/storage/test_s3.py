@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -115,7 +114,7 @@ def test_the_same_bytes_put_again_are_fetched_once_and_rebuild_nothing(
     assert bucket.requests() == [("GET", "")]
 
 
-def test_an_edited_caption_is_one_object_fetched_and_one_encoding(
+def test_an_edited_caption_and_a_new_picture_are_fetched_once_and_nothing_else_is(
     built: Project, bucket: Bucket
 ) -> None:
     before = built.snapshot()
@@ -129,9 +128,6 @@ def test_an_edited_caption_is_one_object_fetched_and_one_encoding(
     assert built.changed(before) == NOTHING._replace(content=built.texts("fox"))
     assert built.run("caches_tiny").idle
     assert fetched(bucket) == []
-
-
-def test_a_new_picture_is_fetched_once(built: Project, bucket: Bucket) -> None:
     bucket.put("lab/shapes/gnu.png", picture(9))
     bucket.put("lab/shapes/gnu.txt", b"a grey field\n")
     bucket.requests()
@@ -151,32 +147,6 @@ def test_what_is_set_aside_is_looked_at_again_when_it_changes_and_not_before(
     assert bucket.requests() == [("GET", "")]
     bucket.put("lab/shapes/cat.png", good)
     assert remote.run("caches_tiny").encoded() == Counts(encoded=2)
-
-
-def lose_bucket(values: dict[str, Any]) -> None:
-    values["datasets"]["shapes"]["path"] = "s3://no-such-bucket/shapes"
-
-
-def lose_folder(values: dict[str, Any]) -> None:
-    path = values["datasets"]["shapes"]["path"]
-    values["datasets"]["shapes"]["path"] = path.replace("lab", "labs")
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lose_bucket, ["s3://no-such-bucket", "bucket does not exist"]),
-        (lose_folder, ["/labs/shapes does not exist, or no file is in it"]),
-    ],
-)
-def test_a_wrong_address_is_one_line(
-    remote: Project, change: Callable[[dict[str, Any]], None], words: list[str]
-) -> None:
-    remote.configure(change)
-    result = remote.run("caches_tiny", check=False)
-    assert result.returncode
-    assert result.one_line("error: datasets.shapes.path: ", *words)
-    assert "Traceback" not in result.output
 
 
 def test_a_single_cache_file_can_be_asked_for(remote: Project, bucket: Bucket) -> None:

@@ -60,6 +60,13 @@ def test_a_listing_of_more_than_a_page_is_whole_and_below_its_folder_alone(bucke
     assert len(listed(f"s3://{bucket.name}")) == 1006
 
 
+def test_a_wrong_address_is_one_line(bucket: Bucket) -> None:
+    with pytest.raises(DatasetError, match=r"s3://no-such-bucket/p.* bucket does not exist"):
+        listed("s3://no-such-bucket/p")
+    with pytest.raises(DatasetError, match="/labs does not exist, or no file is in it"):
+        listed(f"s3://{bucket.name}/labs")
+
+
 def test_hidden_objects_and_marks_of_folders_are_passed_over(bucket: Bucket) -> None:
     for key in ("p/", "p/.git/a.txt", "p/.b.txt", "p/sub/", "p/sub/c.txt", "p/sub/../d.txt"):
         bucket.put(key, b"x")

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 import world
-from latentmake.index.memo import Memo
-from latentmake.plan.receipts import Past, learn_job, past_jobs
 from project import Project
 
 TOOLS = ("sbatch", "squeue", "sacct", "sinfo", "scancel", "srun", "scontrol", "sacctmgr")
@@ -57,30 +55,6 @@ def test_a_dry_run_under_the_profile_asks_no_cluster(
     assert asked <= {"scontrol show config"}
     assert "encode_latents_shapes" in done.stdout + done.stderr
     assert re.search(r"shapes\s+micro\s+latents 16\s+\.\s+\.\s+6", done.stderr)
-
-
-def _orders(output: str) -> list[int]:
-    """Return how many orders each job for latents has."""
-    inputs = re.findall(r"^(?:local)?rule encode_latents\S+:\n +input: (.*)$", output, re.MULTILINE)
-    return [len(each.split(", ")) for each in inputs]
-
-
-def test_past_jobs_tell_how_large_the_next_shall_be(fresh: Callable[[], Project]) -> None:
-    project = fresh()
-    project.configure(lambda values: values.update(batch={"items": "auto", "minutes": 0.11}))
-    first = project.run("-n", "latents_tiny").output
-    assert _orders(first) == [1]  # nothing is known yet
-    project.run("latents_tiny")
-    project.run("-n", "latents_tiny")  # takes the receipts in
-    with Memo(project / ".latentmake/memo.sqlite") as memo:
-        known = past_jobs(memo, "latents micro")
-        assert known is not None and known.time(1) > 0 and known.starting > 0
-        for _ in range(40):  # a slow model's jobs, which outweigh the first
-            learn_job(memo, "latents micro", Past(2, 3.0, starting=0.01))
-    project.configure(lambda values: values["models"]["micro"].update(dtype="float16"))
-    again = project.run("-n", "latents_tiny").output
-    # 6.6 s at two targets in 3 s are four targets: two items of two resolutions.
-    assert _orders(again) == [3]
 
 
 def test_a_source_edited_after_the_plan_is_reported_and_has_its_own_key(

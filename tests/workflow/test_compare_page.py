@@ -111,13 +111,9 @@ def test_five_runs_fit_a_narrow_window(browser: Browser) -> None:
     browser.open(page_of(*found))
     names = [each.accessible_name for each in browser.all("select, input") if each.is_displayed()]
     assert len(names) == len({*names}) == 2 and all(names)
-    size = browser.driver.get_window_size()
-    try:
-        for width in (1200, 500):
-            browser.driver.set_window_size(width, 900)
+    for width in (1200, 600):
+        with browser.window(width, 900):
             assert browser.run("return document.documentElement.scrollWidth <= window.innerWidth")
-    finally:
-        browser.driver.set_window_size(size["width"], size["height"])
 
 
 def generated(name: str, wanted: list[tuple[str, int]], width: int) -> Pictured:

@@ -30,10 +30,8 @@ DOCUMENTED = {"MODEL": "models/Wan2.1-T2V-1.3B-Diffusers", "RUN": "runs/films"}
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def template(tmp_path_factory: pytest.TempPathFactory, wan_model: Path) -> Project:
     """A project with three videos, nothing built. Not to be changed: copy it."""
-    models = tmp_path_factory.mktemp("models") / "wan"
-    wan.make_model(models)
     values = wan.config()
     values["datasets"] = {
         "films": {
@@ -45,7 +43,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Project:
         }
     }
     values["runs"] = {RUN: {"datasets": ["films"], "model": "wan", "resolutions": [[48, 32]]}}
-    project = Project.make(tmp_path_factory.mktemp("clips") / "project", values, models)
+    project = Project.make(tmp_path_factory.mktemp("clips") / "project", values, wan_model)
     folder = project / "data/films"
     folder.mkdir(parents=True)
     for number, (stem, caption) in enumerate(CAPTIONS.items()):
@@ -316,13 +314,9 @@ def test_what_cannot_fit_the_disk_is_refused_before_any_job(
     result.one_line("to encode", "latents of wan: about ", " TB")
     video_world.write_video(project / "data/films/long.mp4", "mpeg4", 500)
     (project / "data/films/long.txt").write_text("a long film\n")
-
-    def enlarge(values: dict[str, Any]) -> None:
-        films = {"frame_extraction": "slide", "target_frames": 81, "sample_stride": 1}
-        values["datasets"]["films"] |= films
-        values["runs"][RUN]["resolutions"] = [8192]
-
-    project.configure(enlarge)
+    enlarged = {"frame_extraction": "slide", "target_frames": 81, "sample_stride": 1}
+    project.configure(lambda values: values["datasets"]["films"].update(enlarged))
+    project.configure(lambda values: values["runs"][RUN].update(resolutions=[8192]))
     result = project.run(f"clips_{RUN}", check=False)
     assert result.returncode != 0 and not (project / "clips").exists()
     result.one_line("error: ", "TB of clips must be written, but only")

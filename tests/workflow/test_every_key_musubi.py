@@ -55,10 +55,8 @@ def _others(project: Project) -> None:
 
 
 @pytest.fixture(scope="session")
-def key_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def key_template(tmp_path_factory: pytest.TempPathFactory, wan_model: Path) -> Project:
     """A trained run. Not to be changed: copy it."""
-    models = tmp_path_factory.mktemp("models") / "wan"
-    wan.make_model(models)
     values = wan.config()
     values["models"]["wan"]["vae"] = {"path": "models/wan/Wan2.1_VAE.pth"}
     values["models"]["wan"]["text"]["tokenizer"] = {"path": "models/wan/tokenizer"}
@@ -73,7 +71,7 @@ def key_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
     }
     values["datasets"]["more"] = {**values["datasets"]["shapes"], "path": "data/more"}
     values["models"]["other"] = {**values["models"]["wan"], "vae_cache_cpu": True}
-    project = Project.make(tmp_path_factory.mktemp("keys") / "project", values, models)
+    project = Project.make(tmp_path_factory.mktemp("keys") / "project", values, wan_model)
     musubi_world.stand_in(project / "musubi-tuner", own_venv=False)
     make_dataset(project)
     _others(project)

@@ -193,6 +193,11 @@ def test_an_edit_of_a_file_makes_what_depends_on_it_and_nothing_else(
     ):
         before = project.snapshot()
         edit(project / name)
+        if name.endswith(fast_tuner.TEXT_MODULE):
+            words = ("recipe: musubi-tuner's digest ", " -> ", ": 2 texts of ")
+            project.run("-n", "caches_tiny").one_line(*words)
+            project.ask("status").one_line(*words)
+            project.ask("explain", f"{texts['bee']}").one_line("made", "by musubi-tuner")
         project.run("caches_tiny")
         changes = project.changed(before)
         assert changes.content == made, name

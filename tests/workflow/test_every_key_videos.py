@@ -18,10 +18,8 @@ TRAINER = "MusubiTrainer"
 
 
 @pytest.fixture(scope="session")
-def key_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def key_template(tmp_path_factory: pytest.TempPathFactory, wan_model: Path) -> Project:
     """A run trained on clips of one video. Not to be changed: copy it."""
-    models = tmp_path_factory.mktemp("models") / "wan"
-    wan.make_model(models)
     values = wan.config()
     values["datasets"]["shapes"] = {"path": "data/shapes", "target_frames": [1, 5]}
     values["runs"]["tiny"] |= {
@@ -29,7 +27,7 @@ def key_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
         "trainer": {"kind": "musubi", "max_train_epochs": 1, "network_dim": 4},
     }
     values["musubi_tuner"] = {"path": "musubi-tuner", "venv": str(Path(sys.prefix))}
-    project = Project.make(tmp_path_factory.mktemp("keys") / "project", values, models)
+    project = Project.make(tmp_path_factory.mktemp("keys") / "project", values, wan_model)
     musubi_world.stand_in(project / "musubi-tuner", own_venv=False)
     folder = project / "data/shapes"
     folder.mkdir(parents=True)

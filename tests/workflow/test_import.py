@@ -26,11 +26,10 @@ def as_theirs(path: Path, place: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def theirs(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def theirs(tmp_path_factory: pytest.TempPathFactory, wan_model: Path) -> Project:
     """A project without a configuration: images, weights, musubi-tuner's caches and its file."""
     root = tmp_path_factory.mktemp("import")
-    wan.make_model(root / "wan")
-    project = wan.make(root / "project", root / "wan")
+    project = wan.make(root / "project", wan_model)
     project.configure(lambda values: values["runs"]["tiny"].update(resolutions=list(SIDES)))
     project.run("caches_tiny")
     for side in SIDES:

@@ -179,33 +179,33 @@ def _working_in(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def test_a_second_command_meanwhile_is_refused_and_hurts_nothing(
+def test_beside_a_build_other_commands_answer_or_are_refused_and_hurt_nothing(
     built: Project, tmp_path: Path
 ) -> None:
-    built.configure(lambda config: config["runs"]["tiny"].update(resolutions=[16, 32, 48]))
+    def resolutions(*sizes: int) -> None:
+        built.configure(lambda config: config["runs"]["tiny"].update(resolutions=list(sizes)))
+
+    resolutions(16, 32, 48)
     before = built.snapshot()
     alone = built.copy(tmp_path / "alone")
     alone.run("caches_tiny")
     with halted(built):
         second = built.run("caches_tiny", check=False)
-        built.run("-n", "caches_tiny")
-    assert second.returncode != 0
-    second.one_line("Directory cannot be locked")
-    added = built.latents(*world.CAPTIONS, resolutions=(48,))
-    assert built.changed(before) == NOTHING._replace(added=added)
-    assert _bytes(built) == _bytes(alone)
-    assert built.run("caches_tiny").idle
-
-
-def test_beside_a_build_words_that_ask_answer_and_those_that_delete_name_it(built: Project) -> None:
-    built.configure(lambda config: config["runs"]["tiny"].update(resolutions=[16, 32, 48]))
-    with halted(built):
         for arguments in ASKING:
             assert built.ask(*arguments, check=False).returncode in (0, 1), arguments
         for refused in (("prune", "--yes"), ("verify", "--repair"), ("adopt", "tiny")):
             said = built.ask(*refused, check=False)
             assert said.returncode == 2, refused
             assert said.one_line("error: a build is running here (caches_tiny, process ")
+        resolutions(16, 32, 48, 64)
+        built.run("-n", "caches_tiny")
+        resolutions(16, 32, 48)
+    assert second.returncode != 0
+    second.one_line("Directory cannot be locked")
+    assert all(row["latents"].keys() == {"16", "32", "48"} for row in built.manifest())
+    added = built.latents(*world.CAPTIONS, resolutions=(48,))
+    assert built.changed(before) == NOTHING._replace(added=added)
+    assert _bytes(built) == _bytes(alone)
     assert built.run("caches_tiny").idle
 
 
@@ -250,17 +250,6 @@ def test_what_a_build_keeps_no_other_command_takes_away(built: Project, tmp_path
 
 def _bytes(project: Project) -> dict[str, str]:
     return {name: content for name, (content, _) in project.snapshot().items()}
-
-
-def test_a_dry_run_of_another_configuration_meanwhile_changes_nothing(built: Project) -> None:
-    def resolutions(*sizes: int) -> None:
-        built.configure(lambda config: config["runs"]["tiny"].update(resolutions=list(sizes)))
-
-    resolutions(16, 32, 48)
-    with halted(built):
-        resolutions(16, 32, 48, 64)
-        built.run("-n", "caches_tiny")
-    assert all(row["latents"].keys() == {"16", "32", "48"} for row in built.manifest())
 
 
 def test_what_a_killed_writer_left_behind_is_removed(built: Project) -> None:

@@ -13,7 +13,6 @@ import pytest
 import video_world
 import wan
 import world
-from dit_world import tiny_dit
 from latentmake.config.architectures import MUSUBI
 from project import Project
 from safetensors import safe_open
@@ -30,16 +29,8 @@ CAPTIONS: dict[str, Any] = {
 CACHE = "cache/shapes/wan"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "wan"
-    wan.make_model(folder)
-    tiny_dit(num_layers=1).save_pretrained(folder / "dit")
-    return folder
-
-
 @pytest.fixture
-def project(tmp_path: Path, model: Path) -> Project:
+def project(tmp_path: Path, wan_model: Path) -> Project:
     values = wan.config()
     values["datasets"]["shapes"]["captions"] = CAPTIONS
     values["datasets"]["films"] = {
@@ -53,7 +44,7 @@ def project(tmp_path: Path, model: Path) -> Project:
         "datasets": ["shapes", "films", "plain"],
         "resolutions": [[64, 48], 32],
     }
-    project = Project.make(tmp_path / "project", values, model)
+    project = Project.make(tmp_path / "project", values, wan_model)
     for number, stem in enumerate(STEMS):
         world.draw(project / f"data/shapes/{stem}.png", number, (64, 48))
         (project / f"data/shapes/{stem}.txt").write_text(f"{stem}, {TAGS}", encoding="utf-8")
@@ -158,25 +149,6 @@ def test_names_that_another_text_is_to_have_are_refused_while_planning(project: 
     for ending in ("png", "txt"):
         (project / f"data/shapes/bee.v2.{ending}").rename(project / f"data/shapes/bee.v3.{ending}")
     project.run("-n", "caches_tiny")
-
-
-def test_our_trainer_picks_a_text_in_each_step(project: Project) -> None:
-    def change(values: dict[str, Any]) -> None:
-        values["models"]["wan"]["dit"] = "models/wan/dit"
-        values["datasets"]["shapes"]["captions"] = CAPTIONS
-        values["runs"]["tiny"]["trainer"] = {
-            "kind": "wan",
-            "rank": 2,
-            "max_steps": 3,
-            "mixed_precision": "no",
-        }
-
-    project.configure(change)
-    project.run("train_tiny")
-    row = project.manifest()[0]
-    assert [caption(project / path) for path in row["variants"]["32"]] == row["texts"]
-    assert (project / "runs/tiny/pytorch_lora_weights.safetensors").is_file()
-    assert project.run("train_tiny").idle
 
 
 def test_texts_of_a_scripted_model_are_listed_cached_and_published(tmp_path: Path) -> None:

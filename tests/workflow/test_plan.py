@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -76,18 +74,6 @@ def test_status_prints_every_stale_target_with_its_reason(mixed: Project) -> Non
     short = mixed.ask("status").output
     assert "cache/shapes" not in short and "files are not fresh; --verbose" in short
     assert mixed.changed(before) == NOTHING
-
-
-def test_what_the_snakefile_imports_brings_in_no_torch() -> None:
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import latentmake.session; "
-        "heavy = {'torch', 'diffusers', 'transformers', 'PIL', 'safetensors'} & set(sys.modules); "
-        "print(*sorted(heavy))"
-    )
-    command = [sys.executable, "-c", code, str(ROOT / "scripts")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == []
 
 
 def test_a_process_that_snakemake_starts_never_plans(built: Project) -> None:

@@ -4,29 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
-import pytest
 import world
 from project import NOTHING, Project
 from test_explain import DIGEST, change_weights
 
 BASIS = "runs/tiny/trained_on.json"
-
-
-@pytest.fixture(scope="module")
-def trained_template(tmp_path_factory: pytest.TempPathFactory, template: Project) -> Project:
-    """The finished build with a training. Not to be changed: copy it."""
-    project = template.copy(tmp_path_factory.mktemp("reasons") / "project")
-    project.configure(lambda config: config["runs"]["tiny"].update(trainer=world.training()))
-    project.run("train_tiny")
-    return project
-
-
-@pytest.fixture
-def trained(trained_template: Project, tmp_path: Path) -> Project:
-    return trained_template.copy(tmp_path / "project")
 
 
 def set_trainer(project: Project, **values: Any) -> None:

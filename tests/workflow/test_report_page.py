@@ -62,17 +62,13 @@ def test_a_crop_is_drawn_where_it_is_cut(shown: Project, browser: Browser) -> No
 
 
 def test_a_phone_needs_no_scrolling_sideways(shown: Project, browser: Browser) -> None:
-    size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
-    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    try:
+    with browser.window(390, 844):
         browser.open(shown / PAGE)
         assert browser.run("return document.documentElement.scrollWidth") <= 390
         # The cells of a row are one above the other, with the names of their columns.
         cells = browser.all("#caches tbody tr:first-child > *")
         heights = [cell.rect["y"] for cell in cells]
         assert heights == sorted({*heights})
-    finally:
-        browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_a_run_without_caches_has_a_page_that_says_so(

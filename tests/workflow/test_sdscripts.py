@@ -80,110 +80,47 @@ def test_a_caption_that_only_the_trainer_reads_is_a_bad_item_where_it_cannot(
     assert built.run("caches_tiny").idle
 
 
-def test_the_same_command_does_nothing_and_no_memory_is_needed_for_that(built: Project) -> None:
-    built.scramble_mtimes()
-    before = built.snapshot()
-    assert built.run("caches_tiny").idle
-    (built / ".latentmake/memo.sqlite").unlink()
-    assert built.run("caches_tiny").idle
-    assert built.changed(before) == NOTHING
-
-
-def test_what_is_renamed_is_linked_under_names_that_sd_scripts_looks_for(built: Project) -> None:
-    before = built.snapshot()
-    for path in (built / "data/shapes/sub").glob("cat.*"):
-        path.rename(path.with_stem("yak"))
-    (built / ".latentmake/memo.sqlite").unlink()
-    result = built.run("caches_tiny")
-    assert result.encoded().encoded == 0
-    changed = built.changed(before)
-    assert changed.removed == latents("sub/cat")
-    assert changed.added == {path.replace("/cat_", "/yak_") for path in latents("sub/cat")}
-    assert not (changed.content or changed.rewritten)
-    now = built.snapshot()
-    assert all(
-        before[path][0] == now[path.replace("/cat_", "/yak_")][0] for path in changed.removed
-    )
-    assert built.run("caches_tiny").idle
-
-
-def test_an_edited_image_of_another_size_leaves_no_old_name(built: Project) -> None:
-    before = built.snapshot()
-    world.draw(built / "data/shapes/sub/cat.png", 77, (100, 160))
-    assert built.run("caches_tiny").encoded().encoded == 2
-    changed = built.changed(before)
-    assert changed.removed == latents("sub/cat")
-    assert changed.added == latents("sub/cat", (100, 160))
-    assert not (changed.content or changed.rewritten)
-
-
-def test_a_file_that_sd_scripts_wrote_again_is_stale(built: Project) -> None:
-    path = built / min(latents("bee"))
-    with np.load(path) as found:
-        arrays = {name: found[name] for name in found.files}
-    path.unlink()
-    np.savez(path, **arrays)
-    result = built.run("caches_tiny")
-    counts = result.encoded()
-    assert counts.encoded + counts.spooled == 1
-    with zipfile.ZipFile(path) as archive:
-        assert b"latentmake.key" in archive.comment
-
-
-def test_another_resolution_or_augmentation_encodes_what_it_shapes(built: Project) -> None:
-    before = built.snapshot()
-    built.configure(lambda values: values["runs"]["tiny"].update(resolutions=[64]))
-    built.run("caches_tiny")
-    assert built.changed(before) == NOTHING  # another run may want the other resolution
-    built.configure(lambda values: values["datasets"]["shapes"].update(flip_aug=True))
-    assert built.run("caches_tiny").encoded().encoded == 6
-    path = built / "cache/shapes/tiny/64/bee_0064x0064_sd.npz"
-    with np.load(path) as found:
-        assert set(found.files) == {"latents", "latents_flipped", "original_size", "crop_ltrb"}
-
-
-def test_a_caption_that_no_cache_holds_counts_all_the_same(built: Project) -> None:
+def test_each_edit_makes_just_what_it_shapes(built: Project) -> None:
     before, lock = built.snapshot(), built.lock()
+    # A caption that no cache holds counts all the same.
     (built / "data/shapes/ant.txt").write_text("a purple circle\n")
     assert built.run("caches_tiny").jobs == ["manifest", "caches_tiny"]
     assert built.changed(before) == NOTHING
     changed = {part for part, keys in built.lock()["parts"].items() if keys != lock["parts"][part]}
     assert changed == {"shapes/captions"} and built.lock()["digest"] != lock["digest"]
+    # Another name: links.
+    for path in (built / "data/shapes/sub").glob("cat.*"):
+        path.rename(path.with_stem("yak"))
+    (built / ".latentmake/memo.sqlite").unlink()
+    assert built.run("caches_tiny").encoded().encoded == 0
+    new = {path.replace("/cat_", "/yak_") for path in latents("sub/cat")}
+    assert built.changed(before) == NOTHING._replace(added=new, removed=latents("sub/cat"))
+    now = built.snapshot()
+    assert all(now[path][0] == before[path.replace("/yak_", "/cat_")][0] for path in new)
+    # An image of another size leaves no old name, nor does one that is gone.
+    world.draw(built / "data/shapes/sub/yak.png", 77, (100, 160))
+    for ending in ("png", "txt"):
+        (built / f"data/shapes/sub/fox.{ending}").unlink()
+    assert built.run("caches_tiny").encoded().encoded == 2
+    drawn = {path.replace("0040x0090", "0100x0160") for path in new}
+    assert built.changed(now) == NOTHING._replace(added=drawn, removed=new | latents("sub/fox"))
+    # A file that sd-scripts wrote again.
+    path = built / min(latents("bee"))
+    with np.load(path) as found:
+        arrays = {name: found[name] for name in found.files}
+    path.unlink()
+    np.savez(path, **arrays)
+    counts = built.run("caches_tiny").encoded()
+    assert counts.encoded + counts.spooled == 1
+    with zipfile.ZipFile(path) as archive:
+        assert b"latentmake.key" in archive.comment
+    # A file asked for by its name.
+    (asked,) = [name for name in drawn if "/64/" in name]
+    (built / asked).unlink()
+    built.run(asked)
+    built.scramble_mtimes()
+    (built / ".latentmake/memo.sqlite").unlink()
     assert built.run("caches_tiny").idle
-
-
-def test_any_cache_file_can_be_asked_for_by_name(micro: Path, tmp_path: Path) -> None:
-    project = sdscripts.make(tmp_path / "project", micro)
-    asked = sorted(latents("sub/cat"))[:1]
-    project.run(*asked)
-    assert project.cache_files() == asked
-    assert project.run(*asked).idle
-
-
-def test_sdxl_has_a_text_file_for_each_variant_of_a_caption(
-    micro: Path, tmp_path: Path, texts: Path
-) -> None:
-    project = sdscripts.make_xl(tmp_path / "project", micro, texts)
-    project.run("caches_tiny")
-    wanted = {
-        f"cache/shapes/tiny/{part}/{stem}_te_outputs.npz"
-        for part in ("text", "text.1")
-        for stem in sdscripts.SIZES
-    }
-    found = {name for name in project.cache_files() if "/text" in name}
-    assert found == wanted
-    assert {text_fault(project / name, "sdxl") for name in found} == {None}
-    rows = project.manifest()
-    assert all(row["variants"][0] == row["text"] and len(row["texts"]) == 2 for row in rows)
-    assert project.run("caches_tiny").idle
-    before = project.snapshot()
-    (project / "data/shapes/bee.txt").write_text("one, two, three")
-    project.run("caches_tiny")
-    assert project.changed(before).content == {name for name in wanted if "bee" in name}
-    asked = "cache/shapes/tiny/text.1/sub/cat_te_outputs.npz"
-    (project / asked).unlink()
-    project.run(asked)
-    assert project.changed(before).content == {name for name in wanted if "bee" in name}
 
 
 # -- training -------------------------------------------------------------------------------------
@@ -193,7 +130,7 @@ def called(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "called.json").read_bytes())
 
 
-def test_training_goes_on_a_folder_of_links_and_once(built: Project) -> None:
+def test_training_goes_on_a_folder_of_links_and_again_on_what_was_edited(built: Project) -> None:
     folder = sdscripts.with_trainer(built)
     built.run("train_tiny")
     said = called(folder)
@@ -206,76 +143,68 @@ def test_training_goes_on_a_folder_of_links_and_once(built: Project) -> None:
     assert (place / cache).samefile(built / f"cache/shapes/tiny/64/{cache}")
     assert (built / "runs/tiny/tiny.safetensors").is_file()
     assert built.run("train_tiny").idle
+    (built / "data/shapes/ant.txt").write_text("a purple\ncircle\n")
+    world.draw(built / "data/shapes/sub/cat.png", 77, (100, 160))
+    built.run("train_tiny")
+    assert ["ant.png", "a purple"] in called(folder)["items"]  # of several lines the first
+    assert not list((built / "runs/tiny/sdscripts").rglob("*0040x0090*"))
+    assert list((built / "runs/tiny/sdscripts").rglob("*0100x0160*"))
     built.scramble_mtimes()
     assert built.run("train_tiny").idle
 
 
-def test_an_edited_caption_or_image_trains_again_on_what_changed_alone(built: Project) -> None:
-    folder = sdscripts.with_trainer(built)
-    built.run("train_tiny")
-    (built / "data/shapes/ant.txt").write_text("a purple\ncircle\n")
-    built.run("train_tiny")
-    assert ["ant.png", "a purple"] in called(folder)["items"]  # of several lines the first
-    world.draw(built / "data/shapes/sub/cat.png", 77, (100, 160))
-    built.run("train_tiny")
-    assert not list((built / "runs/tiny/sdscripts").rglob("*0040x0090*"))
-    assert list((built / "runs/tiny/sdscripts").rglob("*0100x0160*"))
-
-
-@pytest.mark.parametrize(
-    ("mood", "words"),
-    [
+def test_nothing_but_a_new_and_whole_lora_is_success(
+    built: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sdscripts.with_trainer(built)
+    for mood, words in (
         ("broken", ("run tiny: RuntimeError: the loss has gone its own way", "all output: ")),
         ("silent", ("wrote no weights", "is not there", "nothing to do, leaving")),
         ("short", ("wrote no weights",)),
         ("empty", ("wrote no weights", "holds no tensor")),
-    ],
-)
-def test_nothing_but_a_new_and_whole_lora_is_success(
-    built: Project, mood: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sdscripts.with_trainer(built)
-    monkeypatch.setenv("STAND_IN", mood)
-    result = built.run("train_tiny", check=False)
-    assert result.returncode != 0
-    result.one_line(*words)
-    assert not (built / "runs/tiny/trained.json").exists()
+    ):
+        monkeypatch.setenv("STAND_IN", mood)
+        result = built.run("train_tiny", check=False)
+        assert result.returncode != 0
+        result.one_line(*words)
+        assert not (built / "runs/tiny/trained.json").exists()
     monkeypatch.delenv("STAND_IN")
     built.run("train_tiny")
     assert (built / "runs/tiny/trained.json").is_file()
 
 
-def test_what_a_training_lacks_is_named_before_anything_is_made(
-    micro: Path, tmp_path: Path
-) -> None:
-    project = sdscripts.make(tmp_path / "project", micro)
-    sdscripts.with_trainer(project)
-    (project / "models/base.safetensors").unlink()
-    result = project.run("train_tiny", check=False)
-    result.one_line("models.tiny.checkpoint: models/base.safetensors does not exist")
-    assert not (project / "cache").exists()
-    sdscripts.with_trainer(project)
-    (project / "sd-scripts/train_network.py").unlink()
-    result = project.run("train_tiny", check=False)
-    result.one_line("there is no train_network.py in this folder", "sd_scripts.path")
-
-
-def test_each_variant_of_a_caption_is_an_image_of_its_own(
+def test_sdxl_trains_on_each_variant_of_a_caption_as_an_image_with_its_text(
     micro: Path, tmp_path: Path, texts: Path
 ) -> None:
     project = sdscripts.make_xl(tmp_path / "project", micro, texts)
     folder = sdscripts.with_trainer(project)
     project.run("train_tiny")
+    wanted = {
+        f"cache/shapes/tiny/{part}/{stem}_te_outputs.npz"
+        for part in ("text", "text.1")
+        for stem in sdscripts.SIZES
+    }
+    assert {name for name in project.cache_files() if "/text" in name} == wanted
+    assert {text_fault(project / name, "sdxl") for name in wanted} == {None}
     said = called(folder)
     assert {"--network_train_unet_only", "--cache_text_encoder_outputs"} <= set(said["argv"])
     rows = {row["stem"]: row["texts"] for row in project.manifest()}
-    wanted = [
+    images = [
         (f"{stem}{ending}.png", text)
         for stem, both in rows.items()
         for ending, text in zip(("", ".v1"), both, strict=True)
     ]
-    assert sorted(map(tuple, said["items"])) == sorted(wanted * 2)
+    assert sorted(map(tuple, said["items"])) == sorted(images * 2)
     assert project.run("train_tiny").idle
+    before = project.snapshot()
+    (project / "data/shapes/bee.txt").write_text("one, two, three")
+    project.run("caches_tiny")
+    edited = {name for name in wanted if "bee" in name}
+    assert project.changed(before).content == edited
+    asked = "cache/shapes/tiny/text.1/sub/cat_te_outputs.npz"
+    (project / asked).unlink()
+    project.run(asked)
+    assert project.changed(before).content == edited
 
 
 def test_a_published_folder_is_trained_on_by_its_own_script(built: Project) -> None:
@@ -294,11 +223,3 @@ def test_a_published_folder_is_trained_on_by_its_own_script(built: Project) -> N
     assert len(called(folder)["items"]) == 12
     assert (place / "output/tiny.safetensors").is_file()
     built.run("publish_tiny").one_line("0 files written")
-
-
-def test_a_removed_image_leaves_nothing_behind(built: Project) -> None:
-    for ending in ("png", "txt"):
-        (built / f"data/shapes/sub/fox.{ending}").unlink()
-    before = built.snapshot()
-    built.run("caches_tiny")
-    assert built.changed(before).removed == latents("sub/fox")

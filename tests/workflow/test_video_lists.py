@@ -49,14 +49,12 @@ ALL = {
 
 
 @pytest.fixture(scope="session")
-def films(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def films(tmp_path_factory: pytest.TempPathFactory, wan_model: Path) -> Project:
     """A project whose caches are built from a list. Not to be changed: copy it."""
-    models = tmp_path_factory.mktemp("models") / "wan"
-    wan.make_model(models)
     values = wan.config(dtype="float32")
     values["datasets"]["shapes"] = {"path": LIST, "target_frames": 5, "fit": "crop"}
     values["runs"]["tiny"]["resolutions"] = [64]
-    project = Project.make(tmp_path_factory.mktemp("films") / "project", values, models)
+    project = Project.make(tmp_path_factory.mktemp("films") / "project", values, wan_model)
     folder = project / "data/films"
     (folder / "day").mkdir(parents=True)
     for name, seed in (("day/walk.mp4", 20), ("run.mp4", 30)):

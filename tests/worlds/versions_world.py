@@ -22,6 +22,7 @@ import test_every_key_sdscripts
 import test_every_key_videos
 import test_several_controls
 import test_video_lists
+import wan
 import world
 from every_key import Change, Key
 from latentmake.config.architectures import MUSUBI
@@ -47,7 +48,11 @@ def _of_test(module: Any, name: str = "key_template") -> World:
         place.mkdir()
         factory = SimpleNamespace(mktemp=lambda _: Path(tempfile.mkdtemp(dir=place)))
         given = {"tmp_path_factory": factory, "micro": folder.parent / "micro", "tmp_path": place}
-        made = fixture(*(given[each] for each in inspect.signature(fixture).parameters))
+        wanted = inspect.signature(fixture).parameters
+        if "wan_model" in wanted:
+            given["wan_model"] = place / "wan"
+            wan.make_model(place / "wan")
+        made = fixture(*(given[each] for each in wanted))
         made.folder.rename(folder)
         return Project(folder)
 

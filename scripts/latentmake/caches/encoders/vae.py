@@ -105,7 +105,7 @@ def encode_images(
     weight = next(vae.parameters())  # the network itself asks all its layers, for a millisecond
     images = upload(pixels, weight.device).permute(0, 3, 1, 2).to(torch.float32) / 127.5 - 1.0
     # Channels side by side in memory cost a GPU 30% of its speed (tests/bench/README.md), and a CPU
-    # its accuracy (tests/bench/exactness.py).
+    # its accuracy.
     posterior = vae.encode(images.contiguous().to(weight.dtype)).latent_dist
     latents: torch.Tensor = posterior.mean.float()
     if seeds is None:

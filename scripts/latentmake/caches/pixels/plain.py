@@ -33,7 +33,7 @@ _UPRIGHT = {
 }
 _JPEG = b"\xff\xd8\xff"
 _SHRINKS = (1, 2, 4, 8)  # of libjpeg
-# A JPEG is decoded to no less than so many times its size at a resolution (tests/bench/pixels.py).
+# A JPEG is decoded to no less than so many times its size at a resolution (tests/bench/README.md).
 _RESERVE = 6
 _PNG_TEXTS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
 
