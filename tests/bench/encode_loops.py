@@ -1,11 +1,11 @@
 """Loops over the same pictures or captions, each in a process of its own; see encode.py.
 
-    python tests/bench/encode_loops.py LOOP FOLDER [--threads N] [--out FOLDER]
+    python tests/bench/encode_loops.py LOOP FOLDER [--threads N] [--out FOLDER] [--serve]
 
 `bare`: the encoder alone, one sample after the other, from memory to memory. `plain`: reads,
 encodes and saves one file after the other; files that are there are left out. `ours`: carries out
-the orders of a plan, with a loaded encoder. The process loads, and then runs once for each line
-that it reads, and answers with seconds, processor time and targets.
+the orders of a plan, with a loaded encoder. With `--serve` the process loads, and then runs
+once for each line that it reads, and answers with seconds, processor time and targets.
 """
 
 from __future__ import annotations
@@ -129,14 +129,15 @@ def plain(case: dict[str, Any], folder: Path, out: Path) -> tuple[Loop, Loop]:
                     save_file({"latents": encode(pixels)[0]}, place)
         return len(paths) * len(case["sides"])
 
-    if case["kind"] == "latents":
+    if "latents" in case["kinds"]:
         encode = load_vae(case)
-    else:
+    if "text" in case["kinds"]:
         tokens, encode_text = load_text(case)
 
     def loop(limit: int | None = None) -> int:
         out.mkdir(exist_ok=True)
-        return save_latents(limit) if case["kind"] == "latents" else save_text(limit)
+        done = save_latents(limit) if "latents" in case["kinds"] else 0
+        return done + (save_text(limit) if "text" in case["kinds"] else 0)
 
     return loop, lambda: loop(1)
 
@@ -202,18 +203,22 @@ def serve(loop: Loop, warm_up: Loop, places: list[Path]) -> None:
 
 
 def main() -> None:
-    """Serve a loop."""
+    """Run a loop once, or serve it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("loop", choices=["bare", "plain", "ours"])
     parser.add_argument("folder", type=Path, help="that encode.py made")
     parser.add_argument("--threads", type=int, help="of torch and of ours; torch's own by default")
     parser.add_argument("--out", type=Path, default=Path("plain"), help="where `plain` saves")
+    parser.add_argument("--sides", type=int, nargs="*", help="resolutions other than the case's")
+    parser.add_argument("--serve", action="store_true")
     options = parser.parse_args()
     os.environ["TQDM_DISABLE"] = "1"
     import torch
 
     folder, out = options.folder.resolve(), options.out.resolve()
     case = json.loads((folder / "case.json").read_text())
+    case["sides"] = options.sides or case["sides"]
+    case["kinds"] = [case["kind"]] if options.serve else case["kinds"]
     if options.threads and options.loop != "ours":
         torch.set_num_threads(options.threads)
     if options.loop == "ours":
@@ -222,8 +227,11 @@ def main() -> None:
         out = folder
     else:
         loop, warm_up = (bare if options.loop == "bare" else plain)(case, folder, out)
-    written = ["cache", ".latentmake/store"]
-    serve(loop, warm_up, [out / name for name in written] if out == folder else [out])
+    if options.serve:
+        written = ["cache", ".latentmake/store"]
+        serve(loop, warm_up, [out / name for name in written] if out == folder else [out])
+    else:
+        loop()
 
 
 if __name__ == "__main__":
