@@ -17,8 +17,7 @@ import latentmake
 from latentmake import digest
 from latentmake.data.item import Item
 from latentmake.files.workspace import is_remote
-from latentmake.index.listing import Folder, packed, unpacked
-from latentmake.index.memo import Listing, TargetStat
+from latentmake.index.memo import Folder, Listing, TargetStat, packed, unpacked
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.state import PartState, State

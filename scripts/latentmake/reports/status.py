@@ -11,8 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ByteSize
 
-from latentmake.index.listing import Folder, unpacked
-from latentmake.index.memo import Memo
+from latentmake.index.memo import Folder, Memo, unpacked
 from latentmake.layouts.layout import parsed
 from latentmake.plan import receipts, store
 from latentmake.plan.build import running

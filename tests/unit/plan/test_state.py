@@ -22,8 +22,7 @@ from latentmake.data.item import Item
 from latentmake.errors import CacheError
 from latentmake.files import atomic, cachefile
 from latentmake.geometry.buckets import Size
-from latentmake.index.listing import Folder
-from latentmake.index.memo import Memo, SourceStat, source_stat
+from latentmake.index.memo import Folder, Memo, SourceStat, source_stat
 from latentmake.layouts import layout
 from latentmake.layouts.layout import layout_of, parsed
 from latentmake.plan.manifest import keys_digest
