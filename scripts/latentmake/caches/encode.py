@@ -141,10 +141,10 @@ def load_encoder(order: Order, threads: int, say: Say, alone: bool) -> Loaded:
     # Imports make many objects that stay: the garbage collector would take a third of the time.
     gc.disable()
     try:
-        from latentmake.caches.encoders import load
+        from latentmake.caches.encoders import device
         from latentmake.caches.encoders.device import attempt
 
-        found, words = attempt(load.encoder, order, threads=threads, say=say, alone=alone)
+        found, words = attempt(device.encoder, order, threads=threads, say=say, alone=alone)
         if alone:
             gc.freeze()  # it never searches them
     finally:

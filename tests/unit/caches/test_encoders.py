@@ -18,8 +18,7 @@ from demo.text import clip_tokenizer, save_slow_files, t5_tokenizer
 from diffusers import AutoencoderKL
 from exact_world import error, narrow_vae, pictures
 from item_world import inputs_of
-from latentmake.caches.encoders.device import compute_dtype
-from latentmake.caches.encoders.load import encoder
+from latentmake.caches.encoders.device import compute_dtype, encoder
 from latentmake.caches.encoders.text import TextEncoder, load_text_encoder
 from latentmake.caches.encoders.vae import TILE, encode_images, load_vae, tile
 from latentmake.caches.inputs import Sample

@@ -17,7 +17,7 @@ import torch
 import world
 from exact_world import TOLERANCE, error
 from item_world import inputs_of
-from latentmake.caches.encoders import load
+from latentmake.caches.encoders import device
 from latentmake.caches.inputs import Loaded, Reading, Sample
 from latentmake.caches.job import Job
 from latentmake.caches.pipeline import Pipeline
@@ -87,7 +87,7 @@ def test_threads_and_batches_change_no_name_nor_key_and_hardly_a_value(
         monkeypatch.chdir(tmp_path / name)
         found[name], keys[name] = {}, {}
         for order in orders(root, layout):
-            loaded = load.encoder(order, threads=threads, say=silent)
+            loaded = device.encoder(order, threads=threads, say=silent)
             if threads == 1:  # a sample after the other
                 loaded = loaded._replace(size=1)
             else:

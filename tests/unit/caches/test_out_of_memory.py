@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 import torch
 from item_world import inputs_of
-from latentmake.caches.encoders.device import held_by_others
-from latentmake.caches.encoders.load import encoder
+from latentmake.caches.encoders.device import encoder, held_by_others
 from latentmake.caches.inputs import Loaded, Sample
 from latentmake.caches.job import Job
 from latentmake.caches.pipeline import Pipeline

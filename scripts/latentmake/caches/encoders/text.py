@@ -45,10 +45,10 @@ from latentmake.caches.encoders.local_state import (
     pretrained,
     refusing,
     renamed,
+    text_projection,
     text_state,
     without_weights,
 )
-from latentmake.caches.encoders.projection import text_projection
 from latentmake.caches.inputs import Encoded, Loaded, Named, Sample, results
 from latentmake.caches.tokenizers import (
     CHUNK,
@@ -91,9 +91,10 @@ def _parts(
     with refusing(weights, "a text encoder", hint):
         network = _loaded(weights, dtype, kind)
         tokens = TokenCache(load(weights))
-        projection = text_projection(weights)
-    if projection is not None:
-        projection.to(device=device, dtype=dtype)
+        projection = None
+        if path := weights.projection:
+            projection = text_projection(path, trust_remote_code=weights.trust_remote_code)
+            projection.to(device=device, dtype=dtype)
     return place(network, device, dtype), tokens, projection
 
 
