@@ -19,8 +19,7 @@ from latentmake.data.texts import decode_text
 from latentmake.errors import SourceError
 from latentmake.files.media import check_image, probe_image
 from latentmake.geometry.buckets import Size
-from latentmake.plan.orders import Order, Work
-from latentmake.plan.target import Target
+from latentmake.plan.orders import Order, Target, Work
 
 _NO_SIZE = Size(0, 0)
 

@@ -18,8 +18,7 @@ from latentmake.errors import SourceError, unreadable
 from latentmake.files import cachefile
 from latentmake.files.workspace import is_remote
 from latentmake.index.memo import source_stat
-from latentmake.plan.orders import Order, Work
-from latentmake.plan.target import joined, placing_of, view_of
+from latentmake.plan.orders import Order, Work, joined, placing_of, view_of
 
 
 def read_ahead(

@@ -22,9 +22,8 @@ from latentmake.caches.reading import identify
 from latentmake.errors import CacheError, SourceError
 from latentmake.files import atomic, cachefile
 from latentmake.index.memo import target_stat
-from latentmake.plan.orders import FOLDER, Order, Work
+from latentmake.plan.orders import FOLDER, Order, Target, Work
 from latentmake.plan.receipts import Receipt
-from latentmake.plan.target import Target
 from latentmake.progress import Progress
 
 STATES = ("adopted", "fresh already", "without a foreign file", "unfit", "out of date")

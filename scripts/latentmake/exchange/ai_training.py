@@ -19,8 +19,7 @@ from latentmake.geometry.buckets import Size
 from latentmake.layouts import layout
 from latentmake.models.shapes import Latents, Text, latents_shape, unknown_shape
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import Order, Work
-from latentmake.plan.target import Target
+from latentmake.plan.orders import Order, Target, Work
 
 if TYPE_CHECKING:
     import torch

@@ -26,8 +26,7 @@ from latentmake.files.safetensors import parse_head
 from latentmake.geometry.buckets import crop_ltrb
 from latentmake.layouts.layout import array_name, frames_and_sides
 from latentmake.models.shapes import latents_shape, text_width
-from latentmake.plan.orders import Order, Work
-from latentmake.plan.target import Target
+from latentmake.plan.orders import Order, Target, Work
 
 if TYPE_CHECKING:
     import torch

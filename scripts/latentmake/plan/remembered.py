@@ -20,8 +20,8 @@ from latentmake.files.workspace import is_remote
 from latentmake.index.memo import Folder, Listing, TargetStat, packed, unpacked
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
+from latentmake.plan.orders import PROMPTS, place_of, prompt_items
 from latentmake.plan.state import PartState, State
-from latentmake.plan.target import PROMPTS, place_of, prompt_items
 
 _MOST_CHANGED = 0.1  # share of the items above which all are judged
 _ALWAYS = 64  # items that are few, however few there are

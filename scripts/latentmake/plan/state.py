@@ -28,7 +28,7 @@ from latentmake.files.workspace import is_remote, is_text
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Listing, Memo, SourceStat, TargetStat
 from latentmake.layouts.layout import Layout, parsed
-from latentmake.plan.target import Part, Target, joined, targets_of, view_of
+from latentmake.plan.orders import Part, Target, joined, targets_of, view_of
 
 REASONS = ("reusable", "new", "edited", "changed recipe", "damaged")
 UNKNOWN = ""

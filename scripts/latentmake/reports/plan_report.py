@@ -17,10 +17,9 @@ from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import parsed
 from latentmake.plan import receipts
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import Order
+from latentmake.plan.orders import Order, Part
 from latentmake.plan.run_plan import Plan
 from latentmake.plan.state import REASONS, PartState
-from latentmake.plan.target import Part
 
 _ENLARGED = 1.01  # times: less is the rounding of sides
 _LOOKED_AT = 1000  # pictures of a dataset whose headers are read: that takes a while on a disk

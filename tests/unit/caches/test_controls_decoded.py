@@ -14,8 +14,7 @@ from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import Order, Work
-from latentmake.plan.target import Target
+from latentmake.plan.orders import Order, Target, Work
 from PIL import Image
 
 

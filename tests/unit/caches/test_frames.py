@@ -27,8 +27,7 @@ from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, kept_indices
 from latentmake.index.memo import source_stat
 from latentmake.layouts.layout import layout_of
-from latentmake.plan.orders import Order
-from latentmake.plan.target import Target
+from latentmake.plan.orders import Order, Target
 from numpy.typing import NDArray
 from PIL import Image
 from refusals import refused

@@ -19,8 +19,7 @@ from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media
 from latentmake.layouts.layout import SdScripts, layout_of
 from latentmake.models import recipe
-from latentmake.plan.orders import Order
-from latentmake.plan.target import Target
+from latentmake.plan.orders import Order, Target
 from order_world import carry_out, silent
 from PIL import Image
 from sdscripts_world import latents_fault, read, text_fault, tiny_vae

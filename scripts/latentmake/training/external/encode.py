@@ -25,8 +25,7 @@ from latentmake.caches.job import Job
 from latentmake.data.item import Item
 from latentmake.errors import DeviceError, ModelError, is_device_fault, is_out_of_memory
 from latentmake.files import atomic
-from latentmake.plan.orders import KEPT_SECONDS, Work
-from latentmake.plan.target import Target
+from latentmake.plan.orders import KEPT_SECONDS, Target, Work
 from latentmake.progress import Progress
 from latentmake.training import process
 from latentmake.training.external.installation import Installation

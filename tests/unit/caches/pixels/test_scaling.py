@@ -18,8 +18,7 @@ from latentmake.config.models import Model
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size, cover
 from latentmake.layouts.layout import layout_of
-from latentmake.plan.orders import Order, Work
-from latentmake.plan.target import Target
+from latentmake.plan.orders import Order, Target, Work
 from picture_world import HARD, PHOTOGRAPHS, Pixels, Shape, encoded, noise, psnr
 from PIL import ExifTags, Image
 
