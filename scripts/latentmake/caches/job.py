@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from latentmake import digest
-from latentmake.caches.inputs import Reading, samples_of
-from latentmake.caches.reading import identify, read_ahead
+from latentmake.caches.inputs import Reading, identify, read_ahead, samples_of
 from latentmake.data.item import Item
 from latentmake.errors import SourceError, unreadable
 from latentmake.files import atomic, cachefile
@@ -139,7 +138,7 @@ class Job:
 
     def count(self, reading: Reading, progress: Progress) -> None:
         """Note the result of a reading and its targets that need no encoding."""
-        work, item, uncounted = reading.work, reading.item, {*reading.missing.values()}
+        work, item, uncounted = reading.work, reading.work.item, {*reading.missing.values()}
         progress.update(len(work.targets) - len(reading.missing))
         if work.content is not None and reading.content not in ("", work.content):
             self.say(

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from latentmake import digest
-from latentmake.caches.inputs import Reading
-from latentmake.caches.reading import identify
+from latentmake.caches.inputs import Reading, identify
+from latentmake.digest import target_stat
 from latentmake.errors import CacheError, SourceError
 from latentmake.files import atomic, cachefile
-from latentmake.index.memo import target_stat
 from latentmake.plan.orders import FOLDER, Order, Target, Work
 from latentmake.plan.receipts import Receipt
 from latentmake.progress import Progress
@@ -178,9 +177,8 @@ class _Batch:
         adopted = " ".join(map(digest.of_bytes, files.values()))
         knows = self._form.check(files, order, reading, target, key)
         if not knows and existing is not None and existing.source != reading.content:
-            what = (
-                f"may be of what {reading.item.name} held before it was edited, as {target.path} is"
-            )
+            name = reading.work.item.name
+            what = f"may be of what {name} held before it was edited, as {target.path} is"
             hint = "remove that file to adopt this one all the same"
             raise OutdatedError(what, hint=hint)
         with self._lock:

@@ -105,7 +105,7 @@ class AiTraining(NamedTuple):
             self._check_latents(tuple(tensor.shape), order, reading, target)
         ours = [header for path in files if (header := header_of(path)) is not None]
         if any(header.key != key for header in ours):
-            raise OutdatedError(f"is of what {reading.item.name} held before it was edited")
+            raise OutdatedError(f"is of what {reading.work.item.name} held before it was edited")
         return len(ours) == len(files)
 
     def _check_latents(
@@ -137,7 +137,7 @@ class AiTraining(NamedTuple):
                 raise CacheError(f"holds values too large for {dtype}", where=path)
             tensors[layout.hidden_state(index) if text else layout.LATENTS] = stored
         if text:
-            caption = caption_of(reading.data, reading.item.source, order.dataset_settings)
+            caption = caption_of(reading.data, reading.work.item.source, order.dataset_settings)
             return cachefile.serialize(tensors, {"caption": caption, **stamp})
         assert self.latents is not None
         _, factor, scaling, shift = self.latents

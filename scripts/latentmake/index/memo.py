@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from latentmake import digest
+from latentmake.digest import SourceStat, TargetStat, target_stat
 from latentmake.errors import CacheError
 from latentmake.files.cachefile import Picture
 from latentmake.files.workspace import is_text
@@ -47,36 +48,8 @@ PRAGMA user_version = {_VERSION};
 _INDEXES = {"size": "INDEXED BY source_sizes", "value": "INDEXED BY target_keys"}
 _LISTED = "IN (SELECT value FROM json_each(?))"
 
-
-class SourceStat(NamedTuple):
-    """Same stat, same bytes. The change time reveals an edit whose mtime was set back."""
-
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-    inode: int
-
-
-class TargetStat(NamedTuple):
-    """The same for cache files, without the change time: a second hard link alters it."""
-
-    size: int
-    mtime_ns: int
-    inode: int
-
-
 Listing = dict[str, TargetStat]
 """Path -> stat of each file of a folder."""
-
-
-def source_stat(stat: os.stat_result) -> SourceStat:
-    """Return the stat that identifies a source's content."""
-    return SourceStat(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
-
-
-def target_stat(stat: os.stat_result) -> TargetStat:
-    """Return the stat that identifies a cache file's content."""
-    return TargetStat(stat.st_size, stat.st_mtime_ns, stat.st_ino)
 
 
 class Table(Generic[Stat]):

@@ -13,8 +13,8 @@ from typing import Any
 
 from latentmake.config.datasets import Dataset
 from latentmake.data.item import Item
+from latentmake.digest import target_stat
 from latentmake.errors import ConfigError, SourceError, refuse_unknown
-from latentmake.index.memo import target_stat
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import (

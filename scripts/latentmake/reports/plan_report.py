@@ -171,9 +171,9 @@ def _sizes(facts: Facts, dataset: str, state: PartState) -> Iterator[Size]:
         if item.media is not None:
             yield Size(item.media.width, item.media.height)
         elif item.files and not is_remote(item.files[0].path):
-            unknown[item.files[0].path] = item.files[0].stat
+            unknown[item.files[0].path] = item.files[0]
     step = -(-len(unknown) // _LOOKED_AT) or 1
-    if some := dict(islice(unknown.items(), 0, None, step)):
+    if some := [*islice(unknown.values(), 0, None, step)]:
         from latentmake.data.probe import probed
 
         found = probed(some, facts.memo, video=False)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 from controlled_world import configured, draw, put
-from latentmake.caches.inputs import Reading, Sample, samples_of
-from latentmake.caches.reading import identify
+from latentmake.caches.inputs import Reading, Sample, identify, samples_of
 from latentmake.config.machines import MusubiTuner
 from latentmake.config.root import Config
 from latentmake.errors import SourceError

@@ -21,10 +21,10 @@ from latentmake import digest
 from latentmake.caches import encode, pipeline
 from latentmake.caches.inputs import Loaded, Sample
 from latentmake.caches.pipeline import Pipeline
+from latentmake.digest import source_stat, target_stat
 from latentmake.errors import ModelError, SourceError
 from latentmake.files import atomic, cachefile
 from latentmake.files.media import probe_image
-from latentmake.index.memo import source_stat, target_stat
 from latentmake.plan import store
 from latentmake.plan.orders import Order
 from latentmake.plan.receipts import Receipt, read_receipt

@@ -21,11 +21,11 @@ from latentmake.caches.pixels import plain as pixels
 from latentmake.caches.pixels.scaling import cover
 from latentmake.caches.pixels.stored import open_image
 from latentmake.config.datasets import Dataset
+from latentmake.digest import source_stat
 from latentmake.errors import SourceError
 from latentmake.files.media import probe_video
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, kept_indices
-from latentmake.index.memo import source_stat
 from latentmake.layouts.layout import layout_of
 from latentmake.plan.orders import Order, Target
 from numpy.typing import NDArray

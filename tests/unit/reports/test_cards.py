@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import world
-from latentmake.caches.inputs import Reading, samples_of
-from latentmake.caches.reading import identify
+from latentmake.caches.inputs import Reading, identify, samples_of
 from latentmake.config.root import parse
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo

@@ -129,7 +129,7 @@ class Encoding(ABC):
             texts = {sample.key: str(sample.content) for sample in reading.samples}
             for target, key in reading.missing.items():
                 caption = texts[key] if job.order.kind == "text" else None
-                wanted.append(Wanted(reading.item, target, key, reading.content, caption))
+                wanted.append(Wanted(reading.work.item, target, key, reading.content, caption))
         if not wanted:
             return
         job.take_gpu()

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake.caches.pixels import plain, stored
-from latentmake.caches.pixels.plain import decode, upright_size
+from latentmake.caches.pixels.plain import decode
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.errors import SourceError
+from latentmake.files.media import upright_size
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import layout_of
 from numpy.typing import NDArray
@@ -78,7 +79,7 @@ def test_every_orientation_gives_the_upright_picture(
     data = encoded(stored, kind, exif=exif, **options)
     assert np.array_equal(np.asarray(decoded(data)), np.asarray(scene))
     for turned in (True, False):
-        told = upright_size(data, "a.png", SETTINGS.model_copy(update={"exif_rotation": turned}))
+        told = upright_size(data, "a.png", SETTINGS.max_image_pixels, turns=turned)
         assert told == decoded(data, exif_rotation=turned).size
     if kind != "TIFF":  # Pillow turns a TIFF by itself
         unturned = decoded(data, exif_rotation=False)

@@ -16,6 +16,7 @@ from latentmake.caches.pixels.plain import by_pillow, lanczos
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.errors import SourceError
+from latentmake.files.media import upright_size
 from latentmake.geometry.buckets import Size, cover
 from latentmake.layouts.layout import layout_of
 from latentmake.plan.orders import Order, Target, Work
@@ -45,7 +46,7 @@ def samples(data: bytes, sizes: Iterable[Size], **changes: Any) -> list[Sample]:
     dataset = Dataset(path="data", **changes)
     order = Order("latents", "data", "tiny", dataset, MODEL, {}, (Work(item, tuple(targets)),))
     missing = {target: str(number) for number, target in enumerate(targets)}
-    size = plain.upright_size(data, "a.jpg", dataset)
+    size = upright_size(data, "a.jpg", dataset.max_image_pixels, turns=dataset.exif_rotation)
     reading = Reading(order.items[0], "digest", data, size=size, missing=missing)
     return [*plain.samples_of(order, reading)]
 
