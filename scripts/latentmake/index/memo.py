@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from latentmake import digest
-from latentmake.digest import SourceStat, TargetStat, target_stat
+from latentmake.digest import SourceStat, TargetStat, source_stat, target_stat
 from latentmake.errors import CacheError
 from latentmake.files.cachefile import Picture
 from latentmake.files.workspace import is_text
