@@ -65,11 +65,6 @@ class Sample(NamedTuple):
         return self.tokens if isinstance(self.content, str) else self.content.shape
 
     @property
-    def cost(self) -> int:
-        """Pixels of a picture or of a clip's frame, or tokens: memory grows with their number."""
-        return max(self.size, default=1)
-
-    @property
     def size(self) -> tuple[int, ...]:
         """Frames and pixels, which tell what memory it takes; `tokens` of a caption."""
         if isinstance(self.content, str):
@@ -294,11 +289,12 @@ class Loaded(NamedTuple):
     Attributes:
         encode: encodes samples of one shape.
         size: samples in a batch, at the most.
-        budget: pixels or tokens in a batch, see `Sample.cost`; None: any number.
+        budget: pixels of pictures or of clips' frames, or tokens, in a batch, with whose number
+            memory grows; None: any number.
         frugal: encodes one sample in less memory and more time, to the same bytes.
         remarks: lines for the user when all is encoded.
         workers: threads that call `encode` side by side.
-        threads: of torch in each of these; None: as many as it likes.
+        begin: called by each of these first.
         queues: whether `encode` puts work into a device's queue and returns before it is done: then
             it is called by one thread at a time, while others wait for results and write them.
         lengths: tells the numbers of tokens that a caption takes in each of several encoders.
@@ -310,7 +306,7 @@ class Loaded(NamedTuple):
     frugal: Encoder | None = None
     remarks: Callable[[], list[str]] = list
     workers: int = 1
-    threads: int | None = None
+    begin: Callable[[], object] = bool
     queues: bool = False
     lengths: Callable[[str], tuple[int, ...]] | None = None
 
@@ -318,7 +314,7 @@ class Loaded(NamedTuple):
         """Return the number of samples of this one's shape in a batch."""
         if self.budget is None:
             return self.size
-        return max(1, min(self.size, self.budget // max(1, sample.cost)))
+        return max(1, min(self.size, self.budget // max(1, *sample.size)))
 
 
 def results(

@@ -244,6 +244,8 @@ class Order:
     reuses: bool = field(init=False, compare=False)
     is_external: bool = field(init=False, compare=False)  # whether another program encodes
     work: str = field(init=False, compare=False)
+    layout: Layout = field(init=False, compare=False, repr=False)  # of its targets
+    cuts_clips: bool = field(init=False, compare=False)  # whether its targets are clips of videos
     _texts: tuple[bytes, bytes] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self, file: Path | None) -> None:
@@ -253,6 +255,8 @@ class Order:
         self.reuses = all(target.at_hand for target in targets)
         self.is_external = self.musubi_tuner is not None or self.sd_scripts is not None
         self.work = f"{self.kind} {self.model}"
+        self.layout = layout_of(self.model_settings.layout_name)
+        self.cuts_clips = self.kind == "latents" and self.dataset_settings.video
         if file is None:  # its content is a head with the digest of its items, and these
             values = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
             for name in _SECTIONS:
@@ -263,16 +267,6 @@ class Order:
         self.name = file.stem if file else digest.of_bytes(head)[:20]
         self.path = FOLDER / f"{self.name}.json"
         self.receipt = FOLDER / f"{self.name}.receipt.json"
-
-    @property
-    def layout(self) -> Layout:
-        """Layout of its targets."""
-        return layout_of(self.model_settings.layout_name)
-
-    @property
-    def cuts_clips(self) -> bool:
-        """Whether its targets are clips of videos."""
-        return self.kind == "latents" and self.dataset_settings.video
 
     @property
     def skips(self) -> bool:

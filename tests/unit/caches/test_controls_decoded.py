@@ -49,10 +49,6 @@ def text_of(order: Order) -> object:
     return made(order)[0].content
 
 
-def test_the_caption_is_what_is_encoded(order: Order) -> None:
-    assert text_of(order) == "this is cat"
-
-
 def test_a_damaged_control_is_named(order: Order) -> None:
     path = Path("control/cat_1.png")
     path.write_bytes(path.read_bytes()[:40])

@@ -165,14 +165,6 @@ def test_pixels_of_any_size_are_those_of_the_rules(
         assert np.array_equal(found, expected)
 
 
-def test_a_hair_of_a_picture_is_refused_before_it_fills_the_memory() -> None:
-    with pytest.raises(SourceError, match=r"hair\.png: is too narrow \(1 x 20000\)"):
-        cover(Image.new("RGB", (1, 20_000)), Size(256, 1024), path="hair.png")
-    with pytest.raises(SourceError, match="is too narrow"):
-        cover(Image.new("RGB", (1, 50)), Size(64, 64), max_pixels=64 * 3199)
-    assert cover(Image.new("RGB", (1, 50)), Size(64, 64), max_pixels=64 * 3200).shape == (64, 64, 3)
-
-
 # -- videos that control others -------------------------------------------------------------------
 
 

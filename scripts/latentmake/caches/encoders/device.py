@@ -19,6 +19,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any, ParamSpec, TypeVar
@@ -93,7 +94,8 @@ def encoder(
         taken = _TOKEN if order.kind == "text" else _CLIP if model.spec.video else _IMAGE
         workers, size, budget = _IN_FLIGHT, _MOST[order.kind], free_memory(device) // 2 // taken
         say(f"encoding on {device.type}, at most {size} at once")
-    torch.set_num_threads(max(1, threads // workers) if on_cpu else threads)
+    threads = max(1, threads // workers) if on_cpu else threads
+    torch.set_num_threads(threads)
     torch.backends.cudnn.allow_tf32 = False
     os.environ.update(_QUIET)  # read when these libraries are imported
 
@@ -111,7 +113,7 @@ def encoder(
         size=size,
         budget=budget,
         workers=workers,
-        threads=torch.get_num_threads() if on_cpu else None,
+        begin=partial(torch.set_num_threads, threads) if on_cpu else bool,
         queues=not on_cpu,
     )
 
@@ -273,10 +275,7 @@ def attempt(
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the bytes that this process can still use on a GPU.
-
-    Those that torch keeps for reuse are among them; a limit of torch's allocator counts.
-    """
+    """Return the bytes of a GPU, kept for reuse or free, that torch's allocator still allows."""
     if device.type != "cuda":  # an Apple GPU has the machine's
         return psutil.virtual_memory().available
     free, total = torch.cuda.mem_get_info(device)
@@ -286,13 +285,10 @@ def free_memory(device: torch.device) -> int:
 
 
 def held_by_others() -> tuple[int, int]:
-    """Return the bytes of the GPU's memory, or the machine's, that other programs hold, and all.
-
-    What this process holds of a GPU besides torch's tensors, its context, counts as theirs.
-    """
+    """Return the bytes of the GPU's memory, or the machine's, that others hold, and all."""
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
-        own = torch.cuda.memory_reserved()
+        own = torch.cuda.memory_reserved()  # the context of this process counts as theirs
     else:  # an Apple GPU has the machine's
         memory = psutil.virtual_memory()
         free, total, own = memory.available, memory.total, psutil.Process().memory_info().rss

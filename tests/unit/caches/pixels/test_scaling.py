@@ -73,14 +73,6 @@ def test_any_picture_is_near_full_lanczos(
     compare(encoded(draw((480, 600)), quality=95, subsampling=subsampling))
 
 
-@pytest.mark.parametrize("mode", ["L", "CMYK", "RGB"])
-@pytest.mark.parametrize("shape", [(90, 1500), (1500, 90), (401, 403)], ids=str)
-def test_any_mode_and_ratio_is_near_full_lanczos(mode: str, shape: Shape) -> None:
-    image = Image.fromarray(PHOTOGRAPHS["leaves"](shape)).convert(mode)
-    compare(encoded(image), SIZES[:3], fit="bucket")
-    compare(encoded(image, progressive=True), SIZES[:3])
-
-
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 300), st.integers(1, 300))
 def test_any_size_is_near_full_lanczos(width: int, height: int, across: int, down: int) -> None:
