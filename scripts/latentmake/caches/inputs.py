@@ -114,24 +114,20 @@ class Reading:
 
 
 def read_ahead(
-    order: Order, works: Sequence[Work], read: Callable[[Work], Reading], threads: int
+    works: Sequence[Work], read: Callable[[Work], Reading], threads: int
 ) -> Iterator[Reading]:
     """Yield the readings of items in their order, few of which are made before they are taken."""
-    at_once = 1
     if any(is_remote(each.item.source or "") for each in works):
         threads = max(threads, remote.SIDE_BY_SIDE // 2)  # they mostly wait
-    elif order.kind == "text" and not any(each.item.controls for each in works):
-        at_once = 16  # one takes less time than a thread to wake up, on a disk of this machine
     with ThreadPoolExecutor(threads) as pool:
-        ahead: deque[Future[list[Reading]]] = deque()
+        ahead: deque[Future[Reading]] = deque()
         try:
-            for start in range(0, len(works), at_once):
-                few = works[start : start + at_once]
-                ahead.append(pool.submit(lambda few: [read(each) for each in few], few))
+            for work in works:
+                ahead.append(pool.submit(read, work))
                 if len(ahead) > 2 * threads:
-                    yield from ahead.popleft().result()
+                    yield ahead.popleft().result()
             while ahead:
-                yield from ahead.popleft().result()
+                yield ahead.popleft().result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -86,7 +86,7 @@ class Job:
         self, works: Sequence[Work], threads: int, progress: Progress
     ) -> Iterator[Reading]:
         """Read items; content that several targets share is missing for the first of them only."""
-        for reading in read_ahead(self.order, works, self.read, threads):
+        for reading in read_ahead(works, self.read, threads):
             self.claim(reading)
             self.count(reading, progress)
             yield reading
