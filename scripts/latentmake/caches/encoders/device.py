@@ -101,14 +101,16 @@ def encoder(
 
     name, function = order.layout.encoder(order.kind)
     place = f"latentmake.caches.encoders.{name}"
-    try:
-        with without(*_unused(model, order.kind)) if alone else nullcontext():
-            loaded: Loaded = getattr(import_module(place), function)(order, device, say)
-    except Exception as error:  # a package beside theirs, as xformers, needs what is hidden
-        wrapped = "import" in str(error)  # by diffusers, or by our own line
-        if not alone or not (wrapped or isinstance(error, ImportError | AttributeError)):
-            raise
-        loaded = getattr(import_module(place), function)(order, device, say)
+    loaded: Loaded | None = None
+    while loaded is None:
+        try:
+            with without(*_unused(model, order.kind)) if alone else nullcontext():
+                loaded = getattr(import_module(place), function)(order, device, say)
+        except Exception as error:  # a package beside theirs, as xformers, needs what is hidden
+            wrapped = "import" in str(error)  # by diffusers, or by our own line
+            if not alone or not (wrapped or isinstance(error, ImportError | AttributeError)):
+                raise
+            alone = False
     return loaded._replace(
         size=size,
         budget=budget,
