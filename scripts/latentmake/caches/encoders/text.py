@@ -94,7 +94,8 @@ def _parts(
         projection = None
         if path := weights.projection:
             projection = text_projection(path, trust_remote_code=weights.trust_remote_code)
-            projection.to(device=device, dtype=dtype)
+    if projection is not None:
+        projection.to(device=device, dtype=dtype)
     return place(network, device, dtype), tokens, projection
 
 
