@@ -1,4 +1,4 @@
-"""SHA-256 digests of bytes, files and plain values.
+"""SHA-256 digests of bytes, files and plain values; and stats, by which unchanged files are told.
 
 SHA-256 throughout, so that `sha256sum` on a source gives the very digest in a cache file's header.
 """
@@ -105,3 +105,33 @@ def _of_section(section: Section) -> str:
                 found.update(data)
                 start += len(data)
     return found.hexdigest()
+
+
+# -- stats -----------------------------------------------------------------------------------------
+
+
+class SourceStat(NamedTuple):
+    """Same stat, same bytes. The change time reveals an edit whose mtime was set back."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+
+
+class TargetStat(NamedTuple):
+    """The same for cache files, without the change time: a second hard link alters it."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+
+
+def source_stat(stat: os.stat_result) -> SourceStat:
+    """Return the stat that identifies a source's content."""
+    return SourceStat(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+
+
+def target_stat(stat: os.stat_result) -> TargetStat:
+    """Return the stat that identifies a cache file's content."""
+    return TargetStat(stat.st_size, stat.st_mtime_ns, stat.st_ino)

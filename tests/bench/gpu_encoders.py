@@ -29,8 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import gpu_world as world
 from latentmake.caches.encode import carry_out, load_encoder
-from latentmake.caches.encoders import load
-from latentmake.caches.encoders.device import DTYPES, pick_device
+from latentmake.caches.encoders.device import DTYPES, encoder, pick_device
 from latentmake.caches.encoders.wan import WanVae
 from latentmake.caches.inputs import Encoded, Loaded, Sample
 from latentmake.caches.job import Say
@@ -204,7 +203,7 @@ def text(kind: str, cpu: bool, device: torch.device) -> Iterator[Row]:
     model = Model(vae="vae", text=places, dtype=name)  # type: ignore[arg-type]
     order = world.order_of("text", model, given, "text")
     row = job(order)
-    loaded = load.encoder(order, threads=THREADS, say=lambda line: None)
+    loaded = encoder(order, threads=THREADS, say=lambda line: None)
     network = _network_of(loaded.encode)
     width = 77 if kind == "clip" else int(statistics.median(lengths))
 

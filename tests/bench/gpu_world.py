@@ -31,8 +31,7 @@ from latentmake.config.datasets import Dataset  # noqa: E402
 from latentmake.config.models import Model  # noqa: E402
 from latentmake.geometry.clips import Media  # noqa: E402
 from latentmake.layouts.layout import layout_of, parsed  # noqa: E402
-from latentmake.plan.orders import Order  # noqa: E402
-from latentmake.plan.target import Target  # noqa: E402
+from latentmake.plan.orders import Order, Target  # noqa: E402
 
 SENTENCE = "a quiet old house stands under the blue sky beside a red stone bridge"
 WORDS = SENTENCE.split()

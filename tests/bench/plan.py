@@ -49,12 +49,12 @@ TARGETS = 4
 NOTHING = """
 import torch
 from latentmake.caches.inputs import Loaded
-from latentmake.caches.encoders import load
+from latentmake.caches.encoders import device
 
 def nothing(samples):
     return [({"latents": torch.ones(4, 8, 8)}, {}) for _ in samples]
 
-load.encoder = lambda order, **_: Loaded(nothing, 1)
+device.encoder = lambda order, **_: Loaded(nothing, 1)
 """
 
 

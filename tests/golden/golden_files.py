@@ -24,8 +24,7 @@ from latentmake.geometry.buckets import Size
 from latentmake.layouts import layout
 from latentmake.layouts.layout import layout_of
 from latentmake.models import recipe
-from latentmake.plan.orders import Order
-from latentmake.plan.target import Target
+from latentmake.plan.orders import Order, Target
 from order_world import carry_out
 from PIL import Image
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from diffusers import AutoencoderKL
 from item_world import inputs_of
-from latentmake.caches.encoders import load
+from latentmake.caches.encoders import device
 from latentmake.caches.encoders.device import (
     download,
     free_memory,
@@ -104,7 +104,7 @@ def wan(dtype: str) -> Model:
 
 
 def loaded(model: Model) -> Loaded:
-    return load.encoder(latents_order(model, {}, 64), threads=2, say=silent)
+    return device.encoder(latents_order(model, {}, 64), threads=2, say=silent)
 
 
 def images(count: int, side: int) -> dict[str, Path]:
@@ -202,7 +202,7 @@ def test_memory_that_runs_out_halves_batches_and_loses_nothing(
 ) -> None:
     model, side = vae("float32"), 256
     work = latents_order(model, images(16, side), side)
-    encoder = load.encoder(work, threads=2, say=silent)
+    encoder = device.encoder(work, threads=2, say=silent)
     peak = peak_of(encoder, pictures(16, side))
     little_memory(int(0.6 * peak))
     said: list[str] = []
@@ -215,11 +215,11 @@ def test_memory_that_runs_out_halves_batches_and_loses_nothing(
 def test_batches_keep_within_the_memory_that_is_free(little_memory: Callable[[int], None]) -> None:
     model, side = vae("float32"), 256
     work = latents_order(model, images(120, side), side)
-    encoder = load.encoder(work, threads=2, say=silent)
+    encoder = device.encoder(work, threads=2, say=silent)
     peak = max(peak_of(encoder, pictures(1, side)) for _ in range(2))
     little_memory(12 * peak)
     (sample,) = pictures(1, side)
-    limit = load.encoder(work, threads=2, say=silent).limit(sample)
+    limit = device.encoder(work, threads=2, say=silent).limit(sample)
     assert limit >= 1 and limit * peak < free_memory(CUDA)
     said: list[str] = []
     receipt = carry_out(work, say=said.append, threads=2)
@@ -255,7 +255,7 @@ def filled(left: int) -> Iterator[None]:
 
 def said_by(code: str, **environment: str) -> str:
     """Return the one line that a process of its own prints."""
-    scripts = str(Path(load.__file__).parents[3])
+    scripts = str(Path(device.__file__).parents[3])
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": scripts, **environment},
@@ -276,7 +276,7 @@ def skipping(work: Order) -> Order:
 def test_another_program_that_fills_the_device_makes_no_item_faulty() -> None:
     model, side = vae("float32"), 1024
     work = skipping(latents_order(model, images(12, side), side))
-    encoder = load.encoder(work, threads=2, say=silent)
+    encoder = device.encoder(work, threads=2, say=silent)
     list(encoder.encode(pictures(1, 64)))  # the libraries have their workspaces
     with filled(64 << 20):
         held, total = held_by_others()
@@ -294,7 +294,7 @@ def test_an_item_too_large_for_a_device_of_its_own_is_faulty_and_stops_no_other(
     model = vae("float32")
     work = skipping(latents_order(model, images(4, 256), 256))
     (large,) = latents_order(model, {"large": Path("data/000.png")}, 1024).items
-    encoder = load.encoder(work, threads=2, say=silent)
+    encoder = device.encoder(work, threads=2, say=silent)
     peak = peak_of(encoder, pictures(1, 256))
     held, total = held_by_others()
     if held > total // 4:
@@ -336,7 +336,7 @@ except DeviceError as error:
 def test_a_job_keeps_the_device_busy() -> None:
     model, side = vae("bfloat16", (128, 256, 512, 512)), 512
     work = latents_order(model, images(96, side), side)
-    encoder = load.encoder(work, threads=8, say=silent)
+    encoder = device.encoder(work, threads=8, say=silent)
     busy: list[Callable[[], float]] = []
 
     def encode(samples: list[Sample]) -> Any:

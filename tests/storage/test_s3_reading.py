@@ -17,8 +17,8 @@ from latentmake.caches.inputs import Loaded
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import parse
 from latentmake.data import folders, remote
+from latentmake.digest import SourceStat
 from latentmake.errors import ConfigError, DatasetError, SourceError, StorageError
-from latentmake.index.memo import SourceStat
 from latentmake.plan.orders import Order
 from order_world import carry_out
 from s3_server import Bucket

@@ -23,8 +23,8 @@ from latentmake import backends, digest
 from latentmake.config.root import Config
 from latentmake.layouts.layout import parsed
 from latentmake.plan.manifest import read_lock
+from latentmake.plan.orders import PROMPTS
 from latentmake.plan.run_plan import RunPlan
-from latentmake.plan.target import PROMPTS
 from latentmake.session import Session
 from latentmake.training.external.backend import Launched
 from latentmake.training.external.order import reasons

@@ -19,8 +19,7 @@ from latentmake.files.readers import Readers
 from latentmake.files.video import probe
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Media, Span, clips, kept_indices
-from latentmake.plan.orders import Order, Work
-from latentmake.plan.target import Target
+from latentmake.plan.orders import Order, Target, Work
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from latentmake.data.item import BUCKET, CAPTION, CONTROL, IMAGE, LAYER, File, Item
-from latentmake.index.memo import SourceStat
+from latentmake.digest import SourceStat
 from latentmake.layouts.layout import layout_of
-from latentmake.plan.orders import Work
-from latentmake.plan.target import Target
+from latentmake.plan.orders import Target, Work
 
 NO_STAT = SourceStat(0, 0, 0, 0)
 

@@ -20,9 +20,8 @@ from latentmake.geometry.buckets import Size
 from latentmake.layouts import layout
 from latentmake.layouts.layout import layout_of, parsed
 from latentmake.models import recipe
-from latentmake.plan.orders import Order
+from latentmake.plan.orders import Order, Target
 from latentmake.plan.receipts import Receipt, read_receipt
-from latentmake.plan.target import Target
 from PIL import Image
 
 Encoded = list[tuple[dict[str, Any], dict[str, str]]]

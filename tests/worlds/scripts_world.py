@@ -18,8 +18,7 @@ from latentmake.config.machines import MusubiTuner
 from latentmake.config.models import Model
 from latentmake.geometry.clips import Media
 from latentmake.layouts.layout import layout_of, parsed
-from latentmake.plan.orders import Order
-from latentmake.plan.target import Target
+from latentmake.plan.orders import Order, Target
 from PIL import Image
 
 STEMS = ("ant", "bee", "cat", "dog", "eel", "fox")

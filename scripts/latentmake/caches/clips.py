@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import NamedTuple
 
-from latentmake.caches.inputs import Reading, Sample, stored_size
+from latentmake.caches.inputs import Reading, Sample, refuse_changed, stored_size
 from latentmake.caches.job import Job
 from latentmake.caches.pipeline import Pipeline
 from latentmake.caches.pixels.scaling import Cut, Film, Key, cut
-from latentmake.caches.reading import refuse_changed
 from latentmake.errors import SourceError
 from latentmake.files.readers import Readers
 from latentmake.geometry.clips import Clip, Span, kept_indices
@@ -70,7 +69,7 @@ def make_clips(
                 for each in readings:
                     if left := sum(len(place.keys) for place in places if place.reading is each):
                         progress.update(left)
-                        job.fail(each.item, each.content, str(error))
+                        job.fail(each.work.item, each.content, str(error))
 
     with Readers() as readers, ThreadPoolExecutor(threads) as pool:
         try:
@@ -95,7 +94,7 @@ def _places(order: Order, readings: Sequence[Reading]) -> deque[_Place]:
     """Return the missing clips of items of one file, in the order of their frames."""
     found, settings, rate = list[_Place](), order.dataset_settings, order.layout.rate
     for reading in readings:
-        item, size = reading.item, stored_size(reading.item)
+        item, size = reading.work.item, stored_size(reading.work.item)
         assert item.media is not None
         frames, timing, span = item.media.frames, item.media.timing, item.span or Span()
         kept = [x for x, _ in kept_indices(frames, settings.source_fps, span, timing, rate)]
@@ -117,7 +116,7 @@ def _samples(order: Order, places: deque[_Place], readers: Readers) -> Iterator[
         SourceError: the video or its control is damaged, was changed, is too narrow, or ends
             before.
     """
-    item, sources = places[0].reading.item, places[0].reading.sources
+    item, sources = places[0].reading.work.item, places[0].reading.sources
     settings, original = order.dataset_settings, stored_size(item)
     limit = settings.max_image_pixels
     bucket = (order.layout.bucket_side or 0) if settings.fit == "bucket" else 0
@@ -129,7 +128,7 @@ def _samples(order: Order, places: deque[_Place], readers: Readers) -> Iterator[
         clip, control = [*(next(stream) for stream in streams), {}][:2]
         refuse_changed([film.path for film in films], sources)
         (reading, (*_, sizes), keys) = places.popleft()
-        content, item = reading.content, reading.item
+        content, item = reading.content, reading.work.item
         samples = [
             Sample(key, content, item, clip[x], original, control.get(x), clip=True)
             for x, key in zip(sizes, keys, strict=True)

@@ -13,14 +13,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from functools import cache
+from functools import cache, partial
 
 from latentmake.caches.inputs import Loaded
 from latentmake.caches.job import ExternalEncoder, Job, Say
 from latentmake.caches.pipeline import Pipeline
 from latentmake.errors import DeviceError, SourceError
 from latentmake.plan.orders import Order, Work
-from latentmake.plan.receipts import Receipt
 from latentmake.progress import Progress
 
 Lease = Callable[[Say], AbstractContextManager[object]]
@@ -60,6 +59,8 @@ def carry_out(
         StorageError: the disk is full or cannot be written.
     """
     clock, has_encoded, faults = time.monotonic(), False, list[str]()
+    readers = max(threads, readers)
+    loads = load or partial(load_encoder, threads=threads, say=say, alone=alone)
 
     @cache
     def take_gpu() -> None:
@@ -68,20 +69,15 @@ def carry_out(
         held.enter_context(lease(say))
         clock += time.monotonic() - asked  # waiting for other jobs says nothing about this one
 
-    def loaded(order: Order) -> Loaded:
-        take_gpu()
-        return load(order) if load else load_encoder(order, threads, say, alone)
-
     def make(job: Job, works: Sequence[Work]) -> None:
-        number = max(threads, readers)
-        if encoder := external(job.order):
+        if job.order.is_external and (encoder := external(job.order)):
             encoder(job, works, threads, progress)
         elif job.order.cuts_clips:
             from latentmake.caches.clips import make_clips  # which few jobs need
 
-            make_clips(job, works, pipeline, number, progress)
+            make_clips(job, works, pipeline, readers, progress)
         else:
-            for reading in job.readings(works, number, progress):
+            for reading in job.readings(works, readers, progress):
                 for sample in reading.samples:
                     pipeline.add(sample, job)
 
@@ -100,7 +96,7 @@ def carry_out(
             now, starting = time.monotonic(), None if has_encoded else 0.0
             if job.loaded is not None and not has_encoded:
                 starting, has_encoded = job.loaded - clock, True
-            _leave_receipt(job, now - clock, starting, pipeline.words)
+            job.leave_receipt(now - clock, starting, pipeline.words)
         clock = time.monotonic()
 
     job: Job | None = None
@@ -108,7 +104,7 @@ def carry_out(
     with (
         contextlib.ExitStack() as held,
         Progress(total=0, unit="target") as progress,
-        Pipeline(loaded, say, progress.update) as pipeline,
+        Pipeline(loads, say, progress.update) as pipeline,
     ):
         progress.status = lambda: pipeline.words
         for order in orders:
@@ -127,13 +123,6 @@ def carry_out(
         raise SourceError(" | ".join(faults), hint=hint)
 
 
-def _leave_receipt(job: Job, seconds: float, starting: float | None, words: str) -> None:
-    work, began = "" if job.loaded is None else job.order.work, time.time() - seconds
-    made = job.sources, job.targets, job.faults, job.counts
-    receipt = Receipt(*made, seconds, began=began, starting=starting, work=work, words=words)
-    receipt.write(job.order.receipt)
-
-
 def load_encoder(order: Order, threads: int, say: Say, alone: bool) -> Loaded:
     """Load the encoder of an order; torch is imported here, and not before it has work."""
     # Batches of many shapes would leave holes in a GPU's memory.
@@ -141,10 +130,10 @@ def load_encoder(order: Order, threads: int, say: Say, alone: bool) -> Loaded:
     # Imports make many objects that stay: the garbage collector would take a third of the time.
     gc.disable()
     try:
-        from latentmake.caches.encoders import load
+        from latentmake.caches.encoders import device
         from latentmake.caches.encoders.device import attempt
 
-        found, words = attempt(load.encoder, order, threads=threads, say=say, alone=alone)
+        found, words = attempt(device.encoder, order, threads=threads, say=say, alone=alone)
         if alone:
             gc.freeze()  # it never searches them
     finally:

@@ -1,26 +1,35 @@
-"""Samples: inputs of an encoder; and readings: items whose samples are made of their sources.
+"""Samples, the inputs of an encoder; and readings: bytes, digests, keys and samples of an item.
 
 Modules in `encoders` offer `latents` and `text`, which load encoders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import hashlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from latentmake import digest
 from latentmake.config.datasets import Dataset
-from latentmake.data.item import BUCKET, Item
+from latentmake.data import remote
+from latentmake.data.item import BUCKET, CAPTION, IMAGE, Item
 from latentmake.data.texts import decode_text
-from latentmake.errors import SourceError
-from latentmake.files.media import check_image, probe_image
+from latentmake.digest import source_stat
+from latentmake.errors import SourceError, unreadable
+from latentmake.files import cachefile
+from latentmake.files.media import check_image, probe_image, upright_size
+from latentmake.files.workspace import is_remote
 from latentmake.geometry.buckets import Size
-from latentmake.plan.orders import Order, Work
-from latentmake.plan.target import Target
+from latentmake.plan.orders import Order, Target, Work, joined, placing_of, view_of
 
 _NO_SIZE = Size(0, 0)
 
@@ -54,11 +63,6 @@ class Sample(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         """Shape of the pixels, or `tokens` of a caption; the same for all samples of a batch."""
         return self.tokens if isinstance(self.content, str) else self.content.shape
-
-    @property
-    def cost(self) -> int:
-        """Pixels of a picture or of a clip's frame, or tokens: memory grows with their number."""
-        return max(self.size, default=1)
 
     @property
     def size(self) -> tuple[int, ...]:
@@ -101,14 +105,105 @@ class Reading:
     sources: dict[str, list[Any]] = field(default_factory=dict)
     placing: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def item(self) -> Item:
-        """The item."""
-        return self.work.item
-
     def fail(self, fault: str) -> None:
         """Note that nothing can be made of it."""
         self.fault, self.keys, self.missing, self.samples = fault, {}, {}, []
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def read_ahead(
+    works: Sequence[Work], read: Callable[[Work], Reading], threads: int
+) -> Iterator[Reading]:
+    """Yield the readings of items in their order, few of which are made before they are taken."""
+    if any(is_remote(each.item.source or "") for each in works):
+        threads = max(threads, remote.SIDE_BY_SIDE // 2)  # they mostly wait
+    with ThreadPoolExecutor(threads) as pool:
+        ahead: deque[Future[Reading]] = deque()
+        try:
+            for work in works:
+                ahead.append(pool.submit(read, work))
+                if len(ahead) > 2 * threads:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def identify(order: Order, recipe: str, reading: Reading) -> None:
+    """Read an item's files, and find the keys of its targets by what the files hold now.
+
+    Of videos only digests are kept. What is noted of an image whose targets are not named by its
+    size holds that, too. `recipe` is the digest of the targets' recipe.
+
+    Raises:
+        OSError: a file cannot be read.
+        SourceError: one is damaged, or cannot be fetched.
+    """
+    item, settings, contents = reading.work.item, order.dataset_settings, list[str]()
+    reading.data = (item.text or "").encode()
+    for role, path, _ in item.read:
+        data, content = _read(path, reading.sources, keep=not order.cuts_clips)
+        contents.append(content)
+        if role in (IMAGE, CAPTION):
+            reading.data = data
+        else:
+            reading.others[path] = data
+    reading.content = joined(item, contents)
+    if item.media is not None:
+        reading.size = stored_size(item)
+    elif order.kind == "latents" and item.source is not None:
+        turns, limit = settings.exif_rotation, settings.max_image_pixels
+        reading.size = upright_size(reading.data, item.source, limit, turns=turns)
+        reading.sources[item.source] += [*reading.size, turns]
+    for target in reading.work.targets:
+        view = view_of(order.layout, settings, item, target, reading.size)
+        reading.keys[target] = key = cachefile.target_key(reading.content, recipe, view)
+        if placing := placing_of(order.layout, settings, item, target, reading.size, view):
+            reading.placing[key] = placing
+
+
+def _read(path: str, sources: dict[str, list[Any]], *, keep: bool) -> tuple[bytes, str]:
+    """Return a file's bytes, none unless `keep`, and its digest; note its stat in `sources`.
+
+    Where no bytes are kept, what `sources` knows already is believed.
+    """
+    if not keep and path in sources:
+        return b"", str(sources[path][-1])
+    if is_remote(path):
+        if not keep:
+            hint = "copy the videos to a disk"
+            raise SourceError("is a video at a URL, which cannot be read", where=path, hint=hint)
+        data, stat = remote.read(path)
+        content = digest.of_bytes(data)
+    else:
+        with Path(path).open("rb") as file:
+            stat = source_stat(os.fstat(file.fileno()))
+            data = file.read() if keep else b""
+            content = (
+                digest.of_bytes(data) if keep else hashlib.file_digest(file, "sha256").hexdigest()
+            )
+    sources[path] = [*stat, content]
+    return data, content
+
+
+def refuse_changed(paths: Iterable[str], sources: dict[str, list[Any]]) -> None:
+    """Refuse files that are no longer those whose stat was noted.
+
+    Raises:
+        SourceError: one was changed meanwhile, or is gone.
+    """
+    for path in paths:
+        try:
+            now = source_stat(Path(path).stat())
+        except OSError as error:
+            raise unreadable(error, path) from None
+        size, mtime_ns, _, inode, *_ = sources[path]
+        if (now.size, now.mtime_ns, now.inode) != (size, mtime_ns, inode):
+            hint = "run the same command again when it is complete"
+            raise SourceError("was changed while it was read", where=path, hint=hint)
 
 
 def stored_size(item: Item, found: tuple[int, int] | None = None) -> Size:
@@ -151,7 +246,7 @@ def samples_of(order: Order, reading: Reading) -> list[Sample]:
     Raises:
         SourceError: the bytes are damaged, or an image was changed.
     """
-    item, limit = reading.item, order.dataset_settings.max_image_pixels
+    item, limit = reading.work.item, order.dataset_settings.max_image_pixels
     if order.kind == "latents":
         if order.cuts_clips:
             return []
@@ -171,6 +266,8 @@ def samples_of(order: Order, reading: Reading) -> list[Sample]:
     return [Sample(key, reading.content, item, text, (0, 0)) for key in keys]
 
 
+# -- encoders -------------------------------------------------------------------------------------
+
 Named = tuple[dict[str, Any], dict[str, str]]
 """Tensors by name, and further metadata, of a sample."""
 Encoded = Iterable[Named]
@@ -188,11 +285,12 @@ class Loaded(NamedTuple):
     Attributes:
         encode: encodes samples of one shape.
         size: samples in a batch, at the most.
-        budget: pixels or tokens in a batch, see `Sample.cost`; None: any number.
+        budget: pixels of pictures or of clips' frames, or tokens, in a batch, with whose number
+            memory grows; None: any number.
         frugal: encodes one sample in less memory and more time, to the same bytes.
         remarks: lines for the user when all is encoded.
         workers: threads that call `encode` side by side.
-        threads: of torch in each of these; None: as many as it likes.
+        begin: called by each of these first.
         queues: whether `encode` puts work into a device's queue and returns before it is done: then
             it is called by one thread at a time, while others wait for results and write them.
         lengths: tells the numbers of tokens that a caption takes in each of several encoders.
@@ -204,7 +302,7 @@ class Loaded(NamedTuple):
     frugal: Encoder | None = None
     remarks: Callable[[], list[str]] = list
     workers: int = 1
-    threads: int | None = None
+    begin: Callable[[], object] = bool
     queues: bool = False
     lengths: Callable[[str], tuple[int, ...]] | None = None
 
@@ -212,7 +310,7 @@ class Loaded(NamedTuple):
         """Return the number of samples of this one's shape in a batch."""
         if self.budget is None:
             return self.size
-        return max(1, min(self.size, self.budget // max(1, sample.cost)))
+        return max(1, min(self.size, self.budget // max(1, *sample.size)))
 
 
 def results(

@@ -9,20 +9,21 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from latentmake import digest
-from latentmake.caches.inputs import Reading, samples_of
-from latentmake.caches.reading import identify, read_ahead
+from latentmake.caches.inputs import Reading, identify, read_ahead, samples_of
 from latentmake.data.item import Item
 from latentmake.errors import SourceError, unreadable
 from latentmake.files import atomic, cachefile
 from latentmake.plan import store
 from latentmake.plan.manifest import read_lock
 from latentmake.plan.orders import Order, Work
+from latentmake.plan.receipts import Receipt
 from latentmake.progress import Progress
 
 Say = Callable[[str], None]
@@ -84,11 +85,8 @@ class Job:
     def readings(
         self, works: Sequence[Work], threads: int, progress: Progress
     ) -> Iterator[Reading]:
-        """Read items, a few of them ahead, and count their targets that need no encoding.
-
-        Content that several targets share is missing for the first of them only.
-        """
-        for reading in read_ahead(self.order, works, self.read, threads):
+        """Read items; content that several targets share is missing for the first of them only."""
+        for reading in read_ahead(works, self.read, threads):
             self.claim(reading)
             self.count(reading, progress)
             yield reading
@@ -139,7 +137,7 @@ class Job:
 
     def count(self, reading: Reading, progress: Progress) -> None:
         """Note the result of a reading and its targets that need no encoding."""
-        work, item, uncounted = reading.work, reading.item, {*reading.missing.values()}
+        work, item, uncounted = reading.work, reading.work.item, {*reading.missing.values()}
         progress.update(len(work.targets) - len(reading.missing))
         if work.content is not None and reading.content not in ("", work.content):
             self.say(
@@ -236,6 +234,12 @@ class Job:
         """Refuse the content of an item's target, named by its key; see `refused`."""
         self.refused[key] = (source, what, hint)
         self.fail(item, source, str(SourceError(what, where=item.name, hint=hint)))
+
+    def leave_receipt(self, seconds: float, starting: float | None, words: str) -> None:
+        """Write its receipt."""
+        began, work = time.time() - seconds, self.order.work if self.loaded is not None else ""
+        made = self.sources, self.targets, self.faults, self.counts
+        Receipt(*made, seconds, began, starting, work, words).write(self.order.receipt)
 
     def outcome(self, words: str) -> str:
         """Return its counts in a line, with words on the bottleneck, if there are any."""

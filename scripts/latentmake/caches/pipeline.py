@@ -41,7 +41,7 @@ _CROWDED = 4  # other programs hold a device if they have one part in so many of
 _IN_A_ROW = 8  # samples that do not fit, none between them: then others are not tried
 
 
-class Pipeline:
+class Pipeline(contextlib.AbstractContextManager["Pipeline"]):
     """Encodes samples side by side, of all orders of a process, and has their jobs write them.
 
     A context, at whose end all samples are done. An error of a worker is raised by the next call,
@@ -73,9 +73,6 @@ class Pipeline:
         self._has_failed = False
         self._lock = threading.Lock()  # of numbers that workers change
         self._alone = threading.Lock()
-
-    def __enter__(self) -> Pipeline:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
@@ -110,10 +107,10 @@ class Pipeline:
         """
         loaded = self.loaded
         if loaded is None:
+            job.take_gpu()
             loaded = self.loaded = self._load(job.order)
             self._turns = threading.Semaphore(1 if loaded.queues else loaded.workers)
-            threads = (loaded.threads,)
-            self._pool = ThreadPoolExecutor(loaded.workers, "encoder", _use_threads, threads)
+            self._pool = ThreadPoolExecutor(loaded.workers, "encoder", loaded.begin)
         job.loaded = job.loaded or time.monotonic()
         if loaded.lengths is not None and isinstance(sample.content, str):
             lengths = loaded.lengths(sample.content)
@@ -182,7 +179,7 @@ class Pipeline:
         groups, shape, run = [batch], batch[0][0].shape, partial(self._results, loaded)
         while groups:
             group = groups.pop()
-            size = self._shortages.most(shape, len(group))
+            size = self._shortages.most.get(shape, len(group))
             if len(group) > size:
                 groups += [group[size:], group[:size]]
                 continue
@@ -233,14 +230,6 @@ class Pipeline:
             return list(encoded)
 
 
-def _use_threads(number: int | None) -> None:
-    """Let torch use so many threads of its own for what this thread computes."""
-    if number is not None:
-        import torch
-
-        torch.set_num_threads(number)
-
-
 # -- shortages of memory --------------------------------------------------------------------------
 
 
@@ -261,17 +250,13 @@ class _Shortages:
         self._batches = 0
         self._put_off: dict[str, int] = {}  # key -> batches that were encoded before
         self._in_a_row = 0
-        self._most: dict[tuple[int, ...], int] = {}
+        self.most: dict[tuple[int, ...], int] = {}  # shape -> samples that memory suffices for
         self._lock = threading.Lock()
-
-    def most(self, shape: tuple[int, ...], size: int) -> int:
-        """Return the batch size of a shape, if `size` is not too large."""
-        return min(size, self._most.get(shape, size))
 
     def halved(self, shape: tuple[int, ...], half: int) -> None:
         """Learn that memory suffices for half of a batch at the most."""
         with self._lock:
-            self._most[shape] = self.most(shape, half)
+            self.most[shape] = min(half, self.most.get(shape, half))
 
     def encoded(self, sample: Sample) -> None:
         """Learn that a sample was encoded."""
@@ -341,7 +326,6 @@ def _too_large(sample: Sample, model: Model) -> tuple[str, str]:
     if not isinstance(sample.content, str):
         what += f" ({' x '.join(map(str, sample.shape[:-1]))} pixels)"
         hint += ", or lower the resolution"
-        key = "vae_cache_cpu" if model.spec.video else "vae_tiling"
-        if not getattr(model, key):
+        if not getattr(model, key := "vae_cache_cpu" if model.spec.video else "vae_tiling"):
             hint += f"; `{key}: true` in the model encodes in tiles (and all its latents again)"
     return what, hint

@@ -15,11 +15,11 @@ from latentmake.config.root import control_counts
 from latentmake.data.folders import in_order, owner
 from latentmake.data.item import CONTROL, IMAGE_EXTENSIONS, NO_FILE, File, Item, Scan, missing_file
 from latentmake.data.lists import columns_of
+from latentmake.digest import SourceStat
 from latentmake.errors import SourceError
 from latentmake.files.media import VIDEO_EXTENSIONS
 from latentmake.geometry.buckets import Size, control_size, refuse_odd
 from latentmake.geometry.clips import Media
-from latentmake.index.memo import SourceStat
 from latentmake.layouts.layout import Layout
 
 ControlsOf = Callable[[Item], Sequence[File]]

@@ -30,11 +30,11 @@ from latentmake.data.item import (
     Scan,
     unusable_name,
 )
+from latentmake.digest import SourceStat, source_stat
 from latentmake.errors import DatasetError, SourceError
 from latentmake.files.media import UNREAD_FORMATS, VIDEO_EXTENSIONS, unread_format
 from latentmake.files.workspace import is_remote
 from latentmake.geometry.clips import Span
-from latentmake.index.memo import SourceStat, source_stat
 
 # Previews of latents, which ai-training's scripts write beside images (--writepreview).
 _PREVIEWS = (".img_sdvae.webp", ".img_sdxl.webp")

@@ -9,10 +9,10 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import PlainSerializer
 
+from latentmake.digest import SourceStat
 from latentmake.files.workspace import is_text
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media, Span
-from latentmake.index.memo import SourceStat
 from latentmake.layouts.layout import Layout, parsed
 
 

@@ -49,11 +49,11 @@ from latentmake.data.item import (
     text_fault,
     unusable_name,
 )
+from latentmake.digest import SourceStat, source_stat
 from latentmake.errors import DatasetError, shortened
 from latentmake.files.media import NPZ, UNREAD_FORMATS, VIDEO_EXTENSIONS, unread_format
 from latentmake.files.workspace import is_text
 from latentmake.geometry.clips import Span
-from latentmake.index.memo import SourceStat, source_stat
 
 NAMES = (
     *("video", "video_path", "image", "image_path", "file_name", "path", "image_path_0"),

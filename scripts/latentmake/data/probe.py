@@ -27,7 +27,7 @@ from latentmake.geometry.clips import (
     Timing,
     kept_indices,
 )
-from latentmake.index.memo import Memo, SourceStat
+from latentmake.index.memo import Memo
 from latentmake.layouts.layout import Layout
 from latentmake.progress import Progress
 
@@ -147,12 +147,11 @@ def measured(
     """
     found, faults, owners = list[Item](), list[Fault](), dict[str, Item]()
     notes: dict[str, dict[str, None]] = {}  # what is noted of which items
-    stats = {item.image: item.files[0].stat for item in items}
-    known = probed(stats, memo, video=settings.video)
+    known = probed([item.files[0] for item in items], memo, video=settings.video)
     controls = controls_of(layout, settings, scan, control, items, model)
 
     def measure(files: Sequence[File]) -> Mapping[str, Media | SourceError]:
-        return probed({each.path: each.stat for each in files}, memo, video=False)
+        return probed(files, memo, video=False)
 
     for item in items:
         try:
@@ -206,10 +205,9 @@ def _even(items: Sequence[Item], faults: list[Fault]) -> Iterator[Item]:
 # -- files ----------------------------------------------------------------------------------------
 
 
-def probed(
-    stats: dict[str, SourceStat], memo: Memo, *, video: bool
-) -> Mapping[str, Media | SourceError]:
+def probed(files: Sequence[File], memo: Memo, *, video: bool) -> Mapping[str, Media | SourceError]:
     """Return size and length of files; the memo learns new ones."""
+    stats = {file.path: file.stat for file in files}
     known = memo.media(stats)
     found: dict[str, Media | SourceError] = {
         path: known[path][1] for path, stat in stats.items() if known.get(path, (None,))[0] == stat

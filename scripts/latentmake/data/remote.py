@@ -16,8 +16,8 @@ from typing import Any
 
 from latentmake import digest
 from latentmake.data.item import Entry
+from latentmake.digest import SourceStat
 from latentmake.errors import DatasetError, SourceError, StorageError, UserError
-from latentmake.index.memo import SourceStat
 
 SIDE_BY_SIDE = 16
 """Files read at once: nearly all of their time is waiting."""

@@ -17,15 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from latentmake import digest
-from latentmake.caches.inputs import Reading
-from latentmake.caches.reading import identify
+from latentmake.caches.inputs import Reading, identify
+from latentmake.digest import target_stat
 from latentmake.errors import CacheError, SourceError
 from latentmake.exchange.trainer_caches import OutdatedError, TrainerCaches
 from latentmake.files import atomic, cachefile
-from latentmake.index.memo import target_stat
-from latentmake.plan.orders import FOLDER, Order, Work
+from latentmake.plan.orders import FOLDER, Order, Target, Work
 from latentmake.plan.receipts import Receipt
-from latentmake.plan.target import Target
 from latentmake.progress import Progress
 
 STATES = ("adopted", "fresh already", "without a foreign file", "unfit", "out of date")
@@ -143,9 +141,8 @@ class _Batch:
         adopted = digest.of_bytes(data)
         knows = self._caches.check(data, order, reading, target)
         if not knows and existing is not None and existing.source != reading.content:
-            what = (
-                f"may be of what {reading.item.name} held before it was edited, as {target.path} is"
-            )
+            name = reading.work.item.name
+            what = f"may be of what {name} held before it was edited, as {target.path} is"
             hint = "remove that file to adopt this one all the same"
             raise OutdatedError(what, hint=hint)
         with self._lock:

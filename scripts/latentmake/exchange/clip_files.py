@@ -16,13 +16,13 @@ from pydantic import BaseModel
 from latentmake import digest
 from latentmake.data.item import Item
 from latentmake.data.probe import indices_of
+from latentmake.digest import source_stat
 from latentmake.errors import ConfigError, unreadable
 from latentmake.files import npz
 from latentmake.files.cachefile import KEY
 from latentmake.files.workspace import Need
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import WAN_FPS, Clip, SourceFps, Span
-from latentmake.index.memo import source_stat
 from latentmake.plan.facts import Facts
 from latentmake.plan.state import Difference, short, value_differences
 

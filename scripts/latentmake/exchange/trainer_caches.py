@@ -25,8 +25,7 @@ from latentmake.files.safetensors import parse_head
 from latentmake.geometry.buckets import crop_ltrb
 from latentmake.layouts.layout import array_name, frames_and_sides
 from latentmake.models.shapes import latent_channels, text_width
-from latentmake.plan.orders import Order, Work
-from latentmake.plan.target import Target
+from latentmake.plan.orders import Order, Target, Work
 
 if TYPE_CHECKING:
     import torch
@@ -171,7 +170,7 @@ def _demand(wanted: Iterable[str], found: Tensors, *, begins: bool = False, hint
 def _check_text(
     found: Tensors, metadata: Mapping[str, str], order: Order, reading: Reading
 ) -> set[str]:
-    scripts, item = order.model_settings.spec.scripts, reading.item
+    scripts, item = order.model_settings.spec.scripts, reading.work.item
     assert scripts is not None
     _demand(scripts.tensors, found, begins=True)
     solid = {name for name in found if name.startswith(scripts.tensors[0])}
@@ -186,7 +185,11 @@ def _check_text(
 
 
 def _check_latents(found: Tensors, order: Order, reading: Reading, target: Target) -> set[str]:
-    model, item, scripts = order.model_settings, reading.item, order.model_settings.spec.scripts
+    model, item, scripts = (
+        order.model_settings,
+        reading.work.item,
+        order.model_settings.spec.scripts,
+    )
     assert scripts is not None and target.size is not None
     size = order.layout.size(stored_size(item), target.size, order.dataset_settings)
     frames, sides = frames_and_sides(model, size, target.clip)
@@ -221,7 +224,7 @@ def _check_latent_arrays(
     model, settings = order.model_settings, order.dataset_settings
     strategies, architecture = model.spec.strategies, model.architecture
     assert strategies is not None and architecture is not None and target.size is not None
-    image = stored_size(reading.item)
+    image = stored_size(reading.work.item)
     size = order.layout.size(image, target.size, settings)
     height, width = size.height // strategies.pixels, size.width // strategies.pixels
     kinds = ["latents", "original_size", "crop_ltrb"]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from latentmake.errors import SourceError, unreadable
+from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media, Timing
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ _COUNTED_CODECS = frozenset({"h264", "hevc", "vp9", "av1", "libdav1d", "mjpeg", 
 # Ends of complete files, which other bytes may follow; Pillow opens no WebP that is cut short.
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND", "WEBP": b""}
 _TAIL = 64  # bytes
+
+_PNG_TEXTS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")  # chunks that may hold EXIF
 
 _CONVERT = "convert it, for example to MP4 with H.264, or remove it"
 
@@ -118,6 +121,26 @@ def load(image: Image.Image, path: str) -> None:
     if isinstance(most, float) and most <= 1:
         what = "holds floating-point values from 0 to 1, which would become black"
         raise SourceError(what, where=path, hint="save it with 8 or 16 bits a channel")
+
+
+def upright_size(data: bytes, path: str, max_pixels: int, *, turns: bool) -> Size:
+    """Return the size of an image from its header; where it `turns`, as EXIF has it displayed.
+
+    Raises:
+        SourceError: it is empty, no image, or too large.
+    """
+    from PIL import ExifTags
+    from PIL.Image import Image as Plain
+
+    with opened_image(io.BytesIO(data), path, max_pixels) as image:
+        if not turns or image.format == "TIFF":  # Pillow turns a TIFF itself
+            return Size(*image.size)
+        # Pillow decodes a PNG for EXIF behind its pixels; not here, where no such chunk follows.
+        behind = data.find(b"IDAT") if image.format == "PNG" else 0
+        skips = image.format == "PNG" and all(data.find(name, behind) < 0 for name in _PNG_TEXTS)
+        exif = Plain.getexif(image) if skips else image.getexif()
+        turned = exif.get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
+        return Size(*(image.size[::-1] if turned else image.size))
 
 
 def check_image(data: bytes, path: str, max_pixels: int) -> tuple[tuple[int, int], str]:

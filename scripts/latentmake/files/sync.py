@@ -156,9 +156,7 @@ def _remove(folder: Path, name: str) -> None:
 def _stamp(source: Path | bytes) -> list[Any] | None:
     if isinstance(source, bytes):
         return None
-    stat = source.stat()
-    times = stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
-    return [os.fspath(source), *times]
+    return [os.fspath(source), *digest.source_stat(source.stat())]
 
 
 def _size_and_time(path: Path) -> list[int] | None:

@@ -13,14 +13,23 @@ from typing import Any
 
 from latentmake.config.datasets import Dataset
 from latentmake.data.item import Item
+from latentmake.digest import target_stat
 from latentmake.errors import ConfigError, SourceError, refuse_unknown
-from latentmake.index.memo import target_stat
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import EncodingJob, Order, Work, job_of
+from latentmake.plan.orders import (
+    PROMPTS,
+    EncodingJob,
+    Order,
+    Part,
+    Target,
+    Work,
+    job_of,
+    targets_of,
+    text_parts,
+)
 from latentmake.plan.receipts import batch_items
 from latentmake.plan.state import State
-from latentmake.plan.target import PROMPTS, Part, Target, targets_of, text_parts
 
 _REUSED_ITEMS = 16_384  # of a batch that encodes nothing
 _SHARED_ITEMS = 64  # of a batch, at the least, that is one so that several GPUs work

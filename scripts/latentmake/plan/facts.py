@@ -15,8 +15,8 @@ from latentmake.index.memo import Memo
 from latentmake.layouts.layout import parsed
 from latentmake.models import files, recipe
 from latentmake.plan.manifest import read_lock
+from latentmake.plan.orders import PROMPTS, prompt_items, prompts_of, text_parts
 from latentmake.plan.state import UNKNOWN, Contents, Judge
-from latentmake.plan.target import PROMPTS, prompt_items, prompts_of, text_parts
 
 
 class Facts(Datasets):

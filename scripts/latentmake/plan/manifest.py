@@ -27,8 +27,8 @@ from latentmake.errors import CacheError, ConfigError, DatasetError, TrainingErr
 from latentmake.files import atomic, cachefile
 from latentmake.layouts.layout import Layout, layout_of, parsed
 from latentmake.plan import store
+from latentmake.plan.orders import place_of
 from latentmake.plan.receipts import GONE, check_listed, read_receipt
-from latentmake.plan.target import place_of
 
 CAPTIONS = "captions"
 """Part of the texts of items, where a trainer encodes them itself."""

@@ -15,11 +15,11 @@ from latentmake.files import atomic
 from latentmake.files.workspace import other_owner
 from latentmake.models.checks import check_run
 from latentmake.plan.facts import Facts
+from latentmake.plan.orders import PROMPTS, Part, parts_of, prompts_of
 from latentmake.plan.receipts import learn_receipts
 from latentmake.plan.remembered import judge_dataset, judge_prompts
 from latentmake.plan.run_plan import Plan, RunPlan, plan_manifest
 from latentmake.plan.state import PartState, State
-from latentmake.plan.target import PROMPTS, Part, parts_of, prompts_of
 
 _Needed = Mapping[tuple[str, str], Mapping[str, set[str]]]
 """(dataset, model) -> part -> the runs that need it."""

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from latentmake.config.machines import Cluster
+from latentmake.digest import SourceStat, TargetStat
 from latentmake.errors import CacheError
 from latentmake.files import atomic
 from latentmake.files.cachefile import Picture
 from latentmake.files.workspace import Need, human
-from latentmake.index.memo import Memo, SourceStat, TargetStat
+from latentmake.index.memo import Memo
 from latentmake.plan.orders import FOLDER, Order
 from latentmake.progress import duration
 

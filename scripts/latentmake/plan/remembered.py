@@ -16,13 +16,13 @@ from typing import Any
 import latentmake
 from latentmake import digest
 from latentmake.data.item import Item
+from latentmake.digest import TargetStat
 from latentmake.files.workspace import is_remote
-from latentmake.index.listing import Folder, packed, unpacked
-from latentmake.index.memo import Listing, TargetStat
+from latentmake.index.memo import Folder, Listing, packed, unpacked
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
+from latentmake.plan.orders import PROMPTS, place_of, prompt_items
 from latentmake.plan.state import PartState, State
-from latentmake.plan.target import PROMPTS, place_of, prompt_items
 
 _MOST_CHANGED = 0.1  # share of the items above which all are judged
 _ALWAYS = 64  # items that are few, however few there are

@@ -31,9 +31,17 @@ from latentmake.plan.manifest import (
     row_of,
     run_folder,
 )
-from latentmake.plan.orders import EncodingJob, Order, run_order
+from latentmake.plan.orders import (
+    PROMPTS,
+    EncodingJob,
+    Order,
+    Part,
+    part_names,
+    parts_of,
+    run_order,
+    targets_of,
+)
 from latentmake.plan.state import Difference, PartState, some, value_differences
-from latentmake.plan.target import PROMPTS, Part, part_names, parts_of, targets_of
 
 _ANEW = Difference("the manifest is written anew")
 _Skipped = dict[str, list[dict[str, str]]]

@@ -21,14 +21,15 @@ from typing import NamedTuple
 from latentmake import digest
 from latentmake.config.datasets import Dataset
 from latentmake.data.item import CAPTION, IMAGE, Item
+from latentmake.digest import SourceStat, TargetStat
 from latentmake.errors import CacheError, SourceError, unreadable
 from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.files.cachefile import Header, read_header, target_key
 from latentmake.files.workspace import is_remote, is_text
 from latentmake.geometry.buckets import Size
-from latentmake.index.memo import Listing, Memo, SourceStat, TargetStat
+from latentmake.index.memo import Listing, Memo
 from latentmake.layouts.layout import Layout, parsed
-from latentmake.plan.target import Part, Target, joined, targets_of, view_of
+from latentmake.plan.orders import Part, Target, joined, targets_of, view_of
 
 REASONS = ("reusable", "new", "edited", "changed recipe", "damaged")
 UNKNOWN = ""

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from latentmake.errors import CacheError
 from latentmake.files import atomic, cachefile
-from latentmake.index.listing import Folder
-from latentmake.index.memo import Memo
+from latentmake.index.memo import Folder, Memo
 from latentmake.plan.orders import Order
 from latentmake.plan.state import PartState, State
 

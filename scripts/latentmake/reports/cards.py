@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentmake.errors import SourceError
-from latentmake.files.media import NPZ, VIDEO_EXTENSIONS
+from latentmake.files.media import NPZ, VIDEO_EXTENSIONS, upright_size
 from latentmake.files.readers import Readers
 from latentmake.files.workspace import is_remote, usable_cores
 from latentmake.geometry.buckets import Size
@@ -81,7 +81,7 @@ def _look_at(facts: Facts, card: Card, readers: Readers) -> tuple[Size | None, s
 def _opened(facts: Facts, card: Card, readers: Readers) -> tuple[Size, Image.Image]:
     from PIL import Image
 
-    from latentmake.caches.pixels.plain import decode, shrink_to, upright_size
+    from latentmake.caches.pixels.plain import decode, shrink_to
     from latentmake.files.video import frame_of
 
     item, settings = card.item, facts.config.datasets[card.dataset]
@@ -96,7 +96,8 @@ def _opened(facts: Facts, card: Card, readers: Readers) -> tuple[Size, Image.Ima
     if item.media is not None:  # a layout whose names have it takes images as they are stored
         settings = settings.model_copy(update={"exif_rotation": False})
     data = path.read_bytes()
-    size = upright_size(data, item.image, settings)
+    turns, limit = settings.exif_rotation, settings.max_image_pixels
+    size = upright_size(data, item.image, limit, turns=turns)
     shrink = shrink_to(size, Size(2 * _SIDE, 2 * _SIDE))
     return size, decode(data, item.image, settings, shrink=shrink)
 

@@ -17,9 +17,9 @@ from latentmake.files.cachefile import read_header, read_metadata, recipe_of, ta
 from latentmake.layouts.layout import parsed
 from latentmake.models.files import script_of, tokenizer_files
 from latentmake.plan.facts import Facts
+from latentmake.plan.orders import Part, view_of
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import Difference, Judge, Stale, is_digest, short, some, text_of
-from latentmake.plan.target import Part, view_of
 
 _ABSENT = "absent"
 _NAMES = {"format": "format version", "vae": "VAE", "clip": "CLIP image encoder"}

@@ -17,10 +17,9 @@ from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import parsed
 from latentmake.plan import receipts
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import Order
+from latentmake.plan.orders import Order, Part
 from latentmake.plan.run_plan import Plan
 from latentmake.plan.state import REASONS, PartState
-from latentmake.plan.target import Part
 
 _ENLARGED = 1.01  # times: less is the rounding of sides
 _LOOKED_AT = 1000  # pictures of a dataset whose headers are read: that takes a while on a disk
@@ -172,9 +171,9 @@ def _sizes(facts: Facts, dataset: str, state: PartState) -> Iterator[Size]:
         if item.media is not None:
             yield Size(item.media.width, item.media.height)
         elif item.files and not is_remote(item.files[0].path):
-            unknown[item.files[0].path] = item.files[0].stat
+            unknown[item.files[0].path] = item.files[0]
     step = -(-len(unknown) // _LOOKED_AT) or 1
-    if some := dict(islice(unknown.items(), 0, None, step)):
+    if some := [*islice(unknown.values(), 0, None, step)]:
         from latentmake.data.probe import probed
 
         found = probed(some, facts.memo, video=False)

@@ -11,15 +11,13 @@ from typing import Any
 
 from pydantic import BaseModel, ByteSize
 
-from latentmake.index.listing import Folder, unpacked
-from latentmake.index.memo import Memo
+from latentmake.index.memo import Folder, Memo, unpacked
 from latentmake.layouts.layout import parsed
 from latentmake.plan import receipts, store
 from latentmake.plan.build import running
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import FOLDER, Order
+from latentmake.plan.orders import FOLDER, Order, Part, Target
 from latentmake.plan.run_plan import RunPlan
-from latentmake.plan.target import Part, Target
 from latentmake.reports.explanation import recipe_changes
 from latentmake.reports.plan_report import row_of
 

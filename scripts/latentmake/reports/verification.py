@@ -24,7 +24,7 @@ from latentmake.layouts.layout import parsed
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import run_folder
-from latentmake.plan.target import PROMPTS, parts_of, prompt_items, prompts_of
+from latentmake.plan.orders import PROMPTS, parts_of, prompt_items, prompts_of
 from latentmake.progress import Progress
 from latentmake.reports.explanation import recipe_differences
 

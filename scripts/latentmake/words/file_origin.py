@@ -18,9 +18,9 @@ from latentmake.files.workspace import is_remote
 from latentmake.layouts.layout import parsed
 from latentmake.plan.batches import judge_one, named_targets
 from latentmake.plan.facts import Facts
+from latentmake.plan.orders import PROMPTS, Part, Target, parts_of, prompts_of, targets_of
 from latentmake.plan.state import Difference, short
 from latentmake.plan.store import mark_reusable
-from latentmake.plan.target import PROMPTS, Part, Target, parts_of, prompts_of, targets_of
 from latentmake.reports.explanation import differences, program_of, recipe_words
 
 

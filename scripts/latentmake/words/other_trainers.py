@@ -15,8 +15,8 @@ from latentmake.errors import ConfigError
 from latentmake.files.workspace import usable_cores
 from latentmake.plan import store
 from latentmake.plan.build import alone
+from latentmake.plan.orders import PROMPTS
 from latentmake.plan.run_plan import RunPlan
-from latentmake.plan.target import PROMPTS
 from latentmake.words.project import ConfigFiles, Directory, opened
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from latentmake.files.cachefile import read_header
 from latentmake.files.workspace import OWNER, human, other_owner
 from latentmake.plan.build import alone
 from latentmake.plan.facts import Facts
-from latentmake.plan.target import parts_of
+from latentmake.plan.orders import parts_of
 from latentmake.words.project import ConfigFiles, Directory, Json, opened, printable, table
 
 _TEMPORARY = re.compile(rf"\.[0-9a-f]{{16,32}}(\.\d+)+{re.escape(atomic.TEMPORARY_SUFFIX)}")

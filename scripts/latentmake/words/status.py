@@ -14,9 +14,9 @@ from latentmake import backends
 from latentmake.files.workspace import free, human, shortages
 from latentmake.plan import receipts
 from latentmake.plan.facts import Facts
+from latentmake.plan.orders import Part
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import REASONS, PartState
-from latentmake.plan.target import Part
 from latentmake.progress import duration
 from latentmake.reports.status import Status, StatusRow, status_of
 from latentmake.training.backend import Finding, checklist, failed, image_findings, of_faults

@@ -10,7 +10,6 @@ import pytest
 import torch
 from checkpoint_world import Kind
 from latentmake.caches.encoders.text import text_encoders
-from latentmake.caches.encoders.vae import encode_images, load_vae
 from latentmake.config.models import Model
 from latentmake.config.weights import Weights
 from latentmake.training.sd.network import load_unet
@@ -35,16 +34,6 @@ def written(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, micro: Path
 ) -> Written:
     return Written(tmp_path_factory.mktemp(request.param), micro / "tokenizer", request.param)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_latents_are_those_of_the_folder(written: Written, dtype: torch.dtype) -> None:
-    pixels = torch.randint(0, 255, (1, 64, 48, 3), dtype=torch.uint8)
-    folder = load_vae(Weights(path=str(written.folder / "vae")), CPU, dtype)
-    file = load_vae(written.part("vae"), CPU, dtype)
-    assert folder.dtype == file.dtype
-    assert torch.equal(encode_images(file, pixels), encode_images(folder, pixels))
-    assert file.config.scaling_factor == folder.config.scaling_factor
 
 
 def test_embeddings_are_those_of_the_folder(written: Written) -> None:

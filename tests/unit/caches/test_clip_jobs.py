@@ -13,19 +13,17 @@ import cv2
 import numpy as np
 import psutil
 import pytest
-import torch
-from clip_world import SIZE, Encoder, check_caches, fingerprint, item_of, order_of, whole
+from clip_world import SIZE, Encoder, check_caches, item_of, order_of, whole
 from latentmake.caches.inputs import Loaded, Sample
 from latentmake.caches.pixels.scaling import cut
 from latentmake.errors import SourceError
 from latentmake.files.readers import Readers
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import Media, Span
+from latentmake.geometry.clips import Span
 from latentmake.plan.orders import Order
 from latentmake.plan.receipts import Receipt
 from numpy.typing import NDArray
 from order_world import carry_out, silent
-from safetensors.torch import load_file
 from video_world import write_video
 
 SMALL = Size(32, 32)
@@ -209,18 +207,3 @@ def test_a_video_that_changes_while_it_is_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"a\.mp4: was changed while it was read"):
         carry(order_of(*items.values()), Encoder(change))
     assert carry(order_of(items["b"]), Encoder()).counts["kept"] == len(items["b"].targets)
-
-
-# -- rotation -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rotation", [90, 180, 270])
-def test_frames_are_turned_clockwise_before_anything_else(rotation: int, tmp_path: Path) -> None:
-    path = write_video(tmp_path / "a.mp4", "libx264", 5)
-    size = SIZE if rotation == 180 else Size(48, 64)
-    item = item_of("a", path, media=Media(*size, 5, "", rotation), sizes=[size], target_frames=[5])
-    carry(order_of(item), Encoder())
-    turned = [np.rot90(frame, k=-rotation // 90) for frame in whole(path)]
-    assert turned[0].shape == (size.height, size.width, 3)
-    (target,) = item.targets
-    assert torch.equal(load_file(target.path)["latents"], fingerprint(np.stack(turned)))

@@ -21,8 +21,7 @@ from latentmake.data.probe import measured
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.layouts.layout import layout_of
-from latentmake.plan.orders import Order, Work
-from latentmake.plan.target import Target
+from latentmake.plan.orders import Order, Target, Work
 from numpy.typing import NDArray
 from order_world import carry_out, silent
 from safetensors.torch import load_file

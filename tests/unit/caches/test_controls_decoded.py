@@ -6,16 +6,14 @@ from pathlib import Path
 
 import pytest
 from controlled_world import configured, draw, put
-from latentmake.caches.inputs import Reading, Sample, samples_of
-from latentmake.caches.reading import identify
+from latentmake.caches.inputs import Reading, Sample, identify, samples_of
 from latentmake.config.machines import MusubiTuner
 from latentmake.config.root import Config
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import Order, Work
-from latentmake.plan.target import Target
+from latentmake.plan.orders import Order, Target, Work
 from PIL import Image
 
 
@@ -49,10 +47,6 @@ def made(order: Order) -> list[Sample]:
 
 def text_of(order: Order) -> object:
     return made(order)[0].content
-
-
-def test_the_caption_is_what_is_encoded(order: Order) -> None:
-    assert text_of(order) == "this is cat"
 
 
 def test_a_damaged_control_is_named(order: Order) -> None:

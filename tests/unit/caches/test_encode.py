@@ -8,25 +8,28 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from item_world import inputs_of
 from latentmake import digest
 from latentmake.caches import encode, pipeline
-from latentmake.caches.inputs import Loaded, Sample
+from latentmake.caches.inputs import Loaded, Reading, Sample
+from latentmake.caches.job import Job
 from latentmake.caches.pipeline import Pipeline
+from latentmake.digest import source_stat, target_stat
 from latentmake.errors import ModelError, SourceError
 from latentmake.files import atomic, cachefile
 from latentmake.files.media import probe_image
-from latentmake.index.memo import source_stat, target_stat
 from latentmake.plan import store
-from latentmake.plan.orders import Order
+from latentmake.plan.orders import Order, Work
 from latentmake.plan.receipts import Receipt, read_receipt
 from order_world import (
     Encoder,
@@ -103,26 +106,6 @@ def test_a_receipt_says_what_was_read_written_and_counted() -> None:
         assert receipt.targets[str(cache)] == [*target_stat(cache.stat()), key]
 
 
-def test_captions_are_read_stripped_of_space_and_of_a_byte_order_mark() -> None:
-    Path("data").mkdir()
-    Path("data/a.txt").write_bytes(b"\xef\xbb\xbf a caf\xc3\xa9 \r\n")
-    carry(order("text", {"a": Path("data/a.txt"), "b": "a prompt"}), Encoder())
-    assert torch.equal(load_file(cache_of("a", "text"))["latents"], whole_numbers("a café"))
-    assert torch.equal(load_file(cache_of("b", "text"))["latents"], whole_numbers("a prompt"))
-
-
-def test_the_same_order_gives_the_same_bytes_again() -> None:
-    work = order("latents", cats(3), parts=("16", "32"))
-    carry(work, Encoder())
-    first = {path: path.read_bytes() for path in Path("cache").rglob("*.safetensors")}
-    for folder in ("cache", ".latentmake"):
-        for path in sorted(Path(folder).rglob("*.safetensors")):
-            path.unlink()
-    carry(work, Encoder(), batch_size=3, threads=2)
-    assert {path: path.read_bytes() for path in first} == first
-    assert len(first) == 6
-
-
 # -- what is there already ------------------------------------------------------------------------
 
 
@@ -153,15 +136,6 @@ def test_a_job_that_died_leaves_what_it_finished() -> None:
     assert again.stems == ["03", "04"]
 
 
-def test_a_damaged_file_in_the_store_is_made_again() -> None:
-    work = order("latents", cats(2))
-    carry(work, Encoder())
-    whole = cache_of("00").read_bytes()
-    into_store(cache_of("00")).write_bytes(whole[:-5])  # as a power failure leaves it
-    carry(work, Encoder())
-    assert cache_of("00").read_bytes() == whole
-
-
 def test_what_another_build_takes_from_the_store_at_the_last_moment_is_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -189,30 +163,6 @@ def test_what_another_build_takes_from_the_store_at_the_last_moment_is_made_agai
     assert {path: path.read_bytes() for path in before} == before
     for name, (*_, key) in receipt.targets.items():
         assert cachefile.read_header(name).key == key
-
-
-def test_a_target_found_fresh_is_kept_as_it_is() -> None:
-    carry(order("latents", cats(2)), Encoder())
-    before = cache_of("00").stat()
-    header = cachefile.read_header(cache_of("00"))
-    found = {"16/00": f"{header.key}@{before.st_mtime_ns}"}
-    again = Encoder()
-    receipt = carry(order("latents", cats(2), found=found), again)
-    assert receipt.counts["kept"] == 2 and again.stems == []  # the other one was not looked for
-    after = cache_of("00").stat()
-    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
-    assert receipt.targets[str(cache_of("00"))][-1] == header.key
-
-
-def test_a_stale_target_is_replaced_and_its_old_content_lives_on_under_other_names() -> None:
-    sources = cats(1)
-    carry(order("latents", sources), Encoder())
-    old = cache_of("00").read_bytes()
-    os.link(cache_of("00"), "elsewhere")
-    put_image(Path("data/00.png"), (200, 2, 3))
-    carry(order("latents", sources, found={"16/00": "old@1"}), Encoder())
-    assert cache_of("00").read_bytes() != old
-    assert Path("elsewhere").read_bytes() == old
 
 
 def test_equal_content_is_encoded_once_and_linked() -> None:
@@ -382,8 +332,53 @@ def test_pictures_of_many_shapes_do_not_pile_up() -> None:
     assert max(alive) <= 4 * 4 + 2 * 4 + 2 * 2 + 2
 
 
-def test_an_order_without_work_still_leaves_its_receipt() -> None:
-    assert carry(order("latents", {}), Encoder()).targets == {}
+@pytest.mark.parametrize(("budget", "most"), [(None, 4), (160, 3), (1, 1)])
+def test_captions_of_like_length_go_together(budget: int | None, most: int) -> None:
+    texts = ["x" * (1 + at * 37 % 50) for at in range(200)]
+    batches: list[list[Sample]] = []
+
+    def encode(samples: list[Sample]) -> Any:
+        batches.append([*samples])
+        return [({}, {})] * len(samples)
+
+    loaded = Loaded(encode, 4, budget, lengths=lambda text: (7, len(text)))
+    job: Any = SimpleNamespace(
+        order=None, loaded=None, waiting=0, store=lambda *_: None, take_gpu=bool
+    )
+    with Pipeline(lambda _: loaded) as pipeline:
+        for number, text in enumerate(texts):
+            item = inputs_of(f"{number}", None, text)
+            pipeline.add(Sample(f"{number}", "s", item, text, (0, 0)), job)
+    assert job.waiting == 0
+    assert sorted(int(sample.key) for batch in batches for sample in batch) == list(range(200))
+    assert all(len({sample.shape for sample in batch}) == 1 for batch in batches)
+    for sample in (sample for batch in batches for sample in batch):
+        assert 0 <= sample.shape[1] - len(str(sample.content)) < 16  # little padding
+    longest = [len(batch) for batch in batches if batch[0].shape == (16, 48)]
+    assert max(longest) == most
+
+
+def test_captions_are_encoded_while_others_are_read_by_several_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first ones of an order of the default size, 1,024 items."""
+    sources = {f"{number}": Path(f"{number}.txt") for number in range(1024)}
+    for stem, path in sources.items():
+        path.write_text(stem)
+    read: list[int] = []
+    read_item = Job.read
+
+    def noted(job: Job, item: Work, *options: Any) -> Reading:
+        read.append(threading.get_ident())
+        return read_item(job, item, *options)
+
+    monkeypatch.setattr(Job, "read", noted)
+    seen: list[int] = []
+    encoder = Encoder(lambda sample, tensor: seen.append(len(read)) or tensor)
+    loaded = Loaded(encoder, 4, lengths=lambda text: (len(text),))
+    carry_out(order("text", {**sources}), say=silent, threads=2, encoder=loaded)
+    assert len(seen) == 1024 and seen[0] < 1024
+    assert threading.get_ident() not in read and len(set(read)) == 2
 
 
 # -- files at hand --------------------------------------------------------------------------------
@@ -522,38 +517,25 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def words_of(clock: Clock, *seconds: tuple[str, float], workers: int, queues: bool) -> str:
-    """Return the words on stays one after the other; `idle` is none."""
-    made = Pipeline(lambda _: Loaded(Encoder()))
-    made.loaded = Loaded(Encoder(), workers=workers, queues=queues)
-    for stage, passed in seconds:
-        if stage == "idle":
-            clock.now += passed
-            continue
-        with made._stage(stage):
-            clock.now += passed
-    return made.words
-
-
 @pytest.mark.parametrize(
-    ("seconds", "words"),
+    ("seconds", "workers", "words"),
     [
-        ([("encoding", 9.0), ("writing", 1.0)], "busy 90%, bottleneck: encoding"),
-        ([("encoding", 3.0), ("idle", 7.0), ("writing", 0.0)], "busy 30%, bottleneck: reading"),
-        ([("encoding", 3.0), ("writing", 7.0)], "busy 30%, bottleneck: writing"),
-        ([("encoding", 4.0)], ""),  # too short to tell
+        ([("encoding", 9.0), ("writing", 1.0)], 1, "busy 90%, bottleneck: encoding"),
+        ([("encoding", 3.0), ("idle", 7.0), ("writing", 0.0)], 1, "busy 30%, bottleneck: reading"),
+        ([("encoding", 3.0), ("writing", 7.0)], 1, "busy 30%, bottleneck: writing"),
+        ([("encoding", 8.0)], 2, "busy 50%, bottleneck: reading"),  # each is a part of a CPU
+        ([("encoding", 4.0)], 1, ""),  # too short to tell
     ],
 )  # fmt: skip
 def test_the_bottleneck_is_what_the_device_waits_for(
-    clock: Clock, seconds: list[tuple[str, float]], words: str
+    clock: Clock, seconds: list[tuple[str, float]], workers: int, words: str
 ) -> None:
-    words = words.replace("busy", "device busy")
-    assert words_of(clock, *seconds, workers=1, queues=True) == words
-
-
-def test_each_worker_of_a_cpu_is_a_part_of_the_device(clock: Clock) -> None:
-    words = words_of(clock, ("encoding", 8.0), workers=2, queues=False)
-    assert words == "device busy 50%, bottleneck: reading"
+    made = Pipeline(lambda _: Loaded(Encoder()))
+    made.loaded = Loaded(Encoder(), workers=workers, queues=workers == 1)
+    for stage, passed in seconds:
+        with contextlib.nullcontext() if stage == "idle" else made._stage(stage):
+            clock.now += passed
+    assert made.words == words.replace("busy", "device busy")
 
 
 def test_the_last_line_of_a_job_and_its_receipt_have_the_words(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import world
-from latentmake.caches.encoders.load import without
+from latentmake.caches.encoders.device import without
 from latentmake.plan.orders import Order
 from order_world import carry_out, key_of, order, put_image
 from trainer_world import make_vae

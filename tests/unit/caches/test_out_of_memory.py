@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 import torch
 from item_world import inputs_of
-from latentmake.caches.encoders.device import held_by_others
-from latentmake.caches.encoders.load import encoder
+from latentmake.caches.encoders.device import encoder
 from latentmake.caches.inputs import Loaded, Sample
 from latentmake.caches.job import Job
 from latentmake.caches.pipeline import Pipeline
@@ -34,19 +33,7 @@ from wan_world import write_wan_vae
 ERRORS: dict[str, tuple[type[Exception], str]] = {
     "CUDA": (torch.OutOfMemoryError, "CUDA out of memory. Tried to allocate 20.00 MiB."),
     "MPS": (RuntimeError, "MPS backend out of memory (MPS allocated: 8.94 GB, max: 9.07 GB)"),
-    "MPS, one tensor": (RuntimeError, "Invalid buffer size: 20.00 GB"),
-    "CPU": (RuntimeError, "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"),
     "Python": (MemoryError, ""),
-    "cuDNN": (RuntimeError, "GET was unable to find an engine to execute this computation"),
-    "cuDNN, malloc": (RuntimeError, "cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
-    "cuBLAS": (
-        RuntimeError,
-        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
-    ),
-    "cuBLAS, malloc": (
-        RuntimeError,
-        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-    ),
 }
 MIDDLE = ("UNetMidBlock2D", "WanMidBlock")
 HELD = "latentmake.caches.encoders.device.held_by_others"
@@ -371,11 +358,6 @@ def test_a_gpu_without_kernels_is_not_taken_for_images_that_are_too_large() -> N
     words = "GET was unable to find an engine to execute this computation"
     with pytest.raises(DeviceError, match=words):
         carry(latents(cats(3), on_error="skip"), Short(lambda _: True, (RuntimeError, words)))
-
-
-def test_what_other_programs_hold_is_less_than_all_memory() -> None:
-    held, total = held_by_others()
-    assert 0 <= held < total
 
 
 # -- what is said ---------------------------------------------------------------------------------

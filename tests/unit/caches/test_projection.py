@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from latentmake.caches.encoders.projection import write_projection
+from latentmake.caches.encoders.local_state import write_projection
 from latentmake.caches.encoders.text import load_text_encoder
 from latentmake.config.models import Model
 from latentmake.config.weights import TextWeights

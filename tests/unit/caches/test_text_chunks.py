@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from latentmake.caches import tokenizers
-from latentmake.caches.encoders.text import text_encoders
 from latentmake.config.models import Model
 from latentmake.errors import ModelError
 from latentmake.reports import captions
@@ -161,15 +160,6 @@ def test_what_an_architecture_cannot_use_is_refused_in_a_line(root: Path) -> Non
     assert "its model_type is clip" in refusal(root, "flux", kinds=("clip", "clip"))
 
 
-def test_an_architecture_without_settings_keeps_what_no_architecture_keeps(root: Path) -> None:
-    captions = [letters(length) for length in LENGTHS]
-    known = encoders_of(root, "sd2").encode(captions)
-    unknown = encoders_of(root, None, kinds=("open",)).encode(captions)
-    for one, other in zip(known, unknown, strict=True):
-        del one["text_encoder.attention_mask"]
-        torch.testing.assert_close(one, other, **ROUNDING)
-
-
 # -- SD3 and Flux ---------------------------------------------------------------------------------
 
 
@@ -287,19 +277,6 @@ def test_a_tokenizer_that_is_missing_or_damaged_is_named(
     place = model_of(tmp_path, "sd1").text[0]
     line = refused(lambda: tokenizers.load(place), kind=ModelError)
     assert line.startswith(f"{tmp_path}/clip/t")
-
-
-# -- what is stored -------------------------------------------------------------------------------
-
-
-def test_masks_are_stored_as_whole_numbers_whatever_the_format_of_embeddings(root: Path) -> None:
-    encoders = text_encoders(
-        model_of(root, "sdxl"), torch.device("cpu"), torch.float32, stored=torch.bfloat16
-    )
-    (found,) = encoders.encode([letters(10)])
-    assert found["text_encoder_2.hidden_state"].dtype == torch.bfloat16
-    assert found["text_encoder_2.attention_mask"].dtype == torch.int64
-    assert found["text_encoder_2.attention_mask"].sum() == 12
 
 
 # -- the configuration ----------------------------------------------------------------------------

@@ -177,12 +177,3 @@ def test_tokens_are_cut_as_transformers_cuts_them(kind: str, caption: str, longe
     assert cache.ids(caption) == whole
     bare = tokenizer(caption, add_special_tokens=False)["input_ids"]
     assert cache.count(caption) == len(bare)
-
-
-def test_a_caption_is_tokenized_once_while_it_is_remembered(root: Path) -> None:
-    encoder = t5(root)
-    for caption in MIXED * 2:
-        encoder.row(caption)
-        encoder.encode([caption])
-        encoder.tokens.count(caption)
-    assert encoder.tokens._uncut.cache_info().misses == len(set(MIXED))

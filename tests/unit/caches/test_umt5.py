@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -250,12 +249,3 @@ def test_a_tokenizer_of_the_hub_is_loaded_like_a_folder(places: dict[str, Path])
     missing = {**tokenizer, "subfolder": "nowhere"}
     line = refusal(lambda: loaded(places, ".pth", tokenizer=missing))
     assert "cannot be loaded as a tokenizer" in line and tokenizer["hub"] in line
-
-
-@pytest.mark.parametrize("form", [".pth", ".safetensors"])
-def test_a_single_file_without_a_tokenizer_is_refused(
-    places: dict[str, Path], tmp_path: Path, form: str
-) -> None:
-    path = shutil.copy(places[form], tmp_path)
-    weights = TextWeights(path=str(path))
-    assert "`tokenizer`" in refusal(lambda: load_umt5(weights, CPU, torch.float32))

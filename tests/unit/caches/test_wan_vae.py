@@ -181,13 +181,6 @@ def test_older_and_wrapped_files_of_pytorch_serve(
         assert torch.equal(loaded(tmp_path / name).encode(video(1), EXACT), expected)
 
 
-def test_a_hub_id_is_loaded_like_a_folder(places: dict[str, Path]) -> None:
-    # What diffusers finds on the disk under the id's name it takes from there.
-    weights = Weights(hub=str(places["folder"].parent), revision="1" * 40, subfolder="vae")
-    expected = loaded(places["folder"]).encode(video(1), EXACT)
-    assert torch.equal(load_wan_vae(weights, CPU, EXACT).encode(video(1), EXACT), expected)
-
-
 def test_an_incomplete_hub_model_is_refused(places: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(places["folder"], tmp_path / "vae")
     state = dict(tiny_wan_vae().state_dict())

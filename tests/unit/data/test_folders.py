@@ -12,8 +12,9 @@ from latentmake.config.datasets import Dataset
 from latentmake.data.folders import items, scan
 from latentmake.data.item import CAPTION, IMAGE, IMAGE_EXTENSIONS, Fault, File, Item, Scan
 from latentmake.data.texts import with_texts
+from latentmake.digest import source_stat
 from latentmake.errors import DatasetError
-from latentmake.index.memo import Memo, source_stat
+from latentmake.index.memo import Memo
 
 
 def put(root: Path, *names: str) -> None:

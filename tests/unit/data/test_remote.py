@@ -13,8 +13,8 @@ from latentmake import digest
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import parse
 from latentmake.data import folders, remote
+from latentmake.digest import SourceStat
 from latentmake.errors import ConfigError, DatasetError, SourceError, StorageError
-from latentmake.index.memo import SourceStat
 
 NUMBERS = count()
 

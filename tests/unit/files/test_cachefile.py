@@ -141,16 +141,6 @@ def test_any_metadata_survives(metadata: dict[str, str]) -> None:
     assert torch.equal(load(data)["x"], torch.ones(1))
 
 
-def test_a_key_tells_source_recipe_and_resolution_apart() -> None:
-    keys = {
-        cachefile.target_key(source, recipe, resolution)
-        for source in ("a", "b")
-        for recipe in ("a", "b")
-        for resolution in ("", "64", "64x96")
-    }
-    assert len(keys) == 12
-
-
 # -- reading the header ---------------------------------------------------------------------------
 
 
@@ -253,11 +243,6 @@ def test_a_hostile_header_is_one_line_and_no_traceback(data: bytes) -> None:
     for ending in ("", ".npz"):
         with file_of(data, ending) as path:
             refuse(path)
-
-
-def test_a_missing_file_is_missing_and_not_damaged(path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        cachefile.read_header(path)
 
 
 # -- npz files ------------------------------------------------------------------------------------
@@ -411,10 +396,6 @@ def test_a_file_of_another_program_is_not_ours(data: bytes) -> None:
     with file_of(data) as path:
         assert verify(path) == Checked(FOREIGN)
         refuse(path)
-
-
-def test_a_file_of_zeros_from_end_to_end_may_have_been_ours() -> None:
-    assert found_in(bytes(500)) == "has a damaged header"
 
 
 def test_a_compressed_archive_is_checked_by_what_it_holds() -> None:

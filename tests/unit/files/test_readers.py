@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -103,14 +102,6 @@ def test_faults_of_others_are_no_faults_of_the_file(readers: Readers) -> None:
     for values in (left, readers.each("a.mp4", counting, 3)):
         with pytest.raises(RuntimeError, match="were ended"):
             next(values)
-
-
-def test_several_threads_read_side_by_side(video: str, readers: Readers) -> None:
-    expected = whole(Path(video))
-    with ThreadPoolExecutor(2) as pool:
-        found = pool.map(lambda index: frame(readers, video, index), range(8))
-        assert all(np.array_equal(*pair) for pair in zip(found, expected, strict=False))
-    assert len(pids(readers)) <= 2
 
 
 def test_a_process_ends_with_the_one_that_asked_which_may_be_any_script(

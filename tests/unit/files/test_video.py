@@ -340,12 +340,6 @@ def test_its_frames_are_nearly_those_given_and_the_same_give_the_same_bytes(tmp_
     assert (tmp_path / "one.mp4").read_bytes() == (tmp_path / "two.mp4").read_bytes()
 
 
-def test_no_frame_is_no_clip_and_leaves_no_file(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no frame"):
-        write_mp4(tmp_path / "clip.mp4", [])
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.fixture
 def small_files() -> Iterator[None]:
     """Let no file become longer than some bytes, as on a full disk."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from latentmake.errors import CacheError
-from latentmake.index.listing import Folder, packed, unpacked
+from latentmake.index.memo import Folder, packed, unpacked
 
 FILES = ["cache/64/a", "cache/64/sub/b", "cache/text/a"]
 

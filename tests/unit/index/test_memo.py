@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from file_clock import await_another_time
 from latentmake import digest
+from latentmake.digest import SourceStat, TargetStat, source_stat, target_stat
 from latentmake.files.cachefile import Picture
 from latentmake.geometry.clips import Media
-from latentmake.index.memo import Memo, SourceStat, TargetStat, source_stat, target_stat
+from latentmake.index.memo import Memo
 
 SOURCE = SourceStat(1, 2, 3, 4)
 TARGET, TARGET_7 = TargetStat(5, 6, 7), TargetStat(7, 1, 1)

@@ -12,8 +12,7 @@ from latentmake.config.models import Model
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Media, Section, kept_indices, sections
 from latentmake.layouts.layout import layout_of
-from latentmake.plan.orders import Order
-from latentmake.plan.target import Target
+from latentmake.plan.orders import Order, Target
 
 FRAMEPACK = layout_of("musubi-framepack")
 MEDIA = Media(96, 64, 100)

@@ -17,10 +17,10 @@ from latentmake.index.memo import Memo
 from latentmake.plan import manifest
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import Lock, keys_digest, lock_digest
+from latentmake.plan.orders import Part
 from latentmake.plan.planner import make_plan
 from latentmake.plan.run_plan import RunPlan, plan_manifest
 from latentmake.plan.state import PartState
-from latentmake.plan.target import Part
 from latentmake.words.file_origin import explanations
 from PIL import Image
 

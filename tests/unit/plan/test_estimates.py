@@ -18,7 +18,7 @@ from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import Order
+from latentmake.plan.orders import Order, Target
 from latentmake.plan.planner import make_plan
 from latentmake.plan.receipts import (
     Past,
@@ -31,7 +31,6 @@ from latentmake.plan.receipts import (
     past_jobs,
     resources_of,
 )
-from latentmake.plan.target import Target
 
 TINY = {"vae": "vae", "text": ["text"]}
 VAE = {"block_out_channels": [8, 8], "latent_channels": 4}

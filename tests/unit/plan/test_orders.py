@@ -18,9 +18,8 @@ from latentmake.config.models import Model
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Media, Span
 from latentmake.plan.batches import jobs_of
-from latentmake.plan.orders import EncodingJob, Order, Work
+from latentmake.plan.orders import EncodingJob, Order, Target, Work
 from latentmake.plan.receipts import Receipt
-from latentmake.plan.target import Target
 from order_world import order
 
 texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)

@@ -15,9 +15,9 @@ from latentmake.files.workspace import OWNER
 from latentmake.index.memo import Memo
 from latentmake.plan.batches import single
 from latentmake.plan.facts import Facts
+from latentmake.plan.orders import PROMPTS, Target, prompt_path
 from latentmake.plan.planner import _refuse_other_items, make_plan
 from latentmake.plan.state import PartState, Stale
-from latentmake.plan.target import PROMPTS, Target, prompt_path
 from PIL import Image
 
 CONFIG: dict[str, Any] = {

@@ -19,11 +19,11 @@ from item_world import inputs_of, plain_path
 from latentmake import digest
 from latentmake.config.datasets import Dataset
 from latentmake.data.item import Item
+from latentmake.digest import SourceStat, source_stat
 from latentmake.errors import CacheError
 from latentmake.files import atomic, cachefile
 from latentmake.geometry.buckets import Size
-from latentmake.index.listing import Folder
-from latentmake.index.memo import Memo, SourceStat, source_stat
+from latentmake.index.memo import Folder, Memo
 from latentmake.layouts import layout
 from latentmake.layouts.layout import layout_of, parsed
 from latentmake.plan.manifest import keys_digest

@@ -12,8 +12,7 @@ from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.files import atomic, cachefile
 from latentmake.plan import store
-from latentmake.plan.orders import Order
-from latentmake.plan.target import Target
+from latentmake.plan.orders import Order, Target
 
 
 @pytest.fixture(autouse=True)

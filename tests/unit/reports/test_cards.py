@@ -12,15 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import world
-from latentmake.caches.inputs import Reading, samples_of
-from latentmake.caches.reading import identify
+from latentmake.caches.inputs import Reading, identify, samples_of
 from latentmake.config.root import parse
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import Order, Work
-from latentmake.plan.target import Target
+from latentmake.plan.orders import Order, Target, Work
 from latentmake.reports.captions import read_cards
 from latentmake.reports.cards import page_data
 from picture_world import clouds

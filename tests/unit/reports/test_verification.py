@@ -14,9 +14,10 @@ import verify_world
 import world
 import yaml
 from latentmake import digest
+from latentmake.digest import target_stat
 from latentmake.files import cachefile
 from latentmake.files.safetensors import read_head
-from latentmake.index.memo import Memo, target_stat
+from latentmake.index.memo import Memo
 from latentmake.plan import store
 from latentmake.plan.planner import make_plan
 from latentmake.reports.verification import DAMAGED, Verified, verify

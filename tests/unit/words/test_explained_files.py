@@ -22,9 +22,9 @@ from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.layouts.layout import layout_of, plain_latents_metadata
 from latentmake.plan import store
+from latentmake.plan.orders import Target, placing_of, view_of
 from latentmake.plan.planner import make_plan
 from latentmake.plan.state import Contents, Judge, Stale
-from latentmake.plan.target import Target, placing_of, view_of
 from latentmake.reports.explanation import _placing_differences, recipe_changes
 from latentmake.words.file_origin import Explanation, explanations
 from safetensors.torch import save_file

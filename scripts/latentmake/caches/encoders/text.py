@@ -45,10 +45,10 @@ from latentmake.caches.encoders.local_state import (
     pretrained,
     refusing,
     renamed,
+    text_projection,
     text_state,
     without_weights,
 )
-from latentmake.caches.encoders.projection import text_projection
 from latentmake.caches.inputs import Encoded, Loaded, Named, Sample, results
 from latentmake.caches.tokenizers import (
     CHUNK,
@@ -91,7 +91,9 @@ def _parts(
     with refusing(weights, "a text encoder", hint):
         network = _loaded(weights, dtype, kind)
         tokens = TokenCache(load(weights))
-        projection = text_projection(weights)
+        projection = None
+        if path := weights.projection:
+            projection = text_projection(path, trust_remote_code=weights.trust_remote_code)
     if projection is not None:
         projection.to(device=device, dtype=dtype)
     return place(network, device, dtype), tokens, projection
@@ -167,11 +169,6 @@ class TextEncoder:
     tells_mask: bool = False
     stored: torch.dtype = torch.float32
 
-    @property
-    def limit(self) -> int | None:
-        """Tokens kept of a caption, without BOS and EOS."""
-        return None if self.max_length is None else self.max_length - self.tokens.special
-
     def row(self, caption: str, chunks: int = 1) -> Row:
         """Return a caption's tokens as the network gets them, with padding that is kept."""
         if self.padding == "chunks":
@@ -205,9 +202,13 @@ class TextEncoder:
         network: Any = self.network
         if self.kept is not None:
             network = getattr(network, "text_model", network)  # without a projection
+        mask: torch.Tensor | None = None
+        if self.masked:
+            mask = pad_sequence(masks, batch_first=True)
+            mask = upload(mask, device) if self.kept else hiding(mask, self.network)
         output = network(
             input_ids=ids,
-            attention_mask=self._mask(masks),
+            attention_mask=mask,
             output_hidden_states=self.kept is not None and self.kept.layer is not None,
         )
         firsts = list(accumulate(parts[:-1], initial=0))  # each caption's first chunk
@@ -226,13 +227,6 @@ class TextEncoder:
             return found
 
         return wait
-
-    def _mask(self, masks: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """Return the network's argument `attention_mask` for the masks of captions."""
-        if not self.masked:
-            return None
-        mask = pad_sequence([*masks], batch_first=True)
-        return upload(mask, self.network.device) if self.kept else hiding(mask, self.network)
 
     def _made(
         self, network: Any, output: Any, ids: torch.Tensor, firsts: Sequence[int]
@@ -335,8 +329,10 @@ class TextEncoders:
     def cutting(self, caption: str) -> Iterator[tuple[str, int]]:
         """Yield each encoder that cuts a caption, and the number of tokens it keeps."""
         for name, each in self._encoders.items():
-            if each.limit is not None and each.tokens.count(caption) > each.limit:
-                yield name, each.limit
+            if each.max_length is not None:
+                limit = each.max_length - each.tokens.special
+                if each.tokens.count(caption) > limit:
+                    yield name, limit
 
     def loaded(self, named: Callable[[str, Tensors], Named]) -> Loaded:
         """Return these encoders for a job; `named` names a caption's results in its file."""
@@ -395,7 +391,10 @@ def text_encoders(
     Raises:
         ModelError: something is missing, incomplete or of another kind.
     """
-    found = (_load(model, index, device, dtype, stored) for index in range(len(model.text)))
+    if model.architecture is None:
+        found = [load_text_encoder(each, device, dtype, stored) for each in model.text]
+    else:
+        found = [_load(model, index, device, dtype, stored) for index in range(len(model.text))]
     named = {encoder_name(index): each for index, each in enumerate(found)}
     return TextEncoders(named, model.max_token_length)
 
@@ -404,8 +403,6 @@ def _load(
     model: Model, index: int, device: torch.device, dtype: torch.dtype, stored: torch.dtype
 ) -> TextEncoder:
     place, spec = model.text[index], model.spec
-    if model.architecture is None:
-        return load_text_encoder(place, device, dtype, stored)
     if spec.text_encoders[index] == "T5":
         # sd-scripts pads T5's captions and shows it the padding, unless told otherwise.
         pads = layout_of(model.layout_name).pads_t5

@@ -127,6 +127,7 @@ def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> L
     scale = float(vae.config.get("scaling_factor") or 1.0)
     shift = float(vae.config.get("shift_factor") or 0.0)
     own_shift, own_scale = (arrays and model.spec.scale) or (0.0, 1.0)  # of latents in the file
+    seed, draws = model.posterior_seed, model.posterior == "sample"
     mirrored = (False, True) if arrays and order.dataset_settings.flip_aug else (False,)
 
     def named(sample: Sample, *rows: torch.Tensor) -> Named:
@@ -139,12 +140,10 @@ def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> L
     def encode(samples: list[Sample]) -> Encoded:
         pixels, made = stacked([np.asarray(sample.content) for sample in samples], device), []
         for flip in mirrored:
-            seeds = None
-            if model.posterior == "sample":
-                # From the seed and the key alone: no neighbour changes an item's noise.
-                offset = model.posterior_seed + flip
-                seeds = [(int(sample.key[:15], 16) + offset) % 2**63 for sample in samples]
-            found = encode_images(vae, pixels.flip(2) if flip else pixels, seeds=seeds)
+            # From the seed and the key alone: no neighbour changes an item's noise.
+            seeds = [(int(each.key[:15], 16) + seed + flip) % 2**63 for each in samples]
+            given = pixels.flip(2) if flip else pixels
+            found = encode_images(vae, given, seeds=seeds if draws else None)
             found = (found - own_shift) * own_scale
             made.append(found if arrays else found.to(DTYPES[name]))
         return results(samples, download(made), named)

@@ -35,7 +35,6 @@ _JPEG = b"\xff\xd8\xff"
 _SHRINKS = (1, 2, 4, 8)  # of libjpeg
 # A JPEG is decoded to no less than so many times its size at a resolution (tests/bench/README.md).
 _RESERVE = 6
-_PNG_TEXTS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
 
 # Of torch, about the array of an image, which `lanczos` only reads.
 warnings.filterwarnings("ignore", "The given NumPy array is not writable")
@@ -47,7 +46,7 @@ def samples_of(order: Order, reading: Reading) -> Iterator[Sample]:
     Raises:
         SourceError: the image is damaged, too large or too narrow.
     """
-    item, settings, size = reading.item, order.dataset_settings, reading.size
+    item, settings, size = reading.work.item, order.dataset_settings, reading.size
     path, images = item.source or "", dict[int, Array]()
     for target, key in reading.missing.items():
         placed, shrink = order.layout.place(size, target.size or size, settings, path), 1
@@ -86,29 +85,6 @@ def decode(data: bytes, path: str, settings: Dataset, *, shrink: int = 1) -> Ima
             method = _UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
             image = image if method is None else image.transpose(method)
         return _to_rgb(image, settings.background)
-
-
-def upright_size(data: bytes, path: str, settings: Dataset) -> Size:
-    """Return the size of `decode`'s result, in pixels, from the image's header alone.
-
-    Raises:
-        SourceError: it is empty, no image, or too large.
-    """
-    with opened_image(io.BytesIO(data), path, settings.max_image_pixels) as image:
-        size = image.size
-        turned = settings.exif_rotation and image.format != "TIFF" and _is_turned(image, data)
-        return Size(*(size[::-1] if turned else size))
-
-
-def _is_turned(image: Image.Image, data: bytes) -> bool:
-    """Return whether EXIF swaps the sides of an image of which no pixel is decoded yet.
-
-    Pillow decodes a PNG for EXIF behind its pixels; not here, where no such chunk follows them.
-    """
-    behind = data.find(b"IDAT") if image.format == "PNG" else 0
-    skips = image.format == "PNG" and all(data.find(name, behind) < 0 for name in _PNG_TEXTS)
-    exif = Image.Image.getexif(image) if skips else image.getexif()
-    return exif.get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
 
 
 def _to_rgb(image: Image.Image, background: str) -> Image.Image:

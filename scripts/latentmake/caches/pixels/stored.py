@@ -28,7 +28,7 @@ def samples_of(order: Order, reading: Reading) -> Iterator[Sample]:
     Raises:
         SourceError: the image is damaged, too large, too small, too narrow, or was changed.
     """
-    item, settings, content = reading.item, order.dataset_settings, reading.content
+    item, settings, content = reading.work.item, order.dataset_settings, reading.content
     path, limit = item.source or "", settings.max_image_pixels
     places = _places(order, reading, reading.size)
     alpha = None if order.layout.scales_alpha else settings.alpha_mask
@@ -49,7 +49,7 @@ def check(order: Order, reading: Reading) -> None:
     Raises:
         SourceError: one is damaged, too large, too narrow, or was changed; or a layer has no alpha.
     """
-    item, limit = reading.item, order.dataset_settings.max_image_pixels
+    item, limit = reading.work.item, order.dataset_settings.max_image_pixels
     found, _ = check_image(reading.data, item.source or "", limit)
     _places(order, reading, stored_size(item, found))
     for name, data in reading.others.items():
@@ -62,7 +62,11 @@ def check(order: Order, reading: Reading) -> None:
 
 def _places(order: Order, reading: Reading, size: Size) -> list[Placement]:
     """Return how an image of a size is brought to those of its missing targets."""
-    place, settings, path = order.layout.place, order.dataset_settings, reading.item.source or ""
+    place, settings, path = (
+        order.layout.place,
+        order.dataset_settings,
+        reading.work.item.source or "",
+    )
     return [place(size, each.size or size, settings, path) for each in reading.missing]
 
 

@@ -25,8 +25,7 @@ from latentmake.caches.job import Job
 from latentmake.data.item import Item
 from latentmake.errors import DeviceError, ModelError, is_device_fault, is_out_of_memory
 from latentmake.files import atomic
-from latentmake.plan.orders import KEPT_SECONDS, Work
-from latentmake.plan.target import Target
+from latentmake.plan.orders import KEPT_SECONDS, Target, Work
 from latentmake.progress import Progress
 from latentmake.training import process
 from latentmake.training.external.installation import Installation
@@ -130,7 +129,7 @@ class Encoding(ABC):
             texts = {sample.key: str(sample.content) for sample in reading.samples}
             for target, key in reading.missing.items():
                 caption = texts[key] if job.order.kind == "text" else None
-                wanted.append(Wanted(reading.item, target, key, reading.content, caption))
+                wanted.append(Wanted(reading.work.item, target, key, reading.content, caption))
         if not wanted:
             return
         job.take_gpu()

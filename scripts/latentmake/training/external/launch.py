@@ -26,10 +26,10 @@ from typing import Any
 
 from latentmake import digest
 from latentmake.caches import gpu
+from latentmake.digest import source_stat
 from latentmake.errors import TrainingError
 from latentmake.files import atomic
 from latentmake.files.safetensors import not_finite, read_head
-from latentmake.index.memo import source_stat
 from latentmake.plan.orders import FOLDER
 from latentmake.plan.receipts import Receipt as ReadFiles
 from latentmake.training import process

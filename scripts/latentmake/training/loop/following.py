@@ -10,9 +10,9 @@ from typing import Any
 
 from latentmake.errors import TrainingError
 from latentmake.plan.facts import Facts
+from latentmake.plan.orders import prompt_path
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import Difference
-from latentmake.plan.target import prompt_path
 from latentmake.training.loop.clips import (
     FOLDER,
     ClipSettings,

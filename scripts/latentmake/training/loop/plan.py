@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from latentmake.config.trainers import LoopTrainer
 from latentmake.plan.facts import Facts
+from latentmake.plan.orders import prompt_path
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import Difference
-from latentmake.plan.target import prompt_path
 from latentmake.training.backend import Backend, Finding, refuse_failed
 from latentmake.training.loop.checkpoint import as_begun, resumable
 from latentmake.training.loop.order import (

@@ -28,8 +28,12 @@ from diffusers.loaders.single_file_utils import (
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from latentmake.caches.encoders.local_state import State, load_network
-from latentmake.caches.encoders.projection import load_projection, write_projection
+from latentmake.caches.encoders.local_state import (
+    State,
+    load_network,
+    load_projection,
+    write_projection,
+)
 from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError, first_line

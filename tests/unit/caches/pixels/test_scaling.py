@@ -16,10 +16,10 @@ from latentmake.caches.pixels.plain import by_pillow, lanczos
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.errors import SourceError
+from latentmake.files.media import upright_size
 from latentmake.geometry.buckets import Size, cover
 from latentmake.layouts.layout import layout_of
-from latentmake.plan.orders import Order, Work
-from latentmake.plan.target import Target
+from latentmake.plan.orders import Order, Target, Work
 from picture_world import HARD, PHOTOGRAPHS, Pixels, Shape, encoded, noise, psnr
 from PIL import ExifTags, Image
 
@@ -46,7 +46,7 @@ def samples(data: bytes, sizes: Iterable[Size], **changes: Any) -> list[Sample]:
     dataset = Dataset(path="data", **changes)
     order = Order("latents", "data", "tiny", dataset, MODEL, {}, (Work(item, tuple(targets)),))
     missing = {target: str(number) for number, target in enumerate(targets)}
-    size = plain.upright_size(data, "a.jpg", dataset)
+    size = upright_size(data, "a.jpg", dataset.max_image_pixels, turns=dataset.exif_rotation)
     reading = Reading(order.items[0], "digest", data, size=size, missing=missing)
     return [*plain.samples_of(order, reading)]
 
@@ -71,14 +71,6 @@ def test_any_picture_is_near_full_lanczos(
     draw: Callable[[Shape], Pixels], subsampling: int
 ) -> None:
     compare(encoded(draw((480, 600)), quality=95, subsampling=subsampling))
-
-
-@pytest.mark.parametrize("mode", ["L", "CMYK", "RGB"])
-@pytest.mark.parametrize("shape", [(90, 1500), (1500, 90), (401, 403)], ids=str)
-def test_any_mode_and_ratio_is_near_full_lanczos(mode: str, shape: Shape) -> None:
-    image = Image.fromarray(PHOTOGRAPHS["leaves"](shape)).convert(mode)
-    compare(encoded(image), SIZES[:3], fit="bucket")
-    compare(encoded(image, progressive=True), SIZES[:3])
 
 
 @settings(deadline=None, max_examples=60)

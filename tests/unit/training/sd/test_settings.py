@@ -12,7 +12,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from hypothesis import given
 from hypothesis import strategies as st
-from latentmake.caches.encoders.projection import load_projection, write_projection
+from latentmake.caches.encoders.local_state import load_projection, write_projection
 from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError
