@@ -208,14 +208,8 @@ def run_child(
 ) -> None:
     """Run a command whose mistakes are told by `say_error`.
 
-    Args:
-        command: Python with `RUN`, perhaps behind a launcher.
-        run: name of the run, for messages.
-        folder: of the run, for a file of a moment.
-        threads: number of threads that it computes with.
-        log: its output is appended here.
-        online: whether it may ask the hub.
-        gpus: how many it uses, where there are any; see `gpu.hold`.
+    The command is Python with `RUN`, perhaps behind a launcher. `gpus` says how many it uses, see
+    `gpu.hold`.
 
     Raises:
         TrainingError: it failed; one line.

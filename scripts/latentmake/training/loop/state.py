@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -117,12 +118,12 @@ class Learner:
         finally:
             self._average.restore(self.parameters)
 
-    def alone(self, work: Callable[[Network], Result]) -> Result:
+    def alone(self, work: Callable[[], Result]) -> Result:
         """Call `work` with the network outside of the training, in the main process alone."""
         self.denoiser.eval()
         try:
             with torch.no_grad(), self.averaged(), self._accelerator.autocast():
-                return work(self.denoiser)
+                return work()
         finally:
             self.denoiser.train()
 
@@ -164,26 +165,27 @@ class Learner:
             ) from None
 
 
+_CLASSES = {
+    "adamw": "torch.optim.AdamW",
+    "adamw8bit": "bitsandbytes.optim.AdamW8bit",
+    "lion": "pytorch_optimizer.Lion",
+    "prodigy": "pytorch_optimizer.Prodigy",
+    "dadaptation": "pytorch_optimizer.DAdaptAdam",
+}
+
+
 def _class_of(name: str) -> Callable[..., torch.optim.Optimizer]:
     """Return an optimizer's class; only its own library is imported."""
-    if name == "adamw":
-        return torch.optim.AdamW
-    found: Callable[..., torch.optim.Optimizer]
-    if name == "adamw8bit":
-        try:
-            from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found, unused-ignore]
-        except ImportError:
-            raise TrainingError(
-                "adamw8bit needs bitsandbytes, which is not installed",
-                where="trainer.optimizer",
-                hint="pip install bitsandbytes, or choose another optimizer",
-            ) from None
-        found = AdamW8bit
-    else:
-        import pytorch_optimizer
-
-        names = {"lion": "Lion", "prodigy": "Prodigy", "dadaptation": "DAdaptAdam"}
-        found = getattr(pytorch_optimizer, names[name])
+    module, _, own = _CLASSES[name].rpartition(".")
+    try:
+        found: Callable[..., torch.optim.Optimizer] = getattr(import_module(module), own)
+    except ImportError:
+        library = module.partition(".")[0]
+        raise TrainingError(
+            f"{name} needs {library}, which is not installed",
+            where="trainer.optimizer",
+            hint=f"pip install {library}, or choose another optimizer",
+        ) from None
     return found
 
 

@@ -23,7 +23,7 @@ its matrices.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -31,13 +31,12 @@ import torch
 from diffusers import WanTransformer3DModel
 
 from latentmake.caches.encoders.local_state import fill, local_state, refusing, without_weights
-from latentmake.caches.encoders.wan import load_wan_vae
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.files import atomic
+from latentmake.progress import say
 from latentmake.training.loop import recipe as loop
-from latentmake.training.loop.caches import WAN, Batch, Sought, Stored, copied, read_text
-from latentmake.training.loop.clips import ClipSettings
+from latentmake.training.loop.caches import WAN, Batch, Sought, Stored, copied
 from latentmake.training.loop.recipe import Part, Recipe, seed_of, set_up
 from latentmake.training.lora import (
     add_adapter,
@@ -58,7 +57,7 @@ from latentmake.training.wan.dit import (
     read_dit,
     to_diffusers,
 )
-from latentmake.training.wan.sampling import TEXT_TOKENS, mp4_decoder, noise_of, sample_latents
+from latentmake.training.wan.sampling import CLIP, FIRST_FRAME, TEXT_TOKENS, WanPainter
 
 Transformer: TypeAlias = Any  # a WanTransformer3DModel: diffusers and peft have no types
 _Transformer: Transformer = WanTransformer3DModel
@@ -205,62 +204,6 @@ def write_lora(transformer: Transformer, folder: Path, *, high_noise: bool = Fal
     atomic.write(folder / names.comfyui, kohya_bytes(transformer, comfyui_place))
 
 
-def read_lora(transformer: Transformer, file: Path, strength: float = 1.0) -> None:
-    """Put back a LoRA that `write_lora` wrote in diffusers' names, times a strength.
-
-    A network that has none gets one of its sizes. `transformer.disable_adapters()` and
-    `enable_adapters()` then turn it off and on.
-
-    Raises:
-        TrainingError: it is missing or damaged, or of another network.
-    """
-    load_lora(transformer, file, PREFIX, add_adapter, strength)
-
-
-class ClipSampler:
-    """Draws the sample clips of a training."""
-
-    def __init__(self, order: WanOrder) -> None:
-        samples, (width, height) = order.trainer.samples, order.sample_size
-        self._settings = ClipSettings(
-            frames=samples.frames,
-            width=width,
-            height=height,
-            fps=samples.fps,
-            num_inference_steps=samples.num_inference_steps,
-            guidance_scale=samples.guidance_scale,
-            flow_shift=order.flow_shift,
-        )
-        self._negative = None if order.negative is None else read_text(order.negative, WAN)["text"]
-        self._clips = [
-            (read_text(prompt.text, WAN)["text"], seed_of(samples.seed, "sample", *each))
-            for prompt, each in zip(order.prompts, order.occurrences(), strict=True)
-        ]
-
-    def draw(
-        self,
-        network: Denoiser,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> list[torch.Tensor]:
-        """Draw the latents of all clips; float32, on the CPU."""
-        settings, drawn = self._settings, []
-        for text, seed in self._clips:
-            noise = noise_of(seed, settings.frames or 1, settings.height, settings.width)
-            drawn.append(
-                sample_latents(
-                    network, text, self._negative, noise, settings, device=device, dtype=dtype
-                )
-            )
-        return drawn
-
-
-FIRST_FRAME = "latents_image"
-CLIP = "clip"
-"""Names of image-to-video's tensors in a batch: mask and latents of the first frame [batch, 20,
-frames, height, width], and the CLIP image encoder's hidden states [batch, tokens, width]."""
-
 _LEAST = 1e-5  # of a share: a normal number is infinite at 0 and 1
 
 
@@ -404,6 +347,7 @@ class WanRecipe(Recipe):
     results = (*lora_names(), *lora_names(high_noise=True))
     probes = 16  # each may take seconds
     rate = "items_per_second"
+    painter = WanPainter
     order: WanOrder
 
     def __init__(self, order: WanOrder) -> None:
@@ -424,7 +368,9 @@ class WanRecipe(Recipe):
             high=order.dit_high_noise is not None,
         )
 
-    def make_network(self, *, channels: int, text_width: int, dtype: torch.dtype) -> Denoiser:
+    def make_network(
+        self, *, channels: int, text_width: int, dtype: torch.dtype, plain: bool = False
+    ) -> Denoiser:
         """Return the networks with new LoRAs."""
         order, settings = self.order, self.order.trainer
         torch.manual_seed(seed_of(settings.seed, "network"))
@@ -435,26 +381,34 @@ class WanRecipe(Recipe):
             if path is not None:
                 transformer = load_transformer(path, dtype=dtype)
                 _check(transformer, channels, text_width, path)
-                add_adapter(
-                    transformer,
-                    rank=settings.rank,
-                    alpha=settings.alpha,
-                    target_modules=settings.target_modules,
-                    autocast=dtype != torch.float32,
-                    dropout=settings.lora_dropout,
-                )
-                if (file := next(files, None)) is not None:
-                    begin_lora(transformer, file, PLACES)
-                if settings.gradient_checkpointing:
-                    transformer.enable_gradient_checkpointing()
+                if not plain:
+                    self._begin(transformer, dtype, next(files, None))
             networks.append(transformer)
         set_up(settings)
+        if plain and order.boundary is not None and None in networks:
+            say(f"{order.run}: one of Wan 2.2's two networks is named, which draws all steps")
         low, high = networks
         return Denoiser(low, high, 1.0 if order.boundary is None else order.boundary)
 
-    def place(self, network: Denoiser, device: torch.device) -> None:
+    def _begin(self, transformer: Transformer, dtype: torch.dtype, file: Path | None) -> None:
+        """Add a new LoRA, with the weights of a file if there is one."""
+        settings = self.order.trainer
+        add_adapter(
+            transformer,
+            rank=settings.rank,
+            alpha=settings.alpha,
+            target_modules=settings.target_modules,
+            autocast=dtype != torch.float32,
+            dropout=settings.lora_dropout,
+        )
+        if file is not None:
+            begin_lora(transformer, file, PLACES)
+        if settings.gradient_checkpointing:
+            transformer.enable_gradient_checkpointing()
+
+    def place(self, network: Denoiser, device: torch.device, *, lend: bool = False) -> None:
         """Put networks on a device: one at a time where both do not fit."""
-        if network.fits(device):
+        if not lend and network.fits(device):
             network.to(device)
         else:
             network.lend(device)
@@ -464,25 +418,16 @@ class WanRecipe(Recipe):
         _, frames, height, width = latents.shape
         return 4 * frames - 3, 8 * height, 8 * width
 
-    def make_sampler(self, objective: object, latents: object) -> ClipSampler:
-        """Return the sampler of clips."""
-        return ClipSampler(self.order)
-
-    def make_decoder(self, device: torch.device) -> Callable[[torch.Tensor], bytes | None]:
-        """Load the VAE; return what makes an MP4 of a clip's latents."""
-        vae = load_wan_vae(self.order.vae, device, torch.float32, decoder=True)
-        return mp4_decoder(vae, self.order.trainer.samples.fps)
-
     def write_copy(self, network: Denoiser, folder: Path) -> None:
         """Write each network's LoRA, in the names of diffusers, musubi-tuner and ComfyUI."""
         with atomic.replacing_folder(folder) as new:
             for transformer, high_noise in network.networks():
                 write_lora(transformer, new, high_noise=high_noise)
 
-    def read_copy(self, network: Denoiser, folder: Path) -> None:
-        """Read each network's LoRA."""
-        for transformer, high_noise in network.networks():
-            read_lora(transformer, folder / lora_names(high_noise=high_noise).diffusers)
+    def read_copy(self, network: Denoiser, files: Sequence[Path], strength: float = 1.0) -> None:
+        """Read each network's LoRA, and add one of its sizes to a network that has none."""
+        for (transformer, _), file in zip(network.networks(), files, strict=True):
+            load_lora(transformer, file, PREFIX, add_adapter, strength)
 
 
 def _check(transformer: Transformer, channels: int, text_width: int, path: str) -> None:

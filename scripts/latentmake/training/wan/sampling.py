@@ -6,30 +6,32 @@ with the same.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler, WanPipeline
-from numpy.typing import NDArray
 
-from latentmake.caches.encoders.device import within_memory
+from latentmake.caches.encoders.device import compute_dtype
 from latentmake.caches.encoders.wan import CHANNELS, WanVae, load_clip_vision, load_wan_vae
 from latentmake.caches.pixels.plain import decode
 from latentmake.caches.pixels.scaling import cover
 from latentmake.config.datasets import Dataset
 from latentmake.files.media import opened
-from latentmake.files.video import write_mp4
 from latentmake.geometry.buckets import Size
-from latentmake.progress import say
-from latentmake.training.loop.clips import ClipSettings, GenerationOrder
+from latentmake.training.loop.caches import WAN, Batch, read_text
+from latentmake.training.loop.clips import GenerationOrder
+from latentmake.training.loop.order import ClipSettings
+from latentmake.training.loop.recipe import Painter
 
 TEXT_TOKENS = 512
 """Tokens that Wan's network attends to; shorter texts are followed by zeros."""
+FIRST_FRAME = "latents_image"
+CLIP = "clip"
+"""Names of image-to-video's tensors in a batch: mask and latents of the first frame [batch, 20,
+frames, height, width], and the CLIP image encoder's hidden states [batch, tokens, width]."""
 
 _Pipeline: Any = WanPipeline  # diffusers has no types
 _UniPc: Any = UniPCMultistepScheduler
@@ -97,16 +99,9 @@ def sample_latents(
 ) -> torch.Tensor:
     """Draw the normalised latents of one clip, [16, f, h, w], float32, on the CPU.
 
-    Args:
-        network: a `Denoiser` in evaluation mode, on the device.
-        text: embedding of the prompt, [T, D].
-        negative: that of the negative prompt; None without guidance.
-        noise: [16, f, h, w], see `noise_of`.
-        settings: of the steps.
-        device: of the network.
-        dtype: of its input.
-        condition: of image-to-video.
-        done: called after each step.
+    `text` [T, D] is the embedding of the prompt, and `negative` that of the negative prompt, None
+    without guidance. The network is a `Denoiser` in evaluation mode, on the device; `dtype` is that
+    of its input. `done` is called after each step.
     """
 
     def padded(embedding: torch.Tensor) -> torch.Tensor:
@@ -164,26 +159,55 @@ def _scheduler(settings: ClipSettings) -> Any:
     return _UniPc(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift)
 
 
-def frames_of(vae: WanVae, latents: torch.Tensor) -> NDArray[np.uint8] | None:
-    """Decode a clip to [F, H, W, 3]; in tiles where memory does not suffice, else None."""
-    frames = within_memory(vae.decode, latents)
-    if frames is None:
-        say("out of memory: decoding in tiles of 256 x 256 pixels")
-        vae.tile()
-        frames = within_memory(vae.decode, latents)
-    return frames
+class WanPainter(Painter):
+    """Draws clips by Wan's networks."""
 
+    def __init__(self, *of: Any) -> None:
+        super().__init__(*of)
+        self._condition = None
+        if self.order is not None:
+            self._condition = condition_of(self.order, self.device)
+            self.dtype = compute_dtype(self.device, "bfloat16", lambda line: None)
 
-def mp4_decoder(vae: WanVae, fps: int) -> Callable[[torch.Tensor], bytes | None]:
-    """Return what makes an MP4 of a clip's latents; None where memory does not suffice."""
+    def autocast(self) -> torch.autocast:
+        """Return no context for clips that follow a training: diffusers' pipeline has none."""
+        drawn = torch.autocast(self.device.type, enabled=False)
+        return super().autocast() if self.order is None else drawn
 
-    def decoded(latents: torch.Tensor) -> bytes | None:
-        frames = frames_of(vae, latents)
-        if frames is None:
-            return None
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder, "clip.mp4")
-            write_mp4(file, list(frames), fps)
-            return file.read_bytes()
+    def noise_seed(self, seed: int, prompt: str) -> int:
+        """Return a seed as it is, as diffusers takes it."""
+        return seed
 
-    return decoded
+    def latents(
+        self,
+        text: str,
+        seed: int,
+        size: tuple[int, int, int],
+        done: Callable[[], object],
+        batch: Batch | None,
+    ) -> torch.Tensor:
+        """Draw the latents of a clip; see `sample_latents`."""
+        condition = self._condition
+        if batch is not None and FIRST_FRAME in batch.more:
+            seen = batch.more.get(CLIP)
+            condition = Condition(batch.more[FIRST_FRAME][0], None if seen is None else seen[0])
+        drawn = sample_latents(
+            self.network,
+            read_text(text, WAN)["text"],
+            None if self.negative is None else read_text(self.negative, WAN)["text"],
+            noise_of(seed, *size),
+            self.settings,
+            device=self.device,
+            dtype=self.dtype,
+            condition=condition,
+            done=done,
+        )
+        self.network.withdraw()  # which makes room for the VAE
+        return drawn
+
+    def load_vae(self) -> WanVae:
+        """Load the VAE."""
+        vae = load_wan_vae(self.recipe.order.vae, self.device, torch.float32, decoder=True)
+        if self.order is not None and self.order.model.vae_cache_cpu:
+            vae.tile()
+        return vae

@@ -16,6 +16,7 @@ from latentmake.config.models import Model
 from latentmake.config.weights import Weights
 from latentmake.errors import CacheError, SourceError, TrainingError
 from latentmake.files.video import spread_frames, write_mp4
+from latentmake.training.loop import recipe as loop
 from latentmake.training.loop.clips import (
     INDEX,
     Clip,
@@ -25,7 +26,6 @@ from latentmake.training.loop.clips import (
     clip_name,
     clip_reasons,
 )
-from latentmake.training.wan import draw as drawing
 from latentmake.training.wan.sampling import condition_of
 from PIL import Image
 from safetensors import safe_open
@@ -144,7 +144,7 @@ def test_finished_clips_outlive_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
         write_mp4(path, *others)
 
     with monkeypatch.context() as patched:
-        patched.setattr(drawing, "write_mp4", killed)
+        patched.setattr(loop, "write_mp4", killed)
         with pytest.raises(KeyboardInterrupt):
             generate(order)
     before = files()

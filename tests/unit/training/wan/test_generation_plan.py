@@ -20,7 +20,6 @@ from latentmake.training.loop.clips import (
     clip_reasons,
     wishes,
 )
-from latentmake.training.loop.following import order_for
 from latentmake.training.order import run_values
 from latentmake.training.wan.dit import WanOrder, boundary_of
 from latentmake.training.wan.plan import Wan
@@ -93,8 +92,7 @@ def order_of(*sections: dict[str, Any] | None, **changes: Any) -> GenerationOrde
     `changes` are of `generate`.
     """
     facts, training = training_of(*sections, **changes)
-    settings = Wan().clip_settings(facts, training, "generate")
-    return order_for(facts, training, "generate", *settings)
+    return Wan().following(facts, training, "generate")
 
 
 def test_defaults_come_from_the_run() -> None:

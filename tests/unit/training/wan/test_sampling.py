@@ -18,7 +18,7 @@ from diffusers import (
 )
 from latentmake.caches.encoders.wan import load_wan_vae
 from latentmake.config.weights import Weights
-from latentmake.training.loop.clips import ClipSettings
+from latentmake.training.loop.order import ClipSettings
 from latentmake.training.wan.recipe import Denoiser
 from latentmake.training.wan.sampling import Condition, noise_of, sample_latents
 from wan_world import shuffled, tiny_wan_vae
