@@ -153,13 +153,6 @@ def load_lora(
         raise unreadable(error, file) from None
 
 
-def use_lora(network: torch.nn.Module, used: bool) -> None:
-    """Compute with a network's LoRA from now on, or without it."""
-    for module in network.modules():
-        if isinstance(module, BaseTunerLayer):
-            module.enable_adapters(used)
-
-
 def begin_lora(network: Any, file: Path, places: Sequence[Place]) -> None:
     """Give a new LoRA the weights of a file, in the names of one of these `places`.
 

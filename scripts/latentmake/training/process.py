@@ -69,11 +69,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def run_program(
-    command: Sequence[str],
-    *,
-    environment: Mapping[str, str],
-    log: Path,
-    cwd: Path | None = None,
+    command: Sequence[str], *, environment: Mapping[str, str], log: Path, cwd: Path | None = None
 ) -> tuple[int, str]:
     """Run a command; show its output on stderr as it comes, and append it to a log.
 

@@ -21,11 +21,7 @@ from pydantic import Field
 from latentmake import digest
 from latentmake.errors import is_out_of_memory
 from latentmake.files import atomic
-from latentmake.training.loop.order import (
-    Order,
-    TrainingOrder,
-    in_each_precision,
-)
+from latentmake.training.loop.order import Order, TrainingOrder, in_each_precision
 from latentmake.training.order import JsonFile, RunFiles, Wanted
 
 if TYPE_CHECKING:

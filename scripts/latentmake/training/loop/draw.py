@@ -46,14 +46,7 @@ from latentmake.training.loop.clips import (
 )
 from latentmake.training.loop.launch import read
 from latentmake.training.loop.plan import LoopBackend
-from latentmake.training.loop.recipe import (
-    Painter,
-    Recipe,
-    decided,
-    item_losses,
-    spread_timesteps,
-)
-from latentmake.training.lora import use_lora
+from latentmake.training.loop.recipe import Painter, Recipe, decided, item_losses, spread_timesteps
 from latentmake.training.order import JsonFile, caption_in
 
 _MADE: tuple[Kind, ...] = ("base", "adapter")
@@ -137,25 +130,17 @@ def _networks(
     network = recipe.make_network(
         channels=caches.channels, text_width=caches.text_width, dtype=painter.dtype, plain=True
     )
-    lora = recipe.order.trains_lora  # which is turned on and off; other weights are replaced
-
-    def read() -> None:
-        try:
-            recipe.read_copy(network, [Path(each) for each in order.adapters], order.strength)
-        except TrainingError as error:
-            if order.lora is None:
-                raise
-            hint = f"correct runs.{order.run}.generate.lora"
-            raise TrainingError(error.what, where=error.where, hint=hint) from None
-
-    if lora and True in needed:
-        read()
-    painter.network = network.eval().requires_grad_(False)
-    recipe.place(network, painter.device, lend=True)
     for used in sorted(needed):
-        if used and not lora:
-            read()
-        use_lora(network, used)
+        if used:
+            try:
+                recipe.read_copy(network, [Path(each) for each in order.adapters], order.strength)
+            except TrainingError as error:
+                if order.lora is None:
+                    raise
+                hint = f"correct runs.{order.run}.generate.lora"
+                raise TrainingError(error.what, where=error.where, hint=hint) from None
+        painter.network = network.eval().requires_grad_(False)
+        recipe.place(network, painter.device, lend=True)
         yield used
 
 
@@ -206,10 +191,7 @@ def cases_of(recipe: Recipe) -> tuple[list[Case], Caches]:
 
 @torch.no_grad()
 def losses_of(
-    painter: Painter,
-    caches: Caches,
-    case: Case,
-    done: Callable[[], object] = lambda: None,
+    painter: Painter, caches: Caches, case: Case, done: Callable[[], object] = lambda: None
 ) -> list[float]:
     """Return an item's loss at each timestep of an evaluation, by the painter's network.
 
@@ -250,9 +232,7 @@ class Known(JsonFile):
         results = metrics.results if metrics else []
         losses = {each.key: each for result in results for each in result.losses.values()}
         clips = {each.key: each for result in results for each in result.clips.values()}
-        # Earlier releases name the clips of a killed process by their files.
-        clips |= {each.key: each for each in killed.clips.values()}
-        return cls(losses=losses | killed.losses, clips=clips)
+        return cls(losses=losses | killed.losses, clips=clips | killed.clips)
 
 
 class _Evaluation:

@@ -8,26 +8,20 @@ from __future__ import annotations
 import sys
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 from latentmake import progress
 from latentmake.errors import TrainingError
 from latentmake.plan.manifest import rows_of
 from latentmake.training.loop.checkpoint import as_begun
 from latentmake.training.loop.clips import EvaluationOrder, GenerationOrder, clip_reasons
-from latentmake.training.loop.order import (
-    Prompt,
-    TrainingOrder,
-    wanted,
-)
+from latentmake.training.loop.order import Order, Prompt, TrainingOrder, wanted
 from latentmake.training.order import RunFiles, caption_in, finish, read_order
 from latentmake.training.process import RUN, run_child, say
 
-_Order = TypeVar("_Order", bound=TrainingOrder)
 _ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch")
 
 
-def read(path: Path, kind: type[_Order]) -> _Order:
+def read(path: Path, kind: type[Order]) -> Order:
     """Read an order, and add what could not be known when it was written.
 
     Launcher and processes of a training do so. A training that has chosen its precision keeps it.

@@ -19,14 +19,7 @@ from latentmake.config.fields import shaping
 from latentmake.config.trainers import LoopTrainer
 from latentmake.config.weights import Weights
 from latentmake.training.backend import Finding, accelerate_config, of_faults
-from latentmake.training.order import (
-    JsonFile,
-    Record,
-    RunFiles,
-    RunOrder,
-    Wanted,
-    lock_digest,
-)
+from latentmake.training.order import JsonFile, Record, RunFiles, RunOrder, Wanted, lock_digest
 
 Order = TypeVar("Order", bound="TrainingOrder")
 
@@ -319,10 +312,7 @@ class PictureIndex(JsonFile, extra="ignore"):  # earlier releases write more
 
     @classmethod
     def of(
-        cls,
-        order: TrainingOrder,
-        want: Wanted,
-        rows: Mapping[int, Sequence[str | None]],
+        cls, order: TrainingOrder, want: Wanted, rows: Mapping[int, Sequence[str | None]]
     ) -> PictureIndex:
         """Return the index of a training's pictures, whose names `rows` has for each step."""
         return cls(

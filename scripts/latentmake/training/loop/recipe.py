@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -37,9 +37,7 @@ from latentmake.files.video import write_mp4
 from latentmake.progress import say
 from latentmake.training.loop.caches import Batch, Caches, CacheTensors, Stored, copied
 from latentmake.training.loop.clips import GenerationOrder
-from latentmake.training.loop.order import ClipSettings, TrainingOrder
-
-_Order = TypeVar("_Order", bound=TrainingOrder)
+from latentmake.training.loop.order import ClipSettings, Order, TrainingOrder
 
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -49,7 +47,7 @@ _TIMEOUT = timedelta(days=7)
 _REPLICATED = ("NO", "MULTI_GPU", "MULTI_CPU")
 
 
-def decided(order: _Order) -> _Order:
+def decided(order: Order) -> Order:
     """Return an order in the precision of this machine, where `mixed_precision` is `auto`.
 
     Raises:

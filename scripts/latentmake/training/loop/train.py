@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tensorboard.compat.proto.summary_pb2 import Summary
@@ -41,14 +41,7 @@ from latentmake.training.loop.recipe import (
 )
 from latentmake.training.loop.samples import Samples
 from latentmake.training.loop.state import Learner
-from latentmake.training.order import (
-    COPIED,
-    Record,
-    RunFiles,
-    Wanted,
-    write_record,
-    write_trained,
-)
+from latentmake.training.order import COPIED, Record, RunFiles, Wanted, write_record, write_trained
 
 _POLL = 1.0  # seconds between two checks for the file that asks for a copy
 _NAMED = 4  # files in a message
@@ -63,15 +56,6 @@ def _add_scalars(writer: Any, step: int, values: Mapping[str, float]) -> None:
 def _listed(files: Sequence[str]) -> str:
     more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
     return f"{', '.join(files[:_NAMED])}{more}"
-
-
-class _Step(NamedTuple):
-    """Scalars of a step."""
-
-    loss: float
-    raw_loss: float
-    gradient_norm: float
-    learning_rate: float
 
 
 class Training:
@@ -198,7 +182,7 @@ class Training:
                 items, now = self.batch_order.items(step), time.monotonic()
                 self.seconds += now - clock
                 seen += items
-                rate = f"loss {said.loss:.4f}, {seen / (now - began):.1f} items/s"
+                rate = f"loss {said['loss']:.4f}, {seen / (now - began):.1f} items/s"
                 bar.set_postfix_str(rate, refresh=False)
                 bar.update()
                 pace = {
@@ -206,7 +190,7 @@ class Training:
                     self.recipe.rate: items / (now - clock),
                 }
                 if self.main:
-                    _add_scalars(writer, step, said._asdict() | pace)
+                    _add_scalars(writer, step, said | pace)
                     self._validate(writer)
                 if step in steps_with_samples:
                     if self.main:
@@ -240,7 +224,7 @@ class Training:
             return True
         return steps is not None and step % steps == 0
 
-    def _one_step(self, step: int, batches: Iterator[Batch]) -> _Step:
+    def _one_step(self, step: int, batches: Iterator[Batch]) -> dict[str, float]:
         settings, accelerator, learner = self.settings, self.accelerator, self.learner
         process = accelerator.process_index
         reseed(seed_of(settings.seed, "step", step, process), accelerator.device)
@@ -278,7 +262,12 @@ class Training:
         finite = accelerator.scaler is not None or math.isfinite(norm_value)
         if not (finite and math.isfinite(loss_value)):
             self._refuse_step(step, seen)
-        return _Step(loss_value, raw, norm_value, rate)
+        return {
+            "loss": loss_value,
+            "raw_loss": raw,
+            "gradient_norm": norm_value,
+            "learning_rate": rate,
+        }
 
     def _refuse_step(self, step: int, seen: Sequence[tuple[Batch, torch.Tensor]]) -> None:
         """Stop at a step whose loss or gradient is NaN or infinite."""

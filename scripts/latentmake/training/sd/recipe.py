@@ -28,15 +28,7 @@ from latentmake.caches.encoders.vae import load_vae, tile
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
 from latentmake.models import files
-from latentmake.training.loop.caches import (
-    PLAIN,
-    SDXL,
-    Batch,
-    Stored,
-    copied,
-    pad,
-    read_text,
-)
+from latentmake.training.loop.caches import PLAIN, SDXL, Batch, Stored, copied, pad, read_text
 from latentmake.training.loop.order import ClipSettings
 from latentmake.training.loop.recipe import Network, Painter, Recipe, set_up
 from latentmake.training.loop.recipe import Objective as LoopObjective
@@ -124,11 +116,7 @@ class Objective(LoopObjective):
     predict = staticmethod(predict)
 
     def __init__(
-        self,
-        schedule: NoiseSchedule,
-        *,
-        snr_gamma: float | None = None,
-        noise_offset: float = 0.0,
+        self, schedule: NoiseSchedule, *, snr_gamma: float | None = None, noise_offset: float = 0.0
     ) -> None:
         self.schedule = schedule
         self.flow = isinstance(schedule, FlowMatchEulerDiscreteScheduler)

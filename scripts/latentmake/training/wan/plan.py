@@ -10,6 +10,7 @@ from latentmake.errors import ConfigError
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import rows_of
 from latentmake.plan.run_plan import RunPlan
+from latentmake.training.backend import Finding, image_findings, model_finding
 from latentmake.training.init_lora import begun
 from latentmake.training.loop.plan import LoopBackend, order_values
 from latentmake.training.wan.dit import (
@@ -24,7 +25,6 @@ from latentmake.training.wan.dit import (
 from latentmake.training.wan.estimate import estimate_training, longest_clip
 
 if TYPE_CHECKING:
-    from latentmake.training.backend import Finding
     from latentmake.training.wan.recipe import WanRecipe
 
 
@@ -76,8 +76,6 @@ class Wan(LoopBackend):
 
     def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
         """Check the networks, and what the trainer's settings need."""
-        from latentmake.training.backend import image_findings, model_finding
-
         yield from map(model_finding, trained_networks(order))
         if current:  # the caches have musubi-tuner's pixels
             sources = (row.source for row in rows_of(Path(order.manifest)))

@@ -38,13 +38,7 @@ from latentmake.progress import say
 from latentmake.training.loop import recipe as loop
 from latentmake.training.loop.caches import WAN, Batch, Sought, Stored, copied
 from latentmake.training.loop.recipe import Part, Recipe, seed_of, set_up
-from latentmake.training.lora import (
-    add_adapter,
-    begin_lora,
-    kohya_bytes,
-    load_lora,
-    lora_bytes,
-)
+from latentmake.training.lora import add_adapter, begin_lora, kohya_bytes, load_lora, lora_bytes
 from latentmake.training.wan.dit import (
     HINT,
     IGNORED,
@@ -57,7 +51,7 @@ from latentmake.training.wan.dit import (
     read_dit,
     to_diffusers,
 )
-from latentmake.training.wan.sampling import CLIP, FIRST_FRAME, TEXT_TOKENS, WanPainter
+from latentmake.training.wan.sampling import CLIP, FIRST_FRAME, WanPainter, padded
 
 Transformer: TypeAlias = Any  # a WanTransformer3DModel: diffusers and peft have no types
 _Transformer: Transformer = WanTransformer3DModel
@@ -123,8 +117,10 @@ class Denoiser(torch.nn.Module):
         """Have frozen weights on a device only from the forward pass of their network on.
 
         Of two networks that do not both fit, the one in use takes the place of the other. The
-        weights stay in CPU memory, too. A LoRA is on the device all the time, as is its optimizer.
+        weights stay in CPU memory, too. A LoRA is on the device all the time, as is its optimizer;
+        call this again where one was added.
         """
+        self.withdraw()
         alone = not self.fits(device)
 
         def take(network: Transformer, _: object) -> None:
@@ -138,13 +134,14 @@ class Denoiser(torch.nn.Module):
 
         for network, _ in self.networks():
             network.rope.to(device)
+            if network not in self._frozen:
+                network.register_forward_pre_hook(_not_compiled(take))
             self._frozen[network] = []
             for name, each in network.named_parameters():
                 if "lora_" in name:
                     each.data = each.data.to(device)
                 else:
                     self._frozen[network].append((each, each.data))
-            network.register_forward_pre_hook(_not_compiled(take))
         # Each process has them of the same file, and they are not all on the device.
         ignored = [name for name, _ in self.named_parameters() if "lora_" not in name]
         self._ddp_params_and_buffers_to_ignore = ignored
@@ -329,13 +326,11 @@ def inputs_of(
     hidden = noisy.to(dtype)
     if FIRST_FRAME in batch.more:
         hidden = torch.cat([hidden, copied(batch.more[FIRST_FRAME], device, dtype)], dim=1)
-    text = copied(batch.text, device, dtype)[:, :TEXT_TOKENS]
-    text = torch.nn.functional.pad(text, (0, 0, 0, TEXT_TOKENS - text.shape[1]))
     seen = batch.more.get(CLIP)
     return {
         "hidden_states": hidden,
         "timestep": copied(timesteps, device),
-        "encoder_hidden_states": text,
+        "encoder_hidden_states": padded(copied(batch.text, device, dtype)),
         "encoder_hidden_states_image": None if seen is None else copied(seen, device, dtype),
         "return_dict": False,
     }

@@ -26,7 +26,7 @@ from latentmake.training.loop.clips import (
     clip_name,
     clip_reasons,
 )
-from latentmake.training.wan.sampling import condition_of
+from latentmake.training.wan.sampling import CLIP, FIRST_FRAME, condition_of
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -257,13 +257,12 @@ def test_a_condition_is_that_of_the_caches() -> None:
     order = from_picture(draw("red.png", "red", (96, 64)))
     model = order.model.model_copy(update={"clip": Weights(path=str(clip))})
     found = condition_of(order.model_copy(update={"model": model}), torch.device("cpu"))
-    assert found is not None and found.image is not None
-    assert found.latents.shape == (20, 2, 4, 6) and found.image.shape[1] == 160
+    assert found[FIRST_FRAME].shape == (1, 20, 2, 4, 6) and found[CLIP].shape[2] == 160
     pixels = torch.zeros(1, 5, 32, 48, 3, dtype=torch.uint8)
     pixels[..., 0] = 255
     vae = load_wan_vae(model.vae, torch.device("cpu"), torch.float32)
-    expected = vae.encode_first_frame(pixels, torch.float32)[0]
-    assert torch.allclose(found.latents, expected, atol=1e-4)
+    expected = vae.encode_first_frame(pixels, torch.float32)
+    assert torch.allclose(found[FIRST_FRAME], expected, atol=1e-4)
 
 
 def test_a_picture_that_is_none_is_one_line() -> None:
