@@ -6,7 +6,6 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -165,27 +164,26 @@ class Learner:
             ) from None
 
 
-_CLASSES = {
-    "adamw": "torch.optim.AdamW",
-    "adamw8bit": "bitsandbytes.optim.AdamW8bit",
-    "lion": "pytorch_optimizer.Lion",
-    "prodigy": "pytorch_optimizer.Prodigy",
-    "dadaptation": "pytorch_optimizer.DAdaptAdam",
-}
-
-
 def _class_of(name: str) -> Callable[..., torch.optim.Optimizer]:
     """Return an optimizer's class; only its own library is imported."""
-    module, _, own = _CLASSES[name].rpartition(".")
-    try:
-        found: Callable[..., torch.optim.Optimizer] = getattr(import_module(module), own)
-    except ImportError:
-        library = module.partition(".")[0]
-        raise TrainingError(
-            f"{name} needs {library}, which is not installed",
-            where="trainer.optimizer",
-            hint=f"pip install {library}, or choose another optimizer",
-        ) from None
+    if name == "adamw":
+        return torch.optim.AdamW
+    found: Callable[..., torch.optim.Optimizer]
+    if name == "adamw8bit":
+        try:
+            from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found, unused-ignore]
+        except ImportError:
+            raise TrainingError(
+                "adamw8bit needs bitsandbytes, which is not installed",
+                where="trainer.optimizer",
+                hint="pip install bitsandbytes, or choose another optimizer",
+            ) from None
+        found = AdamW8bit
+    else:
+        import pytorch_optimizer
+
+        names = {"lion": "Lion", "prodigy": "Prodigy", "dadaptation": "DAdaptAdam"}
+        found = getattr(pytorch_optimizer, names[name])
     return found
 
 
