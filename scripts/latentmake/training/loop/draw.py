@@ -77,7 +77,7 @@ def generate(order: GenerationOrder, recipe: Recipe) -> None:
     Clips that are out of date stay until all others are there.
 
     Raises:
-        UserError: a file is damaged or gone, memory does not suffice, the disk is full.
+        UserError: a file is damaged or gone, the disk is full.
     """
     order, folder, adapter = captions_of(order), Path(order.output), adapter_digest(order)
     index = GenerationIndex.read(folder / INDEX)
