@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import diffusers
-import torch
 
-from latentmake.errors import TrainingError, UserError
+from latentmake.errors import TrainingError, UserError, is_out_of_memory
 from latentmake.training.loop import draw
 from latentmake.training.loop.launch import order_of, read
 from latentmake.training.loop.order import wanted
@@ -46,7 +45,9 @@ def main(arguments: Sequence[str]) -> int:
     except UserError as error:
         say_error(error)
         return 1
-    except torch.OutOfMemoryError:
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError) and not is_out_of_memory(str(error)):
+            raise
         say_error(TrainingError("the device is out of memory", hint=hint))
         return 1
     except KeyboardInterrupt:

@@ -67,7 +67,7 @@ def _written(painter: Painter, path: Path, latents: torch.Tensor) -> NDArray[np.
     """Write a clip; return its frames [F, H, W, 3]."""
     frames = painter.write(path, latents)
     if frames is None:
-        raise torch.OutOfMemoryError(f"decoding {path}, even in tiles")
+        raise MemoryError(path)
     return frames
 
 
