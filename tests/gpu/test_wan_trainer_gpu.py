@@ -12,10 +12,10 @@ import pytest
 import torch
 from dit_world import forms, image_dit, inputs, tiny_dit
 from latentmake.config.trainers import WanTrainer
-from latentmake.training.lora import add_adapter, lora_tensors
-from latentmake.training.wan.dit import check_targets, lora_names, read_dit
+from latentmake.training.lora import add_adapter, load_lora, lora_tensors
+from latentmake.training.wan.dit import PREFIX, check_targets, lora_names, read_dit
 from latentmake.training.wan.estimate import training_memory
-from latentmake.training.wan.recipe import load_transformer, read_lora, write_lora
+from latentmake.training.wan.recipe import load_transformer, write_lora
 from safetensors.torch import load_file
 from wan_trainer_world import make_order, train
 
@@ -130,7 +130,7 @@ def test_a_lora_learns_and_its_files_give_on_a_cpu_what_it_gives_there(
         expected = network(**on_device(given, torch.bfloat16)).sample.float().cpu()
     write_lora(network, tmp_path / "lora")
     fresh = load_transformer(path, dtype=torch.float32)
-    read_lora(fresh, tmp_path / "lora" / lora_names().diffusers)
+    load_lora(fresh, tmp_path / "lora" / lora_names().diffusers, PREFIX, add_adapter)
     found = fresh(**given).sample
     assert torch.cosine_similarity(found.flatten(), expected.flatten(), dim=0) > 0.995
 

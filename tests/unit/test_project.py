@@ -43,7 +43,7 @@ def test_environments_pin_what_the_lock_pins(name: str) -> None:
     [
         ("encode.yaml", ["exchange.cut_clips", "training.external.musubi.encode"]),
         ("train.yaml", ["reports.following", "training.run"]),
-        ("train.yaml", ["training.wan.draw", "caches.encoders.text", "caches.pixels.stored"]),
+        ("train.yaml", ["training.wan.recipe", "caches.encoders.text", "caches.pixels.stored"]),
     ],
 )
 def test_an_environment_has_the_imports_of_its_jobs(name: str, modules: list[str]) -> None:

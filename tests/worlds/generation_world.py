@@ -9,15 +9,18 @@ import torch
 from dit_world import tiny_dit
 from latentmake import digest
 from latentmake.config.models import Model
+from latentmake.config.trainers import WanTrainer
 from latentmake.files import atomic, cachefile
 from latentmake.layouts import layout
 from latentmake.training.loop import draw
 from latentmake.training.loop.clips import EvaluationOrder, GenerationOrder, Metrics
 from latentmake.training.loop.order import Prompt
 from latentmake.training.lora import add_adapter, lora_tensors
-from latentmake.training.wan.draw import WanPainter
+from latentmake.training.order import run_values
+from latentmake.training.wan.dit import WanOrder
 from latentmake.training.wan.plan import Wan
-from latentmake.training.wan.recipe import write_lora
+from latentmake.training.wan.recipe import WanRecipe, write_lora
+from wan_trainer_world import make_manifest
 from wan_world import tiny_wan_vae
 
 RUN = Path("runs/waves")
@@ -25,7 +28,22 @@ RUN = Path("runs/waves")
 
 def generate(order: GenerationOrder) -> None:
     """Bring the clips of an order up to date."""
-    draw.generate(order, WanPainter(order))
+    model, settings = order.model, order.settings
+    training = WanOrder(
+        **{name: getattr(model, name) for name in ("dit", "dit_high_noise", "image_to_video")},
+        **run_values(order.run) | {"manifest": order.manifest},
+        needs_clip=model.needs_clip,
+        task=str(model.task),
+        flow_shift=3.0,
+        boundary=settings.timestep_boundary,
+        weights="",
+        vae=model.vae,
+        prompts=[],
+        negative=None,
+        sample_size=(settings.width, settings.height),
+        trainer=WanTrainer(kind="wan", mixed_precision="no"),
+    )
+    draw.generate(order, WanRecipe(training))
 
 
 def evaluate(order: EvaluationOrder) -> Metrics | None:
@@ -55,7 +73,9 @@ def text_file(text: str, width: int) -> str:
 
 
 def make_world(two: bool = False) -> None:
-    """Write models and the run's LoRA into the working directory."""
+    """Write models, the run's LoRA and its first item into the working directory."""
+    RUN.mkdir(parents=True, exist_ok=True)
+    make_manifest(RUN, i2v=True)
     tiny_wan_vae(4).save_pretrained("models/vae")
     for number, name in enumerate(["dit", "high"][: 2 if two else 1]):
         dit = tiny_dit()

@@ -86,9 +86,7 @@ def lora_bytes(network: Any, prefix: str) -> bytes:
     Names and metadata (without which a loader takes the rank for alpha) are those of diffusers'
     `LoraBaseMixin._save_lora_weights`.
 
-    Args:
-        network: with a LoRA, on any device.
-        prefix: the pipeline's name for the network, `unet` or `transformer`.
+    `prefix` is the pipeline's name for the network, `unet` or `transformer`.
     """
     tensors, config = lora_tensors(network), network.peft_config[ADAPTER]
     named = {f"{prefix}.{name}": each.detach().cpu().float() for name, each in tensors.items()}
@@ -110,10 +108,7 @@ def kohya_bytes(
 ) -> bytes:
     """Return the file in the names of kohya's scripts and those that follow them.
 
-    Args:
-        network: with a LoRA, on any device.
-        place: returns the name there of a layer, of peft's name.
-        metadata: of the file.
+    `place` returns the name there of a layer, of peft's name.
     """
     alpha = float(network.peft_config[ADAPTER].lora_alpha)
     named: dict[str, torch.Tensor] = {}
@@ -133,12 +128,8 @@ def load_lora(
 ) -> None:
     """Put back a LoRA from the file of `lora_bytes`.
 
-    Args:
-        network: changed in place.
-        file: of the LoRA.
-        prefix: as for `lora_bytes`.
-        add: puts a LoRA of some rank, alpha and target_modules on a network that has none.
-        strength: factor of what the LoRA adds to the weights.
+    `add` puts a LoRA of some rank, alpha and target_modules on a network that has none; `strength`
+    is a factor of what the LoRA adds to the weights. See `lora_bytes` for the prefix.
 
     Raises:
         TrainingError: it is missing or damaged, or of another network.

@@ -327,10 +327,8 @@ def write_trained(write: Callable[[Path], object], names: Iterable[str], files: 
 
     Its record goes first, so that it never stands beside weights of another training.
 
-    Args:
-        write: writes the weights into a new folder.
-        names: of all files and folders that any training of this kind may write there.
-        files: of the run.
+    `write` fills a new folder; `names` are those of all files and folders that any training of this
+    kind may write there.
     """
     new, old = (files.output / f".{name}{atomic.TEMPORARY_SUFFIX}" for name in ("new", "old"))
     try:
@@ -353,10 +351,7 @@ def write_trained(write: Callable[[Path], object], names: Iterable[str], files: 
 def write_record(record: Record, files: RunFiles, names: Iterable[str]) -> None:
     """Write the record of trained weights, with the digests of their files as they are now.
 
-    Args:
-        record: of the training; its `files` are replaced.
-        files: of the run.
-        names: of all files and folders that may hold weights; those that are missing are left out.
+    `names` are those of all files and folders that may hold weights; missing ones are left out.
     """
     found = {}
     for place in (files.output / name for name in sorted(names)):

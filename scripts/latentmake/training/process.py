@@ -69,11 +69,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def run_program(
-    command: Sequence[str],
-    *,
-    environment: Mapping[str, str],
-    log: Path,
-    cwd: Path | None = None,
+    command: Sequence[str], *, environment: Mapping[str, str], log: Path, cwd: Path | None = None
 ) -> tuple[int, str]:
     """Run a command; show its output on stderr as it comes, and append it to a log.
 
@@ -208,14 +204,8 @@ def run_child(
 ) -> None:
     """Run a command whose mistakes are told by `say_error`.
 
-    Args:
-        command: Python with `RUN`, perhaps behind a launcher.
-        run: name of the run, for messages.
-        folder: of the run, for a file of a moment.
-        threads: number of threads that it computes with.
-        log: its output is appended here.
-        online: whether it may ask the hub.
-        gpus: how many it uses, where there are any; see `gpu.hold`.
+    The command is Python with `RUN`, perhaps behind a launcher. `gpus` says how many it uses, see
+    `gpu.hold`.
 
     Raises:
         TrainingError: it failed; one line.

@@ -11,18 +11,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import diffusers
-import torch
 
-from latentmake.errors import TrainingError, UserError
+from latentmake.errors import TrainingError, UserError, is_out_of_memory
 from latentmake.training.loop import draw
-from latentmake.training.loop.following import order_of
-from latentmake.training.loop.launch import read
+from latentmake.training.loop.launch import order_of, read
 from latentmake.training.loop.order import wanted
 from latentmake.training.loop.plan import LoopBackend
 from latentmake.training.loop.recipe import decided
 from latentmake.training.loop.train import Training
 from latentmake.training.order import RunFiles
 from latentmake.training.process import say_error
+
+_HINTS = {
+    "generate": "lower generate.frames or generate.resolution, or end other programs",
+    "evaluate": "set the run's `validation.clips` to 0, or end other programs",
+}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -31,19 +34,20 @@ def main(arguments: Sequence[str]) -> int:
 
     path, word = Path(arguments[0]), arguments[1]
     diffusers.utils.logging.set_verbosity_error()
-    hint = "end other programs"
     try:
         backend = backends.of_order(path)
         assert isinstance(backend, LoopBackend)
+        hint = _HINTS.get(word) or backend.memory_hint
         if word == "train":
-            hint = backend.memory_hint
             _train(backend, path)
         else:
             draw.follow(order_of(path, word), backend)
     except UserError as error:
         say_error(error)
         return 1
-    except torch.OutOfMemoryError:
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError) and not is_out_of_memory(str(error)):
+            raise
         say_error(TrainingError("the device is out of memory", hint=hint))
         return 1
     except KeyboardInterrupt:

@@ -40,10 +40,7 @@ class CachedClipDataset(TorchDataset[dict[str, Any]]):
     """
 
     def __init__(
-        self,
-        manifest: str | os.PathLike[str],
-        split: str = "train",
-        resolution: str | None = None,
+        self, manifest: str | os.PathLike[str], split: str = "train", resolution: str | None = None
     ) -> None:
         path = Path(manifest)
         self.manifest = path / "manifest.jsonl" if path.is_dir() else path

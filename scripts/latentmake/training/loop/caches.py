@@ -349,8 +349,7 @@ class Caches:
             scaled=tensors.scaled,
         )
         texts = inspect_all(
-            map(within, chain.from_iterable(several)),
-            (tensors.text, *tensors.texts),
+            map(within, chain.from_iterable(several)), (tensors.text, *tensors.texts)
         )
         self.rows = [row for row, *_ in named]
         self.resolutions = [size for _, size, _ in named]

@@ -21,11 +21,7 @@ from pydantic import Field
 from latentmake import digest
 from latentmake.errors import is_out_of_memory
 from latentmake.files import atomic
-from latentmake.training.loop.order import (
-    Order,
-    TrainingOrder,
-    in_each_precision,
-)
+from latentmake.training.loop.order import Order, TrainingOrder, in_each_precision
 from latentmake.training.order import JsonFile, RunFiles, Wanted
 
 if TYPE_CHECKING:
@@ -115,11 +111,7 @@ def newest(
 ) -> tuple[Checkpoint, State] | None:
     """Return the newest undamaged checkpoint that a training can resume from, and its state.
 
-    Args:
-        order: of the training.
-        wanted: its digests.
-        steps: of the training; on more devices the same epochs have fewer of them.
-        say: takes a line about each damaged checkpoint.
+    On more devices the same epochs have fewer steps. `say` takes a line about each damaged one.
     """
     damaged = False
     for _, folder in _folders(RunFiles(order).checkpoints):
@@ -160,10 +152,7 @@ def load(checkpoint: Checkpoint) -> State | None:
 def save(checkpoints: Path, progress: Progress, state: State) -> None:
     """Write a checkpoint; one of another training at the same step is replaced.
 
-    Args:
-        checkpoints: folder of the run's checkpoints.
-        progress: of the training; gets the digests of the files.
-        state: of the training.
+    Its progress gets the digests of the files.
     """
     import torch
     from safetensors.torch import save_file
@@ -190,12 +179,8 @@ def prune(checkpoints: Path, wanted: Wanted, keep: int, *, others: bool = False)
 def as_begun(order: Order, want: Wanted) -> Order:
     """Return an order in the precision that its training has or began with, where it chooses one.
 
-    Args:
-        order: of the training.
-        want: its digests; those of its settings do not count.
-
-    Returns:
-        The order itself, where there is no such training.
+    It is the order itself, where there is no such training. In `want`, the digests of its settings
+    do not count.
     """
     if order.trainer.mixed_precision != "auto":
         return order

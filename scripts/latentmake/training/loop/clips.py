@@ -21,7 +21,7 @@ from latentmake.errors import TrainingError
 from latentmake.plan.manifest import rows_of, run_folder
 from latentmake.plan.orders import run_order
 from latentmake.plan.state import Difference, short, value_differences
-from latentmake.training.loop.order import Prompt, TrainingOrder
+from latentmake.training.loop.order import ClipSettings, Prompt, TrainingOrder
 from latentmake.training.order import JsonFile, caption_in, lock_content
 
 FOLDER = "generated"
@@ -42,35 +42,6 @@ _WORDS = 40  # characters of a prompt or a stem in a file's name
 _SIZE = {"frames": 0, "width": 0, "height": 0}  # in the place of what each item has
 
 FileDigest = Callable[[Path], str]
-
-
-class ClipSettings(JsonFile):
-    """Settings that shape each clip besides weights, prompt and seed; those of `generate`.
-
-    Attributes:
-        frames: None of a picture, as are all that only clips have.
-        guidance_scale: 1 is none.
-        negative_prompt: "" without guidance.
-        timestep_boundary: share of the timesteps from which on Wan 2.2's network for high noise is
-            used; None of one network.
-        image: digest of the first frame, for image-to-video.
-    """
-
-    frames: int | None = None
-    width: int
-    height: int
-    fps: int | None = None
-    num_inference_steps: int
-    guidance_scale: float
-    flow_shift: float | None = None
-    scheduler: Literal["unipc", "euler"] | None = None
-    negative_prompt: str = ""
-    timestep_boundary: float | None = None
-    image: str | None = None
-
-    def values(self) -> dict[str, str | int | float]:
-        """Return those that are set, by name."""
-        return self.model_dump(exclude_none=True)
 
 
 class GenerationOrder(JsonFile):

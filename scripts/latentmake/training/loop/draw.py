@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from latentmake.caches.encoders.device import pick_device
 from latentmake.errors import CacheError, TrainingError
-from latentmake.files import cachefile
+from latentmake.plan.manifest import Row
 from latentmake.progress import Progress, say
-from latentmake.training.loop.caches import HINT, Batch, Caches, find_not_finite, read_items
+from latentmake.training.loop.caches import HINT, Caches, Example, find_not_finite, read_items
 from latentmake.training.loop.clips import (
     CLIP_NAME,
     INDEX,
@@ -45,98 +45,45 @@ from latentmake.training.loop.clips import (
     settings_of,
 )
 from latentmake.training.loop.launch import read
-from latentmake.training.loop.order import Prompt
 from latentmake.training.loop.plan import LoopBackend
-from latentmake.training.loop.recipe import (
-    DTYPES,
-    Network,
-    Objective,
-    Recipe,
-    decided,
-    item_losses,
-    spread_timesteps,
-)
+from latentmake.training.loop.recipe import Painter, Recipe, decided, item_losses, spread_timesteps
 from latentmake.training.order import JsonFile, caption_in
 
 _MADE: tuple[Kind, ...] = ("base", "adapter")
 _KNOWN = ".parts.json"
-_Made = TypeVar("_Made")
-Done = Callable[[], object]
-Size3 = tuple[int, int, int]
 
 
-class Painter:
-    """Draws and writes clips by a network, with and without its training. A trainer has its own.
-
-    Attributes:
-        order: of the clips.
-        device: of the network.
-        hint: repair where memory does not suffice.
-        returns: whether the network can do without its training again.
-        load: loads the network, and the LoRA if any clip needs it.
-        adapt: draws with what was trained from now on, or without it.
-        use: takes a network, and the dtype of its inputs.
-        latents: draws the unscaled latents of a clip; the batch is that of an evaluated item. None
-            where memory does not suffice.
-        pixels: writes a clip; returns its frames [F, H, W, 3], or None likewise.
-    """
-
-    returns: bool = True
-    load: Callable[[bool], None]
-    adapt: Callable[[bool], None]
-    use: Callable[[Any, torch.dtype], None]
-    latents: Callable[[Prompt, int, Size3, Batch | None, Done], torch.Tensor | None]
-    pixels: Callable[[Path, torch.Tensor], NDArray[np.uint8] | None]
-
-    def __init__(self, order: GenerationOrder) -> None:
-        self.order, self.device = order, pick_device()
-        lower = "generate.frames or generate.resolution"
-        if isinstance(order, EvaluationOrder):
-            lower = "the run's `validation.clips` to 0"
-        self.hint = f"lower {lower}, or end other programs"
-
-    def draw(self, where: str, *options: Any) -> torch.Tensor:
-        """Return the latents of a clip; see `latents`.
-
-        Raises:
-            TrainingError: memory does not suffice, or they are NaN or infinite.
-        """
-        latents = self._fitting(self.latents(*options), "draw", where)
-        if not latents.isfinite().all():
-            hint = "look at the training's loss; lower guidance_scale"
-            what = f"this {self.order.noun} is NaN or infinite"
-            raise TrainingError(what, where=where, hint=hint)
-        return latents
-
-    def write(self, path: Path, latents: torch.Tensor, where: str) -> NDArray[np.uint8]:
-        """Write a clip; return its frames [F, H, W, 3].
-
-        Raises:
-            TrainingError: memory does not suffice, even in tiles.
-            StorageError: the disk is full.
-        """
-        return self._fitting(self.pixels(path, latents), "decode", where, ", even in tiles")
-
-    def _fitting(self, made: _Made | None, verb: str, where: str, how: str = "") -> _Made:
-        if made is None:
-            what = f"memory does not suffice to {verb} this {self.order.noun}{how}"
-            raise TrainingError(what, where=where, hint=self.hint)
-        return made
+def _drawn(painter: Painter, noun: str, where: str, *options: Any) -> torch.Tensor:
+    """Return the latents of a clip, see `Painter`; refuse those that are NaN or infinite."""
+    with painter.autocast():
+        latents = painter.latents(*options)
+    if not latents.isfinite().all():
+        hint = "look at the training's loss; lower guidance_scale"
+        raise TrainingError(f"this {noun} is NaN or infinite", where=where, hint=hint)
+    return latents
 
 
-def generate(order: GenerationOrder, painter: Painter) -> None:
+def _written(painter: Painter, path: Path, latents: torch.Tensor) -> NDArray[np.uint8]:
+    """Write a clip; return its frames [F, H, W, 3]."""
+    frames = painter.write(path, latents)
+    if frames is None:
+        raise MemoryError(path)
+    return frames
+
+
+def generate(order: GenerationOrder, recipe: Recipe) -> None:
     """Bring the clips of an order up to date.
 
     Clips that are out of date stay until all others are there.
 
     Raises:
-        UserError: a file is damaged or gone, memory does not suffice, the disk is full.
+        UserError: a file is damaged or gone, the disk is full.
     """
     order, folder, adapter = captions_of(order), Path(order.output), adapter_digest(order)
     index = GenerationIndex.read(folder / INDEX)
     clips = {clip.file: clip for clip in index.clips} if index else {}
     if missing := judged(order, clips.values(), adapter)[1]:
-        for clip in _draw(order, painter, missing):
+        for clip in _draw(order, recipe, missing):
             clips[clip.file] = clip
             _write_index(order, clips.values())
     good, _ = judged(order, clips.values(), adapter)
@@ -152,28 +99,49 @@ def _write_index(order: GenerationOrder, clips: Iterable[Clip]) -> None:
     index.write(Path(order.output) / INDEX)
 
 
-def _draw(order: GenerationOrder, painter: Painter, missing: Sequence[Clip]) -> Iterator[Clip]:
-    """Draw clips, and yield each when its file is there."""
-    settings, noun = order.settings, order.noun
-    say(f"{order.run}: {noun}s to draw: {len(missing)}, on {painter.device.type}")
-    try:
-        painter.load(any(clip.adapter for clip in missing))
-    except TrainingError as error:
-        if order.lora is None:
-            raise
-        hint = f"correct runs.{order.run}.generate.lora"
-        raise TrainingError(error.what, where=error.where, hint=hint) from None
-    prompts = {each.prompt: each for each in order.prompts}
-    size = settings.frames or 1, settings.height, settings.width
+def _draw(order: GenerationOrder, recipe: Recipe, missing: Sequence[Clip]) -> Iterator[Clip]:
+    """Draw clips, those without the training first, and yield each when its file is there."""
+    settings, noun, device = order.settings, order.noun, pick_device()
+    say(f"{order.run}: {noun}s to draw: {len(missing)}, on {device.type}")
+    caches = Caches(read_items(Path(order.manifest))[:1], recipe.tensors)
+    stored = caches.examples[0].latents
+    painter = recipe.painter(recipe, settings, order.negative, stored, device, order)
+    prompts = {each.prompt: each.text for each in order.prompts}
     total = len(missing) * settings.num_inference_steps
     with Progress(total=total, unit="step", desc=f"{noun}s of {order.run}") as progress:
-        for clip in sorted(missing, key=lambda each: not painter.returns and bool(each.adapter)):
-            painter.adapt(bool(clip.adapter))
-            where, path = f"run {order.run}: {clip.file}", Path(order.output, clip.file)
-            prompt = prompts[clip.prompt]
-            latents = painter.draw(where, prompt, clip.seed, size, None, progress.update)
-            painter.write(path, latents, where)
-            yield clip.model_copy(update={"size": path.stat().st_size})
+        for used in _networks(order, painter, caches, {bool(clip.adapter) for clip in missing}):
+            for clip in (clip for clip in missing if bool(clip.adapter) == used):
+                where, path = f"run {order.run}: {clip.file}", Path(order.output, clip.file)
+                seed = painter.noise_seed(clip.seed, clip.prompt)
+                options = prompts[clip.prompt], seed, settings.size, progress.update, None
+                _written(painter, path, _drawn(painter, noun, where, *options))
+                yield clip.model_copy(update={"size": path.stat().st_size})
+
+
+def _networks(
+    order: GenerationOrder, painter: Painter, caches: Caches, needed: Collection[bool]
+) -> Iterator[bool]:
+    """Give a painter the network without its training, and then with it, as far as `needed`.
+
+    Yields:
+        Whether it is the latter.
+    """
+    recipe = painter.recipe
+    network = recipe.make_network(
+        channels=caches.channels, text_width=caches.text_width, dtype=painter.dtype, plain=True
+    )
+    for used in sorted(needed):
+        if used:
+            try:
+                recipe.read_copy(network, [Path(each) for each in order.adapters], order.strength)
+            except TrainingError as error:
+                if order.lora is None:
+                    raise
+                hint = f"correct runs.{order.run}.generate.lora"
+                raise TrainingError(error.what, where=error.where, hint=hint) from None
+        painter.network = network.eval().requires_grad_(False)
+        recipe.place(network, painter.device, lend=True)
+        yield used
 
 
 # -- losses ----------------------------------------------------------------------------------------
@@ -184,19 +152,24 @@ class Case(NamedTuple):
 
     Attributes:
         number: of its example in the caches.
-        name: dataset, stem and resolution.
         size: frames, height and width of its clip.
-        keys: of the cache files of its latents and its text.
     """
 
     number: int
-    name: str
-    stem: str
-    source: str
-    caption: str
+    row: Row
     resolution: str
+    example: Example
     size: tuple[int, int, int]
-    keys: tuple[str, str]
+
+    @property
+    def name(self) -> str:
+        """Dataset, stem and resolution."""
+        return f"{self.row.dataset}/{self.row.stem} {self.resolution}"
+
+    @property
+    def keys(self) -> tuple[str, str]:
+        """Keys of the cache files of its latents and its text."""
+        return self.example.latents.key, self.example.text.key
 
 
 def cases_of(recipe: Recipe) -> tuple[list[Case], Caches]:
@@ -210,55 +183,27 @@ def cases_of(recipe: Recipe) -> tuple[list[Case], Caches]:
         for row in read_items(Path(recipe.order.manifest), held_out=True)
     ]
     caches = Caches(rows, recipe.tensors)
-    found: list[Case] = []
-    for row, size, example in zip(caches.rows, caches.resolutions, caches.examples, strict=False):
-        latents, text = example.latents.path, example.text.path
-        case = Case(
-            number=len(found),
-            name=f"{row.dataset}/{row.stem} {size}",
-            stem=row.stem,
-            source=row.source,
-            caption=caption_in(text),
-            resolution=size,
-            size=recipe.clip_size(example.latents),
-            keys=(cachefile.read_header(latents).key, cachefile.read_header(text).key),
-        )
-        found.append(case)
-    return found, caches
-
-
-def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
-    """Return the context in which a network computes; float32 needs none."""
-    return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+    items = zip(caches.rows, caches.resolutions, caches.examples, strict=False)
+    return [
+        Case(number, *item, recipe.clip_size(item[2].latents)) for number, item in enumerate(items)
+    ], caches
 
 
 @torch.no_grad()
 def losses_of(
-    objective: Objective,
-    network: Network,
-    caches: Caches,
-    case: Case,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    done: Callable[[], object] = lambda: None,
+    painter: Painter, caches: Caches, case: Case, done: Callable[[], object] = lambda: None
 ) -> list[float]:
-    """Return an item's loss at each timestep of an evaluation; `done` is called after each.
+    """Return an item's loss at each timestep of an evaluation, by the painter's network.
+
+    `done` is called after each.
 
     Raises:
         CacheError: a cache file holds NaN or infinite values.
         TrainingError: the network's prediction is NaN or infinite.
     """
-
-    def of(batch: Batch, noise: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
-        with autocast(device, dtype):
-            return objective.losses(
-                network, batch, noise, timesteps, device=device, dtype=dtype
-            ).raw
-
     losses: list[float] = []
-    timesteps = spread_timesteps(objective, TIMESTEPS)
-    for loss in item_losses(of, caches, case.number, timesteps):
+    timesteps = spread_timesteps(painter.objective, TIMESTEPS)
+    for loss in item_losses(painter.losses, caches, case.number, timesteps):
         if not math.isfinite(loss):
             if damaged := find_not_finite(caches, [case.number]):
                 what = "holds values that are NaN or infinite"
@@ -287,25 +232,22 @@ class Known(JsonFile):
         results = metrics.results if metrics else []
         losses = {each.key: each for result in results for each in result.losses.values()}
         clips = {each.key: each for result in results for each in result.clips.values()}
-        # Earlier releases name the clips of a killed process by their files.
-        clips |= {each.key: each for each in killed.clips.values()}
-        return cls(losses=losses | killed.losses, clips=clips)
+        return cls(losses=losses | killed.losses, clips=clips | killed.clips)
 
 
 class _Evaluation:
     """One evaluation, from order to results."""
 
-    def __init__(self, order: EvaluationOrder, recipe: Recipe, painter: Painter) -> None:
-        self.order, self.training, self.adapter = order, recipe.order, adapter_digest(order)
-        self.folder = Path(order.output)
-        self.recipe, self.painter = recipe, painter
-        self.objective = recipe.make_objective()
-        self.cases, self.caches = cases_of(self.recipe)
+    def __init__(self, order: EvaluationOrder, recipe: Recipe) -> None:
+        self.order, self.recipe, self.training = order, recipe, recipe.order
+        self.folder, self.adapter = Path(order.output), adapter_digest(order)
+        self.cases, self.caches = cases_of(recipe)
         self.known = Known.of(self.folder)
-        self.dtype = DTYPES[self.training.trainer.mixed_precision]
         shown = [case for case in self.cases if case.resolution == order.resolution]
         shown.sort(key=lambda case: case.size[0] == 1)  # videos before images
         self.shown = shown[: order.clips]
+        stored = self.caches.examples[0].latents
+        self.painter = recipe.painter(recipe, order.settings, order.negative, stored, pick_device())
 
     def _loss_key(self, case: Case, kind: Kind) -> str:
         adapter = self.adapter if kind == "adapter" else ""
@@ -320,21 +262,26 @@ class _Evaluation:
     def run(self) -> Metrics:
         """Make what is missing; return and write all results."""
         # Items of the same caches share losses and clips.
-        losses = {self._loss_key(case, kind): (case, kind) for case in self.cases for kind in _MADE}
-        clips = {self._clip_key(case, kind): (case, kind) for case in self.shown for kind in KINDS}
-        losses = {key: each for key, each in losses.items() if key not in self.known.losses}
-        clips = {key: each for key, each in clips.items() if not self._is_there(key)}
-        for key, (case, kind) in clips.items():
-            if kind == "real":
-                stored = self.caches.examples[case.number].latents
-                scaled = self.caches.batch([case.number]).latents[0]
-                self._write(key, case, kind, scaled / stored.scaling + stored.shift)
-        drawn = {key: each for key, each in clips.items() if each[1] != "real"}
-        steps = self.order.settings.num_inference_steps
-        if total := TIMESTEPS * len(losses) + steps * len(drawn):
-            name = f"evaluation of {self.order.run}"
-            with Progress(total=total, unit="step", desc=name) as progress:
-                self._use_networks(losses, drawn, progress)
+        wanted: dict[str, tuple[Callable[..., None], Case, Kind]] = {
+            self._loss_key(case, kind): (self._lose, case, kind)
+            for case in self.cases
+            for kind in _MADE
+        }
+        wanted |= {
+            self._clip_key(case, kind): (self._film, case, kind)
+            for case in self.shown
+            for kind in KINDS
+        }
+        todo = {key: each for key, each in wanted.items() if not self._is_there(key)}
+        steps = {self._lose: TIMESTEPS, self._film: self.order.settings.num_inference_steps}
+        total = sum(steps[make] for make, _, kind in todo.values() if kind != "real")
+        name = f"evaluation of {self.order.run}"
+        with Progress(total=total, unit="step", desc=name, disable=not total) as progress:
+            for made in self._phases({kind for *_, kind in todo.values()}):
+                for key, (make, case, kind) in todo.items():
+                    if kind == made:
+                        make(key, case, kind, progress.update)
+                        self.known.write(self.folder / _KNOWN)
         metrics = self._metrics()
         metrics.write(self.folder / METRICS)
         named = {clip.file for clip in metrics.clips()}
@@ -346,55 +293,39 @@ class _Evaluation:
 
     def _is_there(self, key: str) -> bool:
         clip = self.known.clips.get(key)
-        return clip is not None and not fault_of(clip, self.order.output)
-
-    def _use_networks(
-        self,
-        losses: dict[str, tuple[Case, Kind]],
-        drawn: dict[str, tuple[Case, Kind]],
-        progress: Progress,
-    ) -> None:
-        network = self.recipe.make_network(
-            channels=self.caches.channels, text_width=self.caches.text_width, dtype=self.dtype
+        return key in self.known.losses or (
+            clip is not None and not fault_of(clip, self.order.output)
         )
-        self.painter.use(network.eval().requires_grad_(False), self.dtype)
-        for made in _MADE:
-            if made == "adapter":  # until then its LoRA changes nothing
-                self.recipe.read_copy(network, Path(self.training.output))
-            for key, (case, kind) in losses.items():
-                if kind == made:
-                    values = losses_of(
-                        self.objective,
-                        network,
-                        self.caches,
-                        case,
-                        device=self.painter.device,
-                        dtype=self.dtype,
-                        done=progress.update,
-                    )
-                    self.known.losses[key] = Losses(key=key, values=values)
-                    self.known.write(self.folder / _KNOWN)
-            for key, (case, kind) in drawn.items():
-                if kind == made:
-                    text = self.caches.examples[case.number].text.path
-                    asked = Prompt(prompt=case.caption, text=text), self.order.seeds[0], case.size
-                    batch = self.caches.batch([case.number])
-                    with autocast(self.painter.device, self.dtype):
-                        latents = self.painter.draw(case.name, *asked, batch, progress.update)
-                    self._write(key, case, made, latents)
 
-    def _write(self, key: str, case: Case, kind: Kind, latents: torch.Tensor) -> None:
-        path = self.folder / evaluated_name(case.stem, key, kind, self.order.suffix)
-        frames = self.painter.write(path, latents, case.name)
+    def _phases(self, kinds: Collection[Kind]) -> Iterator[Kind]:
+        """Yield what can be made now: at first what needs no network."""
+        yield "real"
+        needed = {kind == "adapter" for kind in kinds if kind != "real"}
+        for trained in _networks(self.order, self.painter, self.caches, needed) if needed else ():
+            yield _MADE[trained]
+
+    def _lose(self, key: str, case: Case, _: Kind, done: Callable[[], object]) -> None:
+        values = losses_of(self.painter, self.caches, case, done)
+        self.known.losses[key] = Losses(key=key, values=values)
+
+    def _film(self, key: str, case: Case, kind: Kind, done: Callable[[], object]) -> None:
+        batch, stored, text = self.caches.batch([case.number]), *case.example[:2]
+        if kind == "real":
+            latents = batch.latents[0] / stored.scaling + stored.shift
+        else:
+            seed = self.painter.noise_seed(self.order.seeds[0], caption_in(text.path))
+            options = text.path, seed, case.size, done, batch
+            latents = _drawn(self.painter, self.order.noun, case.name, *options)
+        path = self.folder / evaluated_name(case.row.stem, key, kind, self.order.suffix)
+        frames = _written(self.painter, path, latents)
         self.known.clips[key] = EvaluatedClip.written(path, key, [*frames])
-        self.known.write(self.folder / _KNOWN)
 
     def _metrics(self) -> Metrics:
         results = [
             Result(
                 name=case.name,
-                source=case.source,
-                caption=case.caption,
+                source=case.row.source,
+                caption=caption_in(case.example.text.path),
                 losses={kind: self.known.losses[self._loss_key(case, kind)] for kind in _MADE},
                 clips={
                     kind: self.known.clips[self._clip_key(case, kind)]
@@ -410,7 +341,7 @@ class _Evaluation:
         return Metrics(
             run=self.order.run,
             wanted=self.order.wanted(self.training, self.adapter),
-            timesteps=spread_timesteps(self.objective, TIMESTEPS).tolist(),
+            timesteps=spread_timesteps(self.painter.objective, TIMESTEPS).tolist(),
             loss={kind: float(np.mean(each)) for kind, each in by_timestep.items()},
             loss_by_timestep=by_timestep,
             fps=self.order.settings.fps or 1,
@@ -423,12 +354,12 @@ def follow(order: GenerationOrder, backend: LoopBackend) -> Metrics | None:
     """Bring the clips of an order up to date; or results of an evaluation, which are returned then.
 
     Raises:
-        UserError: a file is damaged or gone, memory does not suffice, the disk is full.
+        UserError: a file is damaged or gone, the disk is full.
     """
     training = decided(read(Path(order.training), backend.order_type))  # as it was trained
     recipe = backend.recipe(training)
     if not isinstance(order, EvaluationOrder):
-        generate(order, backend.painter(order, recipe))
+        generate(order, recipe)
     elif result_reasons(order, training):
-        return _Evaluation(order, recipe, backend.painter(order, recipe)).run()
+        return _Evaluation(order, recipe).run()
     return None

@@ -1,4 +1,4 @@
-"""Launch of a training, unless its result is already there.
+"""Launch of a training and of what follows it, unless its result is already there.
 
 No torch here.
 """
@@ -8,25 +8,20 @@ from __future__ import annotations
 import sys
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 from latentmake import progress
 from latentmake.errors import TrainingError
 from latentmake.plan.manifest import rows_of
 from latentmake.training.loop.checkpoint import as_begun
-from latentmake.training.loop.order import (
-    Prompt,
-    TrainingOrder,
-    wanted,
-)
+from latentmake.training.loop.clips import EvaluationOrder, GenerationOrder, clip_reasons
+from latentmake.training.loop.order import Order, Prompt, TrainingOrder, wanted
 from latentmake.training.order import RunFiles, caption_in, finish, read_order
 from latentmake.training.process import RUN, run_child, say
 
-_Order = TypeVar("_Order", bound=TrainingOrder)
 _ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch")
 
 
-def read(path: Path, kind: type[_Order]) -> _Order:
+def read(path: Path, kind: type[Order]) -> Order:
     """Read an order, and add what could not be known when it was written.
 
     Launcher and processes of a training do so. A training that has chosen its precision keeps it.
@@ -90,6 +85,27 @@ def train(
             "caption, and trains again"
         )
     finish(order, record, receipt, samples=grid)
+
+
+def follow(path: Path, word: str, *, log: Path, threads: int) -> Path:
+    """Bring clips or the results of an evaluation up to date; return their folder."""
+    order = order_of(path, word)
+    folder = Path(order.output)
+    if word == "evaluate" or clip_reasons(order):
+        run_child(
+            [sys.executable, *RUN, str(path), word],
+            run=order.run,
+            folder=folder,
+            threads=threads,
+            log=log,
+            online=order.online,
+        )
+    return folder
+
+
+def order_of(path: Path, word: str) -> GenerationOrder:
+    """Read the order of clips or of an evaluation; raises TrainingError."""
+    return read_order(path, GenerationOrder if word == "generate" else EvaluationOrder)
 
 
 def _launcher(order: TrainingOrder, processes: int) -> list[str]:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, ClassVar, Self, TypeVar
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue, StringConstraints
 
@@ -19,14 +19,7 @@ from latentmake.config.fields import shaping
 from latentmake.config.trainers import LoopTrainer
 from latentmake.config.weights import Weights
 from latentmake.training.backend import Finding, accelerate_config, of_faults
-from latentmake.training.order import (
-    JsonFile,
-    Record,
-    RunFiles,
-    RunOrder,
-    Wanted,
-    lock_digest,
-)
+from latentmake.training.order import JsonFile, Record, RunFiles, RunOrder, Wanted, lock_digest
 
 Order = TypeVar("Order", bound="TrainingOrder")
 
@@ -45,6 +38,40 @@ class Prompt(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     prompt: str
     text: str
+
+
+class ClipSettings(JsonFile):
+    """Settings that shape each clip or picture besides weights, prompt and seed.
+
+    Attributes:
+        frames: None of a picture, as are all that only clips have.
+        guidance_scale: 1 is none.
+        negative_prompt: "" without guidance.
+        timestep_boundary: share of the timesteps from which on Wan 2.2's network for high noise is
+            used; None of one network.
+        image: digest of the first frame, for image-to-video.
+    """
+
+    frames: int | None = None
+    width: int
+    height: int
+    fps: int | None = None
+    num_inference_steps: int
+    guidance_scale: float
+    flow_shift: float | None = None
+    scheduler: Literal["unipc", "euler"] | None = None
+    negative_prompt: str = ""
+    timestep_boundary: float | None = None
+    image: str | None = None
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """Frames, height and width."""
+        return self.frames or 1, self.height, self.width
+
+    def values(self) -> dict[str, str | int | float]:
+        """Return those that are set, by name."""
+        return self.model_dump(exclude_none=True)
 
 
 class TrainingOrder(RunOrder):
@@ -114,10 +141,6 @@ class TrainingOrder(RunOrder):
         """Epochs of the training if the settings count by them, else its steps."""
         return self.trainer.epochs or self.trainer.steps or _STEPS
 
-    def begun_from(self, *loras: str) -> Self:
-        """Return the order of a training that begins from LoRAs of these digests."""
-        return self.model_copy(update={"weights": digest.of_value([self.weights, *loras])})
-
     def with_settings(self, **settings: object) -> Self:
         """Return the order of a training that differs by these settings only."""
         return self.model_copy(update={"trainer": self.trainer.model_copy(update=settings)})
@@ -137,8 +160,7 @@ class TrainingOrder(RunOrder):
         A key with its first default is left out: a release that adds keys, or changes a default,
         trains nothing again.
 
-        Args:
-            gone: keys that trainers no longer have, and their values, as some trainings had them.
+        `gone` are keys that trainers no longer have, and their values, as some trainings had them.
         """
         fields, former = type(self.trainer).model_fields, self.trainer.former_defaults
         settings = {
@@ -169,6 +191,16 @@ class TrainingOrder(RunOrder):
         samples = self.trainer.samples
         return digest.of_value([self._shown(), samples.prompts, samples.every])
 
+    def sample_settings(self) -> ClipSettings:
+        """Return the settings of the sample pictures."""
+        samples, (width, height) = self.trainer.samples, self.sample_size
+        return ClipSettings(
+            width=width,
+            height=height,
+            num_inference_steps=samples.num_inference_steps,
+            guidance_scale=samples.guidance_scale,
+        )
+
     def _shown(self) -> list[object]:
         """Return the settings that shape each sample picture, besides weights and prompt."""
         samples = self.trainer.samples
@@ -191,9 +223,7 @@ def wanted(order: TrainingOrder, data: str | None = None) -> Wanted:
 
     Weights that were trained with a key that is gone stay trained.
 
-    Args:
-        order: of the training.
-        data: digest of its caches; None for that of its lock as it is now.
+    `data` is the digest of its caches; None for that of its lock as it is now.
 
     Raises:
         TrainingError: the lock is missing or damaged.
@@ -282,10 +312,7 @@ class PictureIndex(JsonFile, extra="ignore"):  # earlier releases write more
 
     @classmethod
     def of(
-        cls,
-        order: TrainingOrder,
-        want: Wanted,
-        rows: Mapping[int, Sequence[str | None]],
+        cls, order: TrainingOrder, want: Wanted, rows: Mapping[int, Sequence[str | None]]
     ) -> PictureIndex:
         """Return the index of a training's pictures, whose names `rows` has for each step."""
         return cls(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from latentmake.config.trainers import LoopTrainer
+from latentmake.errors import TrainingError
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import prompt_path
 from latentmake.plan.run_plan import RunPlan
@@ -16,6 +17,8 @@ from latentmake.plan.state import Difference
 from latentmake.training.backend import Backend, Finding, refuse_failed
 from latentmake.training.loop.checkpoint import as_begun, resumable
 from latentmake.training.loop.order import (
+    CAPTIONS,
+    ClipSettings,
     Prompt,
     TrainingOrder,
     check_settings,
@@ -25,9 +28,7 @@ from latentmake.training.loop.order import (
 from latentmake.training.order import Record, RunFiles, run_values
 
 if TYPE_CHECKING:
-    from latentmake.training.init_lora import Place
-
-_Order = TypeVar("_Order", bound=TrainingOrder)
+    from latentmake.training.loop.clips import GenerationOrder
 
 
 class LoopBackend(Backend):
@@ -76,49 +77,91 @@ class LoopBackend(Backend):
             UserError: the model draws no clips, or a file is missing.
         """
 
-    @abstractmethod
-    def painter(self, order: Any, recipe: Any) -> Any:
-        """Return the `Painter` that draws clips by the networks of a training's recipe."""
-
     def plan_following(
         self, facts: Facts, plan: RunPlan, word: str
     ) -> tuple[Path, list[Difference]]:
         """Write the order of clips or of an evaluation; see `Backend.plan_following`."""
-        from latentmake.training.loop.following import plan_following
+        from latentmake.training.loop.clips import EvaluationOrder, clip_reasons, result_reasons
 
-        return plan_following(facts, plan, word, self.clip_settings)
+        training, file_digest = plan.trainer, facts.memo.digest_of_file
+        assert isinstance(training, TrainingOrder)
+        order = self.following(facts, training, word)
+        if not facts.asks:
+            order.write(order.path)
+        if waits := plan.awaited(order.texts()):
+            return order.path, waits
+        if isinstance(order, EvaluationOrder):
+            return order.path, result_reasons(order, training, file_digest)
+        return order.path, clip_reasons(order, file_digest)
 
     def follow(self, order: Path, word: str, *, log: Path, threads: int = 2) -> Path:
         """Bring clips or the results of an evaluation up to date; return their folder."""
-        from latentmake.training.loop.following import follow
+        from latentmake.training.loop.launch import follow
 
         return follow(order, word, log=log, threads=threads)
 
+    def following(self, facts: Facts, training: TrainingOrder, word: str) -> GenerationOrder:
+        """Return the order of a run's clips, or with `evaluate` of its evaluation; UserError."""
+        from latentmake.training.loop.clips import (
+            FOLDER,
+            EvaluationOrder,
+            GenerationOrder,
+            evaluation_folder,
+        )
 
-def begun(
-    order: _Order, facts: Facts, layers: Iterable[Collection[str] | None], places: Sequence[Place]
-) -> _Order:
-    """Return an order with the digest of the LoRA that it begins from, if there is one.
-
-    `layers` are those that get a LoRA, of each network; None where they are not known.
-
-    Raises:
-        TrainingError: the LoRA does not fit.
-    """
-    if not (files := order.init_files):
-        return order
-    from latentmake.training.init_lora import misfit, tensor_names
-
-    try:
-        if len(files) != len(order.results):
-            raise ValueError(f"two networks need a folder with {' and '.join(order.results)}")
-        for file, names in zip(files, layers, strict=True):
-            if names is not None:
-                tensor_names(file, names, order.trainer.rank, places)
-        found = [facts.memo.digest_of_file(file) for file in files]
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise misfit(error, files[0], f"runs.{order.run}.trainer") from None
-    return order.begun_from(*found)
+        weights, more = self.clip_settings(facts, training, word)
+        config, name, folder = facts.config, training.run, Path(training.output)
+        run = config.runs[name]
+        settings = config.generation(run)
+        size = settings.resolution or run.resolutions[0]
+        guided = settings.guidance_scale > 1
+        text = partial(prompt_path, config, run.model)
+        values: dict[str, Any] = {
+            "kind": training.kind,
+            "run": name,
+            "training": str(training.path),
+            "online": training.from_hub,
+            "output": str(folder / FOLDER),
+            "adapters": [str(folder / each) for each in training.results],
+            "manifest": training.manifest,
+            "model": config.models[run.model],
+            "weights": weights,
+            "prompts": [Prompt(prompt=each, text=text(each)) for each in settings.prompts],
+            "captions": 0 if settings.prompts else CAPTIONS,
+            "negative": text(settings.negative_prompt) if guided else None,
+            "seeds": [settings.seed + number for number in range(settings.count)],
+            "settings": ClipSettings(
+                width=size.width,
+                height=size.height,
+                num_inference_steps=settings.num_inference_steps,
+                guidance_scale=settings.guidance_scale,
+                negative_prompt=settings.negative_prompt if guided else "",
+                **more,
+            ),
+            "base": settings.base,
+            "asked": config.prompt is not None,
+            "planned": training.planned,
+        }
+        if word == "evaluate":
+            assert run.validation is not None
+            values |= {"prompts": [], "captions": 0, "output": str(evaluation_folder(name))}
+            clips, resolution = run.validation.clips, run.resolutions[0].name
+            return EvaluationOrder(**values, clips=clips, resolution=resolution)
+        if settings.lora_strength != 1 and not training.trains_lora:
+            what, hint = "it has no effect: the run trains no LoRA", "leave it out"
+            raise TrainingError(what, where=f"runs.{name}.generate.lora_strength", hint=hint)
+        values |= {"image": settings.image, "strength": settings.lora_strength}
+        if (lora := settings.lora) is not None:
+            is_file = lora.endswith(".safetensors")
+            if is_file and len(training.results) > 1:
+                what, hint = (
+                    f"{lora} is one file",
+                    f"name a folder with {' and '.join(training.results)}",
+                )
+                raise TrainingError(what, where=f"runs.{name}.generate.lora", hint=hint)
+            files = [lora] if is_file else [f"{lora}/{each}" for each in training.results]
+            values |= {"lora": lora, "adapters": files}
+        return GenerationOrder(**values)
 
 
 def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: bool) -> None:

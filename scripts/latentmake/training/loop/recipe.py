@@ -10,13 +10,13 @@ noise, s a timestep's share of all, and its target is noise - x.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from accelerate.accelerator import Accelerator
 from accelerate.utils import (
@@ -25,15 +25,19 @@ from accelerate.utils import (
     is_bf16_available,
     parse_flag_from_env,
 )
+from numpy.typing import NDArray
+from PIL import Image
 
 from latentmake import digest
-from latentmake.caches.encoders.device import pick_device
+from latentmake.caches.encoders.device import pick_device, within_memory
 from latentmake.config.trainers import LoopTrainer
 from latentmake.errors import TrainingError
+from latentmake.files import atomic
+from latentmake.files.video import write_mp4
+from latentmake.progress import say
 from latentmake.training.loop.caches import Batch, Caches, CacheTensors, Stored, copied
-from latentmake.training.loop.order import TrainingOrder
-
-_Order = TypeVar("_Order", bound=TrainingOrder)
+from latentmake.training.loop.clips import GenerationOrder
+from latentmake.training.loop.order import ClipSettings, Order, TrainingOrder
 
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -43,7 +47,7 @@ _TIMEOUT = timedelta(days=7)
 _REPLICATED = ("NO", "MULTI_GPU", "MULTI_CPU")
 
 
-def decided(order: _Order) -> _Order:
+def decided(order: Order) -> Order:
     """Return an order in the precision of this machine, where `mixed_precision` is `auto`.
 
     Raises:
@@ -64,9 +68,7 @@ def decided(order: _Order) -> _Order:
 def make_accelerator(settings: LoopTrainer, *, several: bool = False) -> Any:
     """Return the Accelerator of this process, as `accelerate launch` has set it up.
 
-    Args:
-        settings: of the trainer.
-        several: whether a step may leave some trained weights without gradients.
+    With `several`, a step may leave some trained weights without gradients.
 
     Raises:
         DeviceError: torch does not see this machine's GPU.
@@ -136,12 +138,8 @@ def epoch_batches(
 ) -> list[list[int]]:
     """Return the batches of one epoch, as indices: one shape a batch, shuffled.
 
-    Args:
-        shapes: latents' shape of each example.
-        repeats: how often an epoch shows each example.
-        batch_size: most examples of a batch; a shape's last batch may be shorter.
-        seed: of the training.
-        epoch: from 0.
+    An epoch, counted from 0, shows each example as often as it `repeats`. The last batch of a shape
+    may be shorter.
     """
     random = generator(seed, "order", epoch)
     groups: dict[tuple[int, ...], list[int]] = {}
@@ -162,7 +160,8 @@ class BatchOrder:
 
     Epochs follow one another without a gap: micro-batch n of the training is batch n of the endless
     row of epochs. A step takes `accumulation * processes` of them in turn, so all processes always
-    have work, and no batch is shown twice or left out.
+    have work, and no batch is shown twice or left out. Of an example with `variants`, one of them
+    is in the batch.
     """
 
     def __init__(
@@ -174,13 +173,14 @@ class BatchOrder:
         seed: int,
         accumulation: int = 1,
         processes: int = 1,
+        variants: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         self._epoch = lru_cache(maxsize=2)(
             lambda epoch: epoch_batches(shapes, repeats, batch_size, seed, epoch)
         )
         self.batches_per_epoch = len(self._epoch(0))
-        self.accumulation = accumulation
-        self.processes = processes
+        self.accumulation, self.processes = accumulation, processes
+        self._seed, self._variants = seed, variants or {}
 
     def _batch(self, number: int) -> list[int]:
         epoch, place = divmod(number, self.batches_per_epoch)
@@ -198,30 +198,13 @@ class BatchOrder:
     def batches(self, process: int, first: int, last: int) -> Iterator[list[int]]:
         """Yield the batches of one process for steps `first` to `last` (from 1, both included)."""
         for number in range((first - 1) * self.accumulation, last * self.accumulation):
-            yield self._batch(number * self.processes + process)
-
-
-@dataclass(frozen=True)
-class Variants:
-    """Batches in which variants of their captions take the place of examples."""
-
-    caches: Caches
-    order: BatchOrder
-    seed: int
-
-    def batches(self, process: int, first: int, last: int) -> Iterator[list[int]]:
-        """Yield the batches of one process for some steps, as `BatchOrder.batches` does."""
-        for number, batch in enumerate(self.order.batches(process, first, last)):
-            step, part = divmod(number, self.order.accumulation)
-            yield self._chosen(batch, first + step, process, part)
-
-    def _chosen(self, batch: list[int], step: int, process: int, part: int) -> list[int]:
-        """Return the examples that replace these in a part of a step (from 1)."""
-        random = generator(self.seed, "variant", step, process, part)
-        # One number for each example, whether it is used or not: no other example's depends on it.
-        draws = torch.rand(len(batch), generator=random, dtype=torch.float64).tolist()
-        several = [self.caches.variants.get(index, [index]) for index in batch]
-        return [each[int(draw * len(each))] for each, draw in zip(several, draws, strict=True)]
+            batch = self._batch(number * self.processes + process)
+            step, part = divmod(number, self.accumulation)
+            # One number for each example, whether it is used or not: no other's depends on it.
+            random = generator(self._seed, "variant", step + 1, process, part)
+            draws = torch.rand(len(batch), generator=random, dtype=torch.float64).tolist()
+            several = [self._variants.get(index, [index]) for index in batch]
+            yield [each[int(draw * len(each))] for each, draw in zip(several, draws, strict=True)]
 
 
 _HELD_OUT = 4  # timesteps of a held-out item
@@ -317,12 +300,7 @@ def probe_loss(
     The timesteps are spread evenly over the schedule, for the loss depends on them more than on
     the example. In a small dataset each example comes several times.
 
-    Args:
-        losses: of the network.
-        caches: the examples.
-        objective: has the timesteps.
-        seed: fixes the set.
-        size: of the set.
+    `seed` fixes the set.
     """
     random = generator(seed, "probe")
     order = torch.randperm(len(caches), generator=random).tolist()
@@ -375,6 +353,88 @@ def spread_timesteps(objective: Objective, count: int) -> torch.Tensor:
 Network: TypeAlias = Any  # a torch.nn.Module whose call is a matter of its recipe
 
 
+class Painter:
+    """Draws and writes clips or pictures: samples, and those that follow a training.
+
+    A trainer has its own `latents` and `load_vae`.
+
+    Args:
+        recipe: of the training.
+        settings: of all that it draws.
+        negative: cache file of the negative prompt's embedding; None without guidance.
+        stored: latents of an item, with the scale and the size of all.
+        device: of the network.
+        order: of the clips that follow a training; None of samples.
+
+    Attributes:
+        network: that draws.
+        objective: of its training.
+        dtype: of the network's inputs.
+        vae: None until it is needed.
+        latents: draws the unscaled latents of a clip, float32, on the CPU, from the cache file of
+            its text, the seed of its noise, and frames, height and width. The batch is that of an
+            evaluated item; `done` is called after each step.
+        load_vae: returns what has `decode(latents)`, which gives the frames [F, H, W, 3], and
+            `tile()`, after which it decodes in tiles.
+    """
+
+    recipe: Any
+    network: Network = None
+    vae: Any = None
+    latents: Callable[..., torch.Tensor]
+    load_vae: Callable[[], Any]
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        settings: ClipSettings,
+        negative: str | None,
+        stored: Stored,
+        device: torch.device,
+        order: GenerationOrder | None = None,
+    ) -> None:
+        self.recipe, self.settings, self.negative, self.stored = recipe, settings, negative, stored
+        self.device, self.order, self.objective = device, order, recipe.make_objective()
+        self.dtype = DTYPES[recipe.order.trainer.mixed_precision]
+
+    def noise_seed(self, seed: int, prompt: str) -> int:
+        """Return the seed of the noise of a prompt."""
+        return seed_of(seed, "sample", prompt, 0)
+
+    def autocast(self) -> torch.autocast:
+        """Return the context in which the network computes; float32 needs none."""
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+
+    def losses(self, *part: Any) -> torch.Tensor:
+        """Return the loss of each example by the network; see `Part`."""
+        device, dtype = self.device, self.dtype
+        with self.autocast():
+            return self.objective.losses(self.network, *part, device=device, dtype=dtype).raw
+
+    def write(self, path: Path, latents: torch.Tensor) -> NDArray[np.uint8] | None:
+        """Write a clip as MP4 or a picture as PNG; return its frames [F, H, W, 3].
+
+        Returns:
+            None where memory does not suffice to decode it, even in tiles.
+        """
+        frames = within_memory(self._frames, latents)
+        if frames is None and self.vae is not None:
+            say("out of memory: decoding in tiles of 256 x 256 pixels")
+            self.vae.tile()
+            frames = within_memory(self._frames, latents)
+        if frames is not None and path.suffix == ".mp4":
+            write_mp4(path, frames, self.settings.fps or 1)
+        elif frames is not None:
+            with atomic.replacing(path) as temporary:
+                Image.fromarray(frames[0]).save(temporary, "PNG")
+        return frames
+
+    def _frames(self, latents: torch.Tensor) -> NDArray[np.uint8]:
+        self.vae = self.vae or self.load_vae()
+        frames: NDArray[np.uint8] = self.vae.decode(latents)
+        return frames
+
+
 class Recipe:
     """Network, objective, samples and written files of a training; a trainer has its own.
 
@@ -389,16 +449,15 @@ class Recipe:
             the network.
         make_network: returns the network as a training begins with it, the same each time, from
             `channels` of the latents, `text_width` of the captions' embeddings and the `dtype` of
-            frozen weights; raises UserError where network, caches and settings do not fit.
+            frozen weights; if `plain`, without a new LoRA. Raises UserError where network, caches
+            and settings do not fit.
         clip_size: returns frames, height and width in pixels of an item, from its latents.
-        make_sampler: returns an object whose `draw(network, device=, dtype=)` draws the latents of
-            all samples, unscaled; a cache file's latents have their scale and size.
-        make_decoder: loads the VAE, and returns what makes a file's content of a sample's latents;
-            that is None where memory does not suffice, even in tiles.
+        painter: class of what draws samples and clips.
         write_copy: writes the trained weights into a folder of their own; one of that name is
             replaced.
-        read_copy: puts back the weights of such a folder; raises TrainingError where they are
-            missing or damaged, or of another network.
+        read_copy: puts back weights from files such as those of the order's `results`, those of a
+            LoRA times a strength; raises TrainingError where they are missing or damaged, or of
+            another network.
     """
 
     results: ClassVar[tuple[str, ...]]
@@ -410,14 +469,13 @@ class Recipe:
     make_objective: Callable[[], Objective]
     make_network: Callable[..., Network]
     clip_size: Callable[[Stored], tuple[int, int, int]]
-    make_sampler: Callable[[Any, Stored], Any]
-    make_decoder: Callable[[torch.device], Callable[[torch.Tensor], bytes | None]]
+    painter: ClassVar[type[Painter]]
     write_copy: Callable[[Network, Path], None]
-    read_copy: Callable[[Network, Path], None]
+    read_copy: Callable[..., None]
 
     def __init__(self, order: Any) -> None:
         self.order = order
 
-    def place(self, network: Network, device: torch.device) -> None:
-        """Put a network on a device."""
+    def place(self, network: Network, device: torch.device, *, lend: bool = False) -> None:
+        """Put a network on a device; one that is lent may make room for a VAE."""
         network.to(device)

@@ -18,13 +18,19 @@ import torch
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
-from latentmake.caches.encoders.device import within_memory
 from latentmake.files import atomic
 from latentmake.files.video import spread_frames
 from latentmake.progress import say
-from latentmake.training.loop.order import CURVES, INDEX, PictureIndex, picture_name, read_index
+from latentmake.training.loop.order import (
+    CURVES,
+    INDEX,
+    PictureIndex,
+    TrainingOrder,
+    picture_name,
+    read_index,
+)
 from latentmake.training.loop.pictures import curves_png, draw_grid, png_of
-from latentmake.training.loop.recipe import Recipe
+from latentmake.training.loop.recipe import Painter
 from latentmake.training.order import RunFiles, Wanted
 
 # Ours: pictures, and the latents that earlier releases wrote.
@@ -36,18 +42,14 @@ _STRIP = 768  # pixels; strips of larger frames are scaled down
 class Samples:
     """The sample pictures in the folder of a training.
 
-    Args:
-        recipe: decodes.
-        want: digests of the training.
-        kept: digests of the trainings whose pictures stay; all others are removed.
+    Pictures of the `kept` trainings stay; all others are removed.
 
     Attributes:
         rows: step -> name of the picture of each prompt.
     """
 
-    def __init__(self, recipe: Recipe, want: Wanted, kept: Collection[Wanted] = ()) -> None:
-        order = recipe.order
-        self._recipe, self._order, self._wanted = recipe, order, want
+    def __init__(self, order: TrainingOrder, want: Wanted, kept: Collection[Wanted] = ()) -> None:
+        self._order, self._wanted = order, want
         self._files = RunFiles(order)
         self._shown = -_PAUSE
         self._events: Any = None
@@ -70,26 +72,22 @@ class Samples:
         self._log(self.rows)
         self._write_index()
 
-    def draw(
-        self, step: int, draw: Callable[[], Iterable[torch.Tensor]], device: torch.device
-    ) -> None:
+    def draw(self, step: int, draw: Callable[[], Iterable[torch.Tensor]], painter: Painter) -> None:
         """Draw and write the pictures of a step, unless they are there.
 
-        `draw` returns the latents of each prompt's picture, unscaled; the VAE that decodes them is
-        loaded on the device, and forgotten.
+        `draw` returns the latents of each prompt's picture, unscaled; the painter forgets the VAE
+        that decodes them.
         """
         if step in self.rows:
             return
-        drawn, row = draw(), list[str | None]()
-        decode = within_memory(self._recipe.make_decoder, device)
-        for number, latents in enumerate(drawn):
+        row: list[str | None] = []
+        for number, latents in enumerate(draw()):
             name = picture_name(step, number, self._order.picture_suffix)
-            data = None if decode is None else decode(latents)
-            if data is None:
+            is_there = painter.write(self._files.samples / name, latents) is not None
+            if not is_there:
                 say(f"memory does not suffice to decode {name}: it is left out")
-            else:
-                atomic.write(self._files.samples / name, data)
-            row.append(None if data is None else name)
+            row.append(name if is_there else None)
+        painter.vae = None
         self.rows[step] = row
         self._log([step])
         if time.monotonic() > self._shown + _PAUSE:

@@ -117,12 +117,12 @@ class Learner:
         finally:
             self._average.restore(self.parameters)
 
-    def alone(self, work: Callable[[Network], Result]) -> Result:
+    def alone(self, work: Callable[[], Result]) -> Result:
         """Call `work` with the network outside of the training, in the main process alone."""
         self.denoiser.eval()
         try:
             with torch.no_grad(), self.averaged(), self._accelerator.autocast():
-                return work(self.denoiser)
+                return work()
         finally:
             self.denoiser.train()
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tensorboard.compat.proto.summary_pb2 import Summary
@@ -27,13 +27,11 @@ from latentmake.training.loop import checkpoint
 from latentmake.training.loop.caches import HINT, Batch, Caches, find_not_finite, read_items
 from latentmake.training.loop.order import goes_on, sample_steps, wanted
 from latentmake.training.loop.recipe import (
-    DTYPES,
     BatchOrder,
     Losses,
     Network,
     Part,
     Recipe,
-    Variants,
     generator,
     held_out_losses,
     make_accelerator,
@@ -43,14 +41,7 @@ from latentmake.training.loop.recipe import (
 )
 from latentmake.training.loop.samples import Samples
 from latentmake.training.loop.state import Learner
-from latentmake.training.order import (
-    COPIED,
-    Record,
-    RunFiles,
-    Wanted,
-    write_record,
-    write_trained,
-)
+from latentmake.training.order import COPIED, Record, RunFiles, Wanted, write_record, write_trained
 
 _POLL = 1.0  # seconds between two checks for the file that asks for a copy
 _NAMED = 4  # files in a message
@@ -65,15 +56,6 @@ def _add_scalars(writer: Any, step: int, values: Mapping[str, float]) -> None:
 def _listed(files: Sequence[str]) -> str:
     more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
     return f"{', '.join(files[:_NAMED])}{more}"
-
-
-class _Step(NamedTuple):
-    """Scalars of a step."""
-
-    loss: float
-    raw_loss: float
-    gradient_norm: float
-    learning_rate: float
 
 
 class Training:
@@ -91,9 +73,11 @@ class Training:
         self.wanted = wanted(order)
         manifest = Path(order.manifest)
         self.caches = caches = Caches(read_items(manifest), recipe.tensors)
-        self.objective = recipe.make_objective()
         self.accelerator = make_accelerator(settings, several=recipe.several)
-        self.dtype = DTYPES[settings.mixed_precision]
+        stored, device = caches.examples[0].latents, self.accelerator.device
+        shown = order.sample_settings(), order.negative
+        self.painter = recipe.painter(recipe, *shown, stored, device)
+        self.objective, self.dtype = self.painter.objective, self.painter.dtype
         self.main = self.accelerator.is_main_process
         self.held_out: Caches | None = None
         if order.validates is not None and self.main:
@@ -106,20 +90,20 @@ class Training:
             seed=settings.seed,
             accumulation=settings.gradient_accumulation_steps,
             processes=self.accelerator.num_processes,
+            variants=caches.variants,
         )
         self.steps = int(order.length)
         if settings.epochs is not None:
             self.steps = max(1, math.ceil(round(settings.epochs / self.batch_order.epoch(1), 6)))
         if settings.step_limit is not None:
             self.steps = min(self.steps, settings.step_limit)
-        self.variants = Variants(caches, self.batch_order, seed=settings.seed)
         network = recipe.make_network(
             channels=caches.channels, text_width=caches.text_width, dtype=self.dtype
         )
         if goes_on(order):
-            recipe.read_copy(network, self.files.output)
+            recipe.read_copy(network, self.files.results)
         self.learner = Learner(recipe, network, self.accelerator, steps=self.steps)
-        self.sampler = recipe.make_sampler(self.objective, caches.examples[0].latents)
+        self.painter.network = network
         self.step = 0
         self.saved = 0  # step of its newest checkpoint
         self.loss_start = 0.0
@@ -142,7 +126,7 @@ class Training:
                 self._refuse_not_finite(range(len(self.caches.examples)))
             say(f"loss at the start: {self.loss_start:.4f}")
         if self.main:
-            self.samples = Samples(self.recipe, self.wanted, kept)
+            self.samples = Samples(self.order, self.wanted, kept)
         steps_with_samples = sample_steps(self.order, self.steps)
         if not kept and self.step in steps_with_samples:
             self._draw_samples()
@@ -172,7 +156,7 @@ class Training:
     def _steps(self, steps_with_samples: frozenset[int]) -> None:
         settings, first = self.settings, self.step + 1
         batches = self.caches.prefetched(
-            self.variants.batches(self.accelerator.process_index, first, self.steps),
+            self.batch_order.batches(self.accelerator.process_index, first, self.steps),
             threads=settings.dataloader_num_workers,
             pin=self.accelerator.device.type == "cuda",
         )
@@ -198,7 +182,7 @@ class Training:
                 items, now = self.batch_order.items(step), time.monotonic()
                 self.seconds += now - clock
                 seen += items
-                rate = f"loss {said.loss:.4f}, {seen / (now - began):.1f} items/s"
+                rate = f"loss {said['loss']:.4f}, {seen / (now - began):.1f} items/s"
                 bar.set_postfix_str(rate, refresh=False)
                 bar.update()
                 pace = {
@@ -206,7 +190,7 @@ class Training:
                     self.recipe.rate: items / (now - clock),
                 }
                 if self.main:
-                    _add_scalars(writer, step, said._asdict() | pace)
+                    _add_scalars(writer, step, said | pace)
                     self._validate(writer)
                 if step in steps_with_samples:
                     if self.main:
@@ -240,7 +224,7 @@ class Training:
             return True
         return steps is not None and step % steps == 0
 
-    def _one_step(self, step: int, batches: Iterator[Batch]) -> _Step:
+    def _one_step(self, step: int, batches: Iterator[Batch]) -> dict[str, float]:
         settings, accelerator, learner = self.settings, self.accelerator, self.learner
         process = accelerator.process_index
         reseed(seed_of(settings.seed, "step", step, process), accelerator.device)
@@ -278,7 +262,12 @@ class Training:
         finite = accelerator.scaler is not None or math.isfinite(norm_value)
         if not (finite and math.isfinite(loss_value)):
             self._refuse_step(step, seen)
-        return _Step(loss_value, raw, norm_value, rate)
+        return {
+            "loss": loss_value,
+            "raw_loss": raw,
+            "gradient_norm": norm_value,
+            "learning_rate": rate,
+        }
 
     def _refuse_step(self, step: int, seen: Sequence[tuple[Batch, torch.Tensor]]) -> None:
         """Stop at a step whose loss or gradient is NaN or infinite."""
@@ -307,30 +296,24 @@ class Training:
             more = f"; so does {_listed(files[1:])}" if len(files) > 1 else ""
             raise CacheError(f"holds NaN or infinite values{more}", where=files[0], hint=HINT)
 
-    def _losses(
-        self, model: Network, batch: Batch, noise: torch.Tensor, timesteps: torch.Tensor
-    ) -> Losses:
+    def _losses(self, model: Network, *part: Any) -> Losses:
+        device = self.accelerator.device
         with self.accelerator.autocast():
-            return self.objective.losses(
-                model, batch, noise, timesteps, device=self.accelerator.device, dtype=self.dtype
-            )
+            return self.objective.losses(model, *part, device=device, dtype=self.dtype)
 
     def _validate(self, writer: Any) -> None:
         """Write the loss of the held-out items after a step that is due, in the main process."""
         due = self.step == self.steps or self.step % (self.order.validates or self.steps) == 0
         if (held_out := self.held_out) is not None and due:
-            losses = self.learner.alone(
-                lambda model: held_out_losses(
-                    lambda *batch: self._losses(model, *batch).raw, held_out, self.objective
-                )
-            )
-            _add_scalars(writer, self.step, losses)
+            losses, objective = self.painter.losses, self.objective
+            found = self.learner.alone(lambda: held_out_losses(losses, held_out, objective))
+            _add_scalars(writer, self.step, found)
 
     def _probe(self) -> float:
         """Return the loss over a fixed set of examples, in the main process alone."""
         return self.learner.alone(
-            lambda model: probe_loss(
-                lambda *batch: self._losses(model, *batch).raw,
+            lambda: probe_loss(
+                self.painter.losses,
                 self.caches,
                 objective=self.objective,
                 seed=self.settings.seed,
@@ -340,15 +323,18 @@ class Training:
 
     def _draw_samples(self) -> None:
         if self.main:
-            device, dtype = self.accelerator.device, self.dtype
-
-            def draw() -> Iterable[torch.Tensor]:
-                return self.learner.alone(
-                    lambda model: self.sampler.draw(model, device=device, dtype=dtype)
-                )
-
-            self.samples.draw(self.step, draw, device)
+            self.samples.draw(self.step, lambda: self.learner.alone(self._sampled), self.painter)
         self.accelerator.wait_for_everyone()
+
+    def _sampled(self) -> list[torch.Tensor]:
+        """Return the latents of all samples, drawn as the network is now."""
+        size, seed = self.painter.settings.size, self.settings.samples.seed
+        return [
+            self.painter.latents(
+                each.text, seed_of(seed, "sample", *occurrence), size, lambda: None, None
+            )
+            for each, occurrence in zip(self.order.prompts, self.order.occurrences(), strict=True)
+        ]
 
     def _save(self) -> None:
         """Write a checkpoint, and remove older ones."""

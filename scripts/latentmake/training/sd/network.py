@@ -59,7 +59,6 @@ from latentmake.training.sd.unet import (
     PREFIX,
     PROJECTION_FOLDER,
     UNET_FOLDER,
-    UNET_WEIGHTS,
     XL,
     SdOrder,
     check_conditions,
@@ -137,11 +136,6 @@ class Denoiser(torch.nn.Module):
 def load_denoiser(order: SdOrder, channels: int, text_width: int) -> Denoiser:
     """Load the UNet and the projection of an order, and seed torch's generator for what is new.
 
-    Args:
-        order: of the training.
-        channels: of the latents.
-        text_width: of the captions' embeddings.
-
     Raises:
         ModelError: a file is missing or damaged, or network and caches do not fit.
     """
@@ -192,11 +186,8 @@ def adapt(
     A projection is always trained. New weights are drawn from torch's global generator; a new LoRA
     changes nothing yet.
 
-    Args:
-        denoiser: float32; changed in place.
-        trainer: the settings.
-        frozen: number format of the frozen weights under a LoRA.
-        begun: files of a LoRA that the new one begins from.
+    The denoiser, float32, is changed in place; weights under a LoRA are `frozen` in that number
+    format, and it may be `begun` from files.
 
     Raises:
         TrainingError: a name in `target_modules`, `parts` or `reinitialize` fits nothing.
@@ -250,10 +241,7 @@ _NAMES: dict[str, dict[str, str]] = DIFFUSERS_TO_LDM_MAPPING["unet"]
 def write_lora(unet: Any, folder: Path, described: Mapping[str, str]) -> None:
     """Write the LoRA of a UNet into a folder, as two files; the same LoRA, the same bytes.
 
-    Args:
-        unet: with a LoRA, on any device.
-        folder: it exists.
-        described: further metadata of the file in kohya's names, see `describe`.
+    `described` is further metadata of the file in kohya's names, see `describe`.
     """
     config = unet.peft_config[ADAPTER]
     known = {"ss_network_dim": str(config.r), "ss_network_alpha": str(float(config.lora_alpha))}
@@ -274,18 +262,18 @@ def write_denoiser(denoiser: Denoiser, folder: Path, described: Mapping[str, str
             write_projection(denoiser.text_projection, new / PROJECTION_FOLDER)
 
 
-def read_denoiser(denoiser: Denoiser, folder: Path, name: str, strength: float = 1.0) -> None:
+def read_denoiser(denoiser: Denoiser, file: Path, strength: float = 1.0, *, lora: bool) -> None:
     """Put back what `write_denoiser` wrote; a TrainingError says that it does not fit.
 
     Args:
         denoiser: a UNet that has no LoRA gets one of the file's sizes.
-        folder: of all files.
-        name: of the LoRA, or of the UNet's weights, in the folder.
+        file: of the LoRA, or of the UNet's weights in their folder; a projection is beside it.
         strength: factor of what a LoRA adds to the weights.
+        lora: whether it is one.
     """
-    file = folder / name
+    folder = file.parent if lora else file.parent.parent
     try:
-        if name != f"{UNET_FOLDER}/{UNET_WEIGHTS}":
+        if lora:
             load_lora(denoiser.unet, file, PREFIX, add_adapter, strength)
         else:
             denoiser.unet.load_state_dict(load_file(file))

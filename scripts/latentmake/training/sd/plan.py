@@ -12,8 +12,9 @@ from latentmake.errors import ModelError, TrainingError
 from latentmake.models import headers
 from latentmake.models.files import network_config
 from latentmake.plan.facts import Facts
+from latentmake.training.init_lora import begun
 from latentmake.training.loop.order import CAPTIONS
-from latentmake.training.loop.plan import LoopBackend, begun, order_values
+from latentmake.training.loop.plan import LoopBackend, order_values
 from latentmake.training.sd.unet import (
     PLACES,
     XL,
@@ -29,7 +30,6 @@ from latentmake.training.sd.unet import (
 )
 
 if TYPE_CHECKING:
-    from latentmake.training.sd.draw import SdPainter
     from latentmake.training.sd.recipe import SdRecipe
 
 
@@ -73,7 +73,7 @@ class Sd(LoopBackend):
         layers = None
         if names is not None and model.architecture != XL:  # whose places only diffusers knows
             layers = lora_layers(trainer.target_modules, names)
-        return begun(order, facts, [layers], PLACES)
+        return begun(order, facts.memo.digest_of_file, [layers], PLACES)
 
     def recipe(self, order: SdOrder) -> SdRecipe:
         """Return the recipe of an order."""
@@ -85,12 +85,6 @@ class Sd(LoopBackend):
         """Return the digest of all networks that draw; pictures have no settings of their own."""
         model = facts.config.models[facts.config.runs[training.run].model]
         return made_of(training, model, facts.memo.digest_of_file), {}
-
-    def painter(self, order: Any, recipe: Any) -> SdPainter:
-        """Return what draws pictures."""
-        from latentmake.training.sd.draw import SdPainter
-
-        return SdPainter(order, recipe)
 
 
 def _check_network(

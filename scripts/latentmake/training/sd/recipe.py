@@ -14,32 +14,23 @@ so that the rows of the grid differ by the training alone, and other prompts may
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
+import numpy as np
 import torch
 from diffusers import DDIMScheduler, DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from diffusers.training_utils import compute_snr
-from PIL import Image
+from numpy.typing import NDArray
 
-from latentmake.caches.encoders.device import within_memory
 from latentmake.caches.encoders.vae import load_vae, tile
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
 from latentmake.models import files
-from latentmake.training.loop.caches import (
-    PLAIN,
-    SDXL,
-    Batch,
-    Stored,
-    copied,
-    pad,
-    read_text,
-)
-from latentmake.training.loop.pictures import png_of
-from latentmake.training.loop.recipe import Network, Recipe, generator, set_up
+from latentmake.training.loop.caches import PLAIN, SDXL, Batch, Stored, copied, pad, read_text
+from latentmake.training.loop.order import ClipSettings
+from latentmake.training.loop.recipe import Network, Painter, Recipe, set_up
 from latentmake.training.loop.recipe import Objective as LoopObjective
 from latentmake.training.sd import network
 from latentmake.training.sd.unet import (
@@ -125,11 +116,7 @@ class Objective(LoopObjective):
     predict = staticmethod(predict)
 
     def __init__(
-        self,
-        schedule: NoiseSchedule,
-        *,
-        snr_gamma: float | None = None,
-        noise_offset: float = 0.0,
+        self, schedule: NoiseSchedule, *, snr_gamma: float | None = None, noise_offset: float = 0.0
     ) -> None:
         self.schedule = schedule
         self.flow = isinstance(schedule, FlowMatchEulerDiscreteScheduler)
@@ -198,93 +185,107 @@ class Objective(LoopObjective):
 _PIXELS = 8.0  # a latent's width in pixels, where nothing says; that of all Stable Diffusions
 
 
-@dataclass(frozen=True)
-class Sampler:
-    """Settings and embeddings of the pictures drawn along a training.
+@torch.no_grad()
+def sample_latents(
+    network: Network,
+    schedule: NoiseSchedule,
+    texts: Sequence[Mapping[str, torch.Tensor]],
+    noise: torch.Tensor,
+    settings: ClipSettings,
+    *,
+    dtype: torch.dtype,
+    done: Callable[[], object] = lambda: None,
+) -> torch.Tensor:
+    """Draw the latents of a picture as the network sees them, [channels, height, width].
 
-    Attributes:
-        schedule: the noise schedule of the training.
-        negative: tensors of the caption that guidance leads away from; None for no guidance.
-        shape: channels, height and width of a picture's latents.
-        steps: denoising steps, at most those of the schedule.
-        guidance: scale of the guidance; 1 is none.
-        pictures: of each, `text` [tokens, width] of the prompt with SDXL's further conditions, and
-            the seed of the noise.
-        scaling: the network sees (x - shift) * scaling of a picture's latents x.
-        shift: see there.
+    `texts` have `text` [tokens, width] of the prompt with SDXL's further conditions, and of that
+    which guidance leads away from, if there is guidance. The noise has a standard deviation of 1
+    for all schedules. `done` is called after each step.
     """
+    config, device = schedule.config, noise.device
+    flow = isinstance(schedule, FlowMatchEulerDiscreteScheduler)
+    schedule = (_Flow if flow else _Ddim).from_config(config)
+    schedule.set_timesteps(min(settings.num_inference_steps, int(config.num_train_timesteps)))
+    more = {
+        name: torch.stack([each[name] for each in texts]).to(device)
+        for name in texts[0]
+        if name != "text"
+    }
+    embeddings, mask = pad([each["text"] for each in texts])
+    mask = None if mask is None else mask.to(device)
+    latents = noise[None]
+    batch = Batch(latents, embeddings.to(device, dtype), mask, more=more)
+    for timestep in schedule.timesteps:
+        inputs = latents.expand(len(texts), *noise.shape)
+        timesteps = timestep.to(device).expand(len(inputs))
+        predicted = predict(network, batch, inputs, timesteps, dtype).float()
+        if len(texts) > 1:
+            with_text, without = predicted.chunk(2)
+            predicted = without + settings.guidance_scale * (with_text - without)
+        latents = schedule.step(predicted, timestep, latents, return_dict=False)[0]
+        done()
+    return latents[0].float()
 
-    schedule: NoiseSchedule
-    negative: Mapping[str, torch.Tensor] | None
-    shape: tuple[int, ...]
-    steps: int
-    guidance: float
-    pictures: Sequence[tuple[Mapping[str, torch.Tensor], tuple[int | str, ...]]]
-    scaling: float = 1.0
-    shift: float = 0.0
+
+class Decoder:
+    """A VAE that decodes."""
+
+    def __init__(self, vae: Any) -> None:
+        self._vae = vae
 
     @torch.no_grad()
-    def draw(
-        self,
-        network: Network,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> list[torch.Tensor]:
-        """Draw the latents of all pictures; float32, on the CPU."""
-        return [
-            self._latents(network, *picture, device, dtype) / self.scaling + self.shift
-            for picture in self.pictures
-        ]
+    def decode(self, latents: torch.Tensor) -> NDArray[np.uint8]:
+        """Decode the unscaled latents [channels, height, width] of a picture to [1, H, W, 3]."""
+        first = next(self._vae.parameters())
+        (pixels,) = self._vae.decode(latents[None].to(first.device, first.dtype), return_dict=False)
+        values = ((pixels.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+        found: NDArray[np.uint8] = values.permute(0, 2, 3, 1).cpu().numpy()
+        return found
 
-    def _latents(
-        self,
-        network: Network,
-        text: Mapping[str, torch.Tensor],
-        seed: tuple[int | str, ...],
-        device: torch.device,
-        dtype: torch.dtype,
+    def tile(self) -> None:
+        """Decode in tiles from now on."""
+        tile(self._vae)
+
+
+class SdPainter(Painter):
+    """Draws pictures by a UNet."""
+
+    def latents(
+        self, text: str, seed: int, size: Sequence[int], done: Callable[[], object], _: object
     ) -> torch.Tensor:
-        flow = isinstance(self.schedule, FlowMatchEulerDiscreteScheduler)
-        config = self.schedule.config
-        schedule = (_Flow if flow else _Ddim).from_config(config)
-        schedule.set_timesteps(min(self.steps, int(config.num_train_timesteps)))
-        negative = self.negative if self.guidance > 1 else None
-        texts = [text] if negative is None else [text, negative]
-        more = {
-            name: torch.stack([each[name] for each in texts]).to(device)
-            for name in texts[0]
-            if name != "text"
-        }
-        embeddings, mask = pad([each["text"] for each in texts])
-        mask = None if mask is None else mask.to(device)
-        noise = torch.randn(self.shape, generator=generator(*seed))
-        latents = noise[None].to(device)  # of standard deviation 1 for both schedules
-        batch = Batch(latents, embeddings.to(device, dtype), mask, more=more)
-        for timestep in schedule.timesteps:
-            inputs = latents.expand(len(texts), *self.shape)
-            timesteps = timestep.to(device).expand(len(inputs))
-            predicted = predict(network, batch, inputs, timesteps, dtype).float()
-            if negative is not None:
-                with_text, without = predicted.chunk(2)
-                predicted = without + self.guidance * (with_text - without)
-            latents = schedule.step(predicted, timestep, latents, return_dict=False)[0]
-        return latents[0].float().cpu()
+        """Draw the latents of a picture."""
+        (_, height, width), tensors, stored = size, self.recipe.tensors, self.stored
+        order = self.recipe.order
+        sizes = {"time_ids": torch.tensor([height, width, 0.0, 0.0, height, width])}  # not cut
+        texts = [
+            read_text(path, tensors) | (sizes if tensors.texts else {})
+            for path in (text, self.negative)
+            if path is not None
+        ]
+        pixels = pixels_of(stored, order.vae)
+        shape = stored.shape[0], *(max(1, round(side / pixels)) for side in (height, width))
+        noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(self.device)
+        schedule = cast(Objective, self.objective).schedule
+        drawn = sample_latents(
+            self.network, schedule, texts, noise, self.settings, dtype=self.dtype, done=done
+        )
+        return drawn.cpu() / stored.scaling + stored.shift
+
+    def load_vae(self) -> Decoder:
+        """Load the VAE."""
+        return Decoder(load_vae(self.recipe.order.vae, self.device, torch.float32))
 
 
-@torch.no_grad()
-def decode(vae: Any, latents: torch.Tensor) -> Image.Image:
-    """Decode the unscaled latents [channels, height, width] of a picture."""
-    first = next(vae.parameters())
-    (pixels,) = vae.decode(latents[None].to(first.device, first.dtype), return_dict=False)
-    values = ((pixels[0].float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-    return Image.fromarray(values.permute(1, 2, 0).cpu().numpy())
+def pixels_of(latents: Stored, vae: Weights) -> float:
+    """Return a latent's width in pixels."""
+    return latents.pixels or files.vae_factor(vae) or _PIXELS
 
 
 class SdRecipe(Recipe):
     """Recipe of the trainer `sd`."""
 
     results = (LORA_WEIGHTS, KOHYA_WEIGHTS, UNET_FOLDER, PROJECTION_FOLDER)
+    painter = SdPainter
     order: SdOrder
 
     def __init__(self, order: SdOrder) -> None:
@@ -302,66 +303,31 @@ class SdRecipe(Recipe):
         return Objective(schedule, snr_gamma=settings.snr_gamma, noise_offset=settings.noise_offset)
 
     def make_network(
-        self, *, channels: int, text_width: int, dtype: torch.dtype
+        self, *, channels: int, text_width: int, dtype: torch.dtype, plain: bool = False
     ) -> network.Denoiser:
         """Return the UNet with what is trained of it."""
         order, settings = self.order, self.order.trainer
         denoiser = network.load_denoiser(order, channels, text_width)
-        network.adapt(denoiser, settings, dtype, order.init_files)
+        if plain and order.trains_lora:
+            denoiser.unet.to(dtype)
+        else:
+            network.adapt(denoiser, settings, dtype, order.init_files)
         set_up(settings)
         return denoiser
 
     def clip_size(self, latents: Stored) -> tuple[int, int, int]:
         """Return frames, height and width of a picture, from its latents."""
         _, height, width = latents.shape
-        pixels = self._pixels(latents)
+        pixels = pixels_of(latents, self.order.vae)
         return 1, round(height * pixels), round(width * pixels)
-
-    def _pixels(self, latents: Stored) -> float:
-        return latents.pixels or files.vae_factor(self.order.vae) or _PIXELS
-
-    def make_sampler(self, objective: Objective, latents: Stored) -> Sampler:
-        """Return the sampler of pictures."""
-        order, samples = self.order, self.order.trainer.samples
-        width, height = order.sample_size
-        sizes = {"time_ids": torch.tensor([height, width, 0.0, 0.0, height, width])}  # not cut
-
-        def read(path: str) -> dict[str, torch.Tensor]:
-            return read_text(path, self.tensors) | (sizes if self.tensors.texts else {})
-
-        pixels = self._pixels(latents)
-        return Sampler(
-            objective.schedule,
-            None if order.negative is None else read(order.negative),
-            shape=(latents.shape[0], *(max(1, round(side / pixels)) for side in (height, width))),
-            steps=samples.num_inference_steps,
-            guidance=samples.guidance_scale,
-            pictures=[
-                (read(prompt.text), (samples.seed, "sample", *occurrence))
-                for prompt, occurrence in zip(order.prompts, order.occurrences(), strict=True)
-            ],
-            scaling=latents.scaling,
-            shift=latents.shift,
-        )
-
-    def make_decoder(self, device: torch.device) -> Callable[[torch.Tensor], bytes | None]:
-        """Load the VAE; return what makes a PNG of a picture's latents."""
-        vae = load_vae(self.order.vae, device, torch.float32)
-
-        def decoded(latents: torch.Tensor) -> bytes | None:
-            picture = within_memory(decode, vae, latents)
-            if picture is None:
-                tile(vae)
-                picture = within_memory(decode, vae, latents)
-            return None if picture is None else png_of(picture)
-
-        return decoded
 
     def write_copy(self, denoiser: network.Denoiser, folder: Path) -> None:
         """Write a LoRA or a UNet, and a projection."""
         described = None if self.alpha is None else self.described()
         network.write_denoiser(denoiser, folder, described)
 
-    def read_copy(self, denoiser: network.Denoiser, folder: Path) -> None:
+    def read_copy(
+        self, denoiser: network.Denoiser, files: Sequence[Path], strength: float = 1.0
+    ) -> None:
         """Read a LoRA or a UNet, and a projection."""
-        network.read_denoiser(denoiser, folder, self.order.results[0])
+        network.read_denoiser(denoiser, files[0], strength, lora=self.order.trains_lora)

@@ -70,11 +70,7 @@ def check_conditions(
 ) -> None:
     """Refuse a UNet that takes other conditions than the caches of its model hold.
 
-    Args:
-        config: of the UNet.
-        architecture: of the model.
-        encoders: number of its text encoders.
-        where: key or path of the UNet.
+    `where` is its key or path.
 
     Raises:
         ModelError: it does.
@@ -120,10 +116,7 @@ def check_names(trainer: SdTrainer, parameters: Collection[str], where: str) -> 
 
     peft's rule for `target_modules`: a layer's name, or its end after a dot.
 
-    Args:
-        trainer: the settings.
-        parameters: names of the UNet's parameters.
-        where: the trainer's key in the configuration.
+    `where` is the trainer's key in the configuration.
 
     Raises:
         TrainingError: one of `target_modules`, `parts` or `reinitialize` fits nothing.
@@ -144,14 +137,8 @@ def check_names(trainer: SdTrainer, parameters: Collection[str], where: str) -> 
 def schedule_of(unet: Weights, scheduler: str | None) -> str:
     """Return the folder of a model's noise schedule, by default the one beside the UNet.
 
-    A checkpoint without such a folder has Stable Diffusion's.
-
-    Args:
-        unet: the model's.
-        scheduler: as configured.
-
-    Returns:
-        "" for that of the UNet's repository on the hub.
+    A checkpoint without such a folder has Stable Diffusion's. It is "" for that of the UNet's
+    repository on the hub.
     """
     if scheduler is not None or unet.path is None:
         return scheduler or ""
@@ -218,11 +205,7 @@ def training_digest(
 ) -> str:
     """Return the digest of a training's start: the network and its noise schedule.
 
-    Args:
-        unet: the network.
-        scheduler: folder of the noise schedule; "" for that of the network's hub repository.
-        file_digest: the planner passes its memo's.
-        text_projection: None, `new`, or a path.
+    The planner passes its memo's `file_digest`. A projection is None, `new`, or a path.
 
     Raises:
         ModelError: files are missing or cannot be read.

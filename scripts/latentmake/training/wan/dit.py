@@ -25,7 +25,7 @@ from latentmake.models.checks import DIT, ModelFile, other_task
 from latentmake.models.files import config_file, network_config, refuse_missing, weights_files
 from latentmake.models.headers import kinds_of, one
 from latentmake.models.recipe import FileDigest, files_digest, make, weights_digest
-from latentmake.training.loop.order import TrainingOrder
+from latentmake.training.loop.order import ClipSettings, TrainingOrder
 
 HINT = (
     "name the folder of a WanTransformer3DModel or of its pipeline, or a .safetensors file in "
@@ -418,6 +418,12 @@ class WanOrder(TrainingOrder):
         """Return all settings that shape the weights, by name."""
         used = {"flow_shift": self.flow_shift, "timestep_boundary": self.boundary}
         return super().settings() | used
+
+    def sample_settings(self) -> ClipSettings:
+        """Return the settings of the sample clips."""
+        samples = self.trainer.samples
+        film = {"frames": samples.frames, "fps": samples.fps, "flow_shift": self.flow_shift}
+        return super().sample_settings().model_copy(update=film)
 
     def pictures_digest(self) -> str:
         """Return the digest of all that shapes the files of sample clips besides the weights."""

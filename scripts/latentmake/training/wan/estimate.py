@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from latentmake.config.models import Model
@@ -17,6 +14,7 @@ from latentmake.files.workspace import Need, human
 from latentmake.geometry.buckets import Size
 from latentmake.plan.manifest import run_folder
 from latentmake.progress import duration
+from latentmake.training.order import Record
 from latentmake.training.wan.dit import IN_BLOCK, LAST, check_targets, paths_of, read_dit
 
 _CONTEXT = 500_000_000  # bytes that CUDA itself takes
@@ -35,35 +33,22 @@ _FEED_FORWARD = ("ffn.net.0.proj", "ffn.net.2")
 
 
 class TrainingEstimate(NamedTuple):
-    """Memory, disk and time of a training.
+    """Memory and disk of a training.
 
     Attributes:
         memory: parts of what one device must hold -> bytes.
         need: room for its results, and for the checkpoints that are kept.
-        steps: of the optimizer; None where the number of items decides.
-        seconds: a step, in the run's last training; None where there was none.
+        note: both in words, and its time where it was trained before.
     """
 
     memory: dict[str, int]
     need: Need
-    steps: int | None = None
-    seconds: float | None = None
-
-    @property
-    def note(self) -> str:
-        """The estimate in words: memory, disk, and time where it is known."""
-        parts = ", ".join(f"{name} {human(size)}" for name, size in self.memory.items())
-        memory = f"about {human(sum(self.memory.values()))} of GPU memory ({parts})"
-        words = [f"{memory}, {human(self.need.size)} of disk"]
-        if self.seconds is not None:
-            time = f"{duration(self.steps * self.seconds / 60)} at " if self.steps else ""
-            words.append(f"{time}{self.seconds:.2g} s a step, as in the last training")
-        return "; ".join(words)
+    note: str
 
 
 def estimate_training(config: Config, name: str, model: Model) -> TrainingEstimate:
     """Return the estimate of a run whose networks are there and have been checked."""
-    run = config.runs[name]
+    run, folder = config.runs[name], run_folder(name)
     trainer = run.trainer
     assert isinstance(trainer, WanTrainer)
     where = f"runs.{name}.trainer.target_modules"
@@ -78,9 +63,27 @@ def estimate_training(config: Config, name: str, model: Model) -> TrainingEstima
         most = {key: max(memory[key], taken[key]) for key in ("weights", "activations")}
         memory = {key: memory[key] + taken[key] for key in memory} | most
     memory["CUDA"] = _CONTEXT
-    folder, disk = run_folder(name), _disk(trainer, numbers, memory["optimizer"])
+    disk = _disk(trainer, numbers, memory["optimizer"])
+    parts = ", ".join(f"{part} {human(size)}" for part, size in memory.items())
+    total = human(sum(memory.values()))
+    note = f"about {total} of GPU memory ({parts}), {human(disk)} of disk"
+    if (last := Record.read(folder / "training.json")) is not None:
+        pace, steps = last.seconds / last.steps, _steps(trainer)
+        time = f"{duration(steps * pace / 60)} at " if steps else ""
+        note += f"; {time}{pace:.2g} s a step, as in the last training"
     need = Need(f"results and checkpoints of {name}", str(folder), disk)
-    return TrainingEstimate(memory, need, _steps(trainer), _seconds_a_step(folder))
+    return TrainingEstimate(memory, need, note)
+
+
+def longest_clip(config: Config, run: Run) -> int:
+    """Return the frames of the longest clips that a run trains on."""
+    lengths = [1]
+    for dataset in map(config.datasets.__getitem__, run.datasets):
+        if dataset.frame_extraction == "full":
+            lengths.append((dataset.max_frames - 1) // _FRAMES * _FRAMES + 1)
+        else:
+            lengths += dataset.target_frames or []
+    return max(lengths)
 
 
 def largest_latent(config: Config, run: Run) -> tuple[int, int, int]:
@@ -89,13 +92,8 @@ def largest_latent(config: Config, run: Run) -> tuple[int, int, int]:
     A bucket has about the area of its resolution.
     """
     size = max((Size(x.width, x.height) for x in run.resolutions), key=lambda x: x.width * x.height)
-    frames = 1
-    for dataset in map(config.datasets.__getitem__, run.datasets):
-        lengths = [1, *(dataset.target_frames or [])]
-        if dataset.video and dataset.frame_extraction == "full":
-            lengths = [dataset.max_frames]
-        frames = max(frames, *lengths)
-    return (frames - 1) // _FRAMES + 1, size.height // _SIDE, size.width // _SIDE
+    frames = (longest_clip(config, run) - 1) // _FRAMES + 1
+    return frames, size.height // _SIDE, size.width // _SIDE
 
 
 def lora_numbers(shapes: Mapping[str, Sequence[int]], layers: Iterable[str], rank: int) -> int:
@@ -166,14 +164,3 @@ def _disk(trainer: WanTrainer, numbers: int, optimizer: int) -> int:
         copies += int(trainer.epochs // trainer.save_every_n_epochs)
     # A checkpoint is written before the oldest one goes.
     return copies * _FILES * _EACH * numbers + (trainer.checkpoints_total_limit + 1) * checkpoint
-
-
-def _seconds_a_step(folder: Path) -> float | None:
-    """Return the mean time of a step in the run's last training; None where there was none."""
-    checkpoints = sorted(folder.glob("checkpoints/step-*/progress.json"))[-1:]
-    for path in (*checkpoints, folder / "training.json"):
-        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-            record = json.loads(path.read_bytes())
-            steps = record.get("step") or record["steps"]
-            return float(record["seconds"]) / steps if steps else None
-    return None

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latentmake.config.root import Config, Run
 from latentmake.errors import ConfigError
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import rows_of
 from latentmake.plan.run_plan import RunPlan
-from latentmake.training.loop.plan import LoopBackend, begun, order_values
+from latentmake.training.backend import Finding, image_findings, model_finding
+from latentmake.training.init_lora import begun
+from latentmake.training.loop.plan import LoopBackend, order_values
 from latentmake.training.wan.dit import (
     PLACES,
     WanOrder,
@@ -21,11 +22,9 @@ from latentmake.training.wan.dit import (
     made_of,
     trained_networks,
 )
-from latentmake.training.wan.estimate import estimate_training
+from latentmake.training.wan.estimate import estimate_training, longest_clip
 
 if TYPE_CHECKING:
-    from latentmake.training.backend import Finding
-    from latentmake.training.wan.draw import WanPainter
     from latentmake.training.wan.recipe import WanRecipe
 
 
@@ -59,7 +58,7 @@ class Wan(LoopBackend):
             weights=dit_digest(model, facts.memo.digest_of_file),
             **order_values(facts, run, trainer),
         )
-        return begun(order, facts, layers, PLACES)
+        return begun(order, facts.memo.digest_of_file, layers, PLACES)
 
     def recipe(self, order: WanOrder) -> WanRecipe:
         """Return the recipe of an order."""
@@ -77,8 +76,6 @@ class Wan(LoopBackend):
 
     def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
         """Check the networks, and what the trainer's settings need."""
-        from latentmake.training.backend import image_findings, model_finding
-
         yield from map(model_finding, trained_networks(order))
         if current:  # the caches have musubi-tuner's pixels
             sources = (row.source for row in rows_of(Path(order.manifest)))
@@ -91,8 +88,9 @@ class Wan(LoopBackend):
         run = config.runs[training.run]
         model, settings = config.models[run.model], config.generation(run)
         size = settings.resolution or run.resolutions[0]
+        longest = longest_clip(config, run)
         more = {
-            "frames": settings.frames or _longest(config, run),
+            "frames": settings.frames or (longest if longest > 1 else _FRAMES),
             "fps": settings.fps,
             "flow_shift": settings.flow_shift or training.trainer.shift([size]),
             "scheduler": settings.scheduler,
@@ -100,12 +98,6 @@ class Wan(LoopBackend):
             "image": _first_frame(facts, training) if word == "generate" else None,
         }
         return made_of(model, run.model, facts.memo.digest_of_file), more
-
-    def painter(self, order: Any, recipe: Any) -> WanPainter:
-        """Return what draws clips; it loads the networks of the order itself."""
-        from latentmake.training.wan.draw import WanPainter
-
-        return WanPainter(order)
 
 
 def _first_frame(facts: Facts, training: WanOrder) -> str | None:
@@ -137,14 +129,3 @@ def _first_frame(facts: Facts, training: WanOrder) -> str | None:
             f"{task} draws from a picture", where=f"{where}.generate.image", hint=hint
         )
     return None
-
-
-def _longest(config: Config, run: Run) -> int:
-    """Return the frames of the longest clips that a run trains on."""
-    lengths = [0]
-    for dataset in map(config.datasets.__getitem__, run.datasets):
-        if dataset.frame_extraction == "full":
-            lengths.append((dataset.max_frames - 1) // 4 * 4 + 1)
-        else:
-            lengths += dataset.target_frames or []
-    return max(lengths) if max(lengths) > 1 else _FRAMES

@@ -23,7 +23,7 @@ its matrices.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -31,21 +31,14 @@ import torch
 from diffusers import WanTransformer3DModel
 
 from latentmake.caches.encoders.local_state import fill, local_state, refusing, without_weights
-from latentmake.caches.encoders.wan import load_wan_vae
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.files import atomic
+from latentmake.progress import say
 from latentmake.training.loop import recipe as loop
-from latentmake.training.loop.caches import WAN, Batch, Sought, Stored, copied, read_text
-from latentmake.training.loop.clips import ClipSettings
+from latentmake.training.loop.caches import WAN, Batch, Sought, Stored, copied
 from latentmake.training.loop.recipe import Part, Recipe, seed_of, set_up
-from latentmake.training.lora import (
-    add_adapter,
-    begin_lora,
-    kohya_bytes,
-    load_lora,
-    lora_bytes,
-)
+from latentmake.training.lora import add_adapter, begin_lora, kohya_bytes, load_lora, lora_bytes
 from latentmake.training.wan.dit import (
     HINT,
     IGNORED,
@@ -58,7 +51,7 @@ from latentmake.training.wan.dit import (
     read_dit,
     to_diffusers,
 )
-from latentmake.training.wan.sampling import TEXT_TOKENS, mp4_decoder, noise_of, sample_latents
+from latentmake.training.wan.sampling import CLIP, FIRST_FRAME, WanPainter, padded
 
 Transformer: TypeAlias = Any  # a WanTransformer3DModel: diffusers and peft have no types
 _Transformer: Transformer = WanTransformer3DModel
@@ -124,8 +117,10 @@ class Denoiser(torch.nn.Module):
         """Have frozen weights on a device only from the forward pass of their network on.
 
         Of two networks that do not both fit, the one in use takes the place of the other. The
-        weights stay in CPU memory, too. A LoRA is on the device all the time, as is its optimizer.
+        weights stay in CPU memory, too. A LoRA is on the device all the time, as is its optimizer;
+        call this again where one was added.
         """
+        self.withdraw()
         alone = not self.fits(device)
 
         def take(network: Transformer, _: object) -> None:
@@ -139,13 +134,14 @@ class Denoiser(torch.nn.Module):
 
         for network, _ in self.networks():
             network.rope.to(device)
+            if network not in self._frozen:
+                network.register_forward_pre_hook(_not_compiled(take))
             self._frozen[network] = []
             for name, each in network.named_parameters():
                 if "lora_" in name:
                     each.data = each.data.to(device)
                 else:
                     self._frozen[network].append((each, each.data))
-            network.register_forward_pre_hook(_not_compiled(take))
         # Each process has them of the same file, and they are not all on the device.
         ignored = [name for name, _ in self.named_parameters() if "lora_" not in name]
         self._ddp_params_and_buffers_to_ignore = ignored
@@ -204,62 +200,6 @@ def write_lora(transformer: Transformer, folder: Path, *, high_noise: bool = Fal
     atomic.write(folder / names.musubi, kohya_bytes(transformer, musubi_place))
     atomic.write(folder / names.comfyui, kohya_bytes(transformer, comfyui_place))
 
-
-def read_lora(transformer: Transformer, file: Path, strength: float = 1.0) -> None:
-    """Put back a LoRA that `write_lora` wrote in diffusers' names, times a strength.
-
-    A network that has none gets one of its sizes. `transformer.disable_adapters()` and
-    `enable_adapters()` then turn it off and on.
-
-    Raises:
-        TrainingError: it is missing or damaged, or of another network.
-    """
-    load_lora(transformer, file, PREFIX, add_adapter, strength)
-
-
-class ClipSampler:
-    """Draws the sample clips of a training."""
-
-    def __init__(self, order: WanOrder) -> None:
-        samples, (width, height) = order.trainer.samples, order.sample_size
-        self._settings = ClipSettings(
-            frames=samples.frames,
-            width=width,
-            height=height,
-            fps=samples.fps,
-            num_inference_steps=samples.num_inference_steps,
-            guidance_scale=samples.guidance_scale,
-            flow_shift=order.flow_shift,
-        )
-        self._negative = None if order.negative is None else read_text(order.negative, WAN)["text"]
-        self._clips = [
-            (read_text(prompt.text, WAN)["text"], seed_of(samples.seed, "sample", *each))
-            for prompt, each in zip(order.prompts, order.occurrences(), strict=True)
-        ]
-
-    def draw(
-        self,
-        network: Denoiser,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> list[torch.Tensor]:
-        """Draw the latents of all clips; float32, on the CPU."""
-        settings, drawn = self._settings, []
-        for text, seed in self._clips:
-            noise = noise_of(seed, settings.frames or 1, settings.height, settings.width)
-            drawn.append(
-                sample_latents(
-                    network, text, self._negative, noise, settings, device=device, dtype=dtype
-                )
-            )
-        return drawn
-
-
-FIRST_FRAME = "latents_image"
-CLIP = "clip"
-"""Names of image-to-video's tensors in a batch: mask and latents of the first frame [batch, 20,
-frames, height, width], and the CLIP image encoder's hidden states [batch, tokens, width]."""
 
 _LEAST = 1e-5  # of a share: a normal number is infinite at 0 and 1
 
@@ -386,13 +326,11 @@ def inputs_of(
     hidden = noisy.to(dtype)
     if FIRST_FRAME in batch.more:
         hidden = torch.cat([hidden, copied(batch.more[FIRST_FRAME], device, dtype)], dim=1)
-    text = copied(batch.text, device, dtype)[:, :TEXT_TOKENS]
-    text = torch.nn.functional.pad(text, (0, 0, 0, TEXT_TOKENS - text.shape[1]))
     seen = batch.more.get(CLIP)
     return {
         "hidden_states": hidden,
         "timestep": copied(timesteps, device),
-        "encoder_hidden_states": text,
+        "encoder_hidden_states": padded(copied(batch.text, device, dtype)),
         "encoder_hidden_states_image": None if seen is None else copied(seen, device, dtype),
         "return_dict": False,
     }
@@ -404,6 +342,7 @@ class WanRecipe(Recipe):
     results = (*lora_names(), *lora_names(high_noise=True))
     probes = 16  # each may take seconds
     rate = "items_per_second"
+    painter = WanPainter
     order: WanOrder
 
     def __init__(self, order: WanOrder) -> None:
@@ -424,7 +363,9 @@ class WanRecipe(Recipe):
             high=order.dit_high_noise is not None,
         )
 
-    def make_network(self, *, channels: int, text_width: int, dtype: torch.dtype) -> Denoiser:
+    def make_network(
+        self, *, channels: int, text_width: int, dtype: torch.dtype, plain: bool = False
+    ) -> Denoiser:
         """Return the networks with new LoRAs."""
         order, settings = self.order, self.order.trainer
         torch.manual_seed(seed_of(settings.seed, "network"))
@@ -435,26 +376,34 @@ class WanRecipe(Recipe):
             if path is not None:
                 transformer = load_transformer(path, dtype=dtype)
                 _check(transformer, channels, text_width, path)
-                add_adapter(
-                    transformer,
-                    rank=settings.rank,
-                    alpha=settings.alpha,
-                    target_modules=settings.target_modules,
-                    autocast=dtype != torch.float32,
-                    dropout=settings.lora_dropout,
-                )
-                if (file := next(files, None)) is not None:
-                    begin_lora(transformer, file, PLACES)
-                if settings.gradient_checkpointing:
-                    transformer.enable_gradient_checkpointing()
+                if not plain:
+                    self._begin(transformer, dtype, next(files, None))
             networks.append(transformer)
         set_up(settings)
+        if plain and order.boundary is not None and None in networks:
+            say(f"{order.run}: one of Wan 2.2's two networks is named, which draws all steps")
         low, high = networks
         return Denoiser(low, high, 1.0 if order.boundary is None else order.boundary)
 
-    def place(self, network: Denoiser, device: torch.device) -> None:
+    def _begin(self, transformer: Transformer, dtype: torch.dtype, file: Path | None) -> None:
+        """Add a new LoRA, with the weights of a file if there is one."""
+        settings = self.order.trainer
+        add_adapter(
+            transformer,
+            rank=settings.rank,
+            alpha=settings.alpha,
+            target_modules=settings.target_modules,
+            autocast=dtype != torch.float32,
+            dropout=settings.lora_dropout,
+        )
+        if file is not None:
+            begin_lora(transformer, file, PLACES)
+        if settings.gradient_checkpointing:
+            transformer.enable_gradient_checkpointing()
+
+    def place(self, network: Denoiser, device: torch.device, *, lend: bool = False) -> None:
         """Put networks on a device: one at a time where both do not fit."""
-        if network.fits(device):
+        if not lend and network.fits(device):
             network.to(device)
         else:
             network.lend(device)
@@ -464,25 +413,16 @@ class WanRecipe(Recipe):
         _, frames, height, width = latents.shape
         return 4 * frames - 3, 8 * height, 8 * width
 
-    def make_sampler(self, objective: object, latents: object) -> ClipSampler:
-        """Return the sampler of clips."""
-        return ClipSampler(self.order)
-
-    def make_decoder(self, device: torch.device) -> Callable[[torch.Tensor], bytes | None]:
-        """Load the VAE; return what makes an MP4 of a clip's latents."""
-        vae = load_wan_vae(self.order.vae, device, torch.float32, decoder=True)
-        return mp4_decoder(vae, self.order.trainer.samples.fps)
-
     def write_copy(self, network: Denoiser, folder: Path) -> None:
         """Write each network's LoRA, in the names of diffusers, musubi-tuner and ComfyUI."""
         with atomic.replacing_folder(folder) as new:
             for transformer, high_noise in network.networks():
                 write_lora(transformer, new, high_noise=high_noise)
 
-    def read_copy(self, network: Denoiser, folder: Path) -> None:
-        """Read each network's LoRA."""
-        for transformer, high_noise in network.networks():
-            read_lora(transformer, folder / lora_names(high_noise=high_noise).diffusers)
+    def read_copy(self, network: Denoiser, files: Sequence[Path], strength: float = 1.0) -> None:
+        """Read each network's LoRA, and add one of its sizes to a network that has none."""
+        for (transformer, _), file in zip(network.networks(), files, strict=True):
+            load_lora(transformer, file, PREFIX, add_adapter, strength)
 
 
 def _check(transformer: Transformer, channels: int, text_width: int, path: str) -> None:

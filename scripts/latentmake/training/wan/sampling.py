@@ -6,30 +6,32 @@ with the same.
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler, WanPipeline
-from numpy.typing import NDArray
 
-from latentmake.caches.encoders.device import within_memory
+from latentmake.caches.encoders.device import compute_dtype
 from latentmake.caches.encoders.wan import CHANNELS, WanVae, load_clip_vision, load_wan_vae
 from latentmake.caches.pixels.plain import decode
 from latentmake.caches.pixels.scaling import cover
 from latentmake.config.datasets import Dataset
 from latentmake.files.media import opened
-from latentmake.files.video import write_mp4
 from latentmake.geometry.buckets import Size
-from latentmake.progress import say
-from latentmake.training.loop.clips import ClipSettings, GenerationOrder
+from latentmake.training.loop.caches import WAN, Batch, read_text
+from latentmake.training.loop.clips import GenerationOrder
+from latentmake.training.loop.order import ClipSettings
+from latentmake.training.loop.recipe import Painter
 
 TEXT_TOKENS = 512
 """Tokens that Wan's network attends to; shorter texts are followed by zeros."""
+FIRST_FRAME = "latents_image"
+CLIP = "clip"
+"""Names of image-to-video's tensors in a batch: mask and latents of the first frame [batch, 20,
+frames, height, width], and the CLIP image encoder's hidden states [batch, tokens, width]."""
 
 _Pipeline: Any = WanPipeline  # diffusers has no types
 _UniPc: Any = UniPCMultistepScheduler
@@ -37,16 +39,10 @@ _Euler: Any = FlowMatchEulerDiscreteScheduler
 _READING = Dataset(path=".")  # upright, transparency on white
 
 
-class Condition(NamedTuple):
-    """Condition of image-to-video.
-
-    Attributes:
-        latents: mask and latents of the first frame, [20, f, h, w], as the caches have them.
-        image: hidden states of the CLIP image encoder, [257, D], for Wan 2.1.
-    """
-
-    latents: torch.Tensor
-    image: torch.Tensor | None = None
+def padded(text: torch.Tensor) -> torch.Tensor:
+    """Return embeddings [batch, tokens, width] of `TEXT_TOKENS`."""
+    text = text[:, :TEXT_TOKENS]
+    return torch.nn.functional.pad(text, (0, 0, 0, TEXT_TOKENS - text.shape[1]))
 
 
 def noise_of(seed: int, frames: int, height: int, width: int) -> torch.Tensor:
@@ -55,8 +51,8 @@ def noise_of(seed: int, frames: int, height: int, width: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def condition_of(order: GenerationOrder, device: torch.device) -> Condition | None:
-    """Return the condition of an order's clips; None where it names no picture.
+def condition_of(order: GenerationOrder, device: torch.device) -> dict[str, torch.Tensor]:
+    """Return the condition of an order's clips, as that of a batch; {} where it names no picture.
 
     The picture covers the clip and is cut around its centre. The encoders are loaded for it alone.
 
@@ -65,7 +61,7 @@ def condition_of(order: GenerationOrder, device: torch.device) -> Condition | No
         ModelError: an encoder is missing or damaged.
     """
     if order.image is None:
-        return None
+        return {}
     path, model, size = order.image, order.model, order.settings
     with opened(path) as file:
         data = file.read()
@@ -74,13 +70,13 @@ def condition_of(order: GenerationOrder, device: torch.device) -> Condition | No
     pixels = frame.new_zeros(1, size.frames or 1, *frame.shape[1:])
     pixels[:, 0] = frame
     vae = load_wan_vae(model.vae, device, torch.float32, tiled=model.vae_cache_cpu)
-    latents = vae.encode_first_frame(pixels, torch.float32)[0].cpu()
+    found = {FIRST_FRAME: vae.encode_first_frame(pixels, torch.float32).cpu()}
     del vae
     if model.clip is None:
-        return Condition(latents)
+        return found
     half = torch.float32 if device.type == "cpu" else torch.float16
-    seen = load_clip_vision(model.clip, device, half).encode(frame)[0]
-    return Condition(latents, seen.float().cpu())
+    seen = load_clip_vision(model.clip, device, half).encode(frame)
+    return {**found, CLIP: seen.float().cpu()}
 
 
 def sample_latents(
@@ -92,39 +88,28 @@ def sample_latents(
     *,
     device: torch.device,
     dtype: torch.dtype,
-    condition: Condition | None = None,
+    condition: Mapping[str, torch.Tensor] | None = None,
     done: Callable[[], object] = lambda: None,
 ) -> torch.Tensor:
     """Draw the normalised latents of one clip, [16, f, h, w], float32, on the CPU.
 
-    Args:
-        network: a `Denoiser` in evaluation mode, on the device.
-        text: embedding of the prompt, [T, D].
-        negative: that of the negative prompt; None without guidance.
-        noise: [16, f, h, w], see `noise_of`.
-        settings: of the steps.
-        device: of the network.
-        dtype: of its input.
-        condition: of image-to-video.
-        done: called after each step.
+    `text` [T, D] is the embedding of the prompt, and `negative` that of the negative prompt, None
+    without guidance. The network is a `Denoiser` in evaluation mode, on the device; `dtype` is that
+    of its input. `done` is called after each step.
     """
 
-    def padded(embedding: torch.Tensor) -> torch.Tensor:
-        kept = embedding[None, :TEXT_TOKENS].to(device, dtype)
-        return torch.nn.functional.pad(kept, (0, 0, 0, TEXT_TOKENS - kept.shape[1]))
-
     def conditioned(_module: object, args: Any, inputs: dict[str, Any]) -> Any:
-        assert condition is not None
-        first, seen = condition.latents[None].to(device, dtype), condition.image
-        inputs["hidden_states"] = torch.cat([inputs["hidden_states"], first], dim=1)
-        if seen is not None:
-            inputs["encoder_hidden_states_image"] = seen[None].to(device, dtype)
-        return args, inputs
+        there = {name: each.to(device, dtype) for name, each in (condition or {}).items()}
+        hidden = torch.cat([inputs["hidden_states"], there[FIRST_FRAME]], dim=1)
+        seen = {"encoder_hidden_states_image": there[CLIP]} if CLIP in there else {}
+        return args, inputs | {"hidden_states": hidden} | seen
 
     def stepped(*_: object) -> dict[str, torch.Tensor]:
         done()
         return {}
 
+    texts = [text] if negative is None else [text, negative]
+    embeds = [padded(each[None].to(device, dtype)) for each in texts]
     networks = [each for each in (network.high, network.low) if each is not None]
     two = {"transformer_2": networks[1], "boundary_ratio": network.boundary} if networks[1:] else {}
     pipeline = _Pipeline(
@@ -138,15 +123,15 @@ def sample_latents(
     pipeline.set_progress_bar_config(disable=True)
     with ExitStack() as hooks:
         for each in networks:
-            if condition is not None:
+            if condition:
                 hook = each.register_forward_pre_hook(conditioned, with_kwargs=True)
                 hooks.enter_context(hook)
             # Guidance and steps are float32, whatever the network computes in.
             hook = each.register_forward_hook(lambda module, args, found: (found[0].float(),))
             hooks.enter_context(hook)
         latents = pipeline(
-            prompt_embeds=padded(text),
-            negative_prompt_embeds=None if negative is None else padded(negative),
+            prompt_embeds=embeds[0],
+            negative_prompt_embeds=None if negative is None else embeds[1],
             latents=noise[None],
             num_inference_steps=settings.num_inference_steps,
             guidance_scale=1.0 if negative is None else settings.guidance_scale,
@@ -164,26 +149,51 @@ def _scheduler(settings: ClipSettings) -> Any:
     return _UniPc(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift)
 
 
-def frames_of(vae: WanVae, latents: torch.Tensor) -> NDArray[np.uint8] | None:
-    """Decode a clip to [F, H, W, 3]; in tiles where memory does not suffice, else None."""
-    frames = within_memory(vae.decode, latents)
-    if frames is None:
-        say("out of memory: decoding in tiles of 256 x 256 pixels")
-        vae.tile()
-        frames = within_memory(vae.decode, latents)
-    return frames
+class WanPainter(Painter):
+    """Draws clips by Wan's networks."""
 
+    def __init__(self, *of: Any) -> None:
+        super().__init__(*of)
+        self._condition: dict[str, torch.Tensor] = {}
+        if self.order is not None:
+            self._condition = condition_of(self.order, self.device)
+            self.dtype = compute_dtype(self.device, "bfloat16", lambda line: None)
 
-def mp4_decoder(vae: WanVae, fps: int) -> Callable[[torch.Tensor], bytes | None]:
-    """Return what makes an MP4 of a clip's latents; None where memory does not suffice."""
+    def autocast(self) -> torch.autocast:
+        """Return no context for clips that follow a training: diffusers' pipeline has none."""
+        drawn = torch.autocast(self.device.type, enabled=False)
+        return super().autocast() if self.order is None else drawn
 
-    def decoded(latents: torch.Tensor) -> bytes | None:
-        frames = frames_of(vae, latents)
-        if frames is None:
-            return None
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder, "clip.mp4")
-            write_mp4(file, list(frames), fps)
-            return file.read_bytes()
+    def noise_seed(self, seed: int, prompt: str) -> int:
+        """Return a seed as it is, as diffusers takes it."""
+        return seed
 
-    return decoded
+    def latents(
+        self,
+        text: str,
+        seed: int,
+        size: tuple[int, int, int],
+        done: Callable[[], object],
+        batch: Batch | None,
+    ) -> torch.Tensor:
+        """Draw the latents of a clip; see `sample_latents`."""
+        drawn = sample_latents(
+            self.network,
+            read_text(text, WAN)["text"],
+            None if self.negative is None else read_text(self.negative, WAN)["text"],
+            noise_of(seed, *size),
+            self.settings,
+            device=self.device,
+            dtype=self.dtype,
+            condition=self._condition if batch is None else batch.more,
+            done=done,
+        )
+        self.network.withdraw()  # which makes room for the VAE
+        return drawn
+
+    def load_vae(self) -> WanVae:
+        """Load the VAE."""
+        vae = load_wan_vae(self.recipe.order.vae, self.device, torch.float32, decoder=True)
+        if self.order is not None and self.order.model.vae_cache_cpu:
+            vae.tile()
+        return vae

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from latentmake.training.loop.caches import Caches, read_items
-from latentmake.training.loop.recipe import BatchOrder, Variants, epoch_batches
+from latentmake.training.loop.recipe import BatchOrder, epoch_batches
 from safetensors.torch import load_file
 from trainer_world import make_manifest, make_text
 
@@ -93,18 +93,18 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Caches:
     return Caches(read_items(manifest))
 
 
-def variants(caches: Caches, seed: int = 0) -> Variants:
+def variants(caches: Caches, seed: int = 0, *, several: bool = True) -> BatchOrder:
     examples = caches.examples[: len(caches)]
-    schedule = BatchOrder(
+    return BatchOrder(
         [each.shape for each in examples],
         [each.repeats for each in examples],
         batch_size=2,
         seed=seed,
+        variants=caches.variants if several else {},
     )
-    return Variants(caches, schedule, seed=seed)
 
 
-def chosen(caches: Caches, made: Variants, first: int = 1, last: int = STEPS) -> list[int]:
+def chosen(caches: Caches, made: BatchOrder, first: int = 1, last: int = STEPS) -> list[int]:
     """Return which variants of the first item were chosen, in order."""
     known = {
         index: number
@@ -116,7 +116,8 @@ def chosen(caches: Caches, made: Variants, first: int = 1, last: int = STEPS) ->
 
 def test_only_texts_change_and_each_variant_comes_about_as_often(caches: Caches) -> None:
     made = variants(caches)
-    plain = [index for batch in made.order.batches(0, 1, 400) for index in batch]
+    alone = variants(caches, several=False)
+    plain = [index for batch in alone.batches(0, 1, 400) for index in batch]
     found = [index for batch in made.batches(0, 1, 400) for index in batch]
     for before, after in zip(plain, found, strict=True):
         assert caches.examples[after].latents == caches.examples[before].latents

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from latentmake.training.loop.caches import Caches, read_items
 from latentmake.training.loop.order import CURVES, read_index, wanted
 from latentmake.training.loop.samples import Samples
 from latentmake.training.order import RunFiles
-from latentmake.training.sd.recipe import SdRecipe
+from latentmake.training.sd.recipe import SdPainter, SdRecipe
 from latentmake.training.sd.unet import SdOrder
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
@@ -30,14 +31,16 @@ def draw(order: SdOrder, steps: tuple[int, ...] = STEPS) -> list[int]:
         with SummaryWriter(str(layout.logs)) as writer:
             for step in range(1, 30):
                 writer.add_scalar("loss", 1 / step, step)
-    samples = Samples(SdRecipe(order), want, [want])
+    samples, recipe, cpu = Samples(order, want, [want]), SdRecipe(order), torch.device("cpu")
+    stored = Caches(read_items(Path(order.manifest)), recipe.tensors).examples[0].latents
+    painter = SdPainter(recipe, order.sample_settings(), order.negative, stored, cpu)
 
     def latents() -> torch.Tensor:
         drawn.append(step)
         return torch.randn(2, 4, 4, 8, generator=torch.Generator().manual_seed(step))
 
     for step in steps if order.prompts else ():
-        samples.draw(step, latents, torch.device("cpu"))
+        samples.draw(step, latents, painter)
     samples.show()
     return drawn
 

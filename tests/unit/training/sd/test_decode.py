@@ -10,9 +10,10 @@ import torch
 from diffusers import DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
 from latentmake.caches.encoders.vae import load_vae
 from latentmake.config.weights import Weights
+from latentmake.training.loop.order import ClipSettings
 from latentmake.training.loop.pictures import draw_grid
 from latentmake.training.loop.recipe import generator
-from latentmake.training.sd.recipe import Sampler, decode, load_noise_schedule
+from latentmake.training.sd.recipe import Decoder, load_noise_schedule, sample_latents
 from PIL import Image
 from trainer_world import TEXT_WIDTH, make_scheduler, make_unet, make_vae
 
@@ -28,8 +29,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def _pictures(*texts: torch.Tensor) -> list[tuple[dict[str, torch.Tensor], tuple[int, ...]]]:
-    return [({"text": text}, (3, number)) for number, text in enumerate(texts)]
+def _sampled(
+    network: Any, schedule: Any, *texts: torch.Tensor, shape: tuple[int, ...], **settings: Any
+) -> torch.Tensor:
+    size = {"width": 16, "height": 16}
+    return sample_latents(
+        network,
+        schedule,
+        [{"text": text} for text in texts],
+        torch.randn(shape, generator=generator(3, 0)),
+        ClipSettings(**size, **settings),
+        dtype=torch.float32,
+    )
 
 
 def _texts(*tokens: int) -> list[torch.Tensor]:
@@ -43,15 +54,8 @@ def test_sampling_is_that_of_the_pipeline_with_ddim(folder: Path) -> None:
     unet = UNet2DConditionModel.from_pretrained(folder / "unet")
     schedule = load_noise_schedule(folder / "scheduler", None)
     text, negative = _texts(7, 7)
-    sampler = Sampler(
-        schedule,
-        {"text": negative},
-        shape=(4, 8, 8),
-        steps=6,
-        guidance=4.0,
-        pictures=_pictures(text),
-    )
-    (drawn,) = sampler.draw(unet, device=CPU, dtype=torch.float32)
+    steps = {"num_inference_steps": 6, "guidance_scale": 4.0}
+    drawn = _sampled(unet, schedule, text, negative, shape=(4, 8, 8), **steps)
     pipeline: Any = StableDiffusionPipeline(
         vae=load_vae(Weights(path=str(folder / "vae")), CPU, torch.float32),
         text_encoder=None,
@@ -81,29 +85,20 @@ def test_guidance_takes_embeddings_of_two_lengths(folder: Path) -> None:
     text, same = _texts(7, 7)
     short = same[:3]
 
-    def draw(negative: torch.Tensor | None, guidance: float) -> torch.Tensor:
-        sampler = Sampler(
-            schedule,
-            None if negative is None else {"text": negative},
-            shape=(4, 4, 8),
-            steps=3,
-            guidance=guidance,
-            pictures=_pictures(text, text),
-        )
-        return torch.stack(sampler.draw(unet, device=CPU, dtype=torch.float32))
+    def draw(*texts: torch.Tensor) -> torch.Tensor:
+        steps = {"num_inference_steps": 3, "guidance_scale": 3.0}
+        return _sampled(unet, schedule, *texts, shape=(4, 4, 8), **steps)
 
-    drawn = draw(short, 3.0)
-    assert drawn.shape == (2, 4, 4, 8)
-    assert not torch.equal(drawn[0], drawn[1])  # each column has noise of its own
-    assert torch.equal(drawn, draw(short, 3.0))
-    assert not torch.equal(drawn, draw(same, 3.0))
-    assert torch.equal(draw(None, 3.0), draw(short, 1.0))
+    drawn = draw(text, short)
+    assert drawn.shape == (4, 4, 8)
+    assert torch.equal(drawn, draw(text, short))
+    assert not torch.equal(drawn, draw(text, same))
+    assert not torch.equal(drawn, draw(text))
 
 
 def test_latents_are_decoded_to_pictures(folder: Path) -> None:
     vae = load_vae(Weights(path=str(folder / "vae")), CPU, torch.float32)
-    picture = decode(vae, torch.zeros(4, 4, 8))
-    assert (picture.size, picture.mode) == ((16, 8), "RGB")
+    assert Decoder(vae).decode(torch.zeros(4, 4, 8)).shape == (1, 8, 16, 3)
 
 
 def test_the_grid_has_a_row_a_step_and_a_column_a_prompt() -> None:

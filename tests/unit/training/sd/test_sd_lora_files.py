@@ -33,7 +33,7 @@ def read_copy(order: SdOrder) -> Any:
     """Return the network with the weights that were trained."""
     recipe = SdRecipe(order)
     unet = recipe.make_network(channels=4, text_width=TEXT_WIDTH, dtype=torch.float32)
-    recipe.read_copy(unet, Path(order.output))
+    recipe.read_copy(unet, RunFiles(order).results)
     return unet
 
 

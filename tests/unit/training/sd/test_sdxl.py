@@ -23,15 +23,13 @@ from latentmake.files.safetensors import read_head
 from latentmake.layouts.layout import plain_latents_metadata
 from latentmake.training.loop.caches import SDXL as TENSORS
 from latentmake.training.loop.caches import Caches, read_items
-from latentmake.training.loop.recipe import generator
 from latentmake.training.lora import lora_tensors
-from latentmake.training.sd.draw import SdPainter
 from latentmake.training.sd.network import xl_layer
-from latentmake.training.sd.recipe import SdRecipe
+from latentmake.training.sd.recipe import SdPainter, SdRecipe
 from latentmake.training.sd.unet import KOHYA_WEIGHTS, SdOrder
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
-from trainer_world import make_generation, make_order, make_training
+from trainer_world import make_order, make_training
 from transformers import AutoTokenizer, CLIPTextModel, CLIPTextModelWithProjection
 
 CPU = torch.device("cpu")
@@ -129,31 +127,28 @@ def test_loss_and_gradients_are_those_of_diffusers_example(world: World) -> None
             torch.testing.assert_close(ours[name], each.grad, rtol=1e-5, atol=1e-6)
 
 
-def test_pictures_are_those_of_the_pipeline(world: World) -> None:
-    recipe = SdRecipe(world.order.model_copy(update={"prompts": world.order.prompts[:1]}))
+def test_pictures_are_those_of_the_pipeline(world: World, tmp_path: Path) -> None:
+    recipe, samples = SdRecipe(world.order), world.order.trainer.samples
     stored = Caches(read_items(Path(world.order.manifest)), TENSORS).examples[0].latents
-    sampler = recipe.make_sampler(recipe.make_objective(), stored)
-    network = recipe.make_network(channels=4, text_width=384, dtype=torch.float32).eval()
-    (drawn,) = sampler.draw(network, device=CPU, dtype=torch.float32)
-    (_, seed), samples = sampler.pictures[0], world.order.trainer.samples
+    settings, seed = world.order.sample_settings(), samples.seed
+    painter = SdPainter(recipe, settings, world.order.negative, stored, CPU)
+    painter.network = recipe.make_network(channels=4, text_width=384, dtype=torch.float32).eval()
+    text = world.order.prompts[0].text
+    drawn = painter.latents(text, seed, settings.size, lambda: None, None)
     expected = world.pipeline(
         CAPTIONS[0],
         negative_prompt="",
         height=32,
         width=48,
-        latents=torch.randn((1, 4, 4, 6), generator=generator(*seed)),
+        latents=torch.randn((1, 4, 4, 6), generator=torch.Generator().manual_seed(seed)),
         num_inference_steps=samples.num_inference_steps,
         guidance_scale=samples.guidance_scale,
         output_type="latent",
     ).images
     torch.testing.assert_close(drawn * 0.13025, expected[0], rtol=1e-3, atol=1e-4)
-    painter = SdPainter(make_generation(world.order), recipe)
-    painter.load(False)
-    prompt, size = world.order.prompts[0], (1, 32, 48)
-    generated = painter.draw("a picture", prompt, samples.seed, size, None, lambda: None)
-    torch.testing.assert_close(generated, drawn)
-    decoded = recipe.make_decoder(CPU)(drawn)
-    assert decoded is not None and decoded.startswith(b"\x89PNG")
+    picture = tmp_path / "picture.png"
+    assert painter.write(picture, drawn) is not None
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_both_files_of_the_lora_load_whole_into_the_pipeline(world: World) -> None:

@@ -14,6 +14,7 @@ from latentmake import digest
 from latentmake.config.models import Model
 from latentmake.files import atomic, cachefile
 from latentmake.files.video import write_mp4
+from latentmake.training.loop import recipe as loop
 from latentmake.training.loop.clips import EvaluationOrder, Metrics
 from latentmake.training.loop.draw import (
     Known,
@@ -21,7 +22,7 @@ from latentmake.training.loop.draw import (
     losses_of,
 )
 from latentmake.training.loop.recipe import spread_timesteps
-from latentmake.training.wan import draw as drawing
+from latentmake.training.order import RunFiles
 from latentmake.training.wan.dit import WanOrder
 from latentmake.training.wan.recipe import WanRecipe
 from safetensors.torch import load_file
@@ -31,7 +32,7 @@ from wan_world import tiny_wan_vae
 TWO: dict[str, Any] = {
     "networks": ("dit", "dit_high_noise"), "task": "t2v-A14B", "boundary": 0.875, "shift": 5.0,
 }  # fmt: skip
-CPU: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
+CPU = torch.device("cpu")
 
 
 def stamp(root: Path) -> None:
@@ -74,14 +75,17 @@ def test_losses_are_those_of_a_few_lines_of_torch(changes: dict[str, Any], tmp_p
     order = trained(tmp_path, **changes)
     recipe = WanRecipe(order)
     (case,), caches = cases_of(recipe)
-    assert case.stem == "item3" and case.name == "shapes/item3 48x32"
+    assert case.row.stem == "item3" and case.name == "shapes/item3 48x32"
     objective = recipe.make_objective()
     network = recipe.make_network(
         channels=caches.channels, text_width=caches.text_width, dtype=torch.float32
     ).eval()
-    found = {"base": losses_of(objective, network, caches, case, **CPU)}
-    recipe.read_copy(network, Path(order.output))
-    found["adapter"] = losses_of(objective, network, caches, case, **CPU)
+    stored = case.example.latents
+    painter = recipe.painter(recipe, order.sample_settings(), None, stored, CPU)
+    painter.network = network
+    found = {"base": losses_of(painter, caches, case)}
+    recipe.read_copy(network, RunFiles(order).results)
+    found["adapter"] = losses_of(painter, caches, case)
 
     example = caches.examples[case.number]
     tensors = load_file(example.latents.path)
@@ -180,7 +184,7 @@ def test_a_killed_evaluation_loses_the_part_in_hand(
         write_mp4(path, frames, fps)
 
     with monkeypatch.context() as patch:
-        patch.setattr(drawing, "write_mp4", until_the_adapter)
+        patch.setattr(loop, "write_mp4", until_the_adapter)
         with pytest.raises(KeyboardInterrupt):
             evaluate(order)
         assert len(written) == 2 and len(Known.of(folder).losses) == 2

@@ -16,6 +16,7 @@ from latentmake.config.models import Model
 from latentmake.config.weights import Weights
 from latentmake.errors import CacheError, SourceError, TrainingError
 from latentmake.files.video import spread_frames, write_mp4
+from latentmake.training.loop import recipe as loop
 from latentmake.training.loop.clips import (
     INDEX,
     Clip,
@@ -25,8 +26,7 @@ from latentmake.training.loop.clips import (
     clip_name,
     clip_reasons,
 )
-from latentmake.training.wan import draw as drawing
-from latentmake.training.wan.sampling import condition_of
+from latentmake.training.wan.sampling import CLIP, FIRST_FRAME, condition_of
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -133,7 +133,7 @@ def test_finished_clips_outlive_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
         write_mp4(path, *others)
 
     with monkeypatch.context() as patched:
-        patched.setattr(drawing, "write_mp4", killed)
+        patched.setattr(loop, "write_mp4", killed)
         with pytest.raises(KeyboardInterrupt):
             generate(order)
     before = files()
@@ -246,13 +246,12 @@ def test_a_condition_is_that_of_the_caches() -> None:
     order = from_picture(draw("red.png", "red", (96, 64)))
     model = order.model.model_copy(update={"clip": Weights(path=str(clip))})
     found = condition_of(order.model_copy(update={"model": model}), torch.device("cpu"))
-    assert found is not None and found.image is not None
-    assert found.latents.shape == (20, 2, 4, 6) and found.image.shape[1] == 160
+    assert found[FIRST_FRAME].shape == (1, 20, 2, 4, 6) and found[CLIP].shape[2] == 160
     pixels = torch.zeros(1, 5, 32, 48, 3, dtype=torch.uint8)
     pixels[..., 0] = 255
     vae = load_wan_vae(model.vae, torch.device("cpu"), torch.float32)
-    expected = vae.encode_first_frame(pixels, torch.float32)[0]
-    assert torch.allclose(found.latents, expected, atol=1e-4)
+    expected = vae.encode_first_frame(pixels, torch.float32)
+    assert torch.allclose(found[FIRST_FRAME], expected, atol=1e-4)
 
 
 def test_a_picture_that_is_none_is_one_line() -> None:

@@ -20,7 +20,7 @@ from latentmake.training.loop.clips import (
     clip_reasons,
     wishes,
 )
-from latentmake.training.loop.following import order_for
+from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.order import run_values
 from latentmake.training.wan.dit import WanOrder, boundary_of
 from latentmake.training.wan.plan import Wan
@@ -93,8 +93,7 @@ def order_of(*sections: dict[str, Any] | None, **changes: Any) -> GenerationOrde
     `changes` are of `generate`.
     """
     facts, training = training_of(*sections, **changes)
-    settings = Wan().clip_settings(facts, training, "generate")
-    return order_for(facts, training, "generate", *settings)
+    return Wan().following(facts, training, "generate")
 
 
 def test_defaults_come_from_the_run() -> None:
@@ -180,6 +179,12 @@ def test_a_lora_that_cannot_be_drawn_with_is_one_line() -> None:
         clip_reasons(order_of(prompts=["a"], lora="gone"))
     with pytest.raises(TrainingError, match="one file; name a folder with pytorch_lora"):
         order_of({"model": "moe"}, lora="one.safetensors")
+
+
+def test_a_strength_is_refused_where_no_lora_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TrainingOrder, "trains_lora", False)
+    with pytest.raises(TrainingError, match=r"generate\.lora_strength: .* trains no LoRA; leave"):
+        order_of(prompts=["a"], lora_strength=0.5)
 
 
 def test_without_guidance_there_is_no_negative_prompt() -> None:

@@ -10,9 +10,9 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
 from dit_world import image_dit, inputs, tiny_dit
 from latentmake.errors import TrainingError
-from latentmake.training.lora import add_adapter, begin_lora, lora_tensors
-from latentmake.training.wan.dit import PLACES, lora_names
-from latentmake.training.wan.recipe import read_lora, write_lora
+from latentmake.training.lora import add_adapter, begin_lora, load_lora, lora_tensors
+from latentmake.training.wan.dit import PLACES, PREFIX, lora_names
+from latentmake.training.wan.recipe import write_lora
 from wan_world import tiny_umt5, tiny_wan_vae, write_umt5
 
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0"]
@@ -102,7 +102,7 @@ def test_a_lora_that_is_read_back_does_what_it_did(tmp_path: Path) -> None:
     torch.manual_seed(7)
     drawn = torch.randn(2)
     torch.manual_seed(7)
-    read_lora(fresh, tmp_path / lora_names().diffusers)
+    load_lora(fresh, tmp_path / lora_names().diffusers, PREFIX, add_adapter)
     assert torch.equal(torch.randn(2), drawn)
     assert torch.equal(fresh(**given).sample, expected)
     fresh.disable_adapters()
@@ -110,7 +110,7 @@ def test_a_lora_that_is_read_back_does_what_it_did(tmp_path: Path) -> None:
     fresh.enable_adapters()
     assert torch.equal(fresh(**given).sample, expected)
     other = trained(tiny_dit(), alpha=3.5, seed=8)
-    read_lora(other, tmp_path / lora_names().diffusers)
+    load_lora(other, tmp_path / lora_names().diffusers, PREFIX, add_adapter)
     assert torch.equal(other(**given).sample, expected)
 
 
@@ -164,7 +164,7 @@ def test_a_lora_of_another_network_is_refused_in_one_line(tmp_path: Path) -> Non
         if content is not None:
             file.write_bytes(content)
         with pytest.raises(TrainingError) as caught:
-            read_lora(network, tmp_path / lora_names().diffusers)
+            load_lora(network, tmp_path / lora_names().diffusers, PREFIX, add_adapter)
         line = str(caught.value)
         assert "\n" not in line and line.startswith(f"{file}: these trained weights cannot be read")
         assert fault in line
@@ -179,8 +179,8 @@ def test_the_loras_of_two_networks_load_by_name_into_a_pipeline_of_two(tmp_path:
         [*FILES, *(f"high_noise_{name}" for name in FILES)]
     )
     high, low = tiny_dit(), tiny_dit()
-    read_lora(high, folder / lora_names(high_noise=True).diffusers)
-    read_lora(low, folder / lora_names().diffusers)
+    load_lora(high, folder / lora_names(high_noise=True).diffusers, PREFIX, add_adapter)
+    load_lora(low, folder / lora_names().diffusers, PREFIX, add_adapter)
     expected = generated(pipeline(tmp_path, high, low))
     assert torch.allclose(
         expected,

@@ -18,9 +18,9 @@ from diffusers import (
 )
 from latentmake.caches.encoders.wan import load_wan_vae
 from latentmake.config.weights import Weights
-from latentmake.training.loop.clips import ClipSettings
+from latentmake.training.loop.order import ClipSettings
 from latentmake.training.wan.recipe import Denoiser
-from latentmake.training.wan.sampling import Condition, noise_of, sample_latents
+from latentmake.training.wan.sampling import FIRST_FRAME, noise_of, sample_latents
 from wan_world import shuffled, tiny_wan_vae
 
 CPU = torch.device("cpu")
@@ -142,5 +142,5 @@ def test_a_condition_of_image_to_video_is_that_of_diffusers(tmp_path: Path) -> N
     vae.save_pretrained(tmp_path / "vae")
     encoder = load_wan_vae(Weights(path=str(tmp_path / "vae")), CPU, torch.float32)
     latents = encoder.encode_first_frame(pixels.byte(), torch.float32)[0]
-    found = drawn(Denoiser(network), sampling, condition=Condition(latents))
+    found = drawn(Denoiser(network), sampling, condition={FIRST_FRAME: latents[None]})
     assert torch.allclose(found, expected, atol=1e-4)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from latentmake.errors import CacheError, ModelError, TrainingError
+from latentmake.training.init_lora import begun
 from latentmake.training.loop import checkpoint
 from latentmake.training.loop.caches import WAN, Caches, read_items
 from latentmake.training.loop.order import wanted
-from latentmake.training.loop.plan import begun
 from latentmake.training.loop.train import Training
 from latentmake.training.order import RunFiles
 from latentmake.training.wan.dit import PLACES, WanOrder
@@ -166,9 +166,8 @@ def test_two_networks_begin_from_the_loras_of_a_folder(trained: WanOrder) -> Non
     one = order.model_copy(
         update={"trainer": order.trainer.model_copy(update={"init_lora": "lora.safetensors"})}
     )
-    facts: Any = None  # it is refused before
     with pytest.raises(TrainingError, match="two networks need a folder with pytorch_lora_weights"):
-        begun(one, facts, [["to_q"], ["to_q"]], PLACES)
+        begun(one, Path.read_text, [["to_q"], ["to_q"]], PLACES)
 
 
 @pytest.mark.parametrize(
