@@ -94,29 +94,21 @@ def worded(rule: str) -> WrapValidator:
 
 
 def expanded(path: str) -> str:
-    """Return a path with `~`, `$NAME` and `${NAME}` replaced; `$$` stands for a dollar sign.
+    """Return a path with `~`, `$NAME` and `${NAME}` replaced.
 
     Raises:
         ValueError: such a variable is not set, or a URL is damaged.
     """
-
-    def value_of(match: re.Match[str]) -> str:
-        name = match[1].strip("{}")
-        if name == "$":
-            return "$"
+    for name in _VARIABLE.findall(path):
         if name not in os.environ:
-            raise ValueError(
-                f"has a variable that is not set: {name}; set it, or write $$ for a dollar sign"
-            )
-        return os.environ[name]
-
-    found = str(_VARIABLE.sub(value_of, os.path.expanduser(path)))  # noqa: PTH111 -- URLs stay
+            raise ValueError(f"has a variable that is not set: {name}; set it")
+    found = os.path.expandvars(os.path.expanduser(path))  # noqa: PTH111 -- URLs stay
     if ("://" in found or _SCHEME.match(found)) and not _URL.match(found):
         raise ValueError("should be a URL such as s3://bucket/folder")  # and no local path
     return found
 
 
-_VARIABLE = re.compile(r"\$(\$|[A-Za-z_]\w*|\{[A-Za-z_]\w*\})")
+_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _SCHEME = re.compile(r"(?i)(s3|gs|hf):")
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://[A-Za-z0-9][^/]+(/(?!/)|$)")
 DiskPath = Annotated[str, AfterValidator(expanded)]

@@ -214,18 +214,15 @@ def projection_file(path: str) -> Path:
 
     The path is its own, its folder's, or a pipeline's with one sub-folder `..._projection`.
     """
-    hint = "name the folder or .safetensors file of a linear projection"
     place = Path(path)
-    if place.is_file():
-        if place.suffix != ".safetensors":
-            raise ModelError("is not a .safetensors file", where=place, hint=hint)
+    refuse_missing(place)
+    if place.suffix == ".safetensors":
         return place
-    if not place.is_dir():
-        raise ModelError("this projection does not exist", where=place, hint="correct its path")
     folder = "*projection*/" if (place / "model_index.json").is_file() else ""
     found = [file for stem in _STEMS for file in place.glob(f"{folder}{stem}.safetensors")]
     if len(found) != 1:
         what = f"holds {len(found) or 'no'} projection{'s' if len(found) > 1 else ''}"
+        hint = "name the folder or .safetensors file of a linear projection"
         raise ModelError(what, where=place, hint=hint)
     return found[0]
 

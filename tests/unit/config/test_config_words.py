@@ -154,15 +154,12 @@ def test_variables_and_home_in_paths_are_expanded(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("MODELS", "/big/models")
     values = configuration("sd")
     values["datasets"]["cats"]["path"] = "~/cats"
-    values["models"]["m"] |= {"vae": "$MODELS/vae", "unet": {"path": "${MODELS}/a$$b"}}
+    values["models"]["m"] |= {"vae": "$MODELS/vae", "unet": {"path": "${MODELS}/a"}}
     values["musubi_tuner"]["venv"] = "~/venv"
     found = parse(values)
     assert found.datasets["cats"].path == "/home/me/cats"
     model = found.models["m"]
-    assert (model.vae.path, model.unet and model.unet.path) == (
-        "/big/models/vae",
-        "/big/models/a$b",
-    )
+    assert (model.vae.path, model.unet and model.unet.path) == ("/big/models/vae", "/big/models/a")
     assert found.musubi_tuner and found.musubi_tuner.venv == "/home/me/venv"
     monkeypatch.delenv("MODELS")
     line = message(values)

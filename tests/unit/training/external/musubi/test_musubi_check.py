@@ -206,7 +206,6 @@ def test_a_file_of_another_kind_fails(root: Path, tuner: Path, names: list[str],
 @pytest.mark.parametrize(
     ("name", "data", "note"),
     [
-        ("dit.safetensors", b"", "is an empty file"),
         ("dit.safetensors", b"weights" * 9, "is cut short or no safetensors file"),
         ("dit.pth", b"weights" * 9, "is cut short or no torch file"),
         ("dit.gguf", b"GGUF", "is neither a .safetensors nor a .pth file"),
@@ -358,10 +357,7 @@ def test_encoders_in_other_names_fail_only_where_its_own_scripts_load_them(
     put_weights(Path("models/t5.safetensors"), "shared.weight", "encoder.block.0.x")
     findings = check(order)
     assert not failed(findings)
-    assert (
-        "caching scripts would need the original Wan2.1_VAE.pth" in of(findings, "model: vae").note
-    )
-    assert of(findings, "model: text").verdict == "warning"
+    assert of(findings, "model: text").verdict == "ok"
     own = order.model.model_copy(update={"encoder": "musubi"})
     scripted = {file.key: file.fault for file in model_files(own)}
     assert "diffusers' names" in scripted["vae"] and "transformers' names" in scripted["text"]
