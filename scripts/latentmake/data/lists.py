@@ -188,7 +188,7 @@ def _value(data: bytes) -> object:
         return json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         return ValueError(f"is not UTF-8 (byte {error.start + 1})")
-    except (ValueError, RecursionError) as error:  # nested too deeply
+    except ValueError as error:
         left = isinstance(error, json.JSONDecodeError) and error.doc[error.pos :].strip()
         is_cut = left == "" or str(error).startswith("Unterminated")
         return ValueError("ends in the middle" if is_cut else f"is not JSON ({error})")

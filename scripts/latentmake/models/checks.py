@@ -111,21 +111,17 @@ def encoder_fault(model: Model, kind: str) -> tuple[str, str] | None:
     """Return the fault of the first unusable encoder of `latents` or `text`.
 
     Returns:
-        Its key in the configuration, and the fault of its file; None where all may do. That an
-        encoder is not set is the configuration's to say.
+        Its key in the configuration, and the fault of its file; None where all may do.
     """
-    files = (x for x in encoders(model, kind) if x.fault and x.place)
+    files = (x for x in encoders(model, kind) if x.fault)
     return next(((x.key.partition(".")[0], f"{x.place}: {x.fault}") for x in files), None)
 
 
 def encoders(model: Model, kind: str) -> Iterator[ModelFile]:
     """Yield the files that encode `latents` or `text`, inspected."""
     for file in script_of(model, kind).files:
-        weights, needs = model.weights(file.key), file.key == "clip" and model.needs_clip
-        if weights is None and (file.required or needs):
-            fault = f"is not set, and {model.title if file.required else model.task} needs it"
-            yield ModelFile(file.key, "", fault=fault)
-        elif weights is not None and weights.path is None:
+        weights = model.weights(file.key)
+        if weights is not None and weights.path is None:
             doubt = "is on the hub, and was not inspected"
             yield ModelFile(file.key, str(weights.hub), doubt=doubt)
         elif weights is not None:

@@ -172,7 +172,7 @@ def refuse_missing(path: Path) -> None:
 def _shards(index: Path) -> list[Path]:
     try:
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+    except (ValueError, KeyError, AttributeError, TypeError):
         raise ModelError("is not an index of weights", where=index, hint="copy it again") from None
     return _present([index.parent / Path(str(name)).name for name in names])
 
@@ -254,7 +254,7 @@ def network_config(weights: Weights) -> dict[str, Any] | None:
         found = json.loads(path.read_bytes())
         if not isinstance(found, dict):
             raise ValueError("it is no JSON object")
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise ModelError(f"cannot be read ({error})", where=path, hint=_COPY) from None
     return found
 

@@ -114,14 +114,6 @@ def test_caches_that_are_gone_are_named(root: Path, tuner: Path, ending: str) ->
     assert note.count("is missing") == 3 and note.endswith(f"and {len(gone) - 3} more")
 
 
-def test_image_to_video_needs_clip(root: Path, tuner: Path) -> None:
-    clip = put_weights(root / "models/clip.safetensors", "visual.head", "textual.head")
-    order = make_run(root, tuner=tuner, model={"task": "i2v-14B", "clip": clip})
-    # The configuration refuses this before; an order of another hand gets here.
-    without = order.model_copy(update={"model": order.model.model_copy(update={"clip": None})})
-    assert fails(without, "model: clip") == "is not set, and i2v-14B needs it"
-
-
 def test_latents_that_the_manifest_does_not_name_fail(root: Path, tuner: Path) -> None:
     order = make_run(root, tuner=tuner)
     put_text(Path(f"{CACHE}/old_wan_te.safetensors"), "harmless alone")
