@@ -10,6 +10,7 @@ flux_models.py, `verify_bucket_reso_steps` in its training scripts; musubi-tuner
 
 from __future__ import annotations
 
+from argparse import SUPPRESS, ArgumentError, ArgumentParser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
@@ -151,27 +152,21 @@ def options_in(arguments: Sequence[str], known: Mapping[str, Option]) -> dict[st
     Raises:
         ValueError: one is unknown, lacks its value, or has a wrong one.
     """
-    found: dict[str, object] = {}
-    left = list(arguments)
-    while left:
-        flag, equals, value = left.pop(0).partition("=")
-        option = known.get(flag)
-        if option is None:
-            names = ", ".join(known) or "none"
-            raise ValueError(f"{flag} is no option that caches depend on; known: {names}")
+    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for flag, option in known.items():
         if option.kind == "flag":
-            if equals:
-                raise ValueError(f"{flag} takes no value")
-            found[flag] = True
-            continue
-        if not equals:
-            if not left:
-                raise ValueError(f"{flag} lacks its value")
-            value = left.pop(0)
-        if option.kind == "number" and not (value.isascii() and value.isdecimal()):
-            raise ValueError(f"{flag} takes a number, not {value}")
-        found[flag] = int(value) if option.kind == "number" else value
-    return found
+            parser.add_argument(flag, dest=flag, action="store_true", default=SUPPRESS)
+        else:
+            kind = int if option.kind == "number" else str
+            parser.add_argument(flag, dest=flag, type=kind, default=SUPPRESS)
+    try:
+        found, others = parser.parse_known_args(list(arguments))
+    except ArgumentError as error:
+        raise ValueError(str(error)) from None
+    if others:
+        names = ", ".join(known) or "none"
+        raise ValueError(f"{others[0]} is no option that caches depend on; known: {names}")
+    return vars(found)
 
 
 class Encoder(NamedTuple):

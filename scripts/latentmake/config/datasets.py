@@ -128,9 +128,6 @@ _NO_REMOTE_LIST = Applies(
     "is a list at a URL, and lists are read from a disk: copy it",
     when=lambda data: not (data.is_list and data.remote),
 )
-_OWN_ENDING = Applies(
-    "is that of the captions", lambda data: data.tags_extension != data.caption_extension
-)
 _LATENT_FRAMES = Applies(
     "has a length that is not 4 n + 1, such as 1, 5 or 81",
     when=lambda data: all(frames % 4 == 1 for frames in data.target_frames),
@@ -194,7 +191,7 @@ class Dataset(Closed):
     names."""
     caption_extension: Ending = shaped(".txt", TEXT)
     """Ending of the caption file beside an image or video."""
-    tags_extension: Ending | None = shaped(None, Shapes("text", applies=[_ON_DISK, _OWN_ENDING]))
+    tags_extension: Ending | None = shaped(None, Shapes("text", applies=[_ON_DISK]))
     """Ending of a second file beside an image, with tags, such as `.tags`.
     [`captions.caption_and_tags`](captions.md#caption_and_tags) says how caption and tags are
     combined."""

@@ -195,9 +195,7 @@ def resolution_name(width: int, height: int) -> str:
 
 
 def _resolution(value: object) -> object:
-    if isinstance(value, bool):
-        raise ValueError("should be a side in pixels, or [width, height]")
-    if isinstance(value, int):
+    if isinstance(value, int) and not isinstance(value, bool):
         return {"width": value, "height": value}
     if isinstance(value, str) and (match := re.fullmatch(r"([0-9]+)(?:x([0-9]+))?", value)):
         return {"width": int(match[1]), "height": int(match[2] or match[1])}

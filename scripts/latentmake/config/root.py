@@ -417,8 +417,11 @@ class Config(Closed):
 
     def encoding_program(self, model: Model) -> ExternalProgram | None:
         """Return the program that encodes for a model; None where our encoders do."""
-        programs = {"musubi": self.musubi_tuner, "sdscripts": self.sd_scripts}
-        return programs.get(model.encoder)
+        return self._programs.get(model.encoder)
+
+    @property
+    def _programs(self) -> dict[str, ExternalProgram | None]:
+        return {"musubi": self.musubi_tuner, "sdscripts": self.sd_scripts}
 
     def generation(self, run: Run) -> Generation:
         """Return the settings of a run's clips, with the prompt of the command line."""
@@ -442,9 +445,8 @@ class Config(Closed):
                 what = f"`{twice[0]}` is named twice"
                 raise ConfigError(what, where=f"runs.{name}.{key}", hint="name it once")
         model = self.models[run.model]
-        programs = {"musubi": self.musubi_tuner, "sdscripts": self.sd_scripts}
         own = {dataset: self.datasets[dataset] for dataset in run.datasets}
-        program = programs.get(model.layout)
+        program = self._programs.get(model.layout)
         for where, what, hint in faults_of_run(name, run, model, own, program):
             raise ConfigError(what, where=where, hint=hint)
 

@@ -26,13 +26,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from posixpath import basename, isabs, normpath, splitext
 from stat import S_ISREG
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from latentmake import digest
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Number, Real
+from latentmake.config.trainers import whole_latents
 from latentmake.data.item import (
     CAPTION,
     IMAGE,
@@ -187,7 +188,7 @@ def _value(data: bytes) -> object:
         return json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         return ValueError(f"is not UTF-8 (byte {error.start + 1})")
-    except (ValueError, RecursionError) as error:  # nested too deeply
+    except ValueError as error:
         left = isinstance(error, json.JSONDecodeError) and error.doc[error.pos :].strip()
         is_cut = left == "" or str(error).startswith("Unterminated")
         return ValueError("ends in the middle" if is_cut else f"is not JSON ({error})")
@@ -232,7 +233,7 @@ class _Part(BaseModel):
     """Columns of the part of a video that a row uses, in frames or in seconds."""
 
     first_frame: Number = Field(0, ge=0, le=_MOST)
-    frames: Number | None = Field(None, ge=1, le=_MOST)
+    frames: Annotated[Number, AfterValidator(whole_latents)] | None = Field(None, ge=1, le=_MOST)
     stride: Number | None = Field(None, ge=1, le=_MOST)
     start: Real | None = Field(None, ge=0, le=_MOST)
     end: Real | None = Field(None, ge=0, le=_MOST)
@@ -262,9 +263,6 @@ def _part_of(columns: dict[str, Any], stride: int) -> tuple[str, Span, Window | 
         raise ValueError(f"has {shown} ({what})") from None
     frames, start, end = part.frames, part.start or 0, part.end
     in_seconds = {"start", "end"} & {*found}
-    if frames is not None and frames % 4 != 1:
-        below = max((frames - 1) // 4 * 4 + 1, 1)
-        raise ValueError(f"has frames: {frames}, which is not 4 n + 1: use {below} or {below + 4}")
     if in_seconds and "first_frame" in found:
         raise ValueError("has first_frame and seconds: leave out one of them")
     if end is not None and frames is not None:

@@ -86,13 +86,6 @@ def check_kind(weights: Weights, expected: Role, where: str) -> None:
 DIT = "Wan DiT"
 _CHANNELS = {"i2v": 36, "flf2v": 36, "t2v": 16, "t2i": 16, "FC": 48}  # of a Wan DiT's input
 _WIDTHS = {"14B": 5120, "1.3B": 1536, "A14B": 5120}  # of its blocks
-_ORIGINALS = {
-    "dit": "the original release's file, such as wan2.1_t2v_14B_bf16.safetensors",
-    "dit_high_noise": "the original release's file",
-    "vae": "the original Wan2.1_VAE.pth",
-    "text": "the original models_t5_umt5-xxl-enc-bf16.pth",
-    "clip": "the original models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth",
-}
 # Kind -> pattern of names that only the files of a library have, and the library.
 _CONVERTED = {
     "Wan DiT": (r"\.attn1\.to_|condition_embedder\.", "diffusers"),
@@ -118,21 +111,17 @@ def encoder_fault(model: Model, kind: str) -> tuple[str, str] | None:
     """Return the fault of the first unusable encoder of `latents` or `text`.
 
     Returns:
-        Its key in the configuration, and the fault of its file; None where all may do. That an
-        encoder is not set is the configuration's to say.
+        Its key in the configuration, and the fault of its file; None where all may do.
     """
-    files = (x for x in encoders(model, kind) if x.fault and x.place)
+    files = (x for x in encoders(model, kind) if x.fault)
     return next(((x.key.partition(".")[0], f"{x.place}: {x.fault}") for x in files), None)
 
 
 def encoders(model: Model, kind: str) -> Iterator[ModelFile]:
     """Yield the files that encode `latents` or `text`, inspected."""
     for file in script_of(model, kind).files:
-        weights, needs = model.weights(file.key), file.key == "clip" and model.needs_clip
-        if weights is None and (file.required or needs):
-            fault = f"is not set, and {model.title if file.required else model.task} needs it"
-            yield ModelFile(file.key, "", fault=fault)
-        elif weights is not None and weights.path is None:
+        weights = model.weights(file.key)
+        if weights is not None and weights.path is None:
             doubt = "is on the hub, and was not inspected"
             yield ModelFile(file.key, str(weights.hub), doubt=doubt)
         elif weights is not None:
@@ -160,7 +149,7 @@ def _encoder(model: Model, file: File, place: Path) -> ModelFile:
         return found._replace(fault=fault)
     if wan and not kinds_of(tensors):
         return found._replace(doubt=f"is not known as {one(kind)}")
-    return in_original_names(found, kind, demanded=model.scripted) if wan else found
+    return in_original_names(found, kind) if model.scripted and wan else found
 
 
 def tensors_at(place: Path) -> Mapping[str, Tensor]:
@@ -191,16 +180,14 @@ def _words(vae: Vae) -> str:
     return f"for {what}{alpha}, whose latents have {vae.channels} channels"
 
 
-def in_original_names(file: ModelFile, kind: str, *, demanded: bool) -> ModelFile:
-    """Return a file of Wan, with a fault or doubt if musubi-tuner does not know its names."""
+def in_original_names(file: ModelFile, kind: str) -> ModelFile:
+    """Return a file of Wan, with a fault if musubi-tuner does not know its names."""
     marks, library = _CONVERTED[kind]
     if not re.search(marks, "\n".join(file.tensors)):
         return file
-    names, hint = f"is in {library}' names", _ORIGINALS[file.key]
-    if demanded:
-        return file._replace(fault=f"{names}, which musubi-tuner cannot read: name {hint}")
-    doubt = f"{names}: its caches are made here, and musubi-tuner's caching scripts would need"
-    return file._replace(doubt=f"{doubt} {hint}")
+    hint = "name the original release's file, see docs/guides/wan.md"
+    fault = f"is in {library}' names, which musubi-tuner cannot read: {hint}"
+    return file._replace(fault=fault)
 
 
 def other_task(task: str, tensors: Mapping[str, Tensor]) -> str:

@@ -172,7 +172,7 @@ def refuse_missing(path: Path) -> None:
 def _shards(index: Path) -> list[Path]:
     try:
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+    except (ValueError, KeyError, AttributeError, TypeError):
         raise ModelError("is not an index of weights", where=index, hint="copy it again") from None
     return _present([index.parent / Path(str(name)).name for name in names])
 
@@ -214,18 +214,15 @@ def projection_file(path: str) -> Path:
 
     The path is its own, its folder's, or a pipeline's with one sub-folder `..._projection`.
     """
-    hint = "name the folder or .safetensors file of a linear projection"
     place = Path(path)
-    if place.is_file():
-        if place.suffix != ".safetensors":
-            raise ModelError("is not a .safetensors file", where=place, hint=hint)
+    refuse_missing(place)
+    if place.suffix == ".safetensors":
         return place
-    if not place.is_dir():
-        raise ModelError("this projection does not exist", where=place, hint="correct its path")
     folder = "*projection*/" if (place / "model_index.json").is_file() else ""
     found = [file for stem in _STEMS for file in place.glob(f"{folder}{stem}.safetensors")]
     if len(found) != 1:
         what = f"holds {len(found) or 'no'} projection{'s' if len(found) > 1 else ''}"
+        hint = "name the folder or .safetensors file of a linear projection"
         raise ModelError(what, where=place, hint=hint)
     return found[0]
 
@@ -257,7 +254,7 @@ def network_config(weights: Weights) -> dict[str, Any] | None:
         found = json.loads(path.read_bytes())
         if not isinstance(found, dict):
             raise ValueError("it is no JSON object")
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise ModelError(f"cannot be read ({error})", where=path, hint=_COPY) from None
     return found
 

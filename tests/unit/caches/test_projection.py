@@ -145,7 +145,7 @@ def test_a_projection_is_part_of_the_recipe(encoder: Path, pipeline: Path, tmp_p
 
 
 def test_a_projection_that_is_missing_is_named(encoder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="this projection does not exist"):
+    with pytest.raises(ModelError, match="this model does not exist"):
         encode(encoder, projection=str(tmp_path / "none"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match="holds no projection"):

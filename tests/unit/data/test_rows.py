@@ -91,7 +91,6 @@ FAULTS = [
     ),
     ("m.jsonl", '{"image_path": "a",}\n', "is not JSON"),
     ("m.json", '{"a": {"caption": "x \\ud800"}}', "a caption that holds half a character"),
-    ("m.json", "[" * 100_000, "is not JSON (maximum recursion depth exceeded"),
     ("m.jsonl", "[1]\n", "has a line 1 that is no object"),
     (
         "m.csv",

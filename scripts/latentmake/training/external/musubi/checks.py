@@ -100,7 +100,7 @@ def _network(model: Model, key: str, place: str | None) -> ModelFile:
     if LORA in kinds or (wan and kinds and kinds.get("DiT") != DIT):
         return found._replace(fault=f"is {one(next(iter(kinds.values())))}, not a {title}")
     if wan and kinds:
-        return _wan_network(model, in_original_names(found, DIT, demanded=True))
+        return _wan_network(model, in_original_names(found, DIT))
     if _has(tensors, scripts):
         return found
     for other in MUSUBI.values():

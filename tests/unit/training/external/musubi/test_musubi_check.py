@@ -273,10 +273,7 @@ def test_encoders_in_other_names_fail_only_where_its_own_scripts_load_them(
     put_weights(Path("models/t5.safetensors"), "shared.weight", "encoder.block.0.x")
     findings = check(order)
     assert not failed(findings)
-    assert (
-        "caching scripts would need the original Wan2.1_VAE.pth" in of(findings, "model: vae").note
-    )
-    assert of(findings, "model: text").verdict == "warning"
+    assert of(findings, "model: text").verdict == "ok"
     own = order.model.model_copy(update={"encoder": "musubi"})
     scripted = {file.key: file.fault for file in model_files(own)}
     assert "diffusers' names" in scripted["vae"] and "transformers' names" in scripted["text"]

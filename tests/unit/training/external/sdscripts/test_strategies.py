@@ -156,8 +156,8 @@ def test_an_sd_scripts_that_does_not_know_the_architecture_is_named_while_planni
         ({"task": "t2v-14B"}, "`task` is only for Wan"),
         ({"text": ["a", "b"]}, "has 1 text encoder"),
         ({"text": {"path": "a", "max_length": 8}}, "takes a path only: leave out `max_length`"),
-        ({"text_arguments": ["--gemma2_max_token_length", "many"]}, "takes a number, not many"),
-        ({"text_arguments": ["--system_prompt"]}, "--system_prompt lacks its value"),
+        ({"text_arguments": ["--gemma2_max_token_length", "many"]}, "invalid int value: 'many'"),
+        ({"text_arguments": ["--system_prompt"]}, "--system_prompt: expected one argument"),
         ({"latents_arguments": ["--vae_chunk_size", "9"]}, "`latents_arguments`: --vae_chunk_size"),
         (
             {"architecture": "hunyuan_image", "text": ["a", "b"], "dtype": "float32"},
