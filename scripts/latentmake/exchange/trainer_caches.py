@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -35,7 +36,7 @@ _CLOSE = 1e-6
 _KEPT = ("caption_separator", "caption_and_tags", "seed")  # which sd-scripts' captions have too
 _CHUNK = 75
 _CONTROL = "latents_control"
-
+_ARRAYS = threading.Lock()  # numpy reads their headers by Python's ast, which two threads upset
 
 Tensors = dict[str, "torch.Tensor"]
 
@@ -144,7 +145,7 @@ def _loaded(data: bytes, *, archive: bool) -> tuple[Tensors, Mapping[str, str]]:
     try:
         if not archive:
             return load(data), parse_head(data).metadata
-        with np.load(io.BytesIO(data)) as arrays:
+        with _ARRAYS, np.load(io.BytesIO(data)) as arrays:
             return {name: torch.from_numpy(array) for name, array in arrays.items()}, {}
     except Exception as error:  # numpy and torch raise many kinds
         kind = "npz" if archive else "safetensors"
