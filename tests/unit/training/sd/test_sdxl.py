@@ -89,9 +89,11 @@ def world(tmp_path_factory: pytest.TempPathFactory, micro: Path) -> World:
     return World(order, pipeline)
 
 
-def test_loss_and_gradients_are_those_of_diffusers_example(world: World) -> None:
-    """As examples/text_to_image/train_text_to_image_lora_sdxl.py makes a step."""
-    training = make_training(world.order)
+@pytest.mark.parametrize("adapter", ["lora", "full"])
+def test_loss_and_gradients_are_those_of_diffusers_example(world: World, adapter: str) -> None:
+    """As train_text_to_image_lora_sdxl.py and train_text_to_image_sdxl.py make a step."""
+    trainer = world.order.trainer.model_copy(update={"adapter": adapter})
+    training = make_training(world.order.model_copy(update={"trainer": trainer}))
     denoiser, random = training.learner.denoiser, torch.Generator().manual_seed(5)
     for name, each in denoiser.named_parameters():
         if "lora_B" in name:
