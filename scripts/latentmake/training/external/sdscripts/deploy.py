@@ -45,7 +45,7 @@ METADATA = "metadata.json"
 
 def deploy(order: SdScriptsOrder, folder: Path) -> Changes:
     """Bring a training's folder with its `{run}.toml` up to date; only changes are linked anew."""
-    blocks, place = _blocks(order), folder.absolute()
+    blocks, place = blocks_of(order), folder.absolute()
     text = dataset_toml(order, blocks, lambda block: (place / block).as_posix())
     files = deployed(order, blocks) | {f"{order.run}.toml": text.encode()}
     for old in ((folder / name).with_suffix(".npz") for name in files):
@@ -53,15 +53,6 @@ def deploy(order: SdScriptsOrder, folder: Path) -> Changes:
             fault = "is a cache of an old kind, which sd-scripts would prefer"
             raise TrainingError(fault, where=old, hint="remove it")
     return sync(folder, files, link=True)
-
-
-def _blocks(order: SdScriptsOrder) -> Blocks:
-    """Return the names of the folders of images for a training here."""
-    return {
-        (dataset, resolution): f"{dataset}_{resolution_name(*resolution)}"
-        for dataset in order.datasets
-        for resolution in order.resolutions
-    }
 
 
 def deployed(order: SdScriptsOrder, blocks: Blocks | None = None, *, caches: bool = True) -> Files:
@@ -77,7 +68,7 @@ def deployed(order: SdScriptsOrder, blocks: Blocks | None = None, *, caches: boo
         SourceError: a caption cannot be read, or two items would have one name.
         CacheError: an image or a cache file is not where the manifest says.
     """
-    layout, blocks = SdScripts(order.architecture), blocks or _blocks(order)
+    layout, blocks = SdScripts(order.architecture), blocks or blocks_of(order)
     files: Files = {}
     metadata: dict[str, dict[str, Any]] = {block: {} for block in blocks.values()}
     for row in rows_of(Path(order.manifest)):
