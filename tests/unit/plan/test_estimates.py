@@ -88,7 +88,7 @@ def test_receipts_tell_time_and_bytes_even_those_with_keys_of_other_versions() -
     assert [*lines(memo, two)] == ["text of tiny: about 9 min, 0.1 MB"]
     assert needs(memo, two) == [Need("text of tiny", "cache", 100_000)]
     found = estimates(memo, two, lambda order, part: (order.dataset, part))
-    assert found == {(each, "text"): (100, 50_000, 240.0) for each in ("cats", "dogs")}
+    assert found == {(each, "text"): Past(100, 240.0, 50_000) for each in ("cats", "dogs")}
 
 
 def test_what_is_linked_needs_nothing() -> None:
