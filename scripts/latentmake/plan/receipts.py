@@ -137,7 +137,6 @@ class Receipt:
     faults: list[dict[str, str]]
     counts: dict[str, int]
     seconds: float
-    began: float = 0.0  # seconds since 1970, by the clock of its machine
     starting: float | None = 0.0
     work: str = ""  # of the order; "" where nothing was encoded
     words: str = ""  # on its bottleneck; "" of a short job

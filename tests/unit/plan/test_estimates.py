@@ -55,7 +55,7 @@ def receipt_of(order: Order, seconds: float, **others: Any) -> dict[str, Any]:
     counts = {"encoded": count // 2, "linked": count // 2, "kept": 7}
     targets = {path: [1000, 1, 2, "key"] for path in order.paths}
     values = {"starting": 60.0, "work": order.work}
-    receipt = Receipt({}, targets, [], counts, seconds + 60.0, 0.0, **(values | others))
+    receipt = Receipt({}, targets, [], counts, seconds + 60.0, **(values | others))
     return vars(receipt)
 
 
