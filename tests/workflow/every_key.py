@@ -519,7 +519,6 @@ VIDEOS: dict[Key, Change] = {
     ("datasets", "source_fps"): refused(24.0, "source_fps"),
     ("datasets", "sample_stride"): refused(2, "sample_stride"),
     ("datasets", "display_rotation"): refused(True, "display_rotation"),
-    ("datasets", "short_videos"): refused("error", "short_videos"),
 }
 CONTROLS: dict[Key, Change] = {
     ("datasets", "no_resize_control"): refused(True, "no_resize_control"),
@@ -543,7 +542,6 @@ WAN: dict[Key, Change] = {
 }
 MACHINES: dict[Key, Change] = {
     ("batch", "items"): Change(2),
-    ("batch", "minutes"): Change(1),
     ("cluster", "partition"): Change("gpu"),
     ("cluster", "account"): Change("lab"),
     ("musubi_tuner", "path"): Change("nowhere"),

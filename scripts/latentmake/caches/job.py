@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -237,9 +236,9 @@ class Job:
 
     def leave_receipt(self, seconds: float, starting: float | None, words: str) -> None:
         """Write its receipt."""
-        began, work = time.time() - seconds, self.order.work if self.loaded is not None else ""
+        work = self.order.work if self.loaded is not None else ""
         made = self.sources, self.targets, self.faults, self.counts
-        Receipt(*made, seconds, began, starting, work, words).write(self.order.receipt)
+        Receipt(*made, seconds, starting, work, words).write(self.order.receipt)
 
     def outcome(self, words: str) -> str:
         """Return its counts in a line, with words on the bottleneck, if there are any."""

@@ -154,7 +154,7 @@ def _faults_of_trainer(where: str, run: Run, model: Model) -> Iterator[Fault]:
         if all(getattr(model, key) is None for key in keys):
             hint = f"add `{keys[0]}` to models.{run.model}, or leave out the run's `trainer`"
             yield f"{where}.model", f"the model {run.model} has no `{keys[0]}` to train", hint
-    if run.validation is not None and not (trainer and trainer.holds_out):
+    if run.validation is not None and not (trainer and trainer.ours):
         what = "the run has no trainer that could leave items out"
         if trainer is not None:
             what = f"the trainer {trainer.kind} holds no items out; sd and wan do"
@@ -292,7 +292,7 @@ def _faults_of_generation(
     where: str, run: Run, settings: Generation, model: Model
 ) -> Iterator[Fault]:
     """Yield clips or pictures that the run's trainer or model cannot make."""
-    if run.trainer is None or not run.trainer.generates:
+    if run.trainer is None or not run.trainer.ours:
         what = "the run has no trainer" if run.trainer is None else "its trainer generates nothing"
         yield where, what, "leave it out, or set the trainer's `kind` to sd or wan"
     if settings.resolution is not None:

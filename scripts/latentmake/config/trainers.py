@@ -45,9 +45,7 @@ class Trainer(Closed, shapes=WEIGHTS):
     layout: ClassVar[str]  # whose caches it reads
     network: ClassVar[str]  # the model's key that names what is trained
     alternatives: ClassVar[tuple[str, ...]] = ()  # keys that may be set in its place
-    generates: ClassVar[bool] = False  # whether `generate_{run}` draws by its result
-    evaluates: ClassVar[bool] = False  # whether `evaluate_{run}` compares it on held-out items
-    holds_out: ClassVar[bool] = False  # whether it leaves held-out items out
+    ours: ClassVar[bool] = False  # whether it is no other program: it holds items out, and draws
 
     @property
     def prompts(self) -> list[str]:
@@ -101,9 +99,7 @@ class LoopTrainer(Trainer):
     """A trainer of ours: a LoRA or more of a network, from caches alone."""
 
     draws_captions: ClassVar[bool] = True  # whether its samples are of captions without `prompts`
-    holds_out: ClassVar[bool] = True
-    generates: ClassVar[bool] = True
-    evaluates: ClassVar[bool] = True
+    ours: ClassVar[bool] = True
     # Defaults of earlier releases, which digests of settings leave out.
     former_defaults: ClassVar[Mapping[str, object]] = {"mixed_precision": "no"}
 

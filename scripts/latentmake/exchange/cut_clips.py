@@ -75,7 +75,7 @@ def cut(order: ClipsOrder, *, say: Callable[[str], None], threads: int = 1) -> C
             sources[video], written, made = found
             counts.update(written=written, kept=len(files) - written)
             rows |= made
-    Receipt(sources, {}, [], dict(counts), time.time() - began, began).write(Path(order.receipt))
+    Receipt(sources, {}, [], dict(counts), time.time() - began).write(Path(order.receipt))
     counts["faulty"] = sum(map(len, faults.values()))
     lines = [each for name, found in faults.items() if name not in order.skip for each in found]
     if not lines:

@@ -25,7 +25,7 @@ from latentmake.data.item import IMAGE_EXTENSIONS
 from latentmake.errors import CacheError, ConfigError, StorageError
 from latentmake.files import atomic, cachefile
 from latentmake.layouts import layout
-from latentmake.models.shapes import text_tokens
+from latentmake.models.files import text_tokens
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import rows_of, run_folder
 from latentmake.progress import Progress

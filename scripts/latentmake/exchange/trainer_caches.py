@@ -25,7 +25,7 @@ from latentmake.files.cachefile import CAPTION, head_of
 from latentmake.files.safetensors import parse_head
 from latentmake.geometry.buckets import crop_ltrb
 from latentmake.layouts.layout import array_name, frames_and_sides
-from latentmake.models.shapes import latent_channels, text_width
+from latentmake.models.files import latent_channels, text_width
 from latentmake.plan.orders import Order, Target, Work
 
 if TYPE_CHECKING:

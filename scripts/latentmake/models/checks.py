@@ -9,7 +9,7 @@ Headers tell a file, see `models.headers`: no tensor is read. Names that are not
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -29,11 +29,10 @@ from latentmake.models.headers import SUFFIXES, kinds_of, one, tensors_of, vae_o
 Role = Literal["vae", "unet", "text"]
 """Key of a Stable Diffusion model that takes a network."""
 
-_WORDS: Mapping[Role, str] = {"vae": "a VAE", "unet": "a UNet", "text": "a text encoder"}
-_FAMILIES: Mapping[Role, frozenset[str]] = {
-    "vae": frozenset({"VAE"}),
-    "unet": frozenset({"UNet", "DiT"}),  # SD 3's is a DiT
-    "text": frozenset({"T5", "CLIP text encoder", "language model"}),
+_ROLES: Mapping[Role, tuple[str, Collection[str]]] = {
+    "vae": ("a VAE", ["VAE"]),
+    "unet": ("a UNet", ["UNet", "DiT"]),  # SD 3's is a DiT
+    "text": ("a text encoder", ["T5", "CLIP text encoder", "language model"]),
 }
 _USUAL_FACTOR = 8  # pixels a latent: that of every Stable Diffusion VAE
 
@@ -71,16 +70,15 @@ def check_run(config: Config, name: str, run: Run) -> None:
 
 def check_kind(weights: Weights, expected: Role, where: str) -> None:
     """Refuse, by ModelError, a network of another kind than its key says; an unknown one passes."""
-    kinds: Mapping[str, str] = {}
+    kinds, (word, families) = dict[str, str](), _ROLES[expected]
     if weights.path is not None:
         with suppress(ValueError, ModelError):  # its loader says so
             path = Path(weights.path)
             kinds = kinds_of(tensors_of(weights_files(weights)[-1] if path.is_dir() else path))
-    if kinds and not _FAMILIES[expected] & kinds.keys():
+    if kinds and kinds.keys().isdisjoint(families):
         named = "" if where == weights.path else f"{weights.path} "
-        what = f"{named}holds {one(next(iter(kinds.values())))}, not {_WORDS[expected]}"
-        hint = f"name the folder or file of {_WORDS[expected]}"
-        raise ModelError(what, where=where, hint=hint)
+        what = f"{named}holds {one(next(iter(kinds.values())))}, not {word}"
+        raise ModelError(what, where=where, hint=f"name the folder or file of {word}")
 
 
 DIT = "Wan DiT"

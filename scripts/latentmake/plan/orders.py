@@ -281,6 +281,9 @@ class Order:
     def write(self) -> None:
         """Write it, with an mtime later than that of anything found and of its receipt.
 
+        A file found with an mtime in the future gets one of now: an order as late as that would be
+        newer than what its job makes, and Snakemake would end with an error.
+
         An order that lies there without a receipt is left as it is: a build may be carrying it out,
         which Snakemake ends with an error where an input is newer than what was made of it.
 
@@ -297,9 +300,12 @@ class Order:
         # The items lie beside the order: Snakemake digests its input, and need not digest those.
         atomic.write(path, items or _ITEMS.dump_json(self.items))
         atomic.write(self.path, head)
-        found = (target.found for item in self.items for target in item.targets)
-        newest = max((int(each.split("@")[1]) for each in found if each), default=0)
-        moment = max(time.time_ns(), newest + 1_000_000)
+        moment = time.time_ns()
+        before = moment - 1_000_000
+        for target in (each for item in self.items for each in item.targets):
+            if target.found and int(target.found.split("@")[1]) > before:
+                with contextlib.suppress(OSError):
+                    os.utime(target.path, ns=(before, before))
         os.utime(self.path, ns=(moment, moment))
 
     @classmethod

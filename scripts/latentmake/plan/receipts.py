@@ -24,7 +24,7 @@ from latentmake.progress import duration
 
 Resources = dict[str, int | str | Callable[[object, int], int]]
 _Group = TypeVar("_Group", bound=Hashable)
-_UNKNOWN_SECONDS, _UNKNOWN_ITEMS = 2.0, 1024  # of an item, and in a batch, without past jobs
+_UNKNOWN_SECONDS = 2.0  # of an item, without past jobs
 
 
 class Past(NamedTuple):
@@ -63,47 +63,30 @@ def learn_job(memo: Memo, work: str, job: Past) -> None:
         memo.rates.learn(work, None, json.dumps(new._asdict()))
 
 
-def batch_items(memo: Memo, work: str, minutes: float, targets: float) -> int:
-    """Return how many items of some targets each past jobs of a kind and model encoded in minutes.
-
-    Starting a job shall be a tenth of it at most, however short the time asked for.
-    """
-    past = past_jobs(memo, work)
-    if past is None:
-        return _UNKNOWN_ITEMS
-    seconds = max(minutes * 60 - past.starting, 9 * past.starting)
-    return max(1, int(seconds / past.time(targets)))
-
-
-class Estimate(NamedTuple):
-    """Cache files to be encoded: number, bytes, seconds in a job that has started; unknown is 0."""
-
-    number: int = 0
-    size: float = 0.0
-    seconds: float = 0.0
-
-
 def estimates(
     memo: Memo, orders: Iterable[Order], group: Callable[[Order, str], _Group]
-) -> dict[_Group, Estimate]:
-    """Return the estimates of some orders' targets, in groups by order and part."""
-    found: dict[_Group, Estimate] = {}
+) -> dict[_Group, Past]:
+    """Return sums over the targets that some orders encode, in groups by order and part.
+
+    They are estimates by past jobs; seconds and size are 0 where these are unknown.
+    """
+    found: dict[_Group, Past] = {}
     for order in (each for each in orders if not each.reuses):
         past = past_jobs(memo, order.work) or Past()
         parts = Counter(target.part for item in order.items for target in item.targets)
         for part, number in parts.items():
-            old = found.get(name := group(order, part), Estimate())
+            old = found.get(name := group(order, part), Past())
             size = old.size + number * past.size / (past.targets or 1)
-            found[name] = Estimate(old.number + number, size, old.seconds + past.time(number))
+            found[name] = Past(old.targets + number, old.seconds + past.time(number), size)
     return found
 
 
 def lines(memo: Memo, orders: Iterable[Order]) -> Iterator[str]:
     """Yield a line for each kind and model of which past jobs tell anything."""
-    for work, (_, size, seconds) in estimates(memo, orders, lambda x, _: x.work).items():
+    for work, rest in estimates(memo, orders, lambda x, _: x.work).items():
         if past := past_jobs(memo, work):
-            time = duration((past.starting + seconds) / 60)
-            yield f"{work.replace(' ', ' of ')}: about {time}, {human(size)}"
+            time = duration((past.starting + rest.seconds) / 60)
+            yield f"{work.replace(' ', ' of ')}: about {time}, {human(rest.size)}"
 
 
 def needs(memo: Memo, orders: Iterable[Order]) -> list[Need]:
@@ -154,7 +137,6 @@ class Receipt:
     faults: list[dict[str, str]]
     counts: dict[str, int]
     seconds: float
-    began: float = 0.0  # seconds since 1970, by the clock of its machine
     starting: float | None = 0.0
     work: str = ""  # of the order; "" where nothing was encoded
     words: str = ""  # on its bottleneck; "" of a short job

@@ -248,7 +248,7 @@ def refuse_following(config: Config, run: str, word: str) -> None:
         ConfigError: it cannot be made.
     """
     trainer, where = config.runs[run].trainer, f"{word}_{run}"
-    if trainer is None or not (trainer.generates if word == "generate" else trainer.evaluates):
+    if trainer is None or not trainer.ours:
         does = "draws nothing" if word == "generate" else "evaluates nothing"
         what = f"the run {run} has no trainer" if trainer is None else f"its trainer {does}"
         hint = "only the trainers sd and wan do; set the trainer's `kind`"

@@ -119,7 +119,7 @@ def _rows(facts: Facts, plan: RunPlan) -> list[StatusRow]:
 
     for name, rest in receipts.estimates(facts.memo, plan.orders, group).items():
         if name in rows:
-            rows[name].rest = rest.number
+            rows[name].rest = round(rest.targets)
             rows[name].rest_bytes = round(rest.size) if rest.size else None
             rows[name].rest_seconds = round(rest.seconds, 3) if rest.seconds else None
     return [*rows.values()]

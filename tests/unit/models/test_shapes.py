@@ -12,7 +12,7 @@ import world
 from latentmake.caches.encoders.text import load_text_encoder
 from latentmake.caches.encoders.vae import encode_images, load_vae
 from latentmake.config.weights import TextWeights, Weights
-from latentmake.models.shapes import Tokens, latent_channels, text_tokens, text_width
+from latentmake.models.files import Tokens, latent_channels, text_tokens, text_width
 
 CPU = torch.device("cpu")
 

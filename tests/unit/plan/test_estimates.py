@@ -12,14 +12,11 @@ from item_world import work_of
 from latentmake.config.datasets import Dataset
 from latentmake.config.machines import Cluster
 from latentmake.config.models import Model
-from latentmake.config.root import parse
 from latentmake.files.workspace import Need
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip
 from latentmake.index.memo import Memo
-from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order, Target
-from latentmake.plan.planner import make_plan
 from latentmake.plan.receipts import (
     Past,
     Receipt,
@@ -58,7 +55,7 @@ def receipt_of(order: Order, seconds: float, **others: Any) -> dict[str, Any]:
     counts = {"encoded": count // 2, "linked": count // 2, "kept": 7}
     targets = {path: [1000, 1, 2, "key"] for path in order.paths}
     values = {"starting": 60.0, "work": order.work}
-    receipt = Receipt({}, targets, [], counts, seconds + 60.0, 0.0, **(values | others))
+    receipt = Receipt({}, targets, [], counts, seconds + 60.0, **(values | others))
     return vars(receipt)
 
 
@@ -88,7 +85,7 @@ def test_receipts_tell_time_and_bytes_even_those_with_keys_of_other_versions() -
     assert [*lines(memo, two)] == ["text of tiny: about 9 min, 0.1 MB"]
     assert needs(memo, two) == [Need("text of tiny", "cache", 100_000)]
     found = estimates(memo, two, lambda order, part: (order.dataset, part))
-    assert found == {(each, "text"): (100, 50_000, 240.0) for each in ("cats", "dogs")}
+    assert found == {(each, "text"): Past(100, 240.0, 50_000) for each in ("cats", "dogs")}
 
 
 def test_what_is_linked_needs_nothing() -> None:
@@ -111,18 +108,3 @@ def test_a_job_on_a_cluster_gets_twice_the_expected_time() -> None:
         assert limit(None, 1) == pytest.approx(minutes, abs=1)
         assert limit(None, 2) == pytest.approx(2 * minutes, abs=1)
         assert "slurm_account" not in found
-
-
-def test_batches_are_as_large_as_past_jobs_allow() -> None:
-    Path("data").mkdir()
-    for number in range(32):
-        Path(f"data/{number}.png").write_text(f"{number}")
-        Path(f"data/{number}.txt").write_text("a cat")
-    run = {"datasets": "cats", "model": "tiny", "resolutions": [64, 96]}
-    batch = {"items": "auto", "minutes": 0.5}
-    values = {"datasets": {"cats": {"path": "data"}}, "models": {"tiny": TINY}}
-    memo = Memo(None)
-    learn_job(memo, "latents tiny", Past(10, 10.0, starting=1.0))  # 29 targets in 30 s
-    facts = Facts(parse({**values, "runs": {"a": run}, "batch": batch}), memo, encoders=False)
-    orders = make_plan(facts, ["a"]).orders
-    assert [len(x.items) for x in orders if x.kind == "latents"] == [14, 14, 4]
