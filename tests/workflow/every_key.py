@@ -542,6 +542,7 @@ WAN: dict[Key, Change] = {
 }
 MACHINES: dict[Key, Change] = {
     ("batch", "items"): Change(2),
+    ("batch", "minutes"): Change(1),
     ("cluster", "partition"): Change("gpu"),
     ("cluster", "account"): Change("lab"),
     ("musubi_tuner", "path"): Change("nowhere"),

@@ -18,7 +18,9 @@ from latentmake.config.fields import (
     Closed,
     DiskPath,
     Number,
+    Real,
     ResolutionField,
+    worded,
 )
 
 PROGRAMS = {"musubi": "musubi-tuner", "sdscripts": "sd-scripts"}
@@ -134,8 +136,14 @@ class Store(Closed, shapes=MACHINE):
 class Batch(Closed, shapes=MACHINE):
     """Size of encoding jobs."""
 
-    items: Number = Field(1024, ge=1)
-    """Items (images, clips or captions) of one batch. On a cluster, a batch is a job."""
+    items: Annotated[
+        Annotated[Number, Field(ge=1)] | Literal["auto"], worded("should be 1 or more, or auto")
+    ] = 1024
+    """Items (images, clips or captions) of one batch. `auto` takes as many as earlier jobs of the
+    same model encoded in `minutes`; before there are any, 1024. A batch is never so small that
+    starting the job takes more than a tenth of its time."""
+    minutes: Real = Field(10, gt=0)
+    """Target length of a batch, with `items: auto`."""
 
 
 class ClusterJob(Closed, shapes=MACHINE):

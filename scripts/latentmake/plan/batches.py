@@ -28,6 +28,7 @@ from latentmake.plan.orders import (
     targets_of,
     text_parts,
 )
+from latentmake.plan.receipts import batch_items
 from latentmake.plan.state import State
 
 _REUSED_ITEMS = 16_384  # of a batch that encodes nothing
@@ -67,11 +68,20 @@ def batches(
         for at_hand, group in groups.items():
             works = [Work(item, (*targets,), content) for item, content, *targets in group.values()]
             group.clear()
-            size = _REUSED_ITEMS if at_hand else facts.config.batch.items
+            size = _REUSED_ITEMS if at_hand else _batch_size(facts, model, kind, works)
             if side_by_side > 1 and not at_hand:
                 size = min(size, max(_SHARED_ITEMS, -(-len(works) // side_by_side)))
             for start in range(0, len(works), size):
                 yield order_of(facts, dataset, model, kind, works[start : start + size]), runs
+
+
+def _batch_size(facts: Facts, model: str, kind: str, works: Sequence[Work]) -> int:
+    """Return the number of items of a batch: as configured, or by the speed of past jobs."""
+    batch = facts.config.batch
+    if batch.items != "auto":
+        return batch.items
+    targets = sum(len(each.targets) for each in works) / len(works)
+    return batch_items(facts.memo, f"{kind} {model}", batch.minutes, targets)
 
 
 def order_of(facts: Facts, dataset: str, model: str, kind: str, works: Sequence[Work]) -> Order:

@@ -24,7 +24,7 @@ from latentmake.progress import duration
 
 Resources = dict[str, int | str | Callable[[object, int], int]]
 _Group = TypeVar("_Group", bound=Hashable)
-_UNKNOWN_SECONDS = 2.0  # of an item, without past jobs
+_UNKNOWN_SECONDS, _UNKNOWN_ITEMS = 2.0, 1024  # of an item, and in a batch, without past jobs
 
 
 class Past(NamedTuple):
@@ -61,6 +61,18 @@ def learn_job(memo: Memo, work: str, job: Past) -> None:
             job.words or old.words,
         )
         memo.rates.learn(work, None, json.dumps(new._asdict()))
+
+
+def batch_items(memo: Memo, work: str, minutes: float, targets: float) -> int:
+    """Return how many items of some targets each past jobs of a kind and model encoded in minutes.
+
+    Starting a job shall be a tenth of it at most, however short the time asked for.
+    """
+    past = past_jobs(memo, work)
+    if past is None:
+        return _UNKNOWN_ITEMS
+    seconds = max(minutes * 60 - past.starting, 9 * past.starting)
+    return max(1, int(seconds / past.time(targets)))
 
 
 def estimates(

@@ -84,7 +84,7 @@ endings of too many text encoders: models.tiny.ai_training = {"text": [".txt_t5c
     -> models.tiny | 2 endings for 1 text encoders
 adoption of nothing: models.tiny.ai_training = {} -> `latents`
 batch of no item: batch = {"items": 0}
-    -> batch.items: 0 should be greater than or equal to 1; use 1 or more
+    -> batch.items: 0 should be 1 or more, or auto; see config/README.md
 argument of an optimizer: runs.first.trainer.optimizer_arguments = {"betas": ["a"]}
     -> optimizer_arguments.betas: ["a"] should be a number, true, false, or a list of numbers
 """

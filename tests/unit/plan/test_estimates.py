@@ -12,11 +12,14 @@ from item_world import work_of
 from latentmake.config.datasets import Dataset
 from latentmake.config.machines import Cluster
 from latentmake.config.models import Model
+from latentmake.config.root import parse
 from latentmake.files.workspace import Need
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip
 from latentmake.index.memo import Memo
+from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order, Target
+from latentmake.plan.planner import make_plan
 from latentmake.plan.receipts import (
     Past,
     Receipt,
@@ -108,3 +111,18 @@ def test_a_job_on_a_cluster_gets_twice_the_expected_time() -> None:
         assert limit(None, 1) == pytest.approx(minutes, abs=1)
         assert limit(None, 2) == pytest.approx(2 * minutes, abs=1)
         assert "slurm_account" not in found
+
+
+def test_batches_are_as_large_as_past_jobs_allow() -> None:
+    Path("data").mkdir()
+    for number in range(32):
+        Path(f"data/{number}.png").write_text(f"{number}")
+        Path(f"data/{number}.txt").write_text("a cat")
+    run = {"datasets": "cats", "model": "tiny", "resolutions": [64, 96]}
+    batch = {"items": "auto", "minutes": 0.5}
+    values = {"datasets": {"cats": {"path": "data"}}, "models": {"tiny": TINY}}
+    memo = Memo(None)
+    learn_job(memo, "latents tiny", Past(10, 10.0, starting=1.0))  # 29 targets in 30 s
+    facts = Facts(parse({**values, "runs": {"a": run}, "batch": batch}), memo, encoders=False)
+    orders = make_plan(facts, ["a"]).orders
+    assert [len(x.items) for x in orders if x.kind == "latents"] == [14, 14, 4]
