@@ -69,7 +69,7 @@ def test_dependencies_are_those_imported_and_locked() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {re.split(r"[<>=]", each)[0] for each in project["dependencies"]}
     extras = project["optional-dependencies"]
-    optional = {*extras["adamw8bit"]}
+    optional = {*extras["parquet"], *extras["adamw8bit"]}
     modules = {
         "opencv-python-headless": "cv2",
         "pillow": "PIL",

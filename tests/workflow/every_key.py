@@ -519,6 +519,7 @@ VIDEOS: dict[Key, Change] = {
     ("datasets", "source_fps"): refused(24.0, "source_fps"),
     ("datasets", "sample_stride"): refused(2, "sample_stride"),
     ("datasets", "display_rotation"): refused(True, "display_rotation"),
+    ("datasets", "short_videos"): refused("error", "short_videos"),
 }
 CONTROLS: dict[Key, Change] = {
     ("datasets", "no_resize_control"): refused(True, "no_resize_control"),

@@ -47,6 +47,7 @@ CHANGES: dict[Key, Change] = {
     ("datasets", "source_fps"): Change(24.0),
     ("datasets", "sample_stride"): Change(2),
     ("datasets", "display_rotation"): nothing(True, "no video here is turned"),
+    ("datasets", "short_videos"): nothing("error", "no video here is too short"),
     ("datasets", "fit"): Change("crop"),
     ("datasets", "bucket_no_upscale"): refused(True, "bucket_no_upscale"),
 }

@@ -104,7 +104,7 @@ class Captions(Closed, shapes=TEXT):
         return self
 
 
-_LISTS = (".jsonl", ".json", ".csv")
+_LISTS = (".jsonl", ".json", ".csv", ".parquet")
 
 BUCKET_STEPS = 16
 """Sides of buckets are multiples of this by default, but not for sd-scripts; in pixels."""
@@ -185,7 +185,7 @@ class Dataset(Closed):
         min_length=1, json_schema_extra=Shapes("machine", applies=[_NO_REMOTE_LIST])
     )
     """Folder of the images or videos; a [URL](#images-at-a-url) such as `s3://bucket/folder`; or a
-    `.jsonl`, `.json` or `.csv` [list](#lists) that names files and captions."""
+    `.jsonl`, `.json`, `.csv` or `.parquet` [list](#lists) that names files and captions."""
     flat: bool = shaped(False, MANIFEST)
     """Ignore sub-folders, as musubi-tuner and sd-scripts do. In a list, drop folders from item
     names."""
@@ -297,8 +297,7 @@ class Dataset(Closed):
     """Do not add an empty frame behind the control images. For FramePack with `task: one_frame`."""
     target_frames: Listed[Annotated[Number, Field(ge=1)]] | None = shaped(None, _LENGTHS)
     """Lengths of the clips in frames, each 4 n + 1, such as `[1, 25, 45]`. This key makes the
-    dataset one of [videos](#videos). Videos that are too short for every length are left out with a
-    note, as in musubi-tuner."""
+    dataset one of [videos](#videos)."""
     frame_extraction: Literal["head", "chunk", "slide", "uniform", "full"] = shaped("head", _CLIPS)
     """Clips to cut from a video. `head`: one at its beginning. `chunk`: one after the other.
     `slide`: one every `frame_stride` frames. `uniform`: `frame_sample` clips, evenly spread.
@@ -323,6 +322,11 @@ class Dataset(Closed):
     display_rotation: bool = shaped(False, _CLIPS)
     """Apply the rotation metadata of videos before anything else. Without it, videos of phones
     often lie on their side."""
+    short_videos: Literal["skip", "error"] = shaped(
+        "skip", Shapes("manifest", applies=[_OF_VIDEOS])
+    )
+    """Videos that are too short for every length of `target_frames`. `skip` leaves them out with a
+    note, as musubi-tuner does; `error` makes them faulty items, see `on_error`."""
 
     @property
     def remote(self) -> bool:

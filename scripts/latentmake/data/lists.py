@@ -3,6 +3,7 @@
     .json    {name: {"caption": ..., "tags": ...}, ...}, or a list of objects with names
     .jsonl   an object a line: image_path or file_name, caption or text, tags
     .csv     a table with the columns file_name (or image_path), text (or caption), tags
+    .parquet the same, read by pyarrow
 
 {"video": "films/a.mp4", "prompt": "a street", "first_frame": 120, "frames": 81}
 {"video": "films/a.mp4", "prompt": "the same street by night", "start": 60.0, "end": 75.5}
@@ -166,8 +167,10 @@ def _records(kind: str, data: bytes) -> Iterable[tuple[int, object]]:
         return ((number, _value(x)) for number, x in lines if x.strip(b"\xef\xbb\xbf \t\r"))
     if kind == ".csv":
         return enumerate(_table(data.decode("utf-8-sig")), 1)
+    if kind == ".parquet":
+        return enumerate(_parquet(data), 1)
     if kind != ".json":
-        raise ValueError("is none of .json, .jsonl, .csv")
+        raise ValueError("is none of .json, .jsonl, .csv, .parquet")
     value = _value(data)
     if isinstance(value, ValueError):
         raise value
@@ -189,6 +192,21 @@ def _value(data: bytes) -> object:
         left = isinstance(error, json.JSONDecodeError) and error.doc[error.pos :].strip()
         is_cut = left == "" or str(error).startswith("Unterminated")
         return ValueError("ends in the middle" if is_cut else f"is not JSON ({error})")
+
+
+def _parquet(data: bytes) -> Iterator[dict[str, object]]:
+    try:
+        from pyarrow import ArrowInvalid
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        what, hint = "a table needs the Python package pyarrow", "install it: pip install pyarrow"
+        raise DatasetError(what, where="datasets", hint=hint) from None
+    try:
+        with ParquetFile(io.BytesIO(data)) as table:
+            for batch in table.iter_batches():
+                yield from batch.to_pylist()
+    except ArrowInvalid as error:
+        raise ValueError(f"is no Parquet file ({' '.join(str(error).split())})") from None
 
 
 def _table(text: str) -> Iterator[dict[str, str | None]]:
@@ -291,7 +309,7 @@ class _List:
                 raise row
             try:
                 _encoded(row.others).encode()
-            except (ValueError, RecursionError) as error:  # NaN, or half a character
+            except (ValueError, TypeError, RecursionError) as error:  # bytes, in Parquet
                 raise ValueError(f"is not JSON ({error})") from None
             item = self._item(row, place)
             if (first := self.items.setdefault(item.stem, item)) is not item:

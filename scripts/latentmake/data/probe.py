@@ -167,6 +167,8 @@ def measured(
             _check_name(layout, item, owners, settings.text_variants)
             if settings.video and not layout.clips(media, settings, span):
                 refuse_beyond(media, span)
+                if settings.short_videos == "error":
+                    raise SourceError(_SHORT, hint="use shorter clips, or remove it")
                 notes.setdefault(f"{_SHORT}: it is left out", {})[item.where] = None
                 continue
             files = controls(item)

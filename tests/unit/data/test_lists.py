@@ -339,7 +339,7 @@ def test_a_row_that_names_frames_beyond_the_end_is_a_fault(
     assert what in fault.line and fault.line.startswith(f"{path}, line 1: {tmp_path}/a.mp4: ")
 
 
-def test_short_videos_are_left_out_with_a_line(tmp_path: Path) -> None:
+def test_short_videos_are_left_out_with_a_line_or_faulty(tmp_path: Path) -> None:
     for name, count in (("a", 1), ("b", 8)):
         video_world.write_video(tmp_path / f"{name}.mp4", "mpeg4", count)
     path = write(
@@ -349,6 +349,8 @@ def test_short_videos_are_left_out_with_a_line(tmp_path: Path) -> None:
     assert [item.stem for item in found] == ["b"] and faults == []
     line = "a.mp4 has too few frames for any clip of target_frames: it is left out"
     assert notes == [f"{path}, line 1: {tmp_path}/{line}"]
+    _, faults, notes = probe(path, short_videos="error")
+    assert notes == [] and "too few frames for any clip" in faults[0].line
     video_world.write_video(tmp_path / "b.mp4", "mpeg4", 3)
     assert probe(path)[2] == [f"{path}, line 1: {tmp_path}/{line}, and 1 more"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,23 @@ def test_every_form_gives_the_same_entries(tmp_path: Path, name: str, content: s
     assert found["a.png"] == ("an ä", "x, y")
     assert found["s/b"] == (None, "z")
     assert len(found) == 2
+
+
+def test_a_parquet_table_has_the_same_columns(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"file_name": ["a.png", "s/b"], "text": ["an ä", None], "tags": [["x", "y"], ["z"]]}
+    parquet.write_table(arrow.table(columns), tmp_path / "m.parquet")
+    assert entries(tmp_path / "m.parquet") == {"a.png": ("an ä", "x, y"), "s/b": (None, "z")}
+    (tmp_path / "cut.parquet").write_bytes((tmp_path / "m.parquet").read_bytes()[:-9])
+    with pytest.raises(DatasetError, match=r"cut\.parquet is no Parquet file \("):
+        entries(tmp_path / "cut.parquet")
+
+
+def test_a_parquet_table_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "m.parquet").touch()
+    with pytest.raises(DatasetError, match="needs the Python package pyarrow; install it: pip"):
+        entries(tmp_path / "m.parquet")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +99,7 @@ FAULTS = [
     ),
     ("m.csv", "file_name,text\na,b,c\n", "has too many columns in line 2"),
     ("m.csv", "", "text or tags, but []"),
-    ("m.xml", "<a/>", "is none of .json, .jsonl, .csv"),
+    ("m.xml", "<a/>", "is none of .json, .jsonl, .csv, .parquet"),
 ]
 
 
