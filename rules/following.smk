@@ -29,7 +29,7 @@ for word, made in FOLLOWING.items():
         script:
             "../scripts/following.py"
 
-    for run in SESSION.runs_that(f"{word}s"):
+    for run in SESSION.runs_that("ours"):
 
         rule:
             name:

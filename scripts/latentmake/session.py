@@ -212,7 +212,7 @@ class Session:
         return {"lock": f"runs/{run}/dataset.lock", "order": order}
 
     def runs_that(self, verb: str) -> list[str]:
-        """Return the runs whose trainer `generates`, `evaluates` or `publishes`."""
+        """Return the runs whose trainer is `ours`, or `publishes`."""
         asked = (
             (x, run.trainer, backends.of_run(self.config, x)) for x, run in self.config.runs.items()
         )
