@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
+from latentmake import digest
 from latentmake.config.root import Config
 from latentmake.data import folders
-from latentmake.data.item import Fault, Item, Scan
+from latentmake.data.item import Entry, Fault, Item, Scan
 from latentmake.errors import DatasetError, SourceError
 from latentmake.index.memo import Memo
 from latentmake.layouts.layout import Layout, layout_of
@@ -29,7 +30,7 @@ class Datasets:
         self.unreadable: dict[str, dict[str, Fault]] = {}
         self.faults: dict[tuple[str, str], list[Fault]] = {}
         self._scans: dict[tuple[str, str], Scan] = {}
-        self._found: dict[tuple[str, bool], tuple[list[Item], list[Fault]]] = {}
+        self._found: dict[tuple[str, str, bool], tuple[list[Item], list[Fault]]] = {}
         self._items: dict[tuple[str, str], tuple[list[Item], list[Fault]]] = {}
         self._noted: set[str] = set()
 
@@ -58,7 +59,7 @@ class Datasets:
         """
         asked = dataset, model
         if asked not in self._items:
-            found, faults, notes = self._made(dataset, model)
+            found, faults, notes = self._made(dataset, model, self.scan(dataset))
             lines = [f"note: datasets.{dataset}: {note}\n" for note in notes]
             sys.stderr.writelines(line for line in lines if line not in self._noted)
             self._noted.update(lines)
@@ -75,10 +76,27 @@ class Datasets:
             self._items[asked] = found, self.faults[asked]
         return self._items[asked]
 
-    def _made(self, dataset: str, model: str) -> tuple[list[Item], list[Fault], list[str]]:
-        """Return the items of a dataset as a model needs them, faults of others, and notes."""
+    def items_among(self, dataset: str, model: str, entries: list[Entry]) -> list[Item] | None:
+        """Return the items of some entries of a dataset's listing, of all files of these items.
+
+        None where anything is wrong with one of them, or worth a note.
+        """
+        if not entries:
+            return []
+        mark = digest.of_entries(entries)
+        scan = self.scan(dataset)._replace(entries=entries, fingerprint=mark)
+        try:
+            found, faults, notes = self._made(dataset, model, scan)
+        except DatasetError:
+            return None
+        return None if faults or notes else sorted(found)
+
+    def _made(
+        self, dataset: str, model: str, scan: Scan
+    ) -> tuple[list[Item], list[Fault], list[str]]:
+        """Return the items of a listing as a model needs them, faults of others, and notes."""
         settings, layout = self.config.datasets[dataset], self.layout(model)
-        scan, read = self.scan(dataset), (dataset, layout.first_line)
+        read = dataset, scan.fingerprint, layout.first_line
         if read not in self._found:
             from latentmake.data.texts import with_texts
 

@@ -249,10 +249,12 @@ class Folder:
     Attributes:
         blocks: each folder's path, and some of its files: name, size, mtime_ns and inode, `packed`.
         fingerprint: digest of all that.
+        has_links: whether any of them is a symbolic link.
     """
 
     def __init__(self, path: str) -> None:
         self.blocks: list[tuple[str, bytes]] = []
+        self.has_links = False
         self._places = [f"{os.path.realpath(path).rstrip('/')}/"]
         pending = [path]
         while pending:
@@ -276,6 +278,7 @@ class Folder:
             with os.scandir(place) as found:
                 for entry in found:
                     if not entry.is_file(follow_symlinks=False):
+                        self.has_links |= entry.is_symlink()
                         path = f"{folder}/{entry.name}"
                         if entry.is_dir(follow_symlinks=False) or self._leads_out(path):
                             pending.append(path)

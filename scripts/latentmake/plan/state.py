@@ -64,14 +64,15 @@ class PartState:
     """State of one part.
 
     Attributes:
-        known: returns name (`Layout.identity`) -> key of the fresh targets, in the order of stems.
-        remembered: digest of all keys, where it is known without `known`.
+        lines: returns stem -> a line of each of its fresh targets, name and key with a tab
+            between them, in the order of stems.
+        remembered: digest of all keys, where it is known without `lines`.
     """
 
     fresh: int = 0  # number of fresh targets
     stale: list[Stale] = field(default_factory=list)
     orphans: list[str] = field(default_factory=list)  # cache files whose items are gone
-    known: Callable[[], Mapping[str, str]] = field(default=dict, compare=False)
+    lines: Callable[[], Mapping[str, str]] = field(default=dict, compare=False)
     remembered: str | None = field(default=None, compare=False)
 
     @cached_property
@@ -79,9 +80,12 @@ class PartState:
         """Digest of all keys; None while a target is stale."""
         if self.stale:
             return None
-        if self.remembered is not None:
-            return self.remembered
-        return digest.of_lines(f"{name}\t{key}" for name, key in self.known().items())
+        return self.remembered or digest.of_lines(self.lines().values())
+
+    def known(self) -> dict[str, str]:
+        """Return name (`Layout.identity`) -> key of the fresh targets."""
+        several = (line for lines in self.lines().values() for line in lines.split("\n"))
+        return {name: key for name, _, key in (line.rpartition("\t") for line in several)}
 
 
 @dataclass
@@ -364,7 +368,7 @@ class Judge:
         self, part: str, items: Sequence[Item], found: Listing, expected: set[str]
     ) -> PartState:
         """Return the state of the targets of some inputs, whose paths are added to `expected`."""
-        state, known = PartState(), dict[str, str]()
+        state, lines = PartState(), dict[str, str]()
         identity = self.layout.identity
         if self.settings and self.settings.remote and self.recipes[part] != UNKNOWN:
             self.contents.fetch(  # many at a time
@@ -384,8 +388,10 @@ class Judge:
                     state.stale.append(is_)
                 elif is_ is not None:
                     state.fresh += 1
-                    known[identity(item.stem, target.path)] = is_
-        state.known = lambda: known
+                    line = f"{identity(item.stem, target.path)}\t{is_}"
+                    before = lines.get(item.stem)
+                    lines[item.stem] = line if before is None else f"{before}\n{line}"
+        state.lines = lambda: lines
         return state
 
     def targets(self, part: str, items: Iterable[Item]) -> Iterator[tuple[Item, list[Target]]]:

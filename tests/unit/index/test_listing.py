@@ -68,6 +68,7 @@ def test_a_folder_behind_a_link_is_listed_once() -> None:
     Path("cache/64").symlink_to(Path("elsewhere").absolute())
     Path("elsewhere/back").symlink_to(Path("cache").absolute())
     assert [name for name in listed() if "back" not in name] == FILES
+    assert Folder("cache").has_links
 
 
 def test_a_folder_whose_name_is_not_utf8_hides_no_other() -> None:

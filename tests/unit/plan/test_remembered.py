@@ -1,10 +1,11 @@
-"""A plan by what is remembered is the plan of everything."""
+"""A plan of what changed is the plan of everything, and only what changed is judged again."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 import latentmake
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from latentmake.caches.inputs import Loaded, Sample
 from latentmake.config.root import parse
 from latentmake.errors import UserError
@@ -20,6 +23,7 @@ from latentmake.index.memo import Memo
 from latentmake.layouts import layout
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
+from latentmake.plan.remembered import Remembered
 from latentmake.plan.run_plan import Plan, RunPlan
 from latentmake.plan.state import Judge, State
 from order_world import carry_out
@@ -30,6 +34,16 @@ PLAIN: dict[str, Any] = {
     "datasets": {"cats": {"path": "data"}},
     "models": {"tiny": {"vae": "models/vae", "text": "models/text_encoder"}},
     "runs": {"cats": {"datasets": "cats", "model": "tiny", "resolutions": [64, 96]}},
+}
+VARIANTS: dict[str, Any] = {
+    **PLAIN,
+    "datasets": {
+        "cats": {
+            "path": "data",
+            "captions": {"variants": 2, "shuffle_caption": True},
+            "tags_extension": ".tags",
+        }
+    },
 }
 
 
@@ -71,8 +85,8 @@ class World:
         self.image(stem)
         self.caption(stem)
 
-    def plan(self, memo: Memo, *, dry: bool = False) -> Plan:
-        return make_plan(Facts(parse(self.values), memo), ["cats"], dry=dry)
+    def plan(self, memo: Memo) -> Plan:
+        return make_plan(Facts(parse(self.values), memo), ["cats"])
 
     def build(self, memo: Memo) -> None:
         for order in self.plan(memo).orders:
@@ -110,12 +124,30 @@ def _state(plan: RunPlan, part: Any) -> object:
     return state.fresh, stale, state.keys, sorted(state.orphans), state.known()
 
 
+def _edit_image(world: World, stem: str) -> None:
+    world.image(stem)
+
+
+def _edit_caption(world: World, stem: str) -> None:
+    world.caption(stem)
+
+
+def _tags(world: World, stem: str) -> None:
+    world.caption(stem, "tags")
+
+
+def _empty(world: World, stem: str) -> None:
+    world.caption(stem)
+    Path("data", f"{stem}.txt").write_text("")
+
+
 def _older(world: World, stem: str) -> None:
     """Edit a caption; its length and mtime stay."""
     path = Path("data", f"{stem}.txt")
-    stat = path.stat()
-    path.write_text(path.read_text()[::-1])
-    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    if path.exists():
+        stat = path.stat()
+        path.write_text(path.read_text()[::-1])
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
 def _touch(world: World, stem: str) -> None:
@@ -124,34 +156,87 @@ def _touch(world: World, stem: str) -> None:
 
 
 def _remove(world: World, stem: str) -> None:
+    for ending in ("png", "txt", "tags"):
+        Path("data", f"{stem}.{ending}").unlink(missing_ok=True)
+
+
+def _rename(world: World, stem: str) -> None:
     for ending in ("png", "txt"):
-        Path("data", f"{stem}.{ending}").unlink()
+        path = Path("data", f"{stem}.{ending}")
+        if path.exists():
+            path.rename(path.with_stem(f"{path.stem}2"))
+
+
+def _upper(world: World, stem: str) -> None:
+    path = Path("data", f"{stem}.txt")
+    if path.exists():
+        path.rename(path.with_suffix(".TXT"))
+
+
+def _folder(world: World, stem: str) -> None:
+    Path("data", f"{stem}.png.png").mkdir(parents=True, exist_ok=True)
+    Path("data", f"{stem}.png.png/x.png").write_bytes(b"x")
 
 
 def _lose(world: World, stem: str) -> None:
-    for path in world.caches()[::2]:
+    for path in world.caches()[:: 1 + len(stem)]:
         path.unlink()
 
 
 def _swap(world: World, stem: str) -> None:
-    caches = world.caches()
-    atomic.write(caches[0], caches[-1].read_bytes())
+    if len(caches := world.caches()) > 1:
+        atomic.write(caches[0], caches[-1].read_bytes())
 
 
 def _damage(world: World, stem: str) -> None:
-    world.caches()[0].write_bytes(b"damaged")
+    for path in world.caches()[:1]:
+        path.write_bytes(b"damaged")
 
 
 def _stray(world: World, stem: str) -> None:
-    path = world.caches()[0]
-    atomic.write(path.with_name(f"stranger{path.name}"), path.read_bytes())
-    path.with_name(f".1{atomic.TEMPORARY_SUFFIX}").write_bytes(b"")
-    path.with_name("notes.txt").write_bytes(b"")
+    for path in world.caches()[:1]:
+        atomic.write(path.with_name(f"stranger{path.name}"), path.read_bytes())
+        path.with_name(f".1{atomic.TEMPORARY_SUFFIX}").write_bytes(b"")
+        path.with_name("notes.txt").write_bytes(b"")
 
 
 EDITS: list[Callable[[World, str], None]] = [
-    World.image, World.caption, World.add, _older, _touch, _remove, _lose, _swap, _damage, _stray,
+    _edit_image, _edit_caption, _tags, _empty, _older, _touch, World.add, _remove, _rename,
+    _upper, _folder, _lose, _swap, _damage, _stray,
 ]  # fmt: skip
+STEPS = st.lists(
+    st.tuples(st.sampled_from([*EDITS, World.build]), st.sampled_from(STEMS)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(steps=STEPS, values=st.sampled_from([PLAIN, VARIANTS]))
+@settings(max_examples=25, deadline=None)
+def test_a_plan_of_changes_equals_a_plan_from_an_empty_memo(
+    steps: list[tuple[Any, str]], values: dict[str, Any]
+) -> None:
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as place, Memo(Path(place, "memo.sqlite")) as memo:
+        os.chdir(place)
+        try:
+            world = World(values)
+            world.build(memo)
+            assert seen(world, memo) == seen(world, Memo(None))
+            for step, stem in steps:
+                if step is World.build:
+                    try:
+                        world.build(memo)
+                    except UserError:
+                        continue
+                else:
+                    step(world, stem)
+                assert seen(world, memo) == seen(world, Memo(None))
+        finally:
+            os.chdir(before)
+
+
+# -- what is remembered ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -176,27 +261,19 @@ def judged(world: World, memo: Memo, monkeypatch: pytest.MonkeyPatch) -> set[str
 
     with monkeypatch.context() as patch:
         patch.setattr(Judge, "judge", noted)
-        world.plan(memo, dry=True)  # an order of a manifest would list all items
+        world.plan(memo)
     return found
 
 
-@pytest.mark.parametrize("edit", EDITS)
-def test_a_plan_after_an_edit_is_that_of_an_empty_memo(
+@pytest.mark.parametrize("edit", [_edit_image, _edit_caption, _remove, World.add, _touch])
+def test_only_items_of_changed_files_are_judged_again(
     built: tuple[World, Memo], monkeypatch: pytest.MonkeyPatch, edit: Callable[[World, str], None]
 ) -> None:
     world, memo = built
     assert judged(world, memo, monkeypatch) == set()
-    assert seen(world, memo) == seen(world, Memo(None))
     edit(world, "b.c")
-    assert judged(world, memo, monkeypatch) >= {"a", "b"}
-    assert seen(world, memo) == seen(world, Memo(None))
-
-
-def test_a_state_is_remembered_again_after_a_build(
-    built: tuple[World, Memo], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world, memo = built
-    world.caption("b.c")
+    expected = {*STEMS[:4]} if edit is _touch else {"b", "b.c"}
+    assert judged(world, memo, monkeypatch) <= expected
     world.build(memo)
     world.plan(memo)
     assert judged(world, memo, monkeypatch) == set()
@@ -222,3 +299,16 @@ def test_no_state_of_other_planning_code_is_believed(
     world, memo = built
     monkeypatch.setattr(latentmake, name, value)
     assert judged(world, memo, monkeypatch) == {*STEMS[:4]}
+
+
+def test_lines_of_a_replaced_state_are_not_those_of_another(built: tuple[World, Memo]) -> None:
+    """A plan beside another one must not mistake missing lines for missing targets."""
+    world, memo = built
+    facts = Facts(parse(world.values), memo)
+    read, unread = (Remembered(facts, "cats", "tiny", ["64", "96", "text"]) for _ in range(2))
+    state, lines = read.state(), read.lines("text")
+    assert state is not None
+    assert {*lines} == {*STEMS[:4]}
+    read.keep(state, dict.fromkeys(lines, ""))
+    assert unread.lines("text") == {}
+    assert Remembered(facts, "cats", "tiny", ["64", "96", "text"]).lines("text") == lines
