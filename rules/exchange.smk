@@ -4,7 +4,7 @@
 #        train.jsonl. Nothing is declared: each keeps what is up to date.
 
 EXCHANGED = {
-    "publish": SESSION.runs_that("publishes"),
+    "publish": SESSION.published_runs(),
     "export": SESSION.config.runs,
     "clips": SESSION.config.runs,
 }

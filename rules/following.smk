@@ -29,7 +29,7 @@ for word, made in FOLLOWING.items():
         script:
             "../scripts/following.py"
 
-    for run in SESSION.runs_that("ours"):
+    for run in SESSION.runs_of_ours():
 
         rule:
             name:

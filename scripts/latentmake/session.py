@@ -211,9 +211,12 @@ class Session:
             raise LatentmakeError(f"the run {run} has no order")
         return {"lock": f"runs/{run}/dataset.lock", "order": order}
 
-    def runs_that(self, verb: str) -> list[str]:
-        """Return the runs whose trainer is `ours`, or `publishes`."""
-        asked = (
-            (x, run.trainer, backends.of_run(self.config, x)) for x, run in self.config.runs.items()
-        )
-        return [name for name, *some in asked if any(getattr(each, verb, False) for each in some)]
+    def runs_of_ours(self) -> list[str]:
+        """Return the runs whose trainer is none of another program."""
+        runs = self.config.runs.items()
+        return [name for name, run in runs if run.trainer is not None and run.trainer.ours]
+
+    def published_runs(self) -> list[str]:
+        """Return the runs that can be published."""
+        found = ((name, backends.of_run(self.config, name)) for name in self.config.runs)
+        return [name for name, backend in found if backend is not None and backend.publishes]

@@ -50,7 +50,7 @@ OWN = r"^(Using workflow|Provided cores|Complete log|Elapsed time|\d+ of \d+ ste
 
 def blank(text: str, project: Project) -> str:
     """Return a text without times, digests and the folders of this machine."""
-    for folder, word in ((project.folder, "PROJECT"), (ROOT, "ROOT"), (sys.prefix, "VENV")):
+    for folder, word in ((project.folder, "PROJECT"), (sys.prefix, "VENV"), (ROOT, "ROOT")):
         text = text.replace(str(folder), word)
     for pattern, word in BLANKS:
         text = re.sub(pattern, word, text, flags=re.MULTILINE)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import math
 import re
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -36,7 +35,6 @@ _CLOSE = 1e-6
 _KEPT = ("caption_separator", "caption_and_tags", "seed")  # which sd-scripts' captions have too
 _CHUNK = 75
 _CONTROL = "latents_control"
-_ARRAYS = threading.Lock()  # numpy reads their headers by Python's ast, which two threads upset
 
 Tensors = dict[str, "torch.Tensor"]
 
@@ -138,15 +136,14 @@ def _loaded(data: bytes, *, archive: bool) -> tuple[Tensors, Mapping[str, str]]:
     Raises:
         CacheError: it is none.
     """
-    import numpy as np
     import torch
     from safetensors.torch import load
 
     try:
         if not archive:
             return load(data), parse_head(data).metadata
-        with _ARRAYS, np.load(io.BytesIO(data)) as arrays:
-            return {name: torch.from_numpy(array) for name, array in arrays.items()}, {}
+        arrays = npz.load(io.BytesIO(data))
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}, {}
     except Exception as error:  # numpy and torch raise many kinds
         kind = "npz" if archive else "safetensors"
         raise CacheError(f"is cut short or no {kind} file ({error})") from None
@@ -186,11 +183,8 @@ def _check_text(
 
 
 def _check_latents(found: Tensors, order: Order, reading: Reading, target: Target) -> set[str]:
-    model, item, scripts = (
-        order.model_settings,
-        reading.work.item,
-        order.model_settings.spec.scripts,
-    )
+    model, item = order.model_settings, reading.work.item
+    scripts = model.spec.scripts
     assert scripts is not None and target.size is not None
     size = order.layout.size(stored_size(item), target.size, order.dataset_settings)
     frames, sides = frames_and_sides(model, size, target.clip)

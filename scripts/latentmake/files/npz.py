@@ -15,10 +15,11 @@ import json
 import os
 import re
 import struct
+import threading
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from latentmake.files.safetensors import DTYPES, filled, sealed
 
@@ -37,6 +38,7 @@ _ARRAY = re.compile(
     re.DOTALL,
 )
 _HEADER_OF_ARRAY = 256  # bytes that hold it
+_READING = threading.Lock()  # numpy reads headers by Python's ast, which fails in two threads
 _NAMES = {dtype.numpy.encode(): name for name, dtype in DTYPES.items() if dtype.numpy}
 
 
@@ -73,6 +75,14 @@ def stamped(data: bytes, metadata: Mapping[str, str]) -> bytes:
     before = header[: len(header) - old]
     end = sealed(before + struct.pack("<H", len(comment)) + comment)[len(before) :]
     return b"".join((memoryview(data)[: len(data) - old], end))
+
+
+def load(file: str | os.PathLike[str] | BinaryIO) -> dict[str, NDArray[Any]]:
+    """Return the arrays of an archive, as numpy reads them; it raises many kinds of errors."""
+    import numpy as np
+
+    with _READING, np.load(file, allow_pickle=False) as arrays:
+        return dict(arrays)
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:

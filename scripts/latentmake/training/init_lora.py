@@ -11,19 +11,15 @@ PLACE is a program's own name of the layer.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
-from latentmake import digest
 from latentmake.errors import TrainingError, first_line
 from latentmake.files.safetensors import read_head
-from latentmake.training.order import RunOrder
 
 Place = Callable[[str], str]
 """Returns what is before the names of a layer's matrices in a file, of its name in diffusers."""
 
-_Order = TypeVar("_Order", bound=RunOrder)
 _METADATA = "lora_adapter_metadata"  # diffusers' LORA_ADAPTER_METADATA_KEY
 _SAME = {
     **{".lora_down.": ".lora_A.", ".lora_up.": ".lora_B."},  # kohya's
@@ -72,31 +68,3 @@ def misfit(error: Exception, file: Path, where: str) -> TrainingError:
     hint = "its rank must be `rank`, and its layers those of `target_modules`"
     what = f"{file} cannot be begun from ({first_line(error)})"
     return TrainingError(what, where=f"{where}.init_lora", hint=hint)
-
-
-def begun(
-    order: _Order,
-    file_digest: Callable[[Path], str],
-    layers: Iterable[Collection[str] | None],
-    places: Sequence[Place],
-) -> _Order:
-    """Return the order of a training with the digest of the LoRA that it begins from, if any.
-
-    `layers` are those that get a LoRA, of each network; None where they are not known.
-
-    Raises:
-        TrainingError: the LoRA does not fit.
-    """
-    training: Any = order
-    if not (files := training.init_files):
-        return order
-    try:
-        if len(files) != len(order.results):
-            raise ValueError(f"two networks need a folder with {' and '.join(order.results)}")
-        for file, names in zip(files, layers, strict=True):
-            if names is not None:
-                tensor_names(file, names, training.trainer.rank, places)
-        found = [file_digest(file) for file in files]
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise misfit(error, files[0], f"runs.{order.run}.trainer") from None
-    return order.model_copy(update={"weights": digest.of_value([training.weights, *found])})

@@ -15,6 +15,7 @@ from peft.utils import get_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from latentmake.config.trainers import LoopTrainer
 from latentmake.errors import LatentmakeError, TrainingError, first_line
 from latentmake.files import cachefile
 from latentmake.files.safetensors import read_head
@@ -72,6 +73,22 @@ def add_adapter(
     for parameter in network.parameters():
         if parameter.requires_grad:  # the optimizer needs small differences
             parameter.data = parameter.data.float()
+
+
+def new_adapter(network: Any, trainer: LoopTrainer, dtype: torch.dtype) -> None:
+    """Add the LoRA that a trainer's settings name to a network that computes in a dtype.
+
+    Raises:
+        ValueError: peft puts no LoRA on a layer of this kind.
+    """
+    add_adapter(
+        network,
+        rank=trainer.rank,
+        alpha=trainer.alpha,
+        target_modules=trainer.target_modules,
+        autocast=dtype != torch.float32,
+        dropout=trainer.lora_dropout,
+    )
 
 
 def lora_tensors(network: Any) -> dict[str, torch.Tensor]:

@@ -140,10 +140,10 @@ def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> L
     def encode(samples: list[Sample]) -> Encoded:
         pixels, made = stacked([np.asarray(sample.content) for sample in samples], device), []
         for flip in mirrored:
-            # From the seed and the key alone: no neighbour changes an item's noise.
-            seeds = [(int(each.key[:15], 16) + seed + flip) % 2**63 for each in samples]
-            given = pixels.flip(2) if flip else pixels
-            found = encode_images(vae, given, seeds=seeds if draws else None)
+            seeds = None
+            if draws:  # from the seed and the key alone: no neighbour changes an item's noise
+                seeds = [(int(each.key[:15], 16) + seed + flip) % 2**63 for each in samples]
+            found = encode_images(vae, pixels.flip(2) if flip else pixels, seeds=seeds)
             found = (found - own_shift) * own_scale
             made.append(found if arrays else found.to(DTYPES[name]))
         return results(samples, download(made), named)

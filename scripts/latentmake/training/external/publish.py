@@ -177,13 +177,14 @@ def _texts(
     """
     run, place = publication.order.run, publication.place
     name = f"train_{run}"
+    calls = [publication.calls(each) for each in names]
     published: dict[str, object] = {
         each.system: {
             "folder": each.of(place.path, folder=True),
-            "calls": publication.calls(each),
+            "calls": asked,
             "launcher": _launcher(publication.order, each),
         }
-        for each in names
+        for each, asked in zip(names, calls, strict=True)
     }
     published |= {"program": publication.order.name, "attention": publication.modules}
     folders = [place.venv] if place.venv else [f"{place.path}/venv", f"{place.path}/.venv"]
@@ -194,14 +195,14 @@ def _texts(
     pythons = "\r\n".join(_CHOICE.format(folder=folder) for folder in quoted)
     batch = partial(_BATCH.replace("\n", "\r\n").format, name=name, pythons=pythons)
     options = {name: "", f"cache_{run}": " --only-caches"}
-    if len(publication.calls(names[0])) == 1:
+    if len(calls[0]) == 1:
         del options[f"cache_{run}"]
     prompts = {f"{run}_prompts.txt": prompt_lines(publication.order).encode()}
-    calls = f"{json.dumps(published, indent=1, ensure_ascii=False)}\n".encode()
+    content = f"{json.dumps(published, indent=1, ensure_ascii=False)}\n".encode()
     return {
         **(prompts if publication.order.trainer.samples.prompts else {}),
         **{f"{tomls}{posixpath.basename(x.toml)}": publication.dataset(x).encode() for x in names},
-        f"{scripts}{name}.json": calls,
+        f"{scripts}{name}.json": content,
         f"{scripts}{name}.py": Path(__file__).with_name("run_published.py").read_bytes(),
         **{f"{scripts}{x}.sh": shell(option=option).encode() for x, option in options.items()},
         **{f"{scripts}{x}.bat": batch(option=option).encode() for x, option in options.items()},
@@ -294,7 +295,7 @@ def publish(publications: Sequence[Publication], say: Say) -> None:
     """
     publication = publications[0]
     order, run, settings = publication.order, publication.order.run, publication.order.publish
-    folder = Path(_writable(order, settings.path, "path"), run)
+    folder = Path(_writable(order, settings.path, "path", run), run)
     places = {
         key: f"{_writable(order, place, key)}/"
         for key in ("tomls", "scripts")
@@ -330,8 +331,10 @@ def publish(publications: Sequence[Publication], say: Say) -> None:
         say(f"{run}: {what} made in {folder} dropped, since image, caption or settings changed")
 
 
-def _writable(order: ExternalOrder, place: str, key: str) -> str:
+def _writable(order: ExternalOrder, place: str, key: str, name: str = "") -> str:
     """Return a folder that `publish` names by a key as this machine names it.
+
+    `name` is that of the folder in it that is written, if it is not the folder itself.
 
     Raises:
         ConfigError: this machine has no name for it, or it lies where it may not.
@@ -342,7 +345,7 @@ def _writable(order: ExternalOrder, place: str, key: str) -> str:
         known = (translate(path, each, maps) for each in ("wsl", "linux"))
         named = [name for name in known if name is not None]
     here = next(filter(_is_mounted, named), None)
-    folder = Path(here or path, order.run).resolve()
+    folder = Path(here or path, name).resolve()
     sources = [x for each in order.datasets.values() for x in (each.folder, each.control_directory)]
     fault = ""
     if not named:

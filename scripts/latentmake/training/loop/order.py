@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self, TypeVar
@@ -19,6 +19,7 @@ from latentmake.config.fields import shaping
 from latentmake.config.trainers import LoopTrainer
 from latentmake.config.weights import Weights
 from latentmake.training.backend import Finding, accelerate_config, of_faults
+from latentmake.training.init_lora import Place, misfit, tensor_names
 from latentmake.training.order import JsonFile, Record, RunFiles, RunOrder, Wanted, lock_digest
 
 Order = TypeVar("Order", bound="TrainingOrder")
@@ -112,6 +113,32 @@ class TrainingOrder(RunOrder):
         if place is not None and Path(place).is_dir():
             return [Path(place, name) for name in self.results]
         return [] if place is None else [Path(place)]
+
+    def begun(
+        self,
+        file_digest: Callable[[Path], str],
+        layers: Iterable[Collection[str] | None],
+        places: Sequence[Place],
+    ) -> Self:
+        """Return the order with the digest of the LoRA that it begins from, if there is one.
+
+        `layers` are those that get a LoRA, of each network; None where they are not known.
+
+        Raises:
+            TrainingError: the LoRA does not fit.
+        """
+        if not (files := self.init_files):
+            return self
+        try:
+            if len(files) != len(self.results):
+                raise ValueError(f"two networks need a folder with {' and '.join(self.results)}")
+            for file, names in zip(files, layers, strict=True):
+                if names is not None:
+                    tensor_names(file, names, self.trainer.rank, places)
+            found = [file_digest(file) for file in files]
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise misfit(error, files[0], f"runs.{self.run}.trainer") from None
+        return self.model_copy(update={"weights": digest.of_value([self.weights, *found])})
 
     @property
     def from_hub(self) -> bool:

@@ -49,6 +49,7 @@ from latentmake.training.lora import (
     kohya_bytes,
     load_lora,
     lora_bytes,
+    new_adapter,
     unreadable,
 )
 from latentmake.training.sd.unet import (
@@ -203,14 +204,7 @@ def adapt(
     if trainer.adapter == "lora":
         unet.to(dtype=frozen)
         try:
-            add_adapter(
-                unet,
-                rank=trainer.rank,
-                alpha=trainer.alpha,
-                target_modules=trainer.target_modules,
-                autocast=frozen != torch.float32,
-                dropout=trainer.lora_dropout,
-            )
+            new_adapter(unet, trainer, frozen)
         except ValueError as error:
             raise TrainingError(
                 f"a LoRA cannot be put there ({first_line(error)})",

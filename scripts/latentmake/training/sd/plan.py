@@ -12,7 +12,6 @@ from latentmake.errors import ModelError, TrainingError
 from latentmake.models import headers
 from latentmake.models.files import network_config
 from latentmake.plan.facts import Facts
-from latentmake.training.init_lora import begun
 from latentmake.training.loop.order import CAPTIONS
 from latentmake.training.loop.plan import LoopBackend, order_values
 from latentmake.training.sd.unet import (
@@ -73,7 +72,7 @@ class Sd(LoopBackend):
         layers = None
         if names is not None and model.architecture != XL:  # whose places only diffusers knows
             layers = lora_layers(trainer.target_modules, names)
-        return begun(order, facts.memo.digest_of_file, [layers], PLACES)
+        return order.begun(facts.memo.digest_of_file, [layers], PLACES)
 
     def recipe(self, order: SdOrder) -> SdRecipe:
         """Return the recipe of an order."""

@@ -11,7 +11,6 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import rows_of
 from latentmake.plan.run_plan import RunPlan
 from latentmake.training.backend import Finding, image_findings, model_finding
-from latentmake.training.init_lora import begun
 from latentmake.training.loop.plan import LoopBackend, order_values
 from latentmake.training.wan.dit import (
     PLACES,
@@ -58,7 +57,7 @@ class Wan(LoopBackend):
             weights=dit_digest(model, facts.memo.digest_of_file),
             **order_values(facts, run, trainer),
         )
-        return begun(order, facts.memo.digest_of_file, layers, PLACES)
+        return order.begun(facts.memo.digest_of_file, layers, PLACES)
 
     def recipe(self, order: WanOrder) -> WanRecipe:
         """Return the recipe of an order."""

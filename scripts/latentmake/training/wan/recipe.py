@@ -38,7 +38,14 @@ from latentmake.progress import say
 from latentmake.training.loop import recipe as loop
 from latentmake.training.loop.caches import WAN, Batch, Sought, Stored, copied
 from latentmake.training.loop.recipe import Part, Recipe, seed_of, set_up
-from latentmake.training.lora import add_adapter, begin_lora, kohya_bytes, load_lora, lora_bytes
+from latentmake.training.lora import (
+    add_adapter,
+    begin_lora,
+    kohya_bytes,
+    load_lora,
+    lora_bytes,
+    new_adapter,
+)
 from latentmake.training.wan.dit import (
     HINT,
     IGNORED,
@@ -388,14 +395,7 @@ class WanRecipe(Recipe):
     def _begin(self, transformer: Transformer, dtype: torch.dtype, file: Path | None) -> None:
         """Add a new LoRA, with the weights of a file if there is one."""
         settings = self.order.trainer
-        add_adapter(
-            transformer,
-            rank=settings.rank,
-            alpha=settings.alpha,
-            target_modules=settings.target_modules,
-            autocast=dtype != torch.float32,
-            dropout=settings.lora_dropout,
-        )
+        new_adapter(transformer, settings, dtype)
         if file is not None:
             begin_lora(transformer, file, PLACES)
         if settings.gradient_checkpointing:

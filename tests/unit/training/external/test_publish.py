@@ -209,6 +209,13 @@ def test_a_drive_of_windows_is_a_folder_here_by_the_maps() -> None:
     assert Path("share/out/gove-1.0/gove_256/a.png").is_file()
 
 
+def test_scripts_may_lie_beside_a_dataset_that_is_named_as_the_run() -> None:
+    order = order_of().model_copy(update={"run": "gove"})
+    fill(order, STEMS)
+    published(with_publish(order, scripts="data"))
+    assert Path("data/train_gove.sh").is_file() and not Path("data/gove/train_gove.sh").exists()
+
+
 def test_sources_that_are_gone_are_told() -> None:
     order = order_of()
     fill(order, STEMS)

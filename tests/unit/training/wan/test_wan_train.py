@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from latentmake.errors import CacheError, ModelError, TrainingError
-from latentmake.training.init_lora import begun
 from latentmake.training.loop import checkpoint
 from latentmake.training.loop.caches import WAN, Caches, read_items
 from latentmake.training.loop.order import wanted
@@ -167,7 +166,7 @@ def test_two_networks_begin_from_the_loras_of_a_folder(trained: WanOrder) -> Non
         update={"trainer": order.trainer.model_copy(update={"init_lora": "lora.safetensors"})}
     )
     with pytest.raises(TrainingError, match="two networks need a folder with pytorch_lora_weights"):
-        begun(one, Path.read_text, [["to_q"], ["to_q"]], PLACES)
+        one.begun(Path.read_text, [["to_q"], ["to_q"]], PLACES)
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from latentmake.caches.inputs import stored_size
 from latentmake.config.architectures import Call, Encoder, Network
 from latentmake.config.models import Model
+from latentmake.files import npz
 from latentmake.geometry.buckets import Placement
 from latentmake.layouts.layout import array_name
 from latentmake.models.recipe import encoder_of, options_of
@@ -57,8 +57,7 @@ class StrategiesEncoding(Encoding):
         }
 
     def content(self, path: Path, wanted: Wanted) -> Content:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: torch.from_numpy(file[name]) for name in file.files}
+        arrays = {name: torch.from_numpy(array) for name, array in npz.load(path).items()}
         expected = self._names(wanted)
         if {*arrays} != expected:
             held, asked = ", ".join(sorted(arrays)), ", ".join(sorted(expected))
