@@ -4,7 +4,7 @@
 
 It imports nothing of this package. It runs a caching script of musubi-tuner, or calls sd-scripts'
 caching strategies. Each line in the file `results` names files that are begun, written, or cannot
-be written. The networks are loaded once: an item that fails is tried once more at the end.
+be written. The networks are loaded once, whatever items fail.
 """
 
 from __future__ import annotations
@@ -32,20 +32,14 @@ _Write = Callable[[dict[str, Any], str], None]  # writes the file of an item to 
 
 
 class _Attempts:
-    """Encodes batches of items, and tells what became of their files.
-
-    Attributes:
-        failed: files that could not be written, and are to be tried again.
-        final: whether what fails now is told.
-    """
+    """Encodes batches of items, and tells what became of their files; of failures, at the end."""
 
     def __init__(self, job: dict[str, Any]) -> None:
-        self.failed: list[str] = []
-        self.final = False
-        self._known: bool = job["known"]
         self._results = Path(job["results"]).open("a", encoding="utf-8")  # noqa: SIM115 -- till the end
-        self._last: Callable[[], object] | None = None
+        self._known: bool = job["known"]
+        self._failed: list[tuple[list[str], str]] = []
         self._fault: Exception | None = None
+        self._last: Callable[[], object] | None = None
 
     def tell(self, **result: Any) -> None:
         """Write a line about some files."""
@@ -88,34 +82,28 @@ class _Attempts:
 
     def fail(self, files: list[str], error: Exception) -> None:
         """Note that some files could not be written; raises the error if nothing else could."""
-        if self.final:
-            self.tell(files=files, error=f"{type(error).__name__}: {error}")
-            return
+        self._failed.append((files, f"{type(error).__name__}: {error}"))
         self._fault = error
-        self.failed += files
-        if len(self.failed) >= _FAILURES:
-            self._doubt(error)
+        if len(self._failed) >= _FAILURES:
+            self._doubt()
 
-    def again(self, encode: Callable[[set[str]], object]) -> None:
-        """Try the failed files once more, if the device still does what it did before.
+    def end(self) -> None:
+        """Tell what failed, if the device still does what it did before.
 
         Raises:
             Exception: the device is at fault, or all items failed.
         """
-        failed, self.failed = {*self.failed}, []
-        if not failed:
-            return
-        if len(failed) > _FEW and self._fault is not None:
-            self._doubt(self._fault)
-        if self._last is not None:
+        if len(self._failed) > _FEW:
+            self._doubt()
+        if self._failed and self._last is not None:
             self._last()  # what went well goes well again
-        self.final = True
-        encode(failed)
-        self.final = False
+        for files, fault in self._failed:
+            self.tell(files=files, error=fault)
+        self._failed, self._last = [], None
 
-    def _doubt(self, error: Exception) -> None:
-        if self._last is None and not self._known:
-            raise error
+    def _doubt(self) -> None:
+        if self._fault and self._last is None and not self._known:
+            raise self._fault
 
     def _free_memory(self) -> None:
         gc.collect()
@@ -140,12 +128,12 @@ _NAN = re.compile(r"tensor has NaN: (.+), replace NaN with 0", re.DOTALL)
 _NAN_FAULT = "had NaN, which it replaced by zeros: use another dtype, or look at the weights"
 
 
-def _run_script(job: dict[str, Any]) -> None:
+def _run_script(job: dict[str, Any], attempts: _Attempts) -> None:
     """Run a caching script whose loops over items go on behind a bad one.
 
     A script without such loops is run as it is.
     """
-    script, attempts = job["script"], _Attempts(job)
+    script = job["script"]
     spec = importlib.util.spec_from_file_location(Path(script).stem, script)
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -167,6 +155,7 @@ def _guarded(
     nan: set[str] = set()
     handler = logging.Handler()
     handler.emit = lambda record: nan.update(_NAN.findall(record.getMessage()))  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
 
     def files_of(item: Any) -> list[str]:
         texts = job["kind"] == "text"
@@ -179,8 +168,7 @@ def _guarded(
 
     def run(*args: Any, **options: Any) -> None:
         given = inspect.signature(loop).bind(*args, **options)
-        datasets, encode = given.arguments["datasets"], given.arguments["encode"]
-        sources = [_Source(each.datasource, attempts, job["workers"]) for each in datasets]
+        encode = given.arguments["encode"]
 
         def guarded(batch: Sequence[Any]) -> None:
             nan.clear()
@@ -188,20 +176,12 @@ def _guarded(
                 batch, encode, files_of, lambda x: _NAN_FAULT if x.item_key in nan else None
             )
 
-        def go_on(failed: set[str]) -> None:
-            for source in sources:
-                source.keep(failed)
-            loop(*given.args, **given.kwargs)
-
         given.arguments["encode"] = guarded
-        for dataset, source in zip(datasets, sources, strict=True):
-            dataset.datasource = source
-        logging.getLogger().addHandler(handler)
+        for dataset in given.arguments["datasets"]:
+            if not isinstance(dataset.datasource, _Source):  # of an earlier pass
+                dataset.datasource = _Source(dataset.datasource, attempts, job["workers"])
         loop(*given.args, **given.kwargs)
-        attempts.again(go_on)
-        logging.getLogger().removeHandler(handler)
-        for dataset, source in zip(datasets, sources, strict=True):
-            dataset.datasource = source.restored()
+        attempts.end()  # before the script deletes its networks
 
     return run
 
@@ -211,21 +191,11 @@ class _Source:
 
     def __init__(self, source: Any, attempts: _Attempts, workers: int) -> None:
         self._source = source
-        self._whole = source.data
         self._attempts = attempts
         self._workers = workers
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
-
-    def keep(self, files: set[str]) -> None:
-        """Leave only the items of some files."""
-        self._source.data = [line for line in self._whole if files & {*line["files"]}]
-
-    def restored(self) -> Any:
-        """Return the source as it was."""
-        self._source.data = self._whole
-        return self._source
 
     def __iter__(self) -> Iterator[Callable[[], Any]]:
         """Yield functions that return what was read."""
@@ -322,9 +292,9 @@ def _text(torch: Any, job: dict[str, Any], networks: list[Any], device: str) -> 
     return write
 
 
-def _call_strategies(job: dict[str, Any]) -> None:
+def _call_strategies(job: dict[str, Any], attempts: _Attempts) -> None:
     """Encode items one by one: no neighbour changes their bytes."""
-    torch, attempts = _module("torch"), _Attempts(job)
+    torch = _module("torch")
     device, kind, total = _device(torch), job["kind"], len(job["items"])
     _say(f"{kind}: loading the networks to {device}")
     networks = [_network(torch, each, device) for each in job["networks"]]
@@ -339,18 +309,13 @@ def _call_strategies(job: dict[str, Any]) -> None:
         encoded(item, str(begun))
         begun.replace(item["file"])
 
-    def encode(files: set[str]) -> None:
-        nonlocal said
+    with torch.no_grad():
         for number, item in enumerate(job["items"], 1):
-            if item["file"] in files:
-                attempts.encode([item], write, lambda item: [item["file"]])
+            attempts.encode([item], write, lambda item: [item["file"]])
             if time.monotonic() - said > _SECONDS:
                 said = time.monotonic()
                 _say(f"{kind}: {number} of {total}")
-
-    with torch.no_grad():
-        encode({item["file"] for item in job["items"]})
-        attempts.again(encode)
+        attempts.end()
 
 
 def main(place: str) -> None:
@@ -358,7 +323,7 @@ def main(place: str) -> None:
     job = json.loads(Path(place).read_bytes())
     here = Path(__file__).parent  # whose modules are none of the program's
     sys.path[:1] = [job["folder"], *(x for x in sys.path[:1] if Path(x) != here)]
-    (_run_script if "script" in job else _call_strategies)(job)
+    (_run_script if "script" in job else _call_strategies)(job, _Attempts(job))
 
 
 if __name__ == "__main__":

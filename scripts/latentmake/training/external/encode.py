@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 
 from latentmake.caches.job import Job
 from latentmake.data.item import Item
-from latentmake.errors import DeviceError, ModelError, is_device_fault, is_out_of_memory
+from latentmake.errors import DeviceError, ModelError, UserError, is_device_fault, is_out_of_memory
 from latentmake.files import atomic
 from latentmake.plan.orders import KEPT_SECONDS, Target, Work
 from latentmake.progress import Progress
@@ -55,12 +55,8 @@ class Wanted(NamedTuple):
     caption: str | None
 
 
-class Content(NamedTuple):
-    """Content of a finished file; `nonzero` names the tensors that cannot be all zeros."""
-
-    tensors: dict[str, Any]
-    metadata: dict[str, str]
-    nonzero: Collection[str] | None
+Content = tuple[dict[str, Any], dict[str, str], Collection[str] | None]
+"""Tensors and metadata of a finished file, and the names of those that cannot be all zeros."""
 
 
 class Encoding(ABC):
@@ -149,32 +145,19 @@ class Encoding(ABC):
             DeviceError: the GPU is at fault: it has no memory for what fitted before, or is lost.
             ModelError: the program fails whatever the item.
         """
-        while True:
+        status = -1
+        while status != 0 and self.left:
             status, output = self._run_driver()
-            if status == 0:
-                break
             for path in [*self.left]:
-                self._take(path)
-            error = process.last_error(output, status)
+                self._take(path, last=status == 0)
             begun = [path for path in self._begun if path in self.left]
-            if is_device_fault(error):
-                raise self._device_failure(error)
-            if status > 0 or not begun or self._fitted is None:
-                raise self._failure(f"{self.name} failed: {error}")
-            for path in begun:  # it crashed, and encodes the others
-                self._refuse(path, error)
-            if not self.left:
-                break
+            if status != 0:
+                error = process.last_error(output, status)
+                if is_device_fault(error) or status > 0 or not begun or self._fitted is None:
+                    raise self._failure(error)
+                for path in begun:  # it crashed, and encodes the others
+                    self._refuse(self.left.pop(path), error)
         self._judge()
-        is_any_there = any(Path(path).exists() for path in self.left)
-        if self._fitted is None and len(self.left) > 1 and not is_any_there:
-            path, wanted = next(iter(self.left.items()))
-            raise self._failure(
-                f"{self.name} ended well and wrote none of {len(self.left)} caches, the first of "
-                f"which is {Path(path).name} of {wanted.item.name}"
-            )
-        for path in [*self.left]:
-            self._take(path, last=True)
 
     def _run_driver(self) -> tuple[int, str]:
         """Run the driver once; return its exit status and the end of its output."""
@@ -221,17 +204,13 @@ class Encoding(ABC):
                 self.job.loaded = time.monotonic()
             self._begun = result.get("begun", [])
             for path in result.get("files", ()):
-                if path in self.left:
-                    self._take_result(path, result.get("error"))
+                if path in self.left and "error" not in result:
+                    self._take(path)
+                elif path in self.left and is_out_of_memory(result["error"]):
+                    self._short.append((self.left.pop(path), result["error"]))
+                elif path in self.left:
+                    self._refuse(self.left.pop(path), result["error"])
             self._read += len(line)
-
-    def _take_result(self, path: str, error: str | None) -> None:
-        if error is None:
-            self._take(path)
-        elif is_out_of_memory(error):
-            self._short.append((self.left.pop(path), error))
-        else:
-            self._refuse(path, error)
 
     def _take(self, path: str, *, last: bool = False) -> None:
         """Store the content of a file; leave one that is not right, unless nothing is to come."""
@@ -252,7 +231,7 @@ class Encoding(ABC):
             place.unlink()
             return
         if last:
-            self._refuse(path, fault)
+            self._refuse(self.left.pop(path), fault)
 
     def _judge(self) -> None:
         """Refuse the targets larger than all that fitted; others are the fault of the device.
@@ -265,33 +244,29 @@ class Encoding(ABC):
             else:
                 is_too_large = self.amount(wanted) > self._fitted
             if not is_too_large:
-                raise self._device_failure(error)
-            self._refuse_target(wanted, f"not enough memory to encode it: {error}")
+                raise self._failure(error)
+            self._refuse(wanted, f"not enough memory to encode it: {error}")
 
-    def _refuse(self, path: str, fault: str) -> None:
-        self._progress.update()
-        self._refuse_target(self.left.pop(path), fault)
-
-    def _refuse_target(self, wanted: Wanted, fault: str) -> None:
+    def _refuse(self, wanted: Wanted, fault: str) -> None:
         """Refuse a target without a digest: the next build tries it again."""
+        self._progress.update()
         what, hint = f"{self.program} could not encode it: {fault}", f"all output: {self.log}"
         if wanted.item.stem in self.job.failed:
             self.job.refused[wanted.key] = ("", what, hint)
         else:
             self.job.refuse(wanted.item, wanted.key, "", what, hint)
 
-    def _failure(self, what: str) -> ModelError:
-        hint = _HUB_HINT if re.search(_HUB, what) else "finished caches are kept"
+    def _failure(self, error: str) -> UserError:
+        """Return what is told where hardly an item is at fault."""
+        kind: type[UserError] = ModelError
+        hint = _HUB_HINT if re.search(_HUB, error) else "finished caches are kept"
+        if is_device_fault(error):
+            kind = DeviceError
+            hint = (
+                "check the GPU with nvidia-smi, then run the same command; finished files are kept"
+            )
         hint = f"{hint}; all output: {self.log}"
-        return ModelError(what, where=f"models.{self.order.model}", hint=hint)
-
-    def _device_failure(self, error: str) -> DeviceError:
-        return DeviceError(
-            f"{self.name} failed: {error}",
-            where=f"models.{self.order.model}",
-            hint="check the GPU with nvidia-smi, then run the same command; finished files are "
-            f"kept; all output: {self.log}",
-        )
+        return kind(f"{self.name} failed: {error}", where=f"models.{self.order.model}", hint=hint)
 
 
 def _remove_abandoned() -> None:

@@ -174,7 +174,7 @@ class ScriptsEncoding(Encoding):
                 words = f"holds latents of {found} control images, and the item has {given}"
                 raise ValueError(words)
         nonzero = [name for name in tensors if re.match(patterns[0], name)]
-        return Content(tensors, metadata, nonzero)
+        return tensors, metadata, nonzero
 
     def _patterns(self, wanted: Wanted) -> list[str]:
         """Return patterns of the beginnings of names of tensors, all of which a file must have."""

@@ -63,10 +63,10 @@ class StrategiesEncoding(Encoding):
             held, asked = ", ".join(sorted(arrays)), ", ".join(sorted(expected))
             raise ValueError(f"holds {held}, not {asked}")
         if wanted.caption is None:
-            return Content(arrays, {}, None)
+            return arrays, {}, None
         # Masks of a short caption may be zeros; of an empty one, so may its embedding.
         nonzero = encoder_of(self.order.model_settings, "text").arrays[: bool(wanted.caption)]
-        return Content(arrays, {}, nonzero)
+        return arrays, {}, nonzero
 
     def _item(self, path: str, wanted: Wanted) -> dict[str, Any]:
         seed = (int(wanted.key[:15], 16) + self.order.model_settings.posterior_seed) % 2**63

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from latentmake.config.root import parse
-from latentmake.errors import ConfigError, ModelError, SourceError, TrainingError
+from latentmake.errors import ConfigError, DeviceError, ModelError, SourceError, TrainingError
 from latentmake.files import cachefile
 from latentmake.plan.orders import Order
 from safetensors.torch import save_file
@@ -58,10 +58,13 @@ def test_each_bad_item_is_named_and_stops_no_other() -> None:
     assert not list(Path(".latentmake/encoding").iterdir())
 
 
-def test_a_device_that_another_program_fills_for_a_while_costs_nothing() -> None:
+def test_a_device_that_another_program_fills_for_a_while_is_blamed_and_no_item() -> None:
     values = make()
     set_moods(SCRIPTS, crowded=(2, 4))
-    assert encode(orders(values)["latents"]).counts["encoded"] == 6
+    with pytest.raises(DeviceError, match=r"CUDA out of memory.*finished files are kept"):
+        encode(orders(values)["latents"])
+    set_moods(SCRIPTS)
+    assert encode(orders(values)["latents"]).counts["encoded"] == 2
 
 
 def driver() -> Path:
