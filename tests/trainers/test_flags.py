@@ -18,10 +18,10 @@ from latentmake.config.external_trainers import SdScriptsTrainer
 from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.config.models import Model
 from latentmake.training.external.installation import Installation, Program
-from latentmake.training.external.musubi.command import local_arguments
+from latentmake.training.external.musubi.command import training_arguments
 from latentmake.training.external.order import Resume, prompt_lines
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
-from latentmake.training.external.sdscripts.order import local_arguments as command_arguments
+from latentmake.training.external.sdscripts.order import training_arguments as command_arguments
 from rows_world import ROWS, make_row_run
 
 pytestmark = pytest.mark.real_trainer
@@ -101,7 +101,9 @@ def test_sd_scripts_knows_every_flag(
     program = installation("sd-scripts", f"{script}.py")
     assert program.sources.flags
     counted = script.endswith("_network")
-    arguments = command_arguments(order, Resume(Path("state"), 1, counted, 5))
+    arguments = command_arguments(
+        order, order.places, order.trainer.attention, Resume(Path("state"), 1, counted, 5)
+    )
     assert program.missing_flags(arguments) == []
     assert program.missing_flags(["--no_such_flag"]) == ["--no_such_flag"]
 
@@ -113,7 +115,7 @@ def test_musubi_tuner_knows_every_flag_with_samples(
     monkeypatch.chdir(tmp_path)
     samples = {"prompts": ["a cat"], "every": 5}
     order = make_row_run(tmp_path, name, next(iter(ROWS[name].versions)), samples=samples)
-    arguments = local_arguments(order, attention="sdpa")
+    arguments = training_arguments(order, order.places, "sdpa", Resume())
     scripts = order.scripts
     files = [*scripts.latents.files, *scripts.text.files]
     assert {file.flag for file in files if file.required} <= {*arguments, "--dit"}

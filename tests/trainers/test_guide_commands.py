@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import pytest
 from conftest import sources
 from latentmake.config.root import parse
-from latentmake.training.external.musubi.command import local_arguments
+from latentmake.training.external.musubi.command import training_arguments
+from latentmake.training.external.order import Resume
 from latentmake.training.external.sdscripts import order as sdscripts
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
 from rows_world import ROWS, make_row_run
@@ -156,7 +157,7 @@ def rows_of_musubi(root: Path) -> Iterator[Row]:
         script = order.scripts.training.name
         yield Row(
             name,
-            flags_of(local_arguments(order, attention="sdpa")),
+            flags_of(training_arguments(order, order.places, "sdpa", Resume())),
             recommended(folder / f"docs/{guide}.md", script),
             defaults(package / script, package / "training/parser_common.py"),
         )
@@ -174,7 +175,7 @@ def rows_of_sd_scripts() -> Iterator[Row]:
         library = folder / "library"
         yield Row(
             name,
-            flags_of(sdscripts.local_arguments(order)),
+            flags_of(sdscripts.training_arguments(order, order.places, "sdpa", Resume())),
             recommended(folder / f"docs/{guide}.md", script),
             defaults(
                 folder / script,

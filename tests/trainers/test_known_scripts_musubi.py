@@ -52,7 +52,11 @@ def test_a_script_knows_each_flag_and_task_of_its_row(row: Architecture) -> None
         for kind in ("latents", "text"):
             model, script = model_of(row, task), row.scripts.caching(kind).name
             given = caching_arguments(
-                model, kind, dataset_config="toml", place=lambda file, _: file.key, num_workers=1
+                model,
+                kind,
+                dataset_config="toml",
+                place=lambda weights: weights.local,
+                num_workers=1,
             )
             assert not program.missing_flags(given, script)
             texts = [Path(program.script(script)).read_text(), *_versions(program)]

@@ -22,7 +22,7 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import write_items
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi import publish as musubi
-from latentmake.training.external.publish import Names, findings, publish
+from latentmake.training.external.publish import Names, publish
 from latentmake.training.external.sdscripts import deploy as sdscripts
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
 from latentmake.training.order import read_order
@@ -139,7 +139,7 @@ def test_sd_scripts_makes_the_caches_of_a_published_folder_and_trains_on_them(
         }
     )
     shutil.rmtree("cache")
-    publish([sdscripts.publication(order)], print)
+    publish([sdscripts.SdScriptsPublication(order)], print)
     place = Path("published/cats")
     assert not list(place.rglob("*.npz"))
     run_script(place / "train_cats.sh", program)
@@ -148,7 +148,7 @@ def test_sd_scripts_makes_the_caches_of_a_published_folder_and_trains_on_them(
     assert {*place.rglob("*.npz")} == caches
     assert (place / "output/cats.safetensors").stat().st_size > 1000
     world.draw(Path("data/ant.png"), 7, (64, 64))
-    publish([sdscripts.publication(order)], print)
+    publish([sdscripts.SdScriptsPublication(order)], print)
     assert {*place.rglob("*.npz")} == caches - {place / "cats_64/ant_0064x0064_sd.npz"}
 
 
@@ -213,7 +213,7 @@ def test_musubi_tuners_schema_takes_every_toml_and_its_scripts_know_every_flag(
             musubi_tuner=ExternalProgram(path=os.fspath(tuner.folder)),
             publish=Publish(caches=False, attention=attention, batch_size=2, num_workers=2),
         )
-        found = {each.what: each for each in findings(musubi.publication(order))}
+        found = {each.what: each for each in musubi.MusubiPublication(order).findings()}
         for what, finding in found.items():
             if what.startswith(("arguments", "dataset TOML", "attention")):
                 assert finding.verdict == "ok", finding
@@ -221,7 +221,7 @@ def test_musubi_tuners_schema_takes_every_toml_and_its_scripts_know_every_flag(
     systems: tuple[System, ...] = ("linux", "windows")
     for system in systems:
         tomls.append(tmp_path / f"{system}.toml")
-        tomls[-1].write_text(musubi.publication(order).dataset(Names(order, system)))
+        tomls[-1].write_text(musubi.MusubiPublication(order).dataset(Names(order, system)))
     assert accepted(tuner, tomls) == "accepted 2"
 
 

@@ -23,9 +23,10 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import ManifestOrder, write_manifest
 from latentmake.plan.planner import make_plan
 from latentmake.training.backend import Finding
+from latentmake.training.external.order import Resume
 from latentmake.training.external.sdscripts.backend import SdScripts
 from latentmake.training.external.sdscripts.deploy import deploy
-from latentmake.training.external.sdscripts.order import SdScriptsOrder, local_arguments
+from latentmake.training.external.sdscripts.order import SdScriptsOrder, training_arguments
 from order_world import carry_out
 from safetensors.torch import load_file, save_file
 
@@ -172,11 +173,13 @@ def findings(project: Project) -> list[Finding]:
 def load(project: Project, *mode: str) -> dict[str, Any]:
     """Let sd-scripts' own dataset load each batch, as its training script does."""
     order = SdScriptsOrder.of_run(parse(project.values), "tiny")
-    deploy(order, Path("runs/tiny/sdscripts"))
+    deploy(order)
     if mode:
         for path in Path("runs/tiny/sdscripts").rglob("*.npz"):
             path.unlink()
-    Path("arguments.json").write_text(json.dumps(local_arguments(order)))
+    Path("arguments.json").write_text(
+        json.dumps(training_arguments(order, order.places, "sdpa", Resume()))
+    )
     python = Path(project.values["sd_scripts"]["venv"], "bin/python")
     done = subprocess.run(
         [

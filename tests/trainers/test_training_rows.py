@@ -14,9 +14,10 @@ from conftest import sources
 from latentmake.index.memo import Memo
 from latentmake.training.backend import checklist
 from latentmake.training.external.musubi.backend import Musubi
-from latentmake.training.external.musubi.command import local_arguments
+from latentmake.training.external.musubi.command import training_arguments
 from latentmake.training.external.musubi.deploy import training_toml
 from latentmake.training.external.musubi.order import MusubiOrder
+from latentmake.training.external.order import Resume
 from refused_settings import REFUSED, TAKEN
 from rows_world import ROWS, RUN, VERSIONS, make_row_run
 
@@ -83,7 +84,7 @@ def run_of(folder: Path, name: str, task: str, **trainer: Any) -> MusubiOrder:
 
 
 def call_of(order: MusubiOrder) -> tuple[str, list[str]]:
-    return order.scripts.training.name, local_arguments(order, attention="sdpa")
+    return order.scripts.training.name, training_arguments(order, order.places, "sdpa", Resume())
 
 
 def test_the_real_script_of_each_version_takes_its_command_and_finds_its_items(

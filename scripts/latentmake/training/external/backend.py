@@ -28,8 +28,8 @@ from latentmake.training.external.installation import (
     flags,
     proven_commit,
 )
-from latentmake.training.external.order import ExternalOrder, Resume, reasons
-from latentmake.training.external.publish import Publication, findings, parts_of, publish
+from latentmake.training.external.order import ExternalOrder, Places, Resume, reasons
+from latentmake.training.external.publish import Publication, parts_of, publish
 from latentmake.training.order import read_order
 
 Order = TypeVar("Order", bound=ExternalOrder)
@@ -39,11 +39,13 @@ class Launched(Backend, Generic[Order]):
     """Backend of one launched trainer; a subclass says what differs besides its order.
 
     Attributes:
-        publication: makes the published folder of a run; raises ConfigError where a key is missing.
+        publication: class of its published folders.
+        arguments: returns the arguments of its training script.
     """
 
     order_type: type[Order]
-    publication: Callable[[Order], Publication]
+    publication: type[Publication[Order]]
+    arguments: Callable[[Order, Places, str, Resume], list[str]]
     publishes = True
 
     @abstractmethod
@@ -64,9 +66,14 @@ class Launched(Backend, Generic[Order]):
     def deploy(self, order: Order) -> None:
         """Write what the program reads besides the caches."""
 
-    @abstractmethod
+    def attention(self, order: Order, program: Installation) -> str:
+        """Return the attention to train with on this machine."""
+        return order.trainer.attention
+
     def command(self, order: Order, program: Installation, resume: Resume) -> list[str]:
         """Return the training script and its arguments; all paths are absolute."""
+        script, attention = program.script(program.program.script), self.attention(order, program)
+        return [str(script), *self.arguments(order, order.places, attention, resume)]
 
     def plan(self, facts: Facts, plan: RunPlan, *, train: bool) -> None:
         order = self.order_type.of_run(facts.config, plan.name)
@@ -148,7 +155,7 @@ class Launched(Backend, Generic[Order]):
             return
         found = [*self.preflight(order)]
         if failed(found) and not order.publish.caches:  # its models may lie on the other machine
-            found = [*findings(self.publication(order))]
+            found = [*self.publication(order).findings()]
         yield from found
 
     def train(self, order: Path, **options: Any) -> None:
@@ -158,11 +165,11 @@ class Launched(Backend, Generic[Order]):
 
     def check_publication(self, facts: Facts, run: str) -> None:
         publication = self.publication(self.order_type.of_run(facts.config, run))
-        refuse_failed(findings(publication, facts.memo))
+        refuse_failed(publication.findings(facts.memo))
 
     def publish(self, order: Path, say: Say) -> None:
-        parts = parts_of(read_order(order, self.order_type))
-        publish([self.publication(part) for part in parts], say)
+        first = read_order(order, self.order_type)
+        publish([self.publication(part, first.run) for part in parts_of(first)], say)
 
     def order_publication(self, facts: Facts, run: str, manifest: Path) -> Path:
         order = self.order_type.of_run(facts.config, run)

@@ -16,6 +16,7 @@ from pydantic import Field
 from latentmake.config.architectures import Setting
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import MusubiTrainer, SdScriptsTrainer, flags_of
+from latentmake.config.fields import resolution_name
 from latentmake.config.machines import Publish
 from latentmake.config.models import Model
 from latentmake.config.root import Config
@@ -48,6 +49,26 @@ class Resume(NamedTuple):
     done: int = 0
     counted: bool = False
     steps: int = 0
+
+
+class Places(NamedTuple):
+    """Paths of a training, as the machine that trains names them.
+
+    Attributes:
+        of: returns the name of a path there.
+        toml: the dataset TOML.
+        output: folder of the trained weights.
+        logs: folder of TensorBoard's files.
+        prompts: file of the prompts of samples.
+        here: whether that is this machine.
+    """
+
+    of: Callable[[str], str]
+    toml: str
+    output: str
+    logs: str
+    prompts: str
+    here: bool = False
 
 
 class ExternalOrder(RunOrder):
@@ -124,6 +145,19 @@ class ExternalOrder(RunOrder):
             return self
         left = {"max_train_epochs": max(0, (self.epochs or 0) - resume.done)}
         return self.model_copy(update={"trainer": self.trainer.model_copy(update=left)})
+
+    @property
+    @abstractmethod
+    def toml(self) -> str:
+        """Path of the dataset TOML, below the run's folder."""
+
+    @property
+    def places(self) -> Places:
+        """Paths of a training on this machine; all are absolute."""
+        files = RunFiles(self)
+        below = (files.output / self.toml, files.work, files.logs, files.prompts)
+        toml, output, logs, prompts = map(absolute, below)
+        return Places(absolute, toml, output, logs, prompts, here=True)
 
     @property
     def counts(self) -> bool:
@@ -339,6 +373,11 @@ def accelerate_arguments(
         options |= {"--num_processes": processes, "--num_machines": 1, "--dynamo_backend": "no"}
         options |= {"--multi_gpu": processes > 1}
     return command_line(options)
+
+
+def block_name(dataset: str, size: tuple[int, int]) -> str:
+    """Return the name of a dataset's folder for one resolution."""
+    return f"{dataset}_{resolution_name(*size)}"
 
 
 def absolute(path: Path | str) -> str:

@@ -10,33 +10,36 @@ import contextlib
 import glob
 import json
 import posixpath
+import re
 import shlex
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, partial
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from latentmake.config.fields import resolution_name
 from latentmake.config.machines import ExternalProgram
 from latentmake.errors import ConfigError, SourceError, TrainingError
 from latentmake.files.sync import sync
 from latentmake.files.workspace import System, absolute, is_windows, translate
 from latentmake.index.memo import Memo
-from latentmake.layouts.layout import Layout, layout_of
+from latentmake.layouts.layout import layout_of
 from latentmake.progress import Progress
 from latentmake.training.backend import Finding, Say, Verdict, passed
 from latentmake.training.external.installation import elsewhere, flags
-from latentmake.training.external.order import ExternalOrder, accelerate_arguments, prompt_lines
+from latentmake.training.external.order import (
+    ExternalOrder,
+    Places,
+    accelerate_arguments,
+    block_name,
+    prompt_lines,
+)
 
 Files = dict[str, Path | bytes]
 """Path below the published folder, with forward slashes -> file or content."""
 
-Blocks = Mapping[tuple[str, tuple[int, int]], str]
-"""(dataset, resolution) -> folder of its images, below the published folder."""
-
-_Order = TypeVar("_Order", bound=ExternalOrder)
+Order = TypeVar("Order", bound=ExternalOrder)
 
 Kind = Literal["latents", "text"]
 Call = tuple[str, list[str]]
@@ -69,6 +72,7 @@ set "PYTHON=python"
 {pythons}
 "%PYTHON%" "%~dp0{name}.py"{option} %*
 """
+_NUMBER = re.compile(r"_\d+$")
 _CHOICE = r'if exist "{folder}\Scripts\python.exe" set "PYTHON={folder}\Scripts\python.exe"'
 
 
@@ -78,8 +82,7 @@ class Names:
     Attributes:
         system: which one.
         unnamed: folders without a name there that were asked for.
-        toml: path of the dataset TOML.
-        prompts: path of the prompts of samples.
+        places: the paths of the training.
     """
 
     def __init__(self, order: ExternalOrder, system: System, folder: str = "") -> None:
@@ -87,10 +90,12 @@ class Names:
         self.unnamed: set[str] = set()
         self._folder = posixpath.join(absolute(order.publish.path), folder or order.run)
         self._maps = [vars(names) for names in order.publish.path_maps]
-        self.prompts = self.below(f"{order.run}_prompts.txt")
         toml = f"{order.run}_{'win' if system == 'windows' else 'linux'}.toml"
         tomls = order.publish.tomls
-        self.toml = self.of(f"{absolute(tomls)}/{toml}") if tomls else self.below(toml)
+        named = self.of(f"{absolute(tomls)}/{toml}") if tomls else self.below(toml)
+        output, logs = self.below("output"), self.below("logs")
+        prompts = self.below(f"{order.run}_prompts.txt")
+        self.places = Places(self.of, named, output, logs, prompts)
 
     def of(self, path: str, *, folder: bool = False) -> str:
         """Return a path as the system names it, or as it is where the system has no name for it."""
@@ -108,183 +113,247 @@ class Names:
         return self.of(f"{self._folder}/{name}")
 
 
-@dataclass(frozen=True)
-class Publication:
-    """A run's published folder, `{publish.path}/{run}`: all in which programs differ.
+class Publication(ABC, Generic[Order]):
+    """A run's published folder, `{publish.path}/{run}`; a subclass says what differs of a program.
 
     Attributes:
-        order: the run.
-        place: where the program lies.
-        findings: about the model's files.
-        members: returns the files of items and caches; raises UserError.
-        settings: returns what shapes the latents and text of a dataset at a resolution; of files,
-            the paths.
-        made_from: returns kinds and stems of the caches made from a file; gets its name, the
-            published file, and the new one.
-        dataset: returns the dataset TOML of a system.
-        calls: returns scripts and their arguments in the paths of a system; the last one trains.
-        attentions: those that it knows.
+        order: the run, or a part of it.
+        names: those of Linux and of Windows.
+        attentions: those that the program knows.
         modules: attention -> module that it needs, where the trainer's machine is to choose.
         cache_ending: what follows the name of a block in that of the folder of its caches.
+        reads_images: whether captions are encoded together with images.
     """
 
-    order: ExternalOrder
-    place: ExternalProgram
-    findings: Callable[[], Iterable[Finding]]
-    members: Callable[[], Files]
-    settings: Callable[[str, tuple[int, int]], Mapping[Kind, Any]]
-    made_from: Callable[[str, Path, Path | bytes | None], Iterable[tuple[Kind, str]]]
-    dataset: Callable[[Names], str]
-    calls: Callable[[Names], list[Call]]
     attentions: Sequence[str]
-    modules: Mapping[str, str] = field(default_factory=dict)
-    cache_ending: str = ""
+    modules: Mapping[str, str]
+    cache_ending: ClassVar[str] = ""
+    reads_images = False
 
+    def __init__(self, order: Order, folder: str = "") -> None:
+        """Begin the publication of a run, or of a part of the run that a folder is named after."""
+        self.order, self.modules = order, {}
+        self.names = [Names(order, each, folder) for each in _SYSTEMS]
+        self._listed: dict[Path, dict[str, dict[Kind, list[Path]]]] = {}
 
-def blocks_of(order: ExternalOrder) -> Blocks:
-    """Return the folders of images."""
-    return {
-        (dataset, size): f"{dataset}_{resolution_name(*size)}"
-        for dataset in order.datasets
-        for size in order.resolutions
-    }
+    @abstractmethod
+    def model_findings(self) -> Iterable[Finding]:
+        """Check the model's files."""
 
+    @abstractmethod
+    def members(self) -> Files:
+        """Return the files of items and caches; raises UserError."""
 
-def parts_of(order: _Order) -> list[_Order]:
-    """Return the order, and where the user asks for them, orders of each of its resolutions."""
-    if not order.publish.each_resolution or len(order.resolutions) == 1:
-        return [order]
-    named = {size: f"{order.run}_{resolution_name(*size)}" for size in order.resolutions}
-    parts = ({"run": name, "resolutions": [size]} for size, name in named.items())
-    return [order, *(order.model_copy(update=part) for part in parts)]
+    @abstractmethod
+    def settings(self, dataset: str, size: tuple[int, int]) -> Mapping[Kind, Any]:
+        """Return what shapes the caches of a dataset at a resolution; of files, the paths."""
 
+    @abstractmethod
+    def dataset(self, names: Names) -> str:
+        """Return the dataset TOML of a system."""
 
-def attention_of(order: ExternalOrder) -> str:
-    """Return the attention of the calls; `sdpa` where the trainer's machine is to choose."""
-    trainer = order.trainer.attention
-    return order.publish.attention or ("sdpa" if trainer == "auto" else trainer)
+    @abstractmethod
+    def calls(self, names: Names) -> list[Call]:
+        """Return scripts and their arguments in the paths of a system; the last one trains."""
 
+    @property
+    def place(self) -> ExternalProgram:
+        """Where the program lies."""
+        found: ExternalProgram = getattr(self.order, self.order.section)
+        return found
 
-# -- files for the trainer's machine --------------------------------------------------------------
+    @property
+    def attention(self) -> str:
+        """Attention of the calls; `sdpa` where the trainer's machine is to choose."""
+        trainer = self.order.trainer.attention
+        return self.order.publish.attention or ("sdpa" if trainer == "auto" else trainer)
 
+    # -- files for the trainer's machine ----------------------------------------------------------
 
-def _texts(
-    publication: Publication, names: Sequence[Names], *, tomls: str = "", scripts: str = ""
-) -> Files:
-    """Return the files that are read on the trainer's machine: TOMLs, calls and scripts.
+    def texts(self, *, tomls: str = "", scripts: str = "") -> Files:
+        """Return the files that are read on the trainer's machine: TOMLs, calls and scripts.
 
-    `tomls` and `scripts` are their folders, each with a slash behind it.
-    """
-    run, place = publication.order.run, publication.place
-    name = f"train_{run}"
-    calls = [publication.calls(each) for each in names]
-    published: dict[str, object] = {
-        each.system: {
-            "folder": each.of(place.path, folder=True),
-            "calls": asked,
-            "launcher": _launcher(publication.order, each),
+        `tomls` and `scripts` are their folders, each with a slash behind it.
+        """
+        run, place, names = self.order.run, self.place, self.names
+        name = f"train_{run}"
+        calls = [self.calls(each) for each in names]
+        published: dict[str, object] = {
+            each.system: {
+                "folder": each.of(place.path, folder=True),
+                "calls": asked,
+                "launcher": self._launcher(each),
+            }
+            for each, asked in zip(names, calls, strict=True)
         }
-        for each, asked in zip(names, calls, strict=True)
-    }
-    published |= {"program": publication.order.name, "attention": publication.modules}
-    folders = [place.venv] if place.venv else [f"{place.path}/venv", f"{place.path}/.venv"]
-    linux, windows = ([x.of(folder, folder=True) for folder in folders] for x in names)
-    pythons = " ".join(shlex.quote(f"{folder}/bin/python") for folder in linux)
-    shell = partial(_SHELL.format, name=name, pythons=pythons)
-    quoted = [folder.replace("%", "%%").replace("/", "\\") for folder in reversed(windows)]
-    pythons = "\r\n".join(_CHOICE.format(folder=folder) for folder in quoted)
-    batch = partial(_BATCH.replace("\n", "\r\n").format, name=name, pythons=pythons)
-    options = {name: "", f"cache_{run}": " --only-caches"}
-    if len(calls[0]) == 1:
-        del options[f"cache_{run}"]
-    prompts = {f"{run}_prompts.txt": prompt_lines(publication.order).encode()}
-    content = f"{json.dumps(published, indent=1, ensure_ascii=False)}\n".encode()
-    return {
-        **(prompts if publication.order.trainer.samples.prompts else {}),
-        **{f"{tomls}{posixpath.basename(x.toml)}": publication.dataset(x).encode() for x in names},
-        f"{scripts}{name}.json": content,
-        f"{scripts}{name}.py": Path(__file__).with_name("run_published.py").read_bytes(),
-        **{f"{scripts}{x}.sh": shell(option=option).encode() for x, option in options.items()},
-        **{f"{scripts}{x}.bat": batch(option=option).encode() for x, option in options.items()},
-    }
+        published |= {"program": self.order.name, "attention": self.modules}
+        folders = [place.venv] if place.venv else [f"{place.path}/venv", f"{place.path}/.venv"]
+        linux, windows = ([x.of(folder, folder=True) for folder in folders] for x in names)
+        pythons = " ".join(shlex.quote(f"{folder}/bin/python") for folder in linux)
+        shell = partial(_SHELL.format, name=name, pythons=pythons)
+        quoted = [folder.replace("%", "%%").replace("/", "\\") for folder in reversed(windows)]
+        pythons = "\r\n".join(_CHOICE.format(folder=folder) for folder in quoted)
+        batch = partial(_BATCH.replace("\n", "\r\n").format, name=name, pythons=pythons)
+        options = {name: "", f"cache_{run}": " --only-caches"}
+        if len(calls[0]) == 1:
+            del options[f"cache_{run}"]
+        prompts = {f"{run}_prompts.txt": prompt_lines(self.order).encode()}
+        content = f"{json.dumps(published, indent=1, ensure_ascii=False)}\n".encode()
+        toml = {f"{tomls}{posixpath.basename(x.places.toml)}": self.dataset(x) for x in names}
+        return {
+            **(prompts if self.order.trainer.samples.prompts else {}),
+            **{place: text.encode() for place, text in toml.items()},
+            f"{scripts}{name}.json": content,
+            f"{scripts}{name}.py": Path(__file__).with_name("run_published.py").read_bytes(),
+            **{f"{scripts}{x}.sh": shell(option=option).encode() for x, option in options.items()},
+            **{f"{scripts}{x}.bat": batch(option=option).encode() for x, option in options.items()},
+        }
 
+    def _launcher(self, names: Names) -> list[str]:
+        """Return the arguments of Python before the script that trains."""
+        config, number = self.order.trainer.accelerate_config, self.order.publish.num_processes
+        named = None if config is None else names.of(config)
+        launcher = accelerate_arguments(self.order.trainer.mixed_precision, config=named)
+        if number:
+            launcher += ["--num_processes", str(number), *(["--multi_gpu"] if number > 1 else [])]
+        return ["-m", "accelerate.commands.launch", *launcher]
 
-def _launcher(order: ExternalOrder, names: Names) -> list[str]:
-    """Return the arguments of Python before the script that trains."""
-    config, number = order.trainer.accelerate_config, order.publish.num_processes
-    named = None if config is None else names.of(config)
-    launcher = accelerate_arguments(order.trainer.mixed_precision, config=named)
-    if number:
-        launcher += ["--num_processes", str(number), *(["--multi_gpu"] if number > 1 else [])]
-    return ["-m", "accelerate.commands.launch", *launcher]
+    # -- the checklist ----------------------------------------------------------------------------
 
+    def findings(self, memory: Memo | None = None) -> Iterator[Finding]:
+        """Check what would be published, before anything is encoded or copied."""
+        order, asked, known = self.order, self.attention, self.attentions
+        yield from self.model_findings()
+        if asked not in known:
+            note = f"{order.name} has no {asked}: set `publish.attention` to one of "
+            yield Finding("attention", "failed", note + ", ".join(known))
+        else:
+            yield Finding("attention", "ok", ", else ".join([*self.modules, asked]))
+        yield from self._program_findings(memory)
+        config = order.trainer.accelerate_config
+        if config is not None and not Path(config).is_file():
+            yield elsewhere("accelerate_config", config)
+        self.texts()  # asks for all names
+        yield from self._name_findings()
 
-# -- the checklist --------------------------------------------------------------------------------
-
-
-def findings(publication: Publication, memory: Memo | None = None) -> Iterator[Finding]:
-    """Check what would be published, before anything is encoded or copied."""
-    order, names = publication.order, [Names(publication.order, each) for each in _SYSTEMS]
-    asked, known = attention_of(order), publication.attentions
-    yield from publication.findings()
-    if asked not in known:
-        note = f"{order.name} has no {asked}: set `publish.attention` to one of "
-        yield Finding("attention", "failed", note + ", ".join(known))
-    else:
-        yield Finding("attention", "ok", ", else ".join([*publication.modules, asked]))
-    yield from _program_findings(publication, names[0], memory)
-    config = order.trainer.accelerate_config
-    if config is not None and not Path(config).is_file():
-        yield elsewhere("accelerate_config", config)
-    _texts(publication, names)  # asks for all names
-    yield from _name_findings(names)
-
-
-def _program_findings(
-    publication: Publication, names: Names, memory: Memo | None
-) -> Iterator[Finding]:
-    """Check the calls against the program's sources, where it is on this machine."""
-    order, place, name = publication.order, publication.place, publication.order.name
-    if not Path(place.path).expanduser().is_dir():
-        note = f"{place.path} is not on this machine: its flags cannot be checked"
-        yield Finding(name, "warning", note)
-        return
-    try:  # its environment may lie on the trainer's machine only
-        here = {order.section: place.model_copy(update={"venv": None})}
-        program = order.model_copy(update=here).find(memory)
-    except TrainingError as error:
-        yield Finding(name, "failed", str(error))
-        return
-    yield Finding(name, "ok", str(program.folder))
-    for script, arguments in publication.calls(names):
-        try:
-            program.script(script)
-            yield flags(program, arguments, script)
+    def _program_findings(self, memory: Memo | None) -> Iterator[Finding]:
+        """Check the calls against the program's sources, where it is on this machine."""
+        order, place, name = self.order, self.place, self.order.name
+        if not Path(place.path).expanduser().is_dir():
+            note = f"{place.path} is not on this machine: its flags cannot be checked"
+            yield Finding(name, "warning", note)
+            return
+        try:  # its environment may lie on the trainer's machine only
+            here = {order.section: place.model_copy(update={"venv": None})}
+            program = order.model_copy(update=here).find(memory)
         except TrainingError as error:
-            yield Finding(f"arguments of {script}", "failed", str(error))
+            yield Finding(name, "failed", str(error))
+            return
+        yield Finding(name, "ok", str(program.folder))
+        for script, arguments in self.calls(self.names[0]):
+            try:
+                program.script(script)
+                yield flags(program, arguments, script)
+            except TrainingError as error:
+                yield Finding(f"arguments of {script}", "failed", str(error))
 
+    def _name_findings(self) -> Iterator[Finding]:
+        """Report folders without a name on a system: its script cannot run.
 
-def _name_findings(names: Sequence[Names]) -> Iterator[Finding]:
-    """Report folders without a name on a system: its script cannot run.
+        Failed where that holds for both systems, so that neither script can.
+        """
+        verdict: Verdict = "failed" if all(each.unnamed for each in self.names) else "warning"
+        for each, other in zip(self.names, reversed(self.names), strict=True):
+            title, lacks = each.system.capitalize(), each.unnamed
+            if not lacks:
+                yield Finding(f"paths for {title}", "ok", "each has a name there")
+            for folder in sorted(lacks):
+                if not any(folder.startswith(f"{outer}/") for outer in lacks):
+                    note = f"{folder} has no name under {title}: it is named as it is; "
+                    note += f"add to publish.path_maps: - {{{other.system}: {folder}, "
+                    yield Finding(f"paths for {title}", verdict, f"{note}{each.system}: ...}}")
 
-    Failed where that holds for both systems, so that neither script can.
-    """
-    verdict: Verdict = "failed" if all(each.unnamed for each in names) else "warning"
-    for each, other in zip(names, reversed(names), strict=True):
-        title, lacks = each.system.capitalize(), each.unnamed
-        if not lacks:
-            yield Finding(f"paths for {title}", "ok", "each has a name there")
-        for folder in sorted(lacks):
-            if not any(folder.startswith(f"{outer}/") for outer in lacks):
-                note = f"{folder} has no name under {title}: it is named as it is; "
-                note += f"add to publish.path_maps: - {{{other.system}: {folder}, "
-                yield Finding(f"paths for {title}", verdict, f"{note}{each.system}: ...}}")
+    # -- caches of the trainer's machine ----------------------------------------------------------
+
+    def settings_files(self) -> Files:
+        """Return the files with the settings of caches that the trainer's machine makes."""
+        found: Files = {}
+        for dataset in self.order.datasets:
+            for size in self.order.resolutions:
+                settings = self.settings(dataset, size)
+                folder = f"{block_name(dataset, size)}{self.cache_ending}"
+                for name, kind in _SETTINGS.items():
+                    if kind in settings:
+                        content = f"{json.dumps(settings[kind], sort_keys=True)}\n".encode()
+                        found[f"{folder}/{name}"] = content
+        return found
+
+    def edited(
+        self, base: str, old: Path, new: Path | bytes | None
+    ) -> Iterator[tuple[str, Sequence[Kind]]]:
+        """Yield stems of items, and kinds of their caches, that come from a file of a block.
+
+        Args:
+            base: its path below the block.
+            old: the published file.
+            new: the one that replaces it; None where it is removed.
+        """
+        del old, new
+        endings = {each.caption_extension for each in self.order.datasets.values()}
+        if ending := max(filter(base.endswith, endings), key=len, default=""):
+            yield base.removesuffix(ending), ["text"]
+            return
+        stem = str(PurePosixPath(base).with_suffix(""))
+        for each in {stem, _NUMBER.sub("", stem)}:  # `a_1` may be a control or layer of `a`
+            yield each, ["latents", "text"] if self.reads_images else ["latents"]
+
+    def made_from(self, folder: Path, name: str, new: Path | bytes | None) -> Iterator[Path]:
+        """Yield the caches made from a file, which are dropped before it is replaced.
+
+        Trainers take a cache that is there for a fresh one. Those that the trainer's machine made
+        have no record: their names tell whose they are.
+
+        Args:
+            folder: the published one.
+            name: of the file, below it.
+            new: what replaces it; None where it is removed.
+        """
+        block, _, base = name.partition("/")
+        if made := _SETTINGS.get(base):
+            for kinds in self._caches(folder / block).values():
+                yield from kinds.get(made, ())
+        elif block and base and not self.order.publish.caches:
+            owned = self._caches(folder / f"{block.removesuffix('_control')}{self.cache_ending}")
+            for stem, asked in self.edited(base, folder / name, new):
+                for kind in asked:
+                    yield from owned.get(stem, {}).get(kind, ())
+
+    def _caches(self, root: Path) -> Mapping[str, Mapping[Kind, Sequence[Path]]]:
+        """Return stem -> kind -> the cache files below a folder that may belong to it."""
+        if root not in self._listed:
+            layout = layout_of(self.order.model.layout_name)
+            found: dict[str, dict[Kind, list[Path]]] = defaultdict(lambda: defaultdict(list))
+            for path in root.rglob("*"):
+                name = path.relative_to(root).as_posix()
+                is_text = layout.text_ending is not None and name.endswith(layout.text_ending)
+                for stem in layout.owners(name):
+                    found[stem]["text" if is_text else "latents"].append(path)
+            self._listed[root] = found
+        return self._listed[root]
 
 
 # -- the folder -----------------------------------------------------------------------------------
 
 
-def publish(publications: Sequence[Publication], say: Say) -> None:
+def parts_of(order: Order) -> list[Order]:
+    """Return the order, and where the user asks for them, orders of each of its resolutions."""
+    if not order.publish.each_resolution or len(order.resolutions) == 1:
+        return [order]
+    parts = ({"run": block_name(order.run, x), "resolutions": [x]} for x in order.resolutions)
+    return [order, *(order.model_copy(update=part) for part in parts)]
+
+
+def publish(publications: Sequence[Publication[Any]], say: Say) -> None:
     """Bring the folder up to date: only what changed is copied.
 
     The first one is that of the run; the others add TOMLs and scripts for parts of it. What an
@@ -301,18 +370,17 @@ def publish(publications: Sequence[Publication], say: Say) -> None:
         for key in ("tomls", "scripts")
         if (place := getattr(settings, key))
     }
-    passed(findings(publication), say)
-    files = publication.members() | ({} if settings.caches else _settings(publication))
+    passed(publication.findings(), say)
+    files = publication.members() | ({} if settings.caches else publication.settings_files())
     for part in publications:
-        files |= _texts(part, [Names(part.order, each, run) for each in _SYSTEMS], **places)
+        files |= part.texts(**places)
     for path in files.values():
         if isinstance(path, Path) and not path.is_file():  # before anything there changes
             raise SourceError("is not there", where=path, hint="run the same command again")
-    layout, dropped = layout_of(order.model.layout_name), list[Path]()
-    listing = cache(lambda place: _owned(folder / place, layout))
+    dropped: list[Path] = []
 
     def drop(name: str) -> None:
-        for path in _made_from(publication, listing, name, folder / name, files.get(name)):
+        for path in publication.made_from(folder, name, files.get(name)):
             if path.is_file():
                 path.unlink()
                 dropped.append(path)
@@ -364,47 +432,3 @@ def _writable(order: ExternalOrder, place: str, key: str, name: str = "") -> str
 def _is_mounted(name: str) -> bool:
     """Return whether a path lies on no drive of Windows, or on one that is there."""
     return translate(name, "windows", []) is None or Path(*Path(name).parts[:3]).is_dir()
-
-
-def _settings(publication: Publication) -> Files:
-    """Return the files with the settings of caches that the trainer's machine makes."""
-    found: Files = {}
-    for block, folder in blocks_of(publication.order).items():
-        settings = publication.settings(*block)
-        for name, kind in _SETTINGS.items():
-            if kind in settings:
-                content = f"{json.dumps(settings[kind], sort_keys=True)}\n".encode()
-                found[f"{folder}{publication.cache_ending}/{name}"] = content
-    return found
-
-
-def _made_from(
-    publication: Publication,
-    listing: Callable[[str], Mapping[tuple[Kind, str], Sequence[Path]]],
-    name: str,
-    old: Path,
-    new: Path | bytes | None,
-) -> Iterator[Path]:
-    """Yield the caches made from a file, which are dropped before it is replaced.
-
-    Trainers take a cache that is there for a fresh one. Those that the trainer's machine made have
-    no record: their names tell whose they are.
-    """
-    place, _, base = name.partition("/")
-    if made := _SETTINGS.get(base):
-        yield from (path for key, each in listing(place).items() if key[0] == made for path in each)
-    elif place and base and not publication.order.publish.caches:
-        owned = listing(f"{place.removesuffix('_control')}{publication.cache_ending}")
-        for made_from in publication.made_from(name, old, new):
-            yield from owned.get(made_from, ())
-
-
-def _owned(root: Path, layout: Layout) -> Mapping[tuple[Kind, str], Sequence[Path]]:
-    """Return (kind, stem) -> the cache files below a folder that may belong to it."""
-    found: dict[tuple[Kind, str], list[Path]] = defaultdict(list)
-    for path in root.rglob("*"):
-        name = path.relative_to(root).as_posix()
-        is_text = layout.text_ending is not None and name.endswith(layout.text_ending)
-        for stem in layout.owners(name):
-            found["text" if is_text else "latents", stem].append(path)
-    return found

@@ -14,10 +14,10 @@ from latentmake.config.trainers import SdTrainer, WanTrainer
 from latentmake.index.memo import Memo
 from latentmake.plan.run_plan import RunPlan
 from latentmake.training.external.musubi.backend import Musubi
-from latentmake.training.external.musubi.command import local_arguments
 from latentmake.training.external.musubi.order import MusubiOrder
+from latentmake.training.external.order import Resume
+from latentmake.training.external.sdscripts.backend import SdScripts
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
-from latentmake.training.external.sdscripts.order import local_arguments as sdscripts_arguments
 from latentmake.training.sd.unet import SdOrder
 from latentmake.training.wan.dit import WanOrder
 from musubi_world import RUN, called, make_run, stand_in, write_order
@@ -55,9 +55,8 @@ def order_of(model: dict[str, Any], **trainer: Any) -> Any:
 
 def arguments_of(model: dict[str, Any], **trainer: Any) -> list[str]:
     order = order_of(model, **trainer)
-    if isinstance(order, MusubiOrder):
-        return local_arguments(order, attention="sdpa")
-    return sdscripts_arguments(order)
+    backend = Musubi() if isinstance(order, MusubiOrder) else SdScripts()
+    return backend.arguments(order, order.places, "sdpa", Resume())
 
 
 def value(found: list[str], flag: str) -> str | None:

@@ -24,7 +24,7 @@ from latentmake.files.sync import RECORD
 from latentmake.files.workspace import System
 from latentmake.training.external import publish
 from latentmake.training.external.musubi.order import MusubiOrder
-from latentmake.training.external.musubi.publish import publication
+from latentmake.training.external.musubi.publish import MusubiPublication
 from publish_world import ATTENTION, NEEDED, check_flags, fill, order_of, put, value
 
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -35,7 +35,8 @@ SCRIPTS = tuple(NEEDED)
 
 def published(order: MusubiOrder) -> tuple[Path, list[str]]:
     said: list[str] = []
-    publish.publish([publication(part) for part in publish.parts_of(order)], said.append)
+    parts = [MusubiPublication(part, order.run) for part in publish.parts_of(order)]
+    publish.publish(parts, said.append)
     return Path(order.publish.path).absolute() / order.run, said
 
 
@@ -48,7 +49,7 @@ def files(folder: Path) -> dict[str, str]:
 
 
 def training(order: MusubiOrder, system: System) -> list[str]:
-    return publication(order).calls(publish.Names(order, system))[-1][1]
+    return MusubiPublication(order).calls(publish.Names(order, system))[-1][1]
 
 
 def calls(folder: Path, system: System) -> dict[str, list[str]]:
@@ -133,7 +134,7 @@ def test_controls_and_layers_of_a_list_are_not_published(
     order = order_of(datasets=config.datasets)
     order = order.model_copy(update={"model": config.models["model"]})
     with pytest.raises(ConfigError, match=r"^datasets\.pictures\.path: a published folder tells"):
-        publication(order)
+        MusubiPublication(order)
 
 
 def test_of_a_list_of_videos_caches_and_captions_are_published() -> None:
@@ -155,7 +156,7 @@ def test_clips_that_musubi_tuner_cannot_cut_are_published_as_caches_alone() -> N
     dataset = Dataset(path="data/v", target_frames=[5], source_fps="auto")
     order = without_caches(datasets={"v": dataset}, resolutions=[(64, 64)])
     with pytest.raises(ConfigError, match=r"datasets\.v\.source_fps: .*publish\.caches: true"):
-        publication(order)
+        MusubiPublication(order)
 
 
 # -- a second publication -------------------------------------------------------------------------
@@ -391,7 +392,7 @@ def test_paths_among_further_arguments_have_each_systems_name(tmp_path: Path) ->
 
 
 def verdicts(order: MusubiOrder) -> dict[str, tuple[str, str]]:
-    return {each.what: (each.verdict, each.note) for each in publish.findings(publication(order))}
+    return {each.what: (each.verdict, each.note) for each in MusubiPublication(order).findings()}
 
 
 def test_paths_of_which_no_script_knows_all_are_a_fault() -> None:

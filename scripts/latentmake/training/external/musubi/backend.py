@@ -14,24 +14,25 @@ from latentmake.plan.manifest import rows_of
 from latentmake.training.backend import Finding, image_findings, of_faults
 from latentmake.training.external.backend import Launched
 from latentmake.training.external.installation import Installation
-from latentmake.training.external.musubi import publish
 from latentmake.training.external.musubi.checks import (
     model_files,
     networks,
     precision,
     samples,
 )
-from latentmake.training.external.musubi.command import MODULES, local_arguments, pick_attention
+from latentmake.training.external.musubi.command import MODULES, pick_attention, training_arguments
 from latentmake.training.external.musubi.deploy import deploy, folders_of, strays_of
 from latentmake.training.external.musubi.order import MusubiOrder
-from latentmake.training.external.order import Resume, absolute
+from latentmake.training.external.musubi.publish import MusubiPublication
+from latentmake.training.external.order import absolute
 
 
 class Musubi(Launched[MusubiOrder]):
     """The trainer `musubi`."""
 
     order_type = MusubiOrder
-    publication = staticmethod(publish.publication)
+    publication = MusubiPublication
+    arguments = staticmethod(training_arguments)
 
     def models(self, order: MusubiOrder, *, quick: bool) -> Sequence[ModelFile]:
         """Return the model's files; while planning without the encoders, which recipes look at."""
@@ -61,7 +62,7 @@ class Musubi(Launched[MusubiOrder]):
     ) -> Iterator[Finding]:
         yield precision(order, models)
         yield from samples(order)
-        attention = pick_attention(order.trainer.attention, program, among=order.attentions)
+        attention = self.attention(order, program)
         lacks = program.lacking([MODULES[attention]]) if attention in MODULES else []
         hint = "install it there, or set `attention: auto`"
         faults = [f"{program.python} lacks {package}: {hint}" for package in lacks]
@@ -78,11 +79,8 @@ class Musubi(Launched[MusubiOrder]):
     def deploy(self, order: MusubiOrder) -> None:
         deploy(order)
 
-    def command(self, order: MusubiOrder, program: Installation, resume: Resume) -> list[str]:
-        attention = pick_attention(order.trainer.attention, program, among=order.attentions)
-        # With no epoch left, it writes its LoRA.
-        arguments = local_arguments(order.left(resume), attention=attention, resume=resume.state)
-        return [str(program.script(order.scripts.training.name)), *arguments]
+    def attention(self, order: MusubiOrder, program: Installation) -> str:
+        return pick_attention(order.trainer.attention, program, among=order.attentions)
 
 
 def _missing(paths: Sequence[str]) -> Iterator[str]:

@@ -8,10 +8,10 @@ them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 
-from latentmake.config.architectures import File, Setting
+from latentmake.config.architectures import Setting
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
 from latentmake.config.weights import Weights
@@ -20,45 +20,41 @@ from latentmake.models.files import script_of
 from latentmake.models.headers import weight_file
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.order import MusubiOrder, find
-from latentmake.training.external.order import absolute, command_line, located, sampling
-from latentmake.training.order import RunFiles
+from latentmake.training.external.order import (
+    Places,
+    Resume,
+    absolute,
+    command_line,
+    located,
+    sampling,
+)
 
 _NETWORKS = ("dit", "dit_high_noise")  # read by the training script from one file each
 
 
 def training_arguments(
-    order: MusubiOrder,
-    *,
-    dataset_config: str,
-    weights: Mapping[str, str],
-    output_dir: str,
-    logging_dir: str,
-    attention: str,
-    prompts: str = "",
-    resume: str | None = None,
+    order: MusubiOrder, places: Places, attention: str, resume: Resume
 ) -> list[str]:
     """Return the arguments of the training script.
 
     Args:
         order: the run.
-        dataset_config: path of the dataset TOML.
-        weights: the model's key -> path of its weights, see `places`.
-        output_dir: folder of the trained weights.
-        logging_dir: folder of TensorBoard's files.
+        places: paths on the machine that trains.
         attention: one that the row of the architecture names.
-        prompts: path of the prompts of samples.
-        resume: folder of a state.
+        resume: where the training is resumed; with no epoch left, it writes its LoRA.
     """
+    order = located(order.left(resume), places.of)
     trainer, scripts, boundary = order.trainer, order.scripts, order.trainer.timestep_boundary
     if boundary is None:
         boundary = order.version.boundary
+    weights = _weights(order, places.of)
     files: dict[str, Setting] = {flag: weights.get(key) for flag, key in order.files.items()}
     if trainer.samples.prompts:
         switches = [*scripts.latents.switches, *scripts.text.switches]
         files |= {flag: bool(getattr(order.model, key)) for flag, key in switches}
     arguments = command_line(
         {
-            "--dataset_config": dataset_config,
+            "--dataset_config": places.toml,
             **files,
             "--timestep_boundary": boundary if "dit_high_noise" in weights else None,
             f"--{attention}": True,
@@ -80,38 +76,21 @@ def training_arguments(
             "--fp8_scaled": trainer.fp8_scaled,
             "--save_every_n_epochs": trainer.save_every_n_epochs,
             "--save_state": trainer.save_every_n_epochs is not None,
-            "--output_dir": output_dir,
+            "--output_dir": places.output,
             "--output_name": order.run,
-            "--logging_dir": logging_dir if trainer.logging else None,
-            "--resume": resume,
-            **sampling(order, prompts),
+            "--logging_dir": places.logs if trainer.logging else None,
+            "--resume": None if resume.state is None else absolute(resume.state),
+            **sampling(order, places.prompts),
             **order.flags,
         }
     )
     return [*order.version.training, *arguments, *trainer.arguments]
 
 
-def local_arguments(order: MusubiOrder, *, attention: str, resume: Path | None = None) -> list[str]:
-    """Return the arguments of a training on this machine; all paths are absolute."""
-    files = RunFiles(order)
-    return training_arguments(
-        located(order),
-        dataset_config=absolute(files.output / "dataset.toml"),
-        weights=places(order, absolute),
-        output_dir=absolute(files.work),
-        logging_dir=absolute(files.logs),
-        attention=attention,
-        prompts=absolute(files.prompts),
-        resume=None if resume is None else absolute(resume),
-    )
-
-
-def places(order: MusubiOrder, named: Callable[[str], str]) -> dict[str, str]:
+def _weights(order: MusubiOrder, named: Callable[[str], str]) -> dict[str, str]:
     """Return the paths of the weights that the training script takes, by the model's keys.
 
-    Args:
-        order: the run.
-        named: returns a path as the machine that trains names it; an id on the hub stays.
+    `named` gives a path as the machine that trains names it; an id on the hub stays.
     """
     found: dict[str, str] = {}
     for key in order.files.values():
@@ -134,7 +113,7 @@ def caching_arguments(
     kind: str,
     *,
     dataset_config: str,
-    place: Callable[[File, Weights], str],
+    place: Callable[[Weights], str],
     batch_size: int | None = None,
     num_workers: int | None = None,
     skip_existing: bool = True,
@@ -146,7 +125,7 @@ def caching_arguments(
         model: one that musubi-tuner knows.
         kind: `latents` or `text`.
         dataset_config: path of the dataset TOML.
-        place: returns the path of weights for one of the script's flags.
+        place: returns the path of weights.
         batch_size: items encoded at once; None leaves it to the script.
         num_workers: workers that read images; None leaves it to the script.
         skip_existing: pass over items that have a cache file.
@@ -154,7 +133,7 @@ def caching_arguments(
     """
     script = script_of(model, kind)
     files = {
-        file.flag: None if (weights := model.weights(file.key)) is None else place(file, weights)
+        file.flag: None if (weights := model.weights(file.key)) is None else place(weights)
         for file in script.files
     }
     dtype = model.text_dtype if kind == "text" else model.vae_dtype

@@ -10,8 +10,6 @@ It refuses keys that it does not know, so none stand here but those that it docu
 from __future__ import annotations
 
 import contextlib
-import re
-from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -20,20 +18,17 @@ import tomli_w
 
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import resolution_name
-from latentmake.data.item import IMAGE_EXTENSIONS
-from latentmake.errors import ConfigError, SourceError
+from latentmake.errors import SourceError
 from latentmake.files import atomic
-from latentmake.files.media import VIDEO_EXTENSIONS
 from latentmake.files.sync import RECORD, Changes, recorded, sync
 from latentmake.plan.manifest import Row, rows_of
 from latentmake.training.external.musubi.order import DEPLOYED, MusubiOrder
 from latentmake.training.external.order import absolute
-from latentmake.training.external.publish import Blocks, Files, Kind
 
 Size = tuple[int, int]
 """Width and height of a resolution, in pixels."""
 
-_NUMBER = re.compile(r"_\d+$")
+Folders = Callable[[str, Size], tuple[str, str, str]]
 
 
 def deploy(order: MusubiOrder) -> Changes | None:
@@ -45,7 +40,7 @@ def deploy(order: MusubiOrder) -> Changes | None:
     Raises:
         SourceError: two items would have one name, or a cache file is missing.
     """
-    atomic.write(Path(order.output, "dataset.toml"), training_toml(order).encode())
+    atomic.write(Path(order.output, order.toml), training_toml(order).encode())
     folder, files = _folder(order), dict[str, Path]()
     several = {name for name, each in order.datasets.items() if each.text_variants > 1}
     for row in rows_of(Path(order.manifest)):
@@ -111,86 +106,16 @@ def _folder(order: MusubiOrder) -> Path:
     return Path(order.output) / DEPLOYED
 
 
-# -- the published folder -------------------------------------------------------------------------
-
-
-def published(order: MusubiOrder, blocks: Blocks) -> Files:
-    """Return the files of items and caches in a published folder."""
-    files: Files = {}
-    for row in rows_of(Path(order.manifest)):
-        dataset = order.datasets[row.dataset]
-        if dataset.is_list and (row.control_files or row.layers):
-            raise of_list(row.dataset)
-        # Of a list of videos the caches alone count.
-        sources = [] if "path" in dataset.own_clips else [row.source, *row.layers]
-        controls = row.control_files if sources else []
-        for resolution in order.resolutions:
-            name = blocks[row.dataset, resolution]
-            files |= {f"{name}/{Path(x).name}": Path(x) for x in sources}
-            files |= {f"{name}_control/{Path(x).name}": Path(x) for x in controls}
-            files[f"{name}/{Path(row.stem).name}{dataset.caption_extension}"] = _caption(row)
-            if order.publish.caches:
-                caches = names_of(order, row, resolution)
-                files |= {f"{name}_cache/{base}": path for base, path in caches}
-    return files
-
-
-def _caption(row: Row) -> Path | bytes:
-    """Return the file of an item's caption, or the text itself where that is another."""
-    if row.texts is not None:
-        return f"{row.texts[0]}\n".encode()
-    if row.caption is None:
-        return b""
-    with contextlib.suppress(OSError), Path(row.caption).open("rb") as file:
-        if file.read(len(BOM_UTF8)) == BOM_UTF8:  # musubi-tuner would take it for text
-            return file.read()
-    return Path(row.caption)
-
-
-def of_list(dataset: str) -> ConfigError:
-    """Return the error for a list whose control images or layers would be published."""
-    what = "a published folder tells control images and layers by their names, not by a list"
-    hint = "put them into folders, and name these in place of the list"
-    return ConfigError(what, where=f"datasets.{dataset}.path", hint=hint)
-
-
-def made_from(order: MusubiOrder, name: str, *_: Path | bytes | None) -> Iterator[tuple[Kind, str]]:
-    """Yield kinds and stems of the caches made from a published file."""
-    scripts, file = order.scripts, PurePosixPath(name)
-    is_control = file.parent.name.endswith("_control")
-    if not is_control and file.suffix.lower() not in IMAGE_EXTENSIONS | VIDEO_EXTENSIONS:
-        endings = {each.caption_extension for each in order.datasets.values()}
-        longest = sorted(endings, key=len, reverse=True)
-        known = next(filter(file.name.endswith, longest), file.suffix)
-        yield "text", file.name.removesuffix(known)
-        return
-    stems = {file.stem}
-    if order.version.controls[1] != 1 if is_control else scripts.layers:
-        stems.add(_NUMBER.sub("", file.stem))  # `a_1` may be a control or layer of `a`
-    for stem in stems:
-        yield "latents", stem
-        if scripts.text.reads_controls:
-            yield "text", stem
-
-
 # -- the dataset TOML -----------------------------------------------------------------------------
 
 
-def dataset_toml(
-    order: MusubiOrder,
-    *,
-    image_directory: Callable[[str, Size], str],
-    cache_directory: Callable[[str, Size], str],
-    control_directory: Callable[[str, Size], str] | None = None,
-    caches_alone: bool = False,
-) -> str:
+def dataset_toml(order: MusubiOrder, folders: Folders, *, caches_alone: bool = False) -> str:
     """Return the TOML of a run: one `[[datasets]]` block for each dataset and resolution.
 
     Args:
         order: the run.
-        image_directory: (dataset, resolution) -> folder of its images or videos.
-        cache_directory: the same for its caches; no two blocks may share one.
-        control_directory: the same for its controls, asked for where the dataset has some.
+        folders: (dataset, resolution) -> folders of its images or videos, of its caches, which no
+            two blocks may share, and of its controls, "" where the script reads none.
         caches_alone: whether the script reads caches and no images, so that it needs not find their
             layers: those of a list, or of items that are skipped, would end it.
     """
@@ -202,12 +127,10 @@ def dataset_toml(
     for name, dataset in order.datasets.items():
         kind = "video_directory" if dataset.video else "image_directory"
         for resolution in order.resolutions:
-            block: dict[str, Any] = {
-                kind: image_directory(name, resolution),
-                "cache_directory": cache_directory(name, resolution),
-            }
-            if dataset.control_directory is not None and control_directory is not None:
-                block["control_directory"] = control_directory(name, resolution)
+            images, caches, controls = folders(name, resolution)
+            block: dict[str, Any] = {kind: images, "cache_directory": caches}
+            if dataset.control_directory is not None and controls:
+                block["control_directory"] = controls
             block["resolution"] = list(resolution)
             if "caption_extension" not in general:
                 block["caption_extension"] = dataset.caption_extension
@@ -254,15 +177,12 @@ def shapes(dataset: Dataset) -> dict[str, Any]:
 
 def training_toml(order: MusubiOrder) -> str:
     """Return the dataset TOML of a training on this machine; all its paths are absolute."""
-    datasets = order.datasets
-    # Its rules for several controls, which it would apply to skipped items too, are ours already.
-    numbered = order.layout.numbered_controls
-    return dataset_toml(
-        order,
-        image_directory=lambda name, _: absolute(datasets[name].folder),
-        cache_directory=lambda name, size: absolute(order.training_folder(name, size)),
-        control_directory=None
-        if numbered
-        else lambda name, _: absolute(datasets[name].control_directory or ""),
-        caches_alone=True,
-    )
+
+    def folders(name: str, size: Size) -> tuple[str, str, str]:
+        dataset, caches = order.datasets[name], absolute(order.training_folder(name, size))
+        # Its rules for several controls, which it would apply to skipped items too, are ours.
+        numbered = order.layout.numbered_controls
+        controls = "" if numbered else absolute(dataset.control_directory or "")
+        return absolute(dataset.folder), caches, controls
+
+    return dataset_toml(order, folders, caches_alone=True)

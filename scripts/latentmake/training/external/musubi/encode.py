@@ -73,7 +73,7 @@ class ScriptsEncoding(Encoding):
             order.model_settings,
             order.kind,
             dataset_config=str(self.folder / "dataset.toml"),
-            place=lambda _, weights: absolute(weights.local),
+            place=lambda weights: absolute(weights.local),
             batch_size=settings.batch_size,
             num_workers=workers,
             skip_existing=False,

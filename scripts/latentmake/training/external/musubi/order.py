@@ -20,6 +20,7 @@ from latentmake.training.external.installation import Installation, Program
 from latentmake.training.external.order import (
     ExternalOrder,
     Resume,
+    block_name,
     depends_on_length,
     files_digests,
 )
@@ -71,6 +72,10 @@ class MusubiOrder(ExternalOrder):
         if self.model.architecture is None:  # one file, as in all records of Wan
             return [path]
         return scripted_files(path)
+
+    @property
+    def toml(self) -> str:
+        return "dataset.toml"
 
     @property
     def epochs(self) -> int:
@@ -136,7 +141,7 @@ class MusubiOrder(ExternalOrder):
         """
         if self.datasets[dataset].text_variants == 1:
             return self.cache_folder(dataset, resolution)
-        return f"{self.output}/{DEPLOYED}/{dataset}_{resolution_name(*resolution)}"
+        return f"{self.output}/{DEPLOYED}/{block_name(dataset, resolution)}"
 
 
 def find(settings: ExternalProgram, scripts: Scripts, memory: Memo | None = None) -> Installation:

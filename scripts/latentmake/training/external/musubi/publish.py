@@ -2,47 +2,112 @@
 
 from __future__ import annotations
 
+import contextlib
+from codecs import BOM_UTF8
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from latentmake.errors import ConfigError
 from latentmake.models.files import script_of
+from latentmake.plan.manifest import Row, rows_of
 from latentmake.training.backend import Finding, model_finding
-from latentmake.training.external import publish
 from latentmake.training.external.installation import elsewhere
 from latentmake.training.external.musubi import checks, command, deploy
 from latentmake.training.external.musubi.order import MusubiOrder
-from latentmake.training.external.order import located
-from latentmake.training.external.publish import Blocks, Call, Kind, Names, Publication
+from latentmake.training.external.order import Resume, block_name, located
+from latentmake.training.external.publish import Call, Files, Kind, Names, Publication
 
 _KINDS: tuple[Kind, Kind] = ("latents", "text")
 
 
-def publication(order: MusubiOrder) -> Publication:
-    """Return the published folder of a run; raises ConfigError if it cannot be published."""
-    place, blocks = order.musubi_tuner, publish.blocks_of(order)
-    if place is None:
-        hint = "set musubi_tuner.path to its folder, which the published scripts go to"
-        raise ConfigError("this key is missing", where="musubi_tuner", hint=hint)
-    _refuse(order)
-    attentions = [x for x in order.scripts.attentions if x in order.attentions]
-    chooses = order.trainer.attention == "auto" and order.publish.attention is None
-    preferred = [x for x in command.PREFERRED if chooses and x in attentions]
-    return Publication(
-        order=order,
-        place=place,
-        findings=partial(_findings, order),
-        members=partial(deploy.published, order, blocks),
-        settings=partial(_settings, order),
-        made_from=partial(deploy.made_from, order),
-        dataset=partial(_dataset, order, blocks),
-        calls=partial(_calls, order),
-        attentions=attentions,
-        modules={x: command.MODULES[x] for x in preferred},
-        cache_ending="_cache",
-    )
+class MusubiPublication(Publication[MusubiOrder]):
+    """The published folder of a run of musubi-tuner."""
+
+    cache_ending = "_cache"
+
+    def __init__(self, order: MusubiOrder, folder: str = "") -> None:
+        """Begin a publication; raises ConfigError if the run cannot be published."""
+        if order.musubi_tuner is None:
+            hint = "set musubi_tuner.path to its folder, which the published scripts go to"
+            raise ConfigError("this key is missing", where="musubi_tuner", hint=hint)
+        _refuse(order)
+        super().__init__(order, folder)
+        self.reads_images = order.scripts.text.reads_controls
+        self.attentions = [x for x in order.scripts.attentions if x in order.attentions]
+        if order.trainer.attention == "auto" and order.publish.attention is None:
+            preferred = [x for x in command.PREFERRED if x in self.attentions]
+            self.modules = {x: command.MODULES[x] for x in preferred}
+
+    def model_findings(self) -> Iterator[Finding]:
+        """Check the model's files, and the precision of the network."""
+        models = [*checks.model_files(self.order.model)]
+        for file in models:
+            if file.place and not (file.doubt or Path(file.place).exists()):  # or on the hub
+                yield elsewhere(f"model: {file.key}", file.place)
+            else:
+                yield model_finding(file)
+        yield checks.precision(self.order, models)
+        yield from checks.samples(self.order)
+
+    def members(self) -> Files:
+        order, files = self.order, Files()
+        for row in rows_of(Path(order.manifest)):
+            dataset = order.datasets[row.dataset]
+            if dataset.is_list and (row.control_files or row.layers):
+                raise _of_list(row.dataset)
+            # Of a list of videos the caches alone count.
+            sources = [] if "path" in dataset.own_clips else [row.source, *row.layers]
+            controls = row.control_files if sources else []
+            for resolution in order.resolutions:
+                name = block_name(row.dataset, resolution)
+                files |= {f"{name}/{Path(x).name}": Path(x) for x in sources}
+                files |= {f"{name}_control/{Path(x).name}": Path(x) for x in controls}
+                files[f"{name}/{Path(row.stem).name}{dataset.caption_extension}"] = _caption(row)
+                if order.publish.caches:
+                    caches = deploy.names_of(order, row, resolution)
+                    files |= {f"{name}_cache/{base}": path for base, path in caches}
+        return files
+
+    def dataset(self, names: Names) -> str:
+        def folders(name: str, size: deploy.Size) -> tuple[str, str, str]:
+            block = names.below(block_name(name, size))
+            return block, f"{block}_cache", f"{block}_control"
+
+        return deploy.dataset_toml(self.order, folders)
+
+    def calls(self, names: Names) -> list[Call]:
+        order, calls = self.order, list[Call]()
+        model = located(order, names.of).model
+        for kind in () if order.publish.caches else _KINDS:
+            arguments = command.caching_arguments(
+                model,
+                kind,
+                dataset_config=names.places.toml,
+                place=lambda weights: names.of(str(weights.path)),
+                batch_size=order.publish.batch_size,
+                num_workers=order.publish.num_workers,
+                keep_cache=False,
+            )
+            calls.append((script_of(order.model, kind).name, arguments))
+        training = command.training_arguments(order, names.places, self.attention, Resume())
+        return [*calls, (order.scripts.training.name, training)]
+
+    def settings(self, dataset: str, size: tuple[int, int]) -> dict[Kind, list[Any]]:
+        model, latents, text = self.order.model, list[Any](), list[Any]()
+        if model.spec.encodes:
+            clip = None if model.clip is None else model.clip.path
+            latents = [model.vae.path, model.vae_dtype or model.dtype, model.task, clip]
+            text = [model.text[0].path, model.fp8_t5]
+        else:
+            latents, text = (
+                command.caching_arguments(
+                    model, kind, dataset_config="", place=lambda weights: str(weights.path)
+                )
+                for kind in _KINDS
+            )
+        shapes = deploy.shapes(self.order.datasets[dataset])
+        return {"latents": [*latents, size, shapes], "text": text}
 
 
 def _refuse(order: MusubiOrder) -> None:
@@ -52,7 +117,7 @@ def _refuse(order: MusubiOrder) -> None:
     faults: dict[str, str] = {}
     for name, dataset in order.datasets.items():
         if dataset.is_list and (dataset.multiple_target or needs_controls):
-            raise deploy.of_list(name)
+            raise _of_list(name)
         if by_script and dataset.own_clips:
             faults[f"datasets.{name}.{dataset.own_clips[0]}"] = "cut other clips of a folder"
         if by_script and dataset.text_variants > 1:
@@ -63,66 +128,20 @@ def _refuse(order: MusubiOrder) -> None:
         raise ConfigError(f"musubi-tuner's own scripts {fault}", where=where, hint=hint)
 
 
-def _findings(order: MusubiOrder) -> Iterator[Finding]:
-    """Check the model's files, and the precision of the network."""
-    models = [*checks.model_files(order.model)]
-    for file in models:
-        if file.place and not (file.doubt or Path(file.place).exists()):  # or on the hub
-            yield elsewhere(f"model: {file.key}", file.place)
-        else:
-            yield model_finding(file)
-    yield checks.precision(order, models)
-    yield from checks.samples(order)
+def _of_list(dataset: str) -> ConfigError:
+    """Return the error for a list whose control images or layers would be published."""
+    what = "a published folder tells control images and layers by their names, not by a list"
+    hint = "put them into folders, and name these in place of the list"
+    return ConfigError(what, where=f"datasets.{dataset}.path", hint=hint)
 
 
-def _dataset(order: MusubiOrder, blocks: Blocks, names: Names) -> str:
-    """Return the dataset TOML of one system, with forward slashes."""
-    return deploy.dataset_toml(
-        order,
-        image_directory=lambda *block: names.below(blocks[block]),
-        cache_directory=lambda *block: names.below(f"{blocks[block]}_cache"),
-        control_directory=lambda *block: names.below(f"{blocks[block]}_control"),
-    )
-
-
-def _calls(order: MusubiOrder, names: Names) -> list[Call]:
-    """Return the calls in the paths of one system: of missing caches, and of the training."""
-    here, calls = located(order, names.of), list[Call]()
-    for kind in () if order.publish.caches else _KINDS:
-        arguments = command.caching_arguments(
-            here.model,
-            kind,
-            dataset_config=names.toml,
-            place=lambda _, weights: names.of(str(weights.path)),
-            batch_size=order.publish.batch_size,
-            num_workers=order.publish.num_workers,
-            keep_cache=False,
-        )
-        calls.append((script_of(order.model, kind).name, arguments))
-    training = command.training_arguments(
-        here,
-        dataset_config=names.toml,
-        weights=command.places(order, names.of),
-        output_dir=names.below("output"),
-        logging_dir=names.below("logs"),
-        attention=publish.attention_of(order),
-        prompts=names.prompts,
-    )
-    return [*calls, (order.scripts.training.name, training)]
-
-
-def _settings(order: MusubiOrder, dataset: str, size: tuple[int, int]) -> dict[Kind, list[Any]]:
-    """Return the settings that shape latents and text; of files, the paths."""
-    model, latents, text = order.model, list[Any](), list[Any]()
-    if model.spec.encodes:
-        clip = None if model.clip is None else model.clip.path
-        latents = [model.vae.path, model.vae_dtype or model.dtype, model.task, clip]
-        text = [model.text[0].path, model.fp8_t5]
-    else:
-        latents, text = (
-            command.caching_arguments(
-                model, kind, dataset_config="", place=lambda _, weights: str(weights.path)
-            )
-            for kind in _KINDS
-        )
-    return {"latents": [*latents, size, deploy.shapes(order.datasets[dataset])], "text": text}
+def _caption(row: Row) -> Path | bytes:
+    """Return the file of an item's caption, or the text itself where that is another."""
+    if row.texts is not None:
+        return f"{row.texts[0]}\n".encode()
+    if row.caption is None:
+        return b""
+    with contextlib.suppress(OSError), Path(row.caption).open("rb") as file:
+        if file.read(len(BOM_UTF8)) == BOM_UTF8:  # musubi-tuner would take it for text
+            return file.read()
+    return Path(row.caption)

@@ -12,13 +12,11 @@ from latentmake.models.headers import lack
 from latentmake.plan.manifest import rows_of
 from latentmake.training.backend import Finding, image_findings
 from latentmake.training.external.backend import Launched
-from latentmake.training.external.installation import Installation
-from latentmake.training.external.order import Resume
 from latentmake.training.external.sdscripts import deploy
 from latentmake.training.external.sdscripts.order import (
     SdScriptsOrder,
     encoder_places,
-    local_arguments,
+    training_arguments,
 )
 
 
@@ -26,7 +24,8 @@ class SdScripts(Launched[SdScriptsOrder]):
     """The trainer `sdscripts`."""
 
     order_type = SdScriptsOrder
-    publication = staticmethod(deploy.publication)
+    publication = deploy.SdScriptsPublication
+    arguments = staticmethod(training_arguments)
 
     def models(self, order: SdScriptsOrder, *, quick: bool) -> list[ModelFile]:
         """Return the checkpoint, inspected, and encoders that cannot be read."""
@@ -51,10 +50,7 @@ class SdScripts(Launched[SdScriptsOrder]):
         yield from self.preflight(order)
 
     def deploy(self, order: SdScriptsOrder) -> None:
-        deploy.deploy(order, Path(order.output, "sdscripts"))
-
-    def command(self, order: SdScriptsOrder, program: Installation, resume: Resume) -> list[str]:
-        return [str(program.script(program.program.script)), *local_arguments(order, resume)]
+        deploy.deploy(order)
 
 
 def model_files(order: SdScriptsOrder) -> Iterator[ModelFile]:

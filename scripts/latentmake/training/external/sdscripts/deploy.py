@@ -8,8 +8,7 @@ image whose name begins alike. An item with several texts is several images ther
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -22,20 +21,10 @@ from latentmake.layouts.layout import SIZED, SdScripts
 from latentmake.plan.manifest import Row, rows_of
 from latentmake.training.backend import Finding
 from latentmake.training.external.installation import elsewhere
-from latentmake.training.external.order import located
-from latentmake.training.external.publish import (
-    Blocks,
-    Call,
-    Files,
-    Kind,
-    Names,
-    Publication,
-    attention_of,
-    blocks_of,
-)
+from latentmake.training.external.order import Resume, block_name
+from latentmake.training.external.publish import Call, Files, Kind, Names, Publication
 from latentmake.training.external.sdscripts.order import (
     SdScriptsOrder,
-    caching_arguments,
     encoder_places,
     training_arguments,
 )
@@ -43,11 +32,12 @@ from latentmake.training.external.sdscripts.order import (
 METADATA = "metadata.json"
 
 
-def deploy(order: SdScriptsOrder, folder: Path) -> Changes:
+def deploy(order: SdScriptsOrder) -> Changes:
     """Bring a training's folder with its `{run}.toml` up to date; only changes are linked anew."""
-    blocks, place = blocks_of(order), folder.absolute()
-    text = dataset_toml(order, blocks, lambda block: (place / block).as_posix())
-    files = deployed(order, blocks) | {f"{order.run}.toml": text.encode()}
+    folder = Path(order.output, order.toml).parent
+    place = folder.absolute()
+    text = dataset_toml(order, lambda block: (place / block).as_posix())
+    files = deployed(order) | {f"{order.run}.toml": text.encode()}
     for old in ((folder / name).with_suffix(".npz") for name in files):
         if old.is_file() and str(old.relative_to(folder)) not in files:
             fault = "is a cache of an old kind, which sd-scripts would prefer"
@@ -55,12 +45,11 @@ def deploy(order: SdScriptsOrder, folder: Path) -> Changes:
     return sync(folder, files, link=True)
 
 
-def deployed(order: SdScriptsOrder, blocks: Blocks | None = None, *, caches: bool = True) -> Files:
+def deployed(order: SdScriptsOrder, *, caches: bool = True) -> Files:
     """Return the folder's files: path below it, with forward slashes -> file or content.
 
     Args:
         order: the run.
-        blocks: the folders of images; by default those of a training here.
         caches: whether caches lie beside the images; else sd-scripts makes them there.
 
     Raises:
@@ -68,13 +57,13 @@ def deployed(order: SdScriptsOrder, blocks: Blocks | None = None, *, caches: boo
         SourceError: a caption cannot be read, or two items would have one name.
         CacheError: an image or a cache file is not where the manifest says.
     """
-    layout, blocks = SdScripts(order.architecture), blocks or blocks_of(order)
-    files: Files = {}
-    metadata: dict[str, dict[str, Any]] = {block: {} for block in blocks.values()}
+    layout, files = SdScripts(order.architecture), Files()
+    blocks = (block_name(name, size) for name in order.datasets for size in order.resolutions)
+    metadata: dict[str, dict[str, Any]] = {block: {} for block in blocks}
     for row in rows_of(Path(order.manifest)):
         texts, suffix = _texts(order, row), PurePosixPath(row.source).suffix
         for resolution in order.resolutions:
-            block, part = blocks[row.dataset, resolution], resolution_name(*resolution)
+            block, part = block_name(row.dataset, resolution), resolution_name(*resolution)
             (latents,) = row.latents_at(part)
             sized = SIZED.fullmatch(latents.removesuffix(layout.latents_ending))
             assert sized is not None
@@ -123,7 +112,7 @@ def _add(files: Files, further: Mapping[str, Path]) -> None:
 # -- the dataset TOML -----------------------------------------------------------------------------
 
 
-def dataset_toml(order: SdScriptsOrder, blocks: Blocks, directory: Callable[[str], str]) -> str:
+def dataset_toml(order: SdScriptsOrder, directory: Callable[[str], str]) -> str:
     """Return the TOML of a run: a `[[datasets]]` block for each dataset and resolution.
 
     `directory` gives a block's folder, with forward slashes.
@@ -133,7 +122,7 @@ def dataset_toml(order: SdScriptsOrder, blocks: Blocks, directory: Callable[[str
         masked = {"alpha_mask": True} if dataset.alpha_mask else {}  # no key of older versions
         buckets = _buckets(order, name)
         for resolution in order.resolutions:
-            place = directory(blocks[name, resolution])
+            place = directory(block_name(name, resolution))
             subset = {
                 "image_dir": place,
                 "metadata_file": f"{place}/{METADATA}",
@@ -156,61 +145,57 @@ def _buckets(order: SdScriptsOrder, name: str) -> dict[str, Any]:
 # -- the published folder -------------------------------------------------------------------------
 
 
-def publication(order: SdScriptsOrder) -> Publication:
-    """Return the published folder of a run; it looks like that of a training here."""
-    blocks = blocks_of(order)
-    return Publication(
-        order=order,
-        place=order.sd_scripts,
-        findings=partial(_findings, order),
-        members=partial(deployed, order, blocks, caches=order.publish.caches),
-        settings=partial(_settings, order),
-        made_from=_made_from,
-        dataset=lambda names: dataset_toml(order, blocks, names.below),
-        calls=partial(_calls, order),
-        attentions=("sdpa", "xformers", "mem_eff_attn"),
-    )
+class SdScriptsPublication(Publication[SdScriptsOrder]):
+    """The published folder of a run; it looks like that of a training here."""
 
+    attentions = ("sdpa", "xformers", "mem_eff_attn")
 
-def _findings(order: SdScriptsOrder) -> Iterator[Finding]:
-    """Check the model's files."""
-    strategies, makes = order.strategies, not order.publish.caches
-    unread = {file.flag for file in strategies.files} - {*strategies.folders}
-    places = {"checkpoint": order.model.checkpoint or "", **encoder_places(order)}
-    if makes and "vae" not in (file.key for file in strategies.files):
-        places["vae"] = order.model.vae.path or ""
-    for key, place in places.items():
-        if place and not Path(place).exists():
-            yield elsewhere(f"model: {key}", place)
-        elif key in unread and Path(place).is_dir() and (strategies.insists or makes):
-            note = f"{place} is a folder, and sd-scripts wants a file: add [{key}, FILE] to the"
-            yield Finding(f"model: {key}", "warning", f"{note} trainer's `arguments`")
+    def model_findings(self) -> Iterator[Finding]:
+        order = self.order
+        strategies, makes = order.strategies, not order.publish.caches
+        unread = {file.flag for file in strategies.files} - {*strategies.folders}
+        places = {"checkpoint": order.model.checkpoint or "", **encoder_places(order)}
+        if makes and "vae" not in (file.key for file in strategies.files):
+            places["vae"] = order.model.vae.path or ""
+        for key, place in places.items():
+            if place and not Path(place).exists():
+                yield elsewhere(f"model: {key}", place)
+            elif key in unread and Path(place).is_dir() and (strategies.insists or makes):
+                note = f"{place} is a folder, and sd-scripts wants a file: add [{key}, FILE] to the"
+                yield Finding(f"model: {key}", "warning", f"{note} trainer's `arguments`")
 
+    def members(self) -> Files:
+        return deployed(self.order, caches=self.order.publish.caches)
 
-def _settings(order: SdScriptsOrder, dataset: str, size: tuple[int, int]) -> dict[Kind, Any]:
-    """Return the settings that shape latents and text; of files, the paths."""
-    del size  # which sd-scripts finds in the names of its caches
-    model = order.model
-    shapes = [_buckets(order, dataset), order.datasets[dataset].alpha_mask]
-    vae = model.vae.path or [model.vae.hub, model.vae.revision]
-    found: dict[Kind, Any] = {"latents": [vae, model.vae_dtype or model.dtype, shapes]}
-    if order.cached_text:
-        places = [model.checkpoint, encoder_places(order)]
-        further = [model.max_token_length, model.apply_lg_attn_mask, model.apply_t5_attn_mask]
-        found["text"] = [places, further, model.text[-1].max_length]
-    return found
+    def dataset(self, names: Names) -> str:
+        return dataset_toml(self.order, names.below)
 
+    def calls(self, names: Names) -> list[Call]:
+        training = training_arguments(self.order, names.places, self.attention, Resume())
+        return [(f"{self.order.script}.py", training)]
 
-def _made_from(name: str, old: Path, new: Path | bytes | None) -> Iterator[tuple[Kind, str]]:
-    """Yield kinds and stems of the caches made from a published file."""
-    base = name.partition("/")[2]
-    if base != METADATA:
-        yield "latents", str(PurePosixPath(base).with_suffix(""))
-        return
-    before, after = _captions(old), _captions(new)
-    for image in before | after:
-        if before.get(image) != after.get(image):
-            yield "text", str(PurePosixPath(image).with_suffix(""))
+    def settings(self, dataset: str, size: tuple[int, int]) -> dict[Kind, Any]:
+        del size  # which sd-scripts finds in the names of its caches
+        order, model = self.order, self.order.model
+        shapes = [_buckets(order, dataset), order.datasets[dataset].alpha_mask]
+        vae = model.vae.path or [model.vae.hub, model.vae.revision]
+        found: dict[Kind, Any] = {"latents": [vae, model.vae_dtype or model.dtype, shapes]}
+        if order.cached_text:
+            places = [model.checkpoint, encoder_places(order)]
+            further = [model.max_token_length, model.apply_lg_attn_mask, model.apply_t5_attn_mask]
+            found["text"] = [places, further, model.text[-1].max_length]
+        return found
+
+    def edited(
+        self, base: str, old: Path, new: Path | bytes | None
+    ) -> Iterator[tuple[str, Sequence[Kind]]]:
+        if base != METADATA:
+            yield str(PurePosixPath(base).with_suffix("")), ["latents"]
+            return
+        before, after = _captions(old), _captions(new)
+        for image in before | after:
+            if before.get(image) != after.get(image):
+                yield str(PurePosixPath(image).with_suffix("")), ["text"]
 
 
 def _captions(metadata: Path | bytes | None) -> dict[str, str]:
@@ -220,27 +205,3 @@ def _captions(metadata: Path | bytes | None) -> dict[str, str]:
         return {image: entry["caption"] for image, entry in json.loads(data).items()}
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return {}
-
-
-def _calls(order: SdScriptsOrder, names: Names) -> list[Call]:
-    """Return the call in the paths of one system; it makes missing caches first."""
-    vae, caching = order.model.vae, list[str]()
-    if not order.publish.caches:
-        place = vae.hub if vae.path is None else names.of(vae.path)
-        caching = caching_arguments(order, vae=place)
-    training = training_arguments(
-        located(order, names.of),
-        dataset_config=names.toml,
-        checkpoint=names.of(order.model.checkpoint or ""),
-        encoders={
-            flag: names.of(path)
-            for flag, path in encoder_places(order).items()
-            if not Path(path).is_dir() or flag in order.strategies.folders
-        },
-        output_dir=names.below("output"),
-        logging_dir=names.below("logs"),
-        attention=attention_of(order),
-        caching=caching,
-        prompts=names.prompts,
-    )
-    return [(f"{order.script}.py", training)]

@@ -5,7 +5,7 @@ Paths in a command line come as the machine that runs it names them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from latentmake.models.recipe import encoder_of
 from latentmake.training.external.installation import Installation, Program
 from latentmake.training.external.order import (
     ExternalOrder,
+    Places,
     Resume,
     absolute,
     command_line,
@@ -29,7 +30,6 @@ from latentmake.training.external.order import (
     located,
     sampling,
 )
-from latentmake.training.order import RunFiles
 
 _EPOCHS = 10  # where neither epochs nor steps are asked for
 _WEIGHTS = (".safetensors", ".bin", ".ckpt")
@@ -60,6 +60,10 @@ class SdScriptsOrder(ExternalOrder):
         if path.is_dir():
             files = sorted(each for each in path.rglob("*") if each.suffix in _WEIGHTS)
         return digest.of_value(files_digests("checkpoint", place, files, file_digest))
+
+    @property
+    def toml(self) -> str:
+        return f"sdscripts/{self.run}.toml"
 
     @property
     def epochs(self) -> int | None:
@@ -174,13 +178,14 @@ def encoder_places(order: SdScriptsOrder) -> dict[str, str]:
     }
 
 
-def caching_arguments(order: SdScriptsOrder, *, vae: str | None) -> list[str]:
+def caching_arguments(order: SdScriptsOrder, named: Callable[[str], str] = str) -> list[str]:
     """Return the arguments for caches made by the training script itself.
 
     A VAE with a flag of its own is among `encoder_places`. Flags among the user's own arguments are
-    left out.
+    left out. `named` gives a path as the machine that trains names it.
     """
     model, size, strategies = order.model, order.publish.batch_size, order.strategies
+    vae = model.vae.hub if model.vae.path is None else named(model.vae.path)
     options = {
         "--vae": None if "vae" in (file.key for file in strategies.files) else vae,
         "--no_half_vae": (model.vae_dtype or model.dtype) == "float32",
@@ -192,46 +197,38 @@ def caching_arguments(order: SdScriptsOrder, *, vae: str | None) -> list[str]:
 
 
 def training_arguments(
-    order: SdScriptsOrder,
-    *,
-    dataset_config: str,
-    checkpoint: str,
-    encoders: Mapping[str, str],
-    output_dir: str,
-    logging_dir: str,
-    attention: str | None = None,
-    caching: Sequence[str] = (),
-    prompts: str = "",
-    resume: str | None = None,
-    initial_step: int | None = None,
+    order: SdScriptsOrder, places: Places, attention: str, resume: Resume
 ) -> list[str]:
     """Return the arguments of a training script.
 
     Args:
         order: the run.
-        dataset_config: path of the dataset TOML.
-        checkpoint: path of the trained network.
-        encoders: see `encoder_places`.
-        output_dir: folder of the trained weights.
-        logging_dir: folder of TensorBoard's files.
-        attention: that of the machine that trains; by default the trainer's.
-        caching: see `caching_arguments`.
-        prompts: path of the prompts of samples.
-        resume: folder of a state.
-        initial_step: steps done before it, where the script is to count on from there.
+        places: paths on the machine that trains.
+        attention: that of this machine.
+        resume: where the training is resumed.
     """
+    order = located(order.left(resume), places.of)
     trainer = order.trainer
     saves = trainer.save_every_n_epochs is not None
+    makes_caches = not (places.here or order.publish.caches)
+    encoders: dict[str, Setting] = {
+        flag: places.of(path)
+        for flag, path in encoder_places(order).items()
+        if flag in order.strategies.folders
+        or Path(path).is_file()
+        or not (places.here or Path(path).exists())
+    }
     arguments = command_line(
         {
-            "--pretrained_model_name_or_path": checkpoint,
+            "--pretrained_model_name_or_path": places.of(order.model.checkpoint or ""),
             **encoders,
-            "--dataset_config": dataset_config,
+            "--dataset_config": places.toml,
             "--cache_latents": True,
             "--cache_latents_to_disk": True,
         }
     )
-    arguments += [*order.model.latents_arguments, *caching]
+    arguments += order.model.latents_arguments
+    arguments += caching_arguments(order, places.of) if makes_caches else []
     arguments += command_line(
         {
             **_text(order),
@@ -243,7 +240,7 @@ def training_arguments(
             "--max_data_loader_n_workers": trainer.max_data_loader_n_workers,
             "--mixed_precision": trainer.mixed_precision,
             "--seed": trainer.seed,
-            f"--{attention or trainer.attention}": True,
+            f"--{attention}": True,
             "--max_train_steps": trainer.max_train_steps,
             "--max_train_epochs": order.epochs,
             "--gradient_checkpointing": trainer.gradient_checkpointing,
@@ -258,12 +255,12 @@ def training_arguments(
             # States of a complete network take tens of gigabytes: the last one is enough.
             "--save_last_n_epochs_state": 1 if saves else None,
             "--save_model_as": "safetensors",
-            "--output_dir": output_dir,
+            "--output_dir": places.output,
             "--output_name": order.run,
-            "--logging_dir": logging_dir if trainer.logging else None,
-            "--resume": resume,
-            "--initial_step": initial_step,
-            **sampling(order, prompts),
+            "--logging_dir": places.logs if trainer.logging else None,
+            "--resume": None if resume.state is None else absolute(resume.state),
+            "--initial_step": resume.done * resume.steps if resume.counted else None,
+            **sampling(order, places.prompts),
             **order.flags,
         }
     )
@@ -299,23 +296,3 @@ def _network(order: SdScriptsOrder) -> dict[str, str | float | bool | None]:
         "--network_alpha": trainer.network_alpha or trainer.network_dim,
         "--network_train_unet_only": order.cached_text or trainer.network_train_unet_only,
     }
-
-
-def local_arguments(order: SdScriptsOrder, resume: Resume | None = None) -> list[str]:
-    """Return the arguments of a training on this machine; all paths are absolute."""
-    files, resume = RunFiles(order), resume or Resume()
-    return training_arguments(
-        located(order.left(resume)),
-        dataset_config=absolute(files.output / "sdscripts" / f"{order.run}.toml"),
-        checkpoint=absolute(order.model.checkpoint or ""),
-        encoders={
-            flag: absolute(path)
-            for flag, path in encoder_places(order).items()
-            if Path(path).is_file() or flag in order.strategies.folders
-        },
-        output_dir=absolute(files.work),
-        logging_dir=absolute(files.logs),
-        prompts=absolute(files.prompts),
-        resume=None if resume.state is None else absolute(resume.state),
-        initial_step=resume.done * resume.steps if resume.state and resume.counted else None,
-    )

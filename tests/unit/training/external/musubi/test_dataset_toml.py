@@ -27,9 +27,10 @@ def parsed(order: MusubiOrder, root: str = "/p") -> dict[str, Any]:
     toml = tomllib.loads(
         dataset_toml(
             order,
-            image_directory=lambda name, size: f"{root}/{name}_{size[0]}x{size[1]}",
-            cache_directory=lambda name, size: f"{root}/{name}_{size[0]}x{size[1]}_cache",
-            control_directory=lambda name, size: f"{root}/{name}_{size[0]}x{size[1]}_control",
+            lambda name, size: tuple(
+                f"{root}/{name}_{size[0]}x{size[1]}{ending}"
+                for ending in ("", "_cache", "_control")
+            ),  # type: ignore[arg-type, return-value]
         )
     )
     assert set(toml) == {"general", "datasets"}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from latentmake.config.architectures import WAN
 from latentmake.training.external.musubi.command import caching_arguments, training_arguments
 from latentmake.training.external.musubi.order import MusubiOrder
+from latentmake.training.external.order import Places, Resume
 from publish_world import TASKS, check_flags, needs_clip, order_of, value
 
 assert WAN.scripts is not None
@@ -16,21 +18,16 @@ TRAINING_SCRIPT = WAN.scripts.training.name
 
 
 def training(order: MusubiOrder, **changes: Any) -> list[str]:
-    given: dict[str, Any] = {
-        "dataset_config": "/p/a.toml",
-        "weights": {"dit": "/m/low"},
-        "output_dir": "/p/output",
-        "logging_dir": "/p/logs",
-        "attention": "sdpa",
-        **changes,
-    }
-    return training_arguments(order, **given)
+    places = Places(lambda path: f"/{path}", "/p/a.toml", "/p/output", "/p/logs", "/p/prompts")
+    return training_arguments(
+        order, places, changes.get("attention", "sdpa"), Resume(changes.get("resume"), counted=True)
+    )
 
 
 def caching(order: MusubiOrder, kind: str, **changes: Any) -> list[str]:
     given: dict[str, Any] = {
         "dataset_config": "/p/a.toml",
-        "place": lambda file, _: f"/m/{file.key}",
+        "place": lambda weights: f"/{weights.path}",
         **changes,
     }
     return caching_arguments(order.model, kind, **given)
@@ -49,19 +46,21 @@ def test_every_task_with_every_switch_gives_known_flags(task: str, asked: bool) 
     latents, text = caching(order, "latents"), caching(order, "text")
     check_flags(LATENTS_SCRIPT, latents)
     check_flags(TEXT_SCRIPT, text)
-    assert (value(latents, "--vae"), value(text, "--t5")) == ("/m/vae", "/m/text")
-    assert value(latents, "--clip") == ("/m/clip" if needs_clip(task) else None)
+    assert (value(latents, "--vae"), value(text, "--t5")) == (
+        "/models/vae.safetensors",
+        "/models/t5.pth",
+    )
+    assert value(latents, "--clip") == ("/models/clip.pth" if needs_clip(task) else None)
     assert ("--i2v" in latents) == task.startswith(("i2v", "flf2v"))
     assert ("--vae_cache_cpu" in latents) == ("--fp8_t5" in text) == asked
     assert {"--skip_existing", "--keep_cache"} <= set(latents)
 
-    weights = {"dit": "/m/low", **({"dit_high_noise": "/m/high"} if two else {})}
     for attention in order.scripts.attentions:
-        arguments = training(order, attention=attention, weights=weights, resume="/r")
+        arguments = training(order, attention=attention, resume=Path("/r"))
         check_flags(TRAINING_SCRIPT, arguments)
         assert f"--{attention}" in arguments
         assert (value(arguments, "--task"), value(arguments, "--resume")) == (task, "/r")
-        assert value(arguments, "--dit_high_noise") == weights.get("dit_high_noise")
+        assert value(arguments, "--dit_high_noise") == ("/high" if two else None)
         boundary = {"i2v-A14B": "900", "t2v-A14B": "875"}.get(task)
         assert value(arguments, "--timestep_boundary") == boundary
         assert {each in arguments for each in ("--fp8_base", "--fp8_scaled")} == {asked}
@@ -91,10 +90,8 @@ def test_the_dtype_of_the_vae() -> None:
 def test_a_boundary_of_the_user_goes_with_two_networks_only() -> None:
     order = order_of(trainer={"timestep_boundary": 800})
     assert "--timestep_boundary" not in training(order)
-    assert (
-        value(training(order, weights={"dit": "l", "dit_high_noise": "h"}), "--timestep_boundary")
-        == "800"
-    )
+    order = order_of(model={"dit_high_noise": "h"}, trainer={"timestep_boundary": 800})
+    assert value(training(order), "--timestep_boundary") == "800"
 
 
 def test_what_is_left_to_the_trainer_is_not_given() -> None:
@@ -109,4 +106,4 @@ def test_what_is_left_to_the_trainer_is_not_given() -> None:
 def test_arguments_of_the_user_come_last_and_as_they_are() -> None:
     own = ["--blocks_to_swap", "20", "--optimizer_args", "betas=(0.9, 0.99)"]
     order = order_of(trainer={"arguments": own})
-    assert training(order, resume="/r", logging_dir="/l")[-4:] == own
+    assert training(order, resume=Path("/r"))[-4:] == own

@@ -12,8 +12,8 @@ from latentmake.config.architectures import WAN
 from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.training.external.musubi.checks import networks
 from latentmake.training.external.musubi.order import MusubiOrder
-from latentmake.training.external.musubi.publish import publication
-from latentmake.training.external.publish import findings, publish
+from latentmake.training.external.musubi.publish import MusubiPublication
+from latentmake.training.external.publish import publish
 from publish_world import order_of
 from rows_world import DIT_NAMES, ROWS, RUN, VERSIONS, make_row_run
 from safetensors.torch import save_file
@@ -39,9 +39,9 @@ def test_the_scripts_of_the_row_are_called_with_all_that_they_need(
     root: Path, name: str, task: str
 ) -> None:
     order = published(make_row_run(root, name, task), caches=False)
-    assert not [each for each in findings(publication(order)) if each.verdict == "failed"]
+    assert not [each for each in MusubiPublication(order).findings() if each.verdict == "failed"]
     said: list[str] = []
-    publish([publication(order)], said.append)
+    publish([MusubiPublication(order)], said.append)
     place, scripts = Path("published") / RUN, ROWS[name]
     text = (place / f"train_{RUN}.json").read_text()
     calls = json.loads(text)["linux"]["calls"]
@@ -62,12 +62,12 @@ def test_the_scripts_of_the_row_are_called_with_all_that_they_need(
 
 def test_a_control_takes_the_caches_of_its_item_along(root: Path) -> None:
     order = published(make_row_run(root, "qwen_image_edit", "edit-2509"), caches=False)
-    publish([publication(order)], print)
+    publish([MusubiPublication(order)], print)
     made = Path("published") / RUN / f"{RUN}_64_cache"
     for cache in Path("cache").rglob("*.safetensors"):
         (made / cache.name).write_bytes(cache.read_bytes())
     Path("control/red.png").write_bytes(Path("control/blue.png").read_bytes())
-    publish([publication(order)], print)
+    publish([MusubiPublication(order)], print)
     left = {path.name for path in made.glob("*.safetensors")}
     assert left == {"blue_0080x0064_qie.safetensors", "blue_qie_te.safetensors"}
 

@@ -17,18 +17,16 @@ from latentmake.config.models import Model
 from latentmake.errors import CacheError, SourceError
 from latentmake.layouts.layout import SdScripts as Names
 from latentmake.training.external.launch import prepare
-from latentmake.training.external.order import Resume, accelerate_arguments
-from latentmake.training.external.publish import findings, publish
+from latentmake.training.external.order import Places, Resume, accelerate_arguments
+from latentmake.training.external.publish import publish
 from latentmake.training.external.sdscripts.backend import model_files
 from latentmake.training.external.sdscripts.deploy import (
+    SdScriptsPublication,
     deployed,
-    publication,
 )
 from latentmake.training.external.sdscripts.order import (
     SdScriptsOrder,
     caching_arguments,
-    encoder_places,
-    local_arguments,
     training_arguments,
 )
 from latentmake.training.order import RunFiles, Wanted
@@ -70,15 +68,9 @@ def order(
     )
 
 
-def arguments(asked: SdScriptsOrder) -> list[str]:
-    return training_arguments(
-        asked,
-        dataset_config="/d.toml",
-        checkpoint="/base.safetensors",
-        encoders=encoder_places(asked),
-        output_dir="/out",
-        logging_dir="/logs",
-    )
+def arguments(asked: SdScriptsOrder, resume: Resume | None = None) -> list[str]:
+    places = asked.places if resume else Places(str, "/d.toml", "/out", "/logs", "/prompts")
+    return training_arguments(asked, places, "sdpa", resume or Resume())
 
 
 def value(found: list[str], flag: str) -> str:
@@ -185,18 +177,18 @@ def test_bookkeeping_does_not_train_again_and_all_else_does() -> None:
 
 def test_scripts_of_a_lora_are_told_the_step_and_others_what_is_left() -> None:
     saving = {"max_train_epochs": 8, "save_every_n_epochs": 1}
-    found = local_arguments(order(trainer=saving), Resume(Path("s"), 3, True, 5))
+    found = arguments(order(trainer=saving), Resume(Path("s"), 3, True, 5))
     assert (value(found, "--resume"), value(found, "--initial_step")) == (
         str(Path("s").absolute()),
         "15",
     )
     assert value(found, "--max_train_epochs") == "8"
     whole = order(trainer={**saving, "script": "sdxl_train"})
-    found = local_arguments(whole, Resume(Path("s"), 3))
+    found = arguments(whole, Resume(Path("s"), 3))
     assert value(found, "--max_train_epochs") == "5"
     assert "--initial_step" not in found
     assert {"--save_state", "--save_last_n_epochs_state"} <= set(found)
-    assert "--save_state" not in local_arguments(order())
+    assert "--save_state" not in arguments(order(), Resume())
 
 
 @pytest.mark.parametrize(
@@ -310,7 +302,7 @@ def test_each_system_finds_everything_by_its_own_names(tmp_path: Path) -> None:
     asked = order("flux", fit="bucket", model=vae).model_copy(
         update={"publish": Publish(path="out", path_maps=maps)}
     )
-    publish([publication(asked)], print)
+    publish([SdScriptsPublication(asked)], print)
     folder = tmp_path / "out/cats"
     windows = tomllib.loads((folder / "cats_win.toml").read_text())
     linux = tomllib.loads((folder / "cats_linux.toml").read_text())
@@ -329,7 +321,7 @@ def test_a_folder_where_flux_wants_a_file_is_told() -> None:
     Path("text_1.safetensors").mkdir()
     write_manifest(row("x", "flux"))
     said: list[str] = []
-    publish([publication(order("flux"))], said.append)
+    publish([SdScriptsPublication(order("flux"))], said.append)
     assert any("text_1.safetensors is a folder" in line and "[--t5xxl, FILE]" in line
                for line in said)  # fmt: skip
     assert '"--t5xxl"' not in Path("published/cats/train_cats.json").read_text()
@@ -342,19 +334,19 @@ def uncached(architecture: str = "sdxl", **settings: Any) -> SdScriptsOrder:
 
 
 def verdicts(asked: SdScriptsOrder) -> dict[str, tuple[str, str]]:
-    return {each.what: (each.verdict, each.note) for each in findings(publication(asked))}
+    return {each.what: (each.verdict, each.note) for each in SdScriptsPublication(asked).findings()}
 
 
 def test_without_caches_it_is_told_how_to_make_them() -> None:
     for architecture in ARCHITECTURES:
         asked = uncached(architecture, batch_size=4)
-        found = caching_arguments(asked, vae="vae.pt")
+        found = caching_arguments(asked)
         assert value(found, "--vae_batch_size") == "4"
         assert "--no_half_vae" in found
         assert ("--vae" in found) == (architecture != "flux")  # whose flag is --ae
         assert ("--text_encoder_batch_size" in found) == (architecture in ("sd3", "flux"))
     with_own = order("sdxl", trainer={"arguments": ["--vae", "mine.pt"]})
-    assert "--vae" not in caching_arguments(with_own, vae="vae.pt")
+    assert "--vae" not in caching_arguments(with_own)
 
 
 def test_a_publication_is_checked_against_its_sources() -> None:
