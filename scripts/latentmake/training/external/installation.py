@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import latentmake
 from latentmake import digest
@@ -31,52 +31,25 @@ from latentmake.index.memo import Memo
 from latentmake.training.backend import Finding
 
 
-@dataclass(frozen=True)
-class Sources:
+class Sources(NamedTuple):
     """Facts from a script and all that it imports from its own folders.
 
     Attributes:
         flags: declared ones; None where that cannot be told: the script does not declare
-            `--dataset_config` with argparse, takes unknown flags, or computes their names.
+            `--dataset_config` with argparse, or computes names of flags.
         needs: packages of others that every run imports, by their first names.
         digest: of their names below the last folder, and of their content.
     """
 
-    flags: frozenset[str] | None
-    needs: frozenset[str]
+    flags: list[str] | None
+    needs: list[str]
     digest: str
-
-    @classmethod
-    def read(
-        cls,
-        script: Path,
-        roots: Sequence[Path],
-        memory: Memo | None = None,
-        *,
-        without: Sequence[str] = (),
-    ) -> Sources:
-        """Read the sources of a script.
-
-        Args:
-            script: the program.
-            roots: folders in which its imports are looked for, in order.
-            memory: keeps the facts, until one of the files or folders changes.
-            without: folders below the first of the roots whose modules are not read.
-        """
-
-        def find() -> tuple[dict[str, Any], list[Path]]:
-            return _Reader(script, roots, without).facts()
-
-        question = ["sources 9", str(script), [str(root) for root in roots], *without]
-        facts: dict[str, Any] = memory.remembered(question, find) if memory else find()[0]
-        lists = {key: frozenset(each) for key, each in facts.items() if isinstance(each, list)}
-        return cls(**{**facts, **lists})
 
 
 class _Reader:
     """Reads a script, and all that it imports from some folders."""
 
-    def __init__(self, script: Path, roots: Sequence[Path], without: Sequence[str] = ()) -> None:
+    def __init__(self, script: Path, roots: Sequence[Path], without: Sequence[str]) -> None:
         self._script = script
         self._without = [roots[0] / name for name in without]
         self._roots = roots
@@ -84,15 +57,11 @@ class _Reader:
         self._digests: dict[str, str] = {}
         self._parsed: dict[Path, ast.Module] = {}
 
-    def facts(self) -> tuple[dict[str, Any], list[Path]]:
-        """Return the facts as JSON values, and the paths that they depend on."""
-        flags = self._flags()
-        facts = {
-            "flags": None if flags is None else sorted(flags),
-            "needs": sorted(self._needs()),
-            "digest": digest.of_value(sorted(self._digests.items())),
-        }
-        return facts, [*self._trees, *{path.parent for path in self._trees}]
+    def facts(self) -> tuple[Sources, list[Path]]:
+        """Return the facts, and the paths that they depend on."""
+        paths = [*self._trees, *{path.parent for path in self._trees}]
+        content = digest.of_value(sorted(self._digests.items()))
+        return Sources(self._flags(), self._needs(), content), paths
 
     @cached_property
     def _trees(self) -> dict[Path, ast.Module]:
@@ -141,43 +110,27 @@ class _Reader:
                 return files
         return []
 
-    def _flags(self) -> frozenset[str] | None:
-        flags: set[str] = set()
-        declaring, lenient = {self._script}, set[Path]()
-        for path, tree in self._trees.items():
-            for call in ast.walk(tree):
-                if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
-                    continue
-                if call.func.attr == "parse_known_args":
-                    lenient.add(path)
-                elif call.func.attr == "add_argument":
-                    names = [x.value if isinstance(x, ast.Constant) else None for x in call.args]
-                    if not all(isinstance(name, str) for name in names):
-                        return None
-                    flags.update(map(str, names))
-                    if any("BooleanOptionalAction" in ast.dump(x.value) for x in call.keywords):
-                        flags |= {f"--no-{str(name).removeprefix('--')}" for name in names}
-                    if "--dataset_config" in names:
-                        declaring.add(path)
-        if "--dataset_config" not in flags or declaring & lenient or self._unreadable:
-            return None
-        return frozenset(flag for flag in flags if flag.startswith("-"))
+    def _flags(self) -> list[str] | None:
+        flags = set[str]()
+        for call in (node for tree in self._trees.values() for node in ast.walk(tree)):
+            if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "add_argument":
+                names = [getattr(argument, "value", None) for argument in call.args]
+                if not all(isinstance(name, str) for name in names):
+                    return None
+                flags.update(map(str, names))
+        known = "--dataset_config" in flags and not self._unreadable
+        return sorted(flag for flag in flags if flag.startswith("-")) if known else None
 
-    def _needs(self) -> frozenset[str]:
+    def _needs(self) -> list[str]:
         named = {
             name.partition(".")[0]
             for path, tree in self._reach(everywhere=False).items()
             for name, base in _imports(tree, path, everywhere=False)
             if base is None
         }
-        own = {
-            name
-            for name in named
-            if any(
-                (root / name).is_dir() or (root / f"{name}.py").is_file() for root in self._roots
-            )
-        }
-        return frozenset(named - own - set(sys.stdlib_module_names))
+        files = [path for root in self._roots for path in root.glob("*")]
+        own = {path.stem for path in files if path.suffix == ".py" or path.is_dir()}
+        return sorted(named - own - set(sys.stdlib_module_names))
 
 
 def _imports(
@@ -297,9 +250,10 @@ class Installation:
         asked = (script, *without)
         if asked not in self._sources:
             roots = [self.scripts, self.folder / "src", self.folder]
-            self._sources[asked] = Sources.read(
-                self.scripts / script, roots, self.memory, without=without
-            )
+            find = _Reader(self.scripts / script, roots, without).facts
+            question = ["sources 10", script, [str(root) for root in roots], *without]
+            facts = self.memory.remembered(question, find) if self.memory else find()[0]
+            self._sources[asked] = Sources(*facts)
         return self._sources[asked]
 
     def missing_flags(self, arguments: Sequence[str], script: str | None = None) -> list[str]:
@@ -307,11 +261,6 @@ class Installation:
         known = self.sources_of(script or self.program.script).flags
         given = [each.partition("=")[0] for each in arguments if each.startswith("--")]
         return [flag for flag in dict.fromkeys(given) if known is not None and flag not in known]
-
-    def near(self, flags: Sequence[str], script: str | None = None) -> str:
-        """Return the flags of a script that flags it does not know may be meant for."""
-        known = self.sources_of(script or self.program.script).flags or ()
-        return " ".join(each for flag in flags for each in get_close_matches(flag, known, 1, 0.8))
 
     def environment(self) -> dict[str, str]:
         """Return the variables its scripts run with: none of ours, nor of Snakemake.
@@ -410,7 +359,8 @@ def flags(
     """Check that a script, by default the one that trains, knows all flags of a command line."""
     what = "arguments" if script is None else f"arguments of {script}"
     if missing := installation.missing_flags(arguments, script):
-        near = installation.near(missing, script)
+        known = installation.sources_of(script or installation.program.script).flags or ()
+        near = " ".join(each for flag in missing for each in get_close_matches(flag, known, 1, 0.8))
         hint = f"did you mean {near}?" if near else "update it, or leave that out"
         note = f"this {installation.program.name} does not know {' '.join(missing)}: {hint}"
         return Finding(what, "failed", note)
