@@ -176,11 +176,7 @@ def _number_through(files: RunFiles, before: int) -> None:
 
 def _is_complete(state: Path) -> bool:
     """Whether a state was written to its end: accelerate writes random numbers last."""
-    names = {path.name for path in state.iterdir()}
-    accelerates = any(name.startswith(("optimizer", "scheduler", "model")) for name in names)
-    return bool(names) and (
-        not accelerates or any(name.startswith("random_states") for name in names)
-    )
+    return any(state.glob("random_states*"))
 
 
 def _resume(state: Path, done: int, progress: _Progress) -> Resume:
@@ -193,8 +189,6 @@ def _resume(state: Path, done: int, progress: _Progress) -> Resume:
 
 def _counts(state: Path) -> bool:
     """Whether a state says how far it came; one of accelerate's files alone does not."""
-    if not any(state.glob("random_states*")) and not (state / "optimizer.bin").exists():
-        return True
     return not {"epoch", "current_epoch", "global_step"}.isdisjoint(_values(state))
 
 
@@ -292,12 +286,10 @@ class _Training:
         """Give a new and complete result its name, and write its record."""
         files, run = self.files, self.order.run
         if fault := _fault(files.last, self.order.beginning):
-            last = next((x for x in reversed(re.split(r"[\r\n]+", output)) if x.strip()), "nothing")
-            hint = process.last_error(output, 0)
-            hint = last.strip() if hint.startswith("it ended with status") else hint
+            last = [x.strip() for x in re.split(r"[\r\n]+", output) if x.strip()][-1:]
             raise TrainingError(
                 f"run {run}: the trainer ended without an error, but wrote no weights "
-                f"({files.last} {fault}); its last line: {hint[:300]}",
+                f"({files.last} {fault}); its last line: {''.join(last)[:300]}",
                 hint=f"all output: {self.log}",
             )
         atomic.open_to_group(files.work, f"{glob.escape(run)}*.safetensors")

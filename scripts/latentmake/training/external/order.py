@@ -392,12 +392,19 @@ def with_paths(arguments: Sequence[str], named: Callable[[str], str] = str) -> l
     directory. An absolute path may lie on another machine. In `--flag=value` and `key=value` the
     part behind counts.
     """
-    found = []
-    for each in arguments:
-        before, value = _split(each)
-        place = _place(value) or (value if _is_absolute(value) else None)
-        found.append(f"{before}{named(place)}" if place else each)
-    return found
+    return [_with_path(each, named) for each in arguments]
+
+
+def _with_path(argument: str, named: Callable[[str], str]) -> str:
+    key, equals, value = argument.partition("=")
+    if not equals or os.path.exists(argument):  # noqa: PTH110 -- nor is one that is too long
+        key, equals, value = "", "", argument
+    path = os.path.expanduser(value)  # noqa: PTH111 -- Path would drop "./"
+    looks = path != value or os.sep in value or bool(Path(value).suffix)
+    if looks and not value.startswith("-") and os.path.exists(path):  # noqa: PTH110
+        return f"{key}{equals}{named(absolute(path))}"
+    is_drive = is_windows(value) and len(value) > len("C:")
+    return f"{key}{equals}{named(value)}" if value.startswith("/") or is_drive else argument
 
 
 def located(order: _Order, named: Callable[[str], str] = str) -> _Order:
@@ -421,28 +428,3 @@ def depends_on_length(arguments: Sequence[str], schedule: str = "constant") -> b
     if "." in given.get("--lr_warmup_steps", "") + given.get("--lr_decay_steps", ""):
         return True  # shares of all steps
     return given.get("--lr_scheduler", schedule).partition(":")[0] not in _ENDLESS
-
-
-def _split(argument: str) -> tuple[str, str]:
-    """Return what stands up to an equals sign, and the value behind it."""
-    key, equals, value = argument.partition("=")
-    return (f"{key}=", value) if equals and not _exists(argument) else ("", argument)
-
-
-def _exists(path: Path | str) -> bool:
-    """Whether a path exists; one that is too long for the system does not."""
-    return os.path.exists(path)  # noqa: PTH110
-
-
-def _is_absolute(value: str) -> bool:
-    """Whether a value is an absolute path; a letter with a colon alone is no drive here."""
-    return value.startswith("/") or (is_windows(value) and len(value) > len("C:"))
-
-
-def _place(value: str) -> str | None:
-    """Return the absolute path that a value means; None if it is none."""
-    path = os.path.expanduser(value)  # noqa: PTH111 -- Path would drop "./"
-    looks = path != value or os.sep in value or bool(Path(value).suffix)
-    if value.startswith("-") or not looks:
-        return None
-    return absolute(path) if _exists(path) else None
