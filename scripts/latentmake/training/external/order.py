@@ -284,16 +284,12 @@ def files_digests(
         ModelError: they are missing or cannot be read.
     """
     try:
-        found = [file_digest(file) for file in files]
-    except FileNotFoundError:
-        found = []
+        if found := [file_digest(file) for file in files]:
+            return found
+        fault = "holds no weights"
     except OSError as error:
-        raise ModelError(
-            f"cannot be read ({error.strerror})", where=place, hint="check the file's permissions"
-        ) from None
-    if not found:
-        raise ModelError(f"this `{key}` does not exist", where=place, hint="correct its path")
-    return found
+        fault = f"cannot be read ({error.strerror})"
+    raise ModelError(f"this `{key}` {fault}", where=place, hint="correct its path") from None
 
 
 # Learning-rate schedules that know no end: they go on rightly whatever number of steps is left.

@@ -15,7 +15,7 @@ from typing import Any
 import tomli_w
 
 from latentmake.config.fields import resolution_name
-from latentmake.errors import CacheError, SourceError, TrainingError
+from latentmake.errors import CacheError, SourceError
 from latentmake.files.sync import Changes, sync
 from latentmake.layouts.layout import SIZED, SdScripts
 from latentmake.plan.manifest import Row, rows_of
@@ -38,10 +38,6 @@ def deploy(order: SdScriptsOrder) -> Changes:
     place = folder.absolute()
     text = dataset_toml(order, lambda block: (place / block).as_posix())
     files = deployed(order) | {f"{order.run}.toml": text.encode()}
-    for old in ((folder / name).with_suffix(".npz") for name in files):
-        if old.is_file() and str(old.relative_to(folder)) not in files:
-            fault = "is a cache of an old kind, which sd-scripts would prefer"
-            raise TrainingError(fault, where=old, hint="remove it")
     return sync(folder, files, link=True)
 
 
