@@ -177,9 +177,7 @@ def load(project: Project, *mode: str) -> dict[str, Any]:
     if mode:
         for path in Path("runs/tiny/sdscripts").rglob("*.npz"):
             path.unlink()
-    Path("arguments.json").write_text(
-        json.dumps(training_arguments(order, order.places, "sdpa", Resume()))
-    )
+    Path("arguments.json").write_text(json.dumps(training_arguments(order, order.places, Resume())))
     python = Path(project.values["sd_scripts"]["venv"], "bin/python")
     done = subprocess.run(
         [

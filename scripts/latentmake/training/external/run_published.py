@@ -34,22 +34,11 @@ def main() -> None:
     # What torch compiles kernels with is called by its bare name.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     signal.signal(signal.SIGINT, lambda *_: None)  # the step ends by it, and says so
-    _choose_attention(arguments, published["attention"], folder)
     for name, arguments in here["calls"][: -1 if given.only_caches else None]:
         launcher = here["launcher"] if name == script else []
         call = [sys.executable, *launcher, str(found[0].with_name(name)), *arguments]
         if subprocess.run(call, cwd=folder, check=False).returncode:
             sys.exit(f"{_OWN.stem}: {name} failed")
-
-
-def _choose_attention(arguments: list[str], modules: dict[str, str], folder: Path) -> None:
-    """Replace `--sdpa` by the first attention whose module this Python can import, if any."""
-    for name, module in modules.items():
-        call = [sys.executable, "-c", f"import {module}"]
-        if not subprocess.run(call, cwd=folder, check=False, capture_output=True).returncode:
-            arguments[arguments.index("--sdpa")] = f"--{name}"
-            _say(f"attention: {name}")
-            return
 
 
 def _say(line: str) -> None:

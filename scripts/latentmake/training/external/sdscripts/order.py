@@ -92,8 +92,7 @@ class SdScriptsOrder(ExternalOrder):
 
     @property
     def packages(self) -> set[str]:
-        needs = super().packages | ({"xformers"} if self.trainer.attention == "xformers" else set())
-        return needs | ({"deepspeed"} if self.trainer.deepspeed else set())
+        return super().packages | ({"deepspeed"} if self.trainer.deepspeed else set())
 
     @property
     def architecture(self) -> ArchitectureName:
@@ -196,15 +195,12 @@ def caching_arguments(order: SdScriptsOrder, named: Callable[[str], str] = str) 
     return command_line({flag: value for flag, value in options.items() if flag not in given})
 
 
-def training_arguments(
-    order: SdScriptsOrder, places: Places, attention: str, resume: Resume
-) -> list[str]:
+def training_arguments(order: SdScriptsOrder, places: Places, resume: Resume) -> list[str]:
     """Return the arguments of a training script.
 
     Args:
         order: the run.
         places: paths on the machine that trains.
-        attention: that of this machine.
         resume: where the training is resumed.
     """
     order = located(order.left(resume), places.of)
@@ -240,7 +236,7 @@ def training_arguments(
             "--max_data_loader_n_workers": trainer.max_data_loader_n_workers,
             "--mixed_precision": trainer.mixed_precision,
             "--seed": trainer.seed,
-            f"--{attention}": True,
+            f"--{order.attention(here=places.here)}": True,
             "--max_train_steps": trainer.max_train_steps,
             "--max_train_epochs": order.epochs,
             "--gradient_checkpointing": trainer.gradient_checkpointing,
