@@ -16,7 +16,6 @@ from pydantic import Field
 from latentmake.config.architectures import Setting
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import MusubiTrainer, SdScriptsTrainer, flags_of
-from latentmake.config.fields import resolution_name
 from latentmake.config.machines import Publish
 from latentmake.config.models import Model
 from latentmake.config.root import Config
@@ -386,11 +385,6 @@ def accelerate_arguments(
         options |= {"--num_processes": processes, "--num_machines": 1, "--dynamo_backend": "no"}
         options |= {"--multi_gpu": processes > 1}
     return command_line(options)
-
-
-def block_name(dataset: str, size: tuple[int, int]) -> str:
-    """Return the name of a dataset's folder for one resolution."""
-    return f"{dataset}_{resolution_name(*size)}"
 
 
 def absolute(path: Path | str) -> str:

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+from latentmake.config.fields import resolution_name
 from latentmake.config.machines import ExternalProgram
 from latentmake.errors import ConfigError, SourceError, TrainingError
 from latentmake.files.sync import sync
@@ -32,7 +33,6 @@ from latentmake.training.external.order import (
     ExternalOrder,
     Places,
     accelerate_arguments,
-    block_name,
     prompt_lines,
 )
 
@@ -74,6 +74,11 @@ set "PYTHON=python"
 """
 _NUMBER = re.compile(r"_\d+$")
 _CHOICE = r'if exist "{folder}\Scripts\python.exe" set "PYTHON={folder}\Scripts\python.exe"'
+
+
+def block_name(dataset: str, size: tuple[int, int]) -> str:
+    """Return the name of a dataset's folder for one resolution."""
+    return f"{dataset}_{resolution_name(*size)}"
 
 
 class Names:

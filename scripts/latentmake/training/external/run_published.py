@@ -3,6 +3,14 @@
 `publish_{run}` copies this file as `train_{run}.py`, beside a `train_{run}.json` with the calls for
 each system. `train_{run}.sh` and `.bat` run it by the Python of the trainer's environment, 3.10 or
 newer, in which it needs no package. Each program gets its arguments as a list: no shell reads them.
+
+The file of calls has the name of the program, and for each system, `linux` and `windows`:
+
+    folder    of the program
+    calls     its scripts with their arguments; the last one trains, those before it make caches
+    launcher  what stands before the script that trains
+
+The first call that fails ends the run, with its name in one line.
 """
 
 from __future__ import annotations
@@ -16,6 +24,7 @@ import sys
 from pathlib import Path
 
 _OWN = Path(__file__)
+"""This file, whose name is that of the file of calls."""
 
 
 def main() -> None:
@@ -24,21 +33,23 @@ def main() -> None:
     parser.add_argument("--only-caches", action="store_true", help="stop before the training")
     given = parser.parse_args()
     published = json.loads(_OWN.with_suffix(".json").read_text(encoding="utf-8"))
-    here, program = published["windows" if os.name == "nt" else "linux"], published["program"]
-    folder, (script, arguments) = Path(here["folder"]), here["calls"][-1]
-    found = [*folder.glob(script), *folder.glob(f"src/*/{script}")]
+    here = published["windows" if os.name == "nt" else "linux"]
+    folder, program = Path(here["folder"]), published["program"]
+    training = here["calls"][-1][0]
+    found = [*folder.glob(training), *folder.glob(f"src/*/{training}")]
     if not found:
-        sys.exit(f"{_OWN.stem}: the folder of {program}, {folder}, has no {script}")
+        sys.exit(f"{_OWN.stem}: the folder of {program}, {folder}, has no {training}")
     if sys.prefix == sys.base_prefix:
         _say(f"warning: no virtual environment of {program}: it is {sys.executable}")
     # What torch compiles kernels with is called by its bare name.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     signal.signal(signal.SIGINT, lambda *_: None)  # the step ends by it, and says so
-    for name, arguments in here["calls"][: -1 if given.only_caches else None]:
-        launcher = here["launcher"] if name == script else []
-        call = [sys.executable, *launcher, str(found[0].with_name(name)), *arguments]
+    calls = here["calls"][:-1] if given.only_caches else here["calls"]
+    for script, arguments in calls:
+        launcher = here["launcher"] if script == training else []
+        call = [sys.executable, *launcher, str(found[0].with_name(script)), *arguments]
         if subprocess.run(call, cwd=folder, check=False).returncode:
-            sys.exit(f"{_OWN.stem}: {name} failed")
+            sys.exit(f"{_OWN.stem}: {script} failed")
 
 
 def _say(line: str) -> None:

@@ -20,7 +20,6 @@ from latentmake.training.external.installation import Installation, Program
 from latentmake.training.external.order import (
     ExternalOrder,
     Resume,
-    block_name,
     depends_on_length,
     files_digests,
 )
@@ -134,7 +133,7 @@ class MusubiOrder(ExternalOrder):
         """
         if self.datasets[dataset].text_variants == 1:
             return self.cache_folder(dataset, resolution)
-        return f"{self.output}/{DEPLOYED}/{block_name(dataset, resolution)}"
+        return f"{self.output}/{DEPLOYED}/{dataset}_{resolution_name(*resolution)}"
 
 
 def find(settings: ExternalProgram, scripts: Scripts, memory: Memo | None = None) -> Installation:

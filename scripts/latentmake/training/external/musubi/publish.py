@@ -15,8 +15,8 @@ from latentmake.training.backend import Finding, model_finding
 from latentmake.training.external.installation import elsewhere
 from latentmake.training.external.musubi import checks, command, deploy
 from latentmake.training.external.musubi.order import MusubiOrder
-from latentmake.training.external.order import Resume, block_name, located
-from latentmake.training.external.publish import Call, Files, Kind, Names, Publication
+from latentmake.training.external.order import Resume, located
+from latentmake.training.external.publish import Call, Files, Kind, Names, Publication, block_name
 
 _KINDS: tuple[Kind, Kind] = ("latents", "text")
 

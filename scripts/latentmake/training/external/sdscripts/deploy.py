@@ -21,8 +21,8 @@ from latentmake.layouts.layout import SIZED, SdScripts
 from latentmake.plan.manifest import Row, rows_of
 from latentmake.training.backend import Finding
 from latentmake.training.external.installation import elsewhere
-from latentmake.training.external.order import Resume, block_name
-from latentmake.training.external.publish import Call, Files, Kind, Names, Publication
+from latentmake.training.external.order import Resume
+from latentmake.training.external.publish import Call, Files, Kind, Names, Publication, block_name
 from latentmake.training.external.sdscripts.order import (
     SdScriptsOrder,
     encoder_places,
