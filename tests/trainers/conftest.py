@@ -178,7 +178,7 @@ def trainer(
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(folder)]))
         program = Program(name, name, FOLDERS[name][1], script, name)
         found = Installation.locate(program, os.fspath(folder), os.fspath(forked_venv))
-        if missing := found.lacking({*found.sources.needs, "accelerate"}):
+        if missing := found.lacking({*found.sources_of().needs, "accelerate"}):
             pytest.skip(
                 f"{PYTHON} lacks {', '.join(missing)} for {name}: set LATENTMAKE_TRAINERS_PYTHON"
             )

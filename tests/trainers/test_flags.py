@@ -99,7 +99,7 @@ def test_sd_scripts_knows_every_flag(
         publish=Publish(),
     )
     program = installation("sd-scripts", f"{script}.py")
-    assert program.sources.flags
+    assert program.sources_of().flags
     counted = script.endswith("_network")
     arguments = command_arguments(order, order.places, Resume(Path("state"), 1, counted, 5))
     assert program.missing_flags(arguments) == []

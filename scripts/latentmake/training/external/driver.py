@@ -18,14 +18,12 @@ import logging
 import os
 import re
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-_SECONDS = 10.0  # between two lines about the progress
 _FAILURES = 50  # in a row before anything succeeded: then it is hardly the items' fault
 _FEW = 2  # that are told one by one, even if all of them fail
 _Write = Callable[[dict[str, Any], str], None]  # writes the file of an item to a path
@@ -107,18 +105,9 @@ class _Attempts:
 
     def _free_memory(self) -> None:
         gc.collect()
-        torch = _module("torch") if "torch" in sys.modules else None
+        torch = importlib.import_module("torch") if "torch" in sys.modules else None
         if torch is not None and torch.cuda.is_available():
             torch.cuda.empty_cache()  # raises where the device is lost
-
-
-def _module(name: str) -> Any:
-    return importlib.import_module(name)
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
 
 
 # -- musubi-tuner ----------------------------------------------------------------------------------
@@ -233,7 +222,7 @@ def _fetched(fetch: Callable[[], Any]) -> Any:
 def _find(name: str) -> Any:
     """Return a function or class by its dotted name."""
     module, _, attribute = name.rpartition(".")
-    return getattr(_module(module), attribute)
+    return getattr(importlib.import_module(module), attribute)
 
 
 def _device(torch: Any) -> str:
@@ -257,7 +246,7 @@ def _network(torch: Any, wanted: dict[str, Any], device: str) -> Any:
 
 def _latents(torch: Any, job: dict[str, Any], networks: list[Any], device: str) -> _Write:
     """Return the encoder of pictures, which sd-scripts itself reads and resizes."""
-    library = _module("library.train_util")
+    library: Any = importlib.import_module("library.train_util")
     library.HIGH_VRAM = True  # else memory is cleaned after each picture
     strategy = _find(job["strategy"])(True, 1, False)
     shape: Any = None
@@ -277,7 +266,7 @@ def _latents(torch: Any, job: dict[str, Any], networks: list[Any], device: str) 
 
 def _text(torch: Any, job: dict[str, Any], networks: list[Any], device: str) -> _Write:
     """Return the encoder of captions."""
-    library = _module("library.train_util")
+    library = importlib.import_module("library.train_util")
     strategy = _find(job["strategy"])(True, 1, False, False)
     tokenizer = _find(job["tokenizer"]["call"])(**job["tokenizer"]["arguments"])
     encoding = _find(job["encoding"])()
@@ -294,12 +283,11 @@ def _text(torch: Any, job: dict[str, Any], networks: list[Any], device: str) -> 
 
 def _call_strategies(job: dict[str, Any], attempts: _Attempts) -> None:
     """Encode items one by one: no neighbour changes their bytes."""
-    torch = _module("torch")
-    device, kind, total = _device(torch), job["kind"], len(job["items"])
-    _say(f"{kind}: loading the networks to {device}")
+    torch = importlib.import_module("torch")
+    device, kind = _device(torch), job["kind"]
+    sys.stderr.write(f"{kind}: loading the networks to {device}\n")
     networks = [_network(torch, each, device) for each in job["networks"]]
     encoded = (_text if kind == "text" else _latents)(torch, job, networks, device)
-    said = time.monotonic()
 
     def write(batch: Sequence[dict[str, Any]]) -> None:
         (item,) = batch
@@ -310,11 +298,8 @@ def _call_strategies(job: dict[str, Any], attempts: _Attempts) -> None:
         begun.replace(item["file"])
 
     with torch.no_grad():
-        for number, item in enumerate(job["items"], 1):
+        for item in job["items"]:
             attempts.encode([item], write, lambda item: [item["file"]])
-            if time.monotonic() - said > _SECONDS:
-                said = time.monotonic()
-                _say(f"{kind}: {number} of {total}")
         attempts.end()
 
 

@@ -223,10 +223,8 @@ class Installation:
         if not folder.is_dir():
             fault, hint = f"the folder of {name} does not exist", f"correct `{section}.path`"
         else:
-            within = f" or in its {package}" if package else ""
-            old = "update it, or " if package and (folder / package).is_dir() else ""
-            fault = f"there is no {script} in this folder{within}"
-            hint = f"{old}set `{section}.path` to the folder of {knows}"
+            fault = f"there is no {script} in this folder"
+            hint = f"set `{section}.path` to the folder of {knows}, or update it"
         raise TrainingError(fault, where=path, hint=hint)
 
     def script(self, name: str) -> Path:
@@ -240,13 +238,12 @@ class Installation:
             hint=f"update it, or correct `{self.program.section}.path`",
         )
 
-    @property
-    def sources(self) -> Sources:
-        """Facts from the sources of its training script."""
-        return self.sources_of(self.program.script)
+    def sources_of(self, script: str | None = None, without: Sequence[str] = ()) -> Sources:
+        """Return facts from the sources of a script, by default the one that trains.
 
-    def sources_of(self, script: str, without: Sequence[str] = ()) -> Sources:
-        """Return facts from the sources of one of its scripts, `without` those in some folders."""
+        Those in the folders `without` are left out.
+        """
+        script = script or self.program.script
         asked = (script, *without)
         if asked not in self._sources:
             roots = [self.scripts, self.folder / "src", self.folder]
@@ -258,7 +255,7 @@ class Installation:
 
     def missing_flags(self, arguments: Sequence[str], script: str | None = None) -> list[str]:
         """Return the flags that a script, by default the one that trains, does not know."""
-        known = self.sources_of(script or self.program.script).flags
+        known = self.sources_of(script).flags
         given = [each.partition("=")[0] for each in arguments if each.startswith("--")]
         return [flag for flag in dict.fromkeys(given) if known is not None and flag not in known]
 
@@ -359,7 +356,7 @@ def flags(
     """Check that a script, by default the one that trains, knows all flags of a command line."""
     what = "arguments" if script is None else f"arguments of {script}"
     if missing := installation.missing_flags(arguments, script):
-        known = installation.sources_of(script or installation.program.script).flags or ()
+        known = installation.sources_of(script).flags or ()
         near = " ".join(each for flag in missing for each in get_close_matches(flag, known, 1, 0.8))
         hint = f"did you mean {near}?" if near else "update it, or leave that out"
         note = f"this {installation.program.name} does not know {' '.join(missing)}: {hint}"
@@ -374,7 +371,7 @@ def environment_finding(installation: Installation, packages: Iterable[str] = ()
         TrainingError: its Python cannot be run.
     """
     python = installation.python
-    if lacks := installation.lacking({*installation.sources.needs, *packages, "accelerate"}):
+    if lacks := installation.lacking({*installation.sources_of().needs, *packages, "accelerate"}):
         note = f"{python} lacks {', '.join(lacks)}: install it there"
         return Finding("environment", "failed", note)
     return Finding("environment", "ok", f"{python} has all that its script imports")

@@ -13,6 +13,7 @@ scripts, later versions and forks write into a state how far it came.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import os
@@ -196,12 +197,8 @@ def _values(state: Path) -> dict[str, Any]:
     """Return the values of the JSON files in a state."""
     found: dict[str, Any] = {}
     for path in sorted(state.glob("*.json")):
-        try:
-            content = json.loads(path.read_bytes())
-        except (OSError, ValueError):
-            continue
-        if isinstance(content, dict):
-            found |= content
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            found |= json.loads(path.read_bytes())
     return found
 
 
