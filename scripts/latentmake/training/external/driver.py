@@ -144,7 +144,6 @@ def _guarded(
     nan: set[str] = set()
     handler = logging.Handler()
     handler.emit = lambda record: nan.update(_NAN.findall(record.getMessage()))  # type: ignore[method-assign]
-    logging.getLogger().addHandler(handler)
 
     def files_of(item: Any) -> list[str]:
         texts = job["kind"] == "text"
@@ -158,6 +157,7 @@ def _guarded(
     def run(*args: Any, **options: Any) -> None:
         given = inspect.signature(loop).bind(*args, **options)
         encode = given.arguments["encode"]
+        logging.getLogger().addHandler(handler)  # the script has set its logging up by now
 
         def guarded(batch: Sequence[Any]) -> None:
             nan.clear()
