@@ -43,8 +43,7 @@ def training_arguments(order: MusubiOrder, places: Places, resume: Resume) -> li
     trainer, scripts, boundary = order.trainer, order.scripts, order.trainer.timestep_boundary
     if boundary is None:
         boundary = order.version.boundary
-    weights = _weights(order, places.of)
-    files: dict[str, Setting] = {flag: weights.get(key) for flag, key in order.files.items()}
+    files = _weights(order, places.of)
     if trainer.samples.prompts:
         switches = [*scripts.latents.switches, *scripts.text.switches]
         files |= {flag: bool(getattr(order.model, key)) for flag, key in switches}
@@ -52,7 +51,7 @@ def training_arguments(order: MusubiOrder, places: Places, resume: Resume) -> li
         {
             "--dataset_config": places.toml,
             **files,
-            "--timestep_boundary": boundary if "dit_high_noise" in weights else None,
+            "--timestep_boundary": boundary if "--dit_high_noise" in files else None,
             f"--{order.attention(here=places.here)}": True,
             "--mixed_precision": trainer.mixed_precision,
             "--network_module": scripts.network,
@@ -83,24 +82,23 @@ def training_arguments(order: MusubiOrder, places: Places, resume: Resume) -> li
     return [*order.version.training, *arguments, *trainer.arguments]
 
 
-def _weights(order: MusubiOrder, named: Callable[[str], str]) -> dict[str, str]:
-    """Return the paths of the weights that the training script takes, by the model's keys.
+def _weights(order: MusubiOrder, named: Callable[[str], str]) -> dict[str, Setting]:
+    """Return the flags and paths of the weights that the training script takes.
 
     `named` gives a path as the machine that trains names it; an id on the hub stays.
     """
-    found: dict[str, str] = {}
-    for key in order.files.values():
-        weights = order.model.weights(key)
-        if weights is None:
-            continue
-        if weights.path is None:
-            found[key] = weights.hub or ""
-        else:
+    scripts, found = order.scripts, dict[str, Setting]()
+    drawing = [*scripts.latents.files, *scripts.text.files] if order.trainer.samples.prompts else []
+    for file in (*drawing, *scripts.training.files):
+        weights = order.model.weights(file.key)
+        if weights is not None and weights.path is None:
+            found[file.flag] = weights.hub
+        elif weights is not None and weights.path is not None:
             path = weights.path
-            if key in _NETWORKS:  # a folder stands for its first file
+            if file.key in _NETWORKS:  # a folder stands for its first file
                 with contextlib.suppress(ValueError):  # it may lie on another machine
                     path = str(weight_file(Path(path)))
-            found[key] = named(path)
+            found[file.flag] = named(path)
     return found
 
 

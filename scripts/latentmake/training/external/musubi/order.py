@@ -96,13 +96,6 @@ class MusubiOrder(ExternalOrder):
         return self.model.version
 
     @property
-    def files(self) -> dict[str, str]:
-        """Flags of the training script for weights, with the model's keys; samples need more."""
-        scripts, samples = self.scripts, self.trainer.samples.prompts
-        named = [*scripts.latents.files, *scripts.text.files] if samples else []
-        return {file.flag: file.key for file in (*named, *scripts.training.files)}
-
-    @property
     def layout(self) -> Layout:
         """Names of the caches."""
         return layout_of(self.model.layout_name)
