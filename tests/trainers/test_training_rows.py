@@ -142,7 +142,7 @@ def test_the_checklist_of_each_version_is_complete_and_sound(
         subjects = {each.what for each in found}
         assert subjects >= {
             *("images and captions", "caches", "foreign caches", "cache folders"),
-            *("model: dit", "musubi-tuner", "environment", "mixed precision"),
+            *("model: dit", "musubi-tuner", "environment", "mixed precision", "attention"),
             "arguments",
         }
 
