@@ -101,7 +101,9 @@ def test_sd_scripts_knows_every_flag(
     program = installation("sd-scripts", f"{script}.py")
     assert program.sources_of().flags
     counted = script.endswith("_network")
-    arguments = command_arguments(order, order.places, Resume(Path("state"), 1, counted, 5))
+    arguments = command_arguments(
+        order, order.places, order.trainer.attention, Resume(Path("state"), 1, counted, 5)
+    )
     assert program.missing_flags(arguments) == []
     assert program.missing_flags(["--no_such_flag"]) == ["--no_such_flag"]
 
@@ -113,7 +115,7 @@ def test_musubi_tuner_knows_every_flag_with_samples(
     monkeypatch.chdir(tmp_path)
     samples = {"prompts": ["a cat"], "every": 5}
     order = make_row_run(tmp_path, name, next(iter(ROWS[name].versions)), samples=samples)
-    arguments = training_arguments(order, order.places, Resume())
+    arguments = training_arguments(order, order.places, "sdpa", Resume())
     scripts = order.scripts
     files = [*scripts.latents.files, *scripts.text.files]
     assert {file.flag for file in files if file.required} <= {*arguments, "--dit"}

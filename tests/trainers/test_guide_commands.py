@@ -157,7 +157,7 @@ def rows_of_musubi(root: Path) -> Iterator[Row]:
         script = order.scripts.training.name
         yield Row(
             name,
-            flags_of(training_arguments(order, order.places, Resume())),
+            flags_of(training_arguments(order, order.places, "sdpa", Resume())),
             recommended(folder / f"docs/{guide}.md", script),
             defaults(package / script, package / "training/parser_common.py"),
         )
@@ -175,7 +175,7 @@ def rows_of_sd_scripts() -> Iterator[Row]:
         library = folder / "library"
         yield Row(
             name,
-            flags_of(sdscripts.training_arguments(order, order.places, Resume())),
+            flags_of(sdscripts.training_arguments(order, order.places, "sdpa", Resume())),
             recommended(folder / f"docs/{guide}.md", script),
             defaults(
                 folder / script,

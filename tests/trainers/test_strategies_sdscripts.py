@@ -177,7 +177,9 @@ def load(project: Project, *mode: str) -> dict[str, Any]:
     if mode:
         for path in Path("runs/tiny/sdscripts").rglob("*.npz"):
             path.unlink()
-    Path("arguments.json").write_text(json.dumps(training_arguments(order, order.places, Resume())))
+    Path("arguments.json").write_text(
+        json.dumps(training_arguments(order, order.places, "sdpa", Resume()))
+    )
     python = Path(project.values["sd_scripts"]["venv"], "bin/python")
     done = subprocess.run(
         [

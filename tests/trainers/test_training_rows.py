@@ -84,7 +84,7 @@ def run_of(folder: Path, name: str, task: str, **trainer: Any) -> MusubiOrder:
 
 
 def call_of(order: MusubiOrder) -> tuple[str, list[str]]:
-    return order.scripts.training.name, training_arguments(order, order.places, Resume())
+    return order.scripts.training.name, training_arguments(order, order.places, "sdpa", Resume())
 
 
 def test_the_real_script_of_each_version_takes_its_command_and_finds_its_items(

@@ -36,7 +36,7 @@ def checked(project: Project, *, failing: bool = False) -> str:
 def test_a_run_without_caches_is_checked_and_nothing_is_encoded(of_wan: Project) -> None:
     said = checked(of_wan)
     assert "0 fresh, 0 stale, 6 missing" in said
-    for what in ("items", "manifest", "model: dit", "environment", "arguments"):
+    for what in ("items", "manifest", "model: dit", "environment", "attention", "arguments"):
         assert f"\n{what} " in said
     of_wan.configure(lambda values: values["runs"]["tiny"]["trainer"].update(arguments=["--no"]))
     assert "does not know --no:" in checked(of_wan, failing=True)

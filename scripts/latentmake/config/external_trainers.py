@@ -201,8 +201,9 @@ class MusubiTrainer(Trainer):
     """dtype of the weights of the DiT, as far as the training script of the architecture allows
     it."""
     attention: Literal["auto", "sdpa", "flash_attn", "flash3", "xformers"] = "auto"
-    """Attention. `auto` is `sdpa`, torch's own, which picks the fastest kernel that torch has for
-    the GPU. The others need their packages in the environment of musubi-tuner."""
+    """Attention. `auto` takes the first of `flash_attn` and `xformers` that the environment of
+    musubi-tuner can import and its version supports, else `sdpa`. It is chosen when the training
+    starts; published scripts choose where they run."""
     timestep_sampling: str | None = "shift"
     """Distribution of the timesteps; `null` leaves it to musubi-tuner. The default depends on the
     [architecture](architectures.md#training-defaults-of-musubi-tuner); `shift` for Wan."""

@@ -90,8 +90,8 @@ class Publish(Closed, shapes=PUBLICATION):
     """Encode here and publish the caches. With `false`, the published scripts make the caches on
     the other machine; see [Without caches](#without-caches)."""
     attention: Literal["sdpa", "flash_attn", "flash3", "xformers", "mem_eff_attn"] | None = None
-    """Attention on the machine that trains; by default that of the trainer. `mem_eff_attn` is for
-    sd-scripts."""
+    """Attention on the machine that trains; by default that of the trainer. If that is `auto`, the
+    published script [chooses](#on-the-other-machine). `mem_eff_attn` is for sd-scripts."""
     num_processes: Number | None = Field(None, ge=1)
     """`--num_processes` of `accelerate launch` in the published scripts, with `--multi_gpu` from 2
     on."""

@@ -45,7 +45,7 @@ class Launched(Backend, Generic[Order]):
 
     order_type: type[Order]
     publication: type[Publication[Order]]
-    arguments: Callable[[Order, Places, Resume], list[str]]
+    arguments: Callable[[Order, Places, str, Resume], list[str]]
     publishes = True
 
     @abstractmethod
@@ -56,18 +56,24 @@ class Launched(Backend, Generic[Order]):
     def data_findings(self, order: Order) -> Iterable[Finding]:
         """Check the items and caches of an up-to-date manifest."""
 
-    def program_findings(self, order: Order, models: Sequence[ModelFile]) -> Iterable[Finding]:
-        """Check settings that the program would refuse."""
+    def program_findings(
+        self, order: Order, program: Installation, models: Sequence[ModelFile]
+    ) -> Iterable[Finding]:
+        """Check settings against the program, and its needs against this machine."""
         return ()
 
     @abstractmethod
     def deploy(self, order: Order) -> None:
         """Write what the program reads besides the caches."""
 
+    def attention(self, order: Order, program: Installation) -> str:
+        """Return the attention to train with on this machine."""
+        return order.trainer.attention
+
     def command(self, order: Order, program: Installation, resume: Resume) -> list[str]:
         """Return the training script and its arguments; all paths are absolute."""
-        script = program.script(program.program.script)
-        return [str(script), *self.arguments(order, order.places, resume)]
+        script, attention = program.script(program.program.script), self.attention(order, program)
+        return [str(script), *self.arguments(order, order.places, attention, resume)]
 
     def plan(self, facts: Facts, plan: RunPlan, *, train: bool) -> None:
         order = self.order_type.of_run(facts.config, plan.name)
@@ -114,7 +120,7 @@ class Launched(Backend, Generic[Order]):
         except TrainingError as error:
             yield Finding(order.name, "failed", str(error))
             return
-        yield from self.program_findings(order, models)
+        yield from self.program_findings(order, program, models)
         yield from self._argument_findings(order, program)
         yield from accelerate_config(order.trainer.accelerate_config)
 

@@ -33,13 +33,6 @@ _RENEWED = frozenset(
     ("gradient_checkpointing", "learning_rate", "network_alpha", "network_dim", "seed")
 )
 
-_ATTENTIONS = {
-    "flash_attn": "flash_attn",
-    "flash3": "flash_attn_interface",
-    "xformers": "xformers",
-}
-"""Attention -> the package that has it, if torch does not."""
-
 
 class Resume(NamedTuple):
     """Where a training is resumed.
@@ -170,20 +163,10 @@ class ExternalOrder(RunOrder):
         """Whether its states are known to say how far they came."""
         return False
 
-    def attention(self, *, here: bool) -> str:
-        """Return the attention to train with; torch's own where the user leaves it open.
-
-        `here` says whether this machine trains.
-        """
-        asked = (None if here else self.publish.attention) or self.trainer.attention
-        return "sdpa" if asked == "auto" else asked
-
     @property
     def packages(self) -> set[str]:
         """The packages that the settings need besides those that the script imports."""
-        needs = {_ATTENTIONS.get(self.trainer.attention, "")} - {""}
-        is_8bit = self.trainer.optimizer_type.lower().endswith("8bit")
-        return needs | ({"bitsandbytes"} if is_8bit else set())
+        return {"bitsandbytes"} if self.trainer.optimizer_type.lower().endswith("8bit") else set()
 
     @property
     def results(self) -> list[str]:

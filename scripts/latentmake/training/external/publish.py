@@ -125,17 +125,19 @@ class Publication(ABC, Generic[Order]):
         order: the run, or a part of it.
         names: those of Linux and of Windows.
         attentions: those that the program knows.
+        modules: attention -> module that it needs, where the trainer's machine is to choose.
         cache_ending: what follows the name of a block in that of the folder of its caches.
         reads_images: whether captions are encoded together with images.
     """
 
     attentions: Sequence[str]
+    modules: Mapping[str, str]
     cache_ending: ClassVar[str] = ""
     reads_images = False
 
     def __init__(self, order: Order, folder: str = "") -> None:
         """Begin the publication of a run, or of a part of the run that a folder is named after."""
-        self.order = order
+        self.order, self.modules = order, {}
         self.names = [Names(order, each, folder) for each in _SYSTEMS]
         self._listed: dict[Path, dict[str, dict[Kind, list[Path]]]] = {}
 
@@ -165,6 +167,12 @@ class Publication(ABC, Generic[Order]):
         found: ExternalProgram = getattr(self.order, self.order.section)
         return found
 
+    @property
+    def attention(self) -> str:
+        """Attention of the calls; `sdpa` where the trainer's machine is to choose."""
+        trainer = self.order.trainer.attention
+        return self.order.publish.attention or ("sdpa" if trainer == "auto" else trainer)
+
     # -- files for the trainer's machine ----------------------------------------------------------
 
     def texts(self, *, tomls: str = "", scripts: str = "") -> Files:
@@ -183,7 +191,7 @@ class Publication(ABC, Generic[Order]):
             }
             for each, asked in zip(names, calls, strict=True)
         }
-        published["program"] = self.order.name
+        published |= {"program": self.order.name, "attention": self.modules}
         folders = [place.venv] if place.venv else [f"{place.path}/venv", f"{place.path}/.venv"]
         linux, windows = ([x.of(folder, folder=True) for folder in folders] for x in names)
         pythons = " ".join(shlex.quote(f"{folder}/bin/python") for folder in linux)
@@ -219,13 +227,13 @@ class Publication(ABC, Generic[Order]):
 
     def findings(self, memory: Memo | None = None) -> Iterator[Finding]:
         """Check what would be published, before anything is encoded or copied."""
-        order, asked, known = self.order, self.order.attention(here=False), self.attentions
+        order, asked, known = self.order, self.attention, self.attentions
         yield from self.model_findings()
         if asked not in known:
             note = f"{order.name} has no {asked}: set `publish.attention` to one of "
             yield Finding("attention", "failed", note + ", ".join(known))
         else:
-            yield Finding("attention", "ok", asked)
+            yield Finding("attention", "ok", ", else ".join([*self.modules, asked]))
         yield from self._program_findings(memory)
         config = order.trainer.accelerate_config
         if config is not None and not Path(config).is_file():

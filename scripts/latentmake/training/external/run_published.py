@@ -3,14 +3,6 @@
 `publish_{run}` copies this file as `train_{run}.py`, beside a `train_{run}.json` with the calls for
 each system. `train_{run}.sh` and `.bat` run it by the Python of the trainer's environment, 3.10 or
 newer, in which it needs no package. Each program gets its arguments as a list: no shell reads them.
-
-The file of calls has the name of the program, and for each system, `linux` and `windows`:
-
-    folder    of the program
-    calls     its scripts with their arguments; the last one trains, those before it make caches
-    launcher  what stands before the script that trains
-
-The first call that fails ends the run, with its name in one line.
 """
 
 from __future__ import annotations
@@ -35,7 +27,7 @@ def main() -> None:
     published = json.loads(_OWN.with_suffix(".json").read_text(encoding="utf-8"))
     here = published["windows" if os.name == "nt" else "linux"]
     folder, program = Path(here["folder"]), published["program"]
-    training = here["calls"][-1][0]
+    training, arguments = here["calls"][-1]
     found = [*folder.glob(training), *folder.glob(f"src/*/{training}")]
     if not found:
         sys.exit(f"{_OWN.stem}: the folder of {program}, {folder}, has no {training}")
@@ -44,12 +36,23 @@ def main() -> None:
     # What torch compiles kernels with is called by its bare name.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     signal.signal(signal.SIGINT, lambda *_: None)  # the step ends by it, and says so
+    _choose_attention(arguments, published["attention"], folder)
     calls = here["calls"][:-1] if given.only_caches else here["calls"]
     for script, arguments in calls:
         launcher = here["launcher"] if script == training else []
         call = [sys.executable, *launcher, str(found[0].with_name(script)), *arguments]
         if subprocess.run(call, cwd=folder, check=False).returncode:
             sys.exit(f"{_OWN.stem}: {script} failed")
+
+
+def _choose_attention(arguments: list[str], modules: dict[str, str], folder: Path) -> None:
+    """Replace `--sdpa` by the first attention whose module this Python can import, if any."""
+    for name, module in modules.items():
+        call = [sys.executable, "-c", f"import {module}"]
+        if not subprocess.run(call, cwd=folder, check=False, capture_output=True).returncode:
+            arguments[arguments.index("--sdpa")] = f"--{name}"
+            _say(f"attention: {name}")
+            return
 
 
 def _say(line: str) -> None:

@@ -56,7 +56,7 @@ def order_of(model: dict[str, Any], **trainer: Any) -> Any:
 def arguments_of(model: dict[str, Any], **trainer: Any) -> list[str]:
     order = order_of(model, **trainer)
     backend = Musubi() if isinstance(order, MusubiOrder) else SdScripts()
-    return backend.arguments(order, order.places, Resume())
+    return backend.arguments(order, order.places, "sdpa", Resume())
 
 
 def value(found: list[str], flag: str) -> str | None:

@@ -398,11 +398,13 @@ def tuner(folder: Path, scripts: str = ".") -> None:
         put(folder / scripts / name, RECORDER)
 
 
-def venv(folder: Path) -> None:
-    """Make a virtual environment with an accelerate that only notes its call."""
+def venv(folder: Path, **modules: str) -> None:
+    """Make a virtual environment that holds modules, and an accelerate that only notes its call."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (site,) = folder.glob("lib/python*/site-packages")
     put(site / "accelerate/commands/launch.py", ACCELERATE)
+    for name, code in modules.items():
+        put(site / f"{name}.py", code)
 
 
 def run_shell(
@@ -460,15 +462,33 @@ def test_the_script_caches_and_trains_in_the_trainers_environment(
 
 
 @pytest.mark.parametrize(
-    ("said", "given", "flag"),
-    [("flash3", None, "flash3"), ("auto", "xformers", "xformers"), ("auto", None, "sdpa")],
+    ("modules", "flag"),
+    [
+        ({}, "sdpa"),
+        ({"flash_attn": "", "xformers": ""}, "flash_attn"),
+        ({"flash_attn": "import no_kernels", "xformers": ""}, "xformers"),
+    ],
 )
-def test_the_attention_is_the_one_that_is_set_and_torchs_by_default(
-    said: str, given: str | None, flag: str
+def test_the_attention_is_chosen_by_what_the_trainers_machine_can_import(
+    tmp_path: Path, modules: dict[str, str], flag: str
 ) -> None:
+    order = order_of(musubi_tuner=ExternalProgram(path="tuner"))
+    fill(order, STEMS)
+    tuner(tmp_path / "tuner")
+    venv(tmp_path / "tuner/venv", **modules)
+    _, found = run_shell(published(order)[0], tmp_path / "record")
+    assert [call[0] for call in found] == [SCRIPTS[2]]  # all caches are published
+    assert set(found[0][2]) & ATTENTION == {f"--{flag}"}
+
+
+@pytest.mark.parametrize(
+    ("said", "given", "flag"), [("flash3", None, "flash3"), ("auto", "xformers", "xformers")]
+)
+def test_an_attention_that_is_set_is_not_chosen(said: str, given: str | None, flag: str) -> None:
     order = with_publish(order_of(trainer={"attention": said}), attention=given)
     fill(order, STEMS)
     folder, _ = published(order)
+    assert not json.loads((folder / "train_gove-1.0.json").read_text())["attention"]
     for system in ("linux", "windows"):
         assert set(calls(folder, system)[SCRIPTS[2]]) & ATTENTION == {f"--{flag}"}
 

@@ -13,13 +13,14 @@ from latentmake.models.checks import ModelFile
 from latentmake.plan.manifest import rows_of
 from latentmake.training.backend import Finding, image_findings, of_faults
 from latentmake.training.external.backend import Launched
+from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.checks import (
     model_files,
     networks,
     precision,
     samples,
 )
-from latentmake.training.external.musubi.command import training_arguments
+from latentmake.training.external.musubi.command import MODULES, pick_attention, training_arguments
 from latentmake.training.external.musubi.deploy import deploy, folders_of, strays_of
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.musubi.publish import MusubiPublication
@@ -57,10 +58,15 @@ class Musubi(Launched[MusubiOrder]):
         yield of_faults("foreign caches", faults, "none in the cache folders")
 
     def program_findings(
-        self, order: MusubiOrder, models: Sequence[ModelFile]
+        self, order: MusubiOrder, program: Installation, models: Sequence[ModelFile]
     ) -> Iterator[Finding]:
         yield precision(order, models)
         yield from samples(order)
+        attention = self.attention(order, program)
+        lacks = program.lacking([MODULES[attention]]) if attention in MODULES else []
+        hint = "install it there, or set `attention: auto`"
+        faults = [f"{program.python} lacks {package}: {hint}" for package in lacks]
+        yield of_faults("attention", faults, attention)
         folders = [absolute(folder) for folder in folders_of(order)]
         faults = [
             f"{folder} has one of [ ] * ? in it, with which musubi-tuner finds nothing: rename it"
@@ -72,6 +78,9 @@ class Musubi(Launched[MusubiOrder]):
 
     def deploy(self, order: MusubiOrder) -> None:
         deploy(order)
+
+    def attention(self, order: MusubiOrder, program: Installation) -> str:
+        return pick_attention(order.trainer.attention, program, among=order.attentions)
 
 
 def _missing(paths: Sequence[str]) -> Iterator[str]:

@@ -8,7 +8,7 @@ them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from latentmake.config.architectures import Setting
@@ -18,6 +18,7 @@ from latentmake.config.weights import Weights
 from latentmake.index.memo import Memo
 from latentmake.models.files import script_of
 from latentmake.models.headers import weight_file
+from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.order import MusubiOrder, find
 from latentmake.training.external.order import (
     Places,
@@ -31,12 +32,15 @@ from latentmake.training.external.order import (
 _NETWORKS = ("dit", "dit_high_noise")  # read by the training script from one file each
 
 
-def training_arguments(order: MusubiOrder, places: Places, resume: Resume) -> list[str]:
+def training_arguments(
+    order: MusubiOrder, places: Places, attention: str, resume: Resume
+) -> list[str]:
     """Return the arguments of the training script.
 
     Args:
         order: the run.
         places: paths on the machine that trains.
+        attention: one that the row of the architecture names.
         resume: where the training is resumed; with no epoch left, it writes its LoRA.
     """
     order = located(order.left(resume), places.of)
@@ -52,7 +56,7 @@ def training_arguments(order: MusubiOrder, places: Places, resume: Resume) -> li
             "--dataset_config": places.toml,
             **files,
             "--timestep_boundary": boundary if "--dit_high_noise" in files else None,
-            f"--{order.attention(here=places.here)}": True,
+            f"--{attention}": True,
             "--mixed_precision": trainer.mixed_precision,
             "--network_module": scripts.network,
             "--network_dim": trainer.network_dim,
@@ -148,6 +152,13 @@ def caching_arguments(
     return [*model.version.caching(kind), *arguments, *model.further_arguments(kind)]
 
 
+MODULES = {
+    "flash_attn": "flash_attn",
+    "flash3": "flash_attn_interface",
+    "xformers": "xformers",
+}
+"""Attention -> the package that has it, if torch does not."""
+PREFERRED = ("flash_attn", "xformers")  # SageAttention has no backward pass
 _UNUSED = ("networks",)  # LoRAs: imported by helpers that load weights, and taken by no such script
 
 
@@ -165,3 +176,22 @@ def program_digest(
     # Caches of Wan's scripts are as old as their recipe, in which all that is imported counts.
     without = () if model.spec.encodes else _UNUSED
     return installation.sources_of(name, without).digest
+
+
+def pick_attention(
+    attention: str, installation: Installation, *, among: Collection[str] = PREFERRED
+) -> str:
+    """Return the flag of the attention to train with, without its dashes.
+
+    Args:
+        attention: the trainer's setting. `auto` is the fastest that its environment has and its
+            version takes: flash-attn, xformers, else torch's own (sdpa).
+        installation: the trainer's.
+        among: what the architecture's network takes.
+    """
+    if attention != "auto":
+        return attention
+    known = installation.sources_of().flags
+    names = [x for x in PREFERRED if x in among and (known is None or f"--{x}" in known)]
+    lacks = installation.lacking(MODULES[name] for name in names) if names else ()
+    return next((name for name in names if MODULES[name] not in lacks), "sdpa")

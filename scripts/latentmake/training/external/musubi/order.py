@@ -96,6 +96,13 @@ class MusubiOrder(ExternalOrder):
         return self.model.version
 
     @property
+    def attentions(self) -> set[str]:
+        """Attentions of the network for batches of the trainer's size."""
+        size, splits = self.trainer.batch_size, "--split_attn" in self.trainer.arguments
+        known = self.scripts.attentions.items()
+        return {name for name, most in known if most is None or size <= most or splits}
+
+    @property
     def layout(self) -> Layout:
         """Names of the caches."""
         return layout_of(self.model.layout_name)

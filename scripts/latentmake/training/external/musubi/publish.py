@@ -34,9 +34,10 @@ class MusubiPublication(Publication[MusubiOrder]):
         _refuse(order)
         super().__init__(order, folder)
         self.reads_images = order.scripts.text.reads_controls
-        size, splits = order.trainer.batch_size, "--split_attn" in order.trainer.arguments
-        known = order.scripts.attentions.items()
-        self.attentions = [x for x, most in known if most is None or size <= most or splits]
+        self.attentions = [x for x in order.scripts.attentions if x in order.attentions]
+        if order.trainer.attention == "auto" and order.publish.attention is None:
+            preferred = [x for x in command.PREFERRED if x in self.attentions]
+            self.modules = {x: command.MODULES[x] for x in preferred}
 
     def model_findings(self) -> Iterator[Finding]:
         """Check the model's files, and the precision of the network."""
@@ -89,7 +90,7 @@ class MusubiPublication(Publication[MusubiOrder]):
                 keep_cache=False,
             )
             calls.append((script_of(order.model, kind).name, arguments))
-        training = command.training_arguments(order, names.places, Resume())
+        training = command.training_arguments(order, names.places, self.attention, Resume())
         return [*calls, (order.scripts.training.name, training)]
 
     def settings(self, dataset: str, size: tuple[int, int]) -> dict[Kind, list[Any]]:

@@ -167,7 +167,7 @@ class SdScriptsPublication(Publication[SdScriptsOrder]):
         return dataset_toml(self.order, names.below)
 
     def calls(self, names: Names) -> list[Call]:
-        training = training_arguments(self.order, names.places, Resume())
+        training = training_arguments(self.order, names.places, self.attention, Resume())
         return [(f"{self.order.script}.py", training)]
 
     def settings(self, dataset: str, size: tuple[int, int]) -> dict[Kind, Any]:

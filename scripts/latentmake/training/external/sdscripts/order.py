@@ -92,7 +92,8 @@ class SdScriptsOrder(ExternalOrder):
 
     @property
     def packages(self) -> set[str]:
-        return super().packages | ({"deepspeed"} if self.trainer.deepspeed else set())
+        needs = super().packages | ({"xformers"} if self.trainer.attention == "xformers" else set())
+        return needs | ({"deepspeed"} if self.trainer.deepspeed else set())
 
     @property
     def architecture(self) -> ArchitectureName:
@@ -195,12 +196,15 @@ def caching_arguments(order: SdScriptsOrder, named: Callable[[str], str] = str) 
     return command_line({flag: value for flag, value in options.items() if flag not in given})
 
 
-def training_arguments(order: SdScriptsOrder, places: Places, resume: Resume) -> list[str]:
+def training_arguments(
+    order: SdScriptsOrder, places: Places, attention: str, resume: Resume
+) -> list[str]:
     """Return the arguments of a training script.
 
     Args:
         order: the run.
         places: paths on the machine that trains.
+        attention: that of this machine.
         resume: where the training is resumed.
     """
     order = located(order.left(resume), places.of)
@@ -236,7 +240,7 @@ def training_arguments(order: SdScriptsOrder, places: Places, resume: Resume) ->
             "--max_data_loader_n_workers": trainer.max_data_loader_n_workers,
             "--mixed_precision": trainer.mixed_precision,
             "--seed": trainer.seed,
-            f"--{order.attention(here=places.here)}": True,
+            f"--{attention}": True,
             "--max_train_steps": trainer.max_train_steps,
             "--max_train_epochs": order.epochs,
             "--gradient_checkpointing": trainer.gradient_checkpointing,

@@ -78,6 +78,7 @@ def test_a_sound_run_fails_nowhere(root: Path, tuner: Path) -> None:
     assert of(findings, "caches").note.startswith("6 of latents and 6 of text")
     assert of(findings, "cache folders").note.startswith("2 folders")
     assert of(findings, "model: dit").note.endswith("Wan DiT")
+    assert of(findings, "attention").note == "sdpa"
     table = checklist(findings)
     assert all(each.what in table and each.verdict in table for each in findings)
 
@@ -256,7 +257,7 @@ def test_eight_bits_need_bitsandbytes(root: Path, tuner: Path) -> None:
 
 def test_an_attention_that_is_not_there_fails(root: Path, tuner: Path) -> None:
     order = make_run(root, tuner=tuner, attention="xformers")
-    assert "lacks xformers: install it there" in fails(order, "environment")
+    assert "lacks xformers: install it there" in fails(order, "attention")
 
 
 def test_a_missing_configuration_of_accelerate_fails(root: Path, tuner: Path) -> None:

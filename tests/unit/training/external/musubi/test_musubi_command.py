@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from latentmake.config.architectures import WAN
-from latentmake.config.machines import Publish
 from latentmake.training.external.musubi.command import caching_arguments, training_arguments
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.order import Places, Resume
@@ -18,9 +17,11 @@ LATENTS_SCRIPT, TEXT_SCRIPT = WAN.scripts.latents.name, WAN.scripts.text.name
 TRAINING_SCRIPT = WAN.scripts.training.name
 
 
-def training(order: MusubiOrder, resume: Path | None = None) -> list[str]:
+def training(order: MusubiOrder, **changes: Any) -> list[str]:
     places = Places(lambda path: f"/{path}", "/p/a.toml", "/p/output", "/p/logs", "/p/prompts")
-    return training_arguments(order, places, Resume(resume, counted=True))
+    return training_arguments(
+        order, places, changes.get("attention", "sdpa"), Resume(changes.get("resume"), counted=True)
+    )
 
 
 def caching(order: MusubiOrder, kind: str, **changes: Any) -> list[str]:
@@ -55,8 +56,7 @@ def test_every_task_with_every_switch_gives_known_flags(task: str, asked: bool) 
     assert {"--skip_existing", "--keep_cache"} <= set(latents)
 
     for attention in order.scripts.attentions:
-        published = order.model_copy(update={"publish": Publish(attention=attention)})
-        arguments = training(published, Path("/r"))
+        arguments = training(order, attention=attention, resume=Path("/r"))
         check_flags(TRAINING_SCRIPT, arguments)
         assert f"--{attention}" in arguments
         assert (value(arguments, "--task"), value(arguments, "--resume")) == (task, "/r")
@@ -106,4 +106,4 @@ def test_what_is_left_to_the_trainer_is_not_given() -> None:
 def test_arguments_of_the_user_come_last_and_as_they_are() -> None:
     own = ["--blocks_to_swap", "20", "--optimizer_args", "betas=(0.9, 0.99)"]
     order = order_of(trainer={"arguments": own})
-    assert training(order, Path("/r"))[-4:] == own
+    assert training(order, resume=Path("/r"))[-4:] == own

@@ -17,7 +17,7 @@ from latentmake.training.backend import failed
 from latentmake.training.external.installation import PROVEN, Installation
 from latentmake.training.external.musubi import order
 from latentmake.training.external.musubi.backend import Musubi
-from latentmake.training.external.musubi.command import program_digest
+from latentmake.training.external.musubi.command import pick_attention, program_digest
 from musubi_world import install, make_run, stand_in
 
 
@@ -154,6 +154,33 @@ def test_a_python_that_cannot_run_is_named(tmp_path: Path) -> None:
     python.chmod(0o755)
     with pytest.raises(TrainingError, match=r"venv/bin/python.*cannot be used"):
         find(folder).lacking(["json"])
+
+
+# -- attention ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("installed", "expected"),
+    [
+        ([], "sdpa"),
+        (["xformers"], "xformers"),
+        (["xformers", "flash_attn"], "flash_attn"),
+        (["sageattention"], "sdpa"),  # which has no backward pass
+    ],
+)
+def test_auto_takes_the_fastest_that_is_there(
+    tmp_path: Path, installed: list[str], expected: str
+) -> None:
+    folder = stand_in(tmp_path)
+    for package in installed:
+        install(folder, package)
+    assert pick_attention("auto", find(folder)) == expected
+
+
+def test_auto_passes_over_what_its_version_does_not_know(tmp_path: Path) -> None:
+    folder = stand_in(tmp_path, without=("xformers",))
+    install(folder, "xformers")
+    assert pick_attention("auto", find(folder)) == "sdpa"
 
 
 # -- its commit -----------------------------------------------------------------------------------

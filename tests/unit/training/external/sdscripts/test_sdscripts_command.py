@@ -70,7 +70,7 @@ def order(
 
 def arguments(asked: SdScriptsOrder, resume: Resume | None = None) -> list[str]:
     places = asked.places if resume else Places(str, "/d.toml", "/out", "/logs", "/prompts")
-    return training_arguments(asked, places, resume or Resume())
+    return training_arguments(asked, places, "sdpa", resume or Resume())
 
 
 def value(found: list[str], flag: str) -> str:
