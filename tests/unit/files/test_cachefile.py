@@ -35,9 +35,9 @@ from latentmake.files.cachefile import (
     recipe_of,
     verify,
 )
-from latentmake.files.safetensors import PLACEHOLDERS, checksum
+from latentmake.files.safetensors import DTYPES, PLACEHOLDERS, checksum, parse_head
 from safetensors import safe_open
-from safetensors.torch import load
+from safetensors.torch import load, save
 
 TENSORS = {
     "b": torch.arange(6, dtype=torch.float32).reshape(2, 3),
@@ -124,9 +124,18 @@ def test_safetensors_reads_what_is_written(path: Path) -> None:
             assert torch.equal(file.get_tensor(name), tensor)
 
 
-def test_a_tensor_that_is_a_view_is_written_as_its_values() -> None:
+def test_tensors_are_written_as_safetensors_itself_writes_them() -> None:
     turned = torch.arange(6.0).reshape(2, 3).t()
-    assert torch.equal(load(cachefile.serialize({"x": turned}, {}))["x"], turned)
+    tensors = {"view": turned, "empty": turned[:0], "one": torch.tensor(3)}
+    for number, dtype in enumerate(DTYPES.values()):
+        kind = getattr(torch, dtype.name)
+        tensors |= {f"{number}.b": turned.to(kind), f"{9 - number}.a": torch.ones(3).to(kind)}
+    plain = save({name: each.contiguous() for name, each in tensors.items()})
+    data = cachefile.serialize(tensors, {})
+    heads = parse_head(data), parse_head(plain)
+    assert [*heads[0].entries.items()] == [*heads[1].entries.items()]
+    assert data[len(heads[0].data) :] == plain[len(heads[1].data) :]
+    assert torch.equal(load(data)["view"], turned)
 
 
 @settings(max_examples=40, deadline=None)
