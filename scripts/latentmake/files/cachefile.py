@@ -19,6 +19,7 @@ from latentmake import digest
 from latentmake.errors import CacheError
 from latentmake.files.safetensors import (
     CHECKSUM,
+    DTYPES,
     HEADER_CHECKSUM,
     PLACEHOLDERS,
     checksum,
@@ -45,6 +46,8 @@ FOREIGN = "was not made by latentmake"
 
 _SIDE = re.compile("mask|original_size|crop_ltrb|txt_ids")  # tensors that may be zero
 _Bytes = bytes | memoryview
+_NAMES = {dtype.name: name for name, dtype in DTYPES.items()}
+_ORDER = [*_NAMES]
 
 
 class Picture(NamedTuple):
@@ -106,24 +109,36 @@ def serialize(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) 
 def pieces(
     tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]
 ) -> list[bytes | memoryview]:
-    """Return the bytes of `serialize` in two pieces, the header's and the tensors'."""
-    from safetensors.torch import save
+    """Return the bytes of `serialize` in pieces: the header's, and each tensor's without a copy.
 
-    data = save({name: tensor.contiguous() for name, tensor in tensors.items()})
-    (length,) = struct.unpack_from("<Q", data)
-    body = memoryview(data)[8 + length :]
-    return [head_of(json.loads(data[8 : 8 + length]), metadata, body), body]
+    Like `safetensors.torch.save`, which copies all bytes twice while no other thread runs: a T5's
+    embedding of 4 MB takes it 4 ms, and this 0.1.
+    """
+    import torch
+
+    entries, found, end = dict[str, object](), list[memoryview](), 0
+    named = ((str(each.dtype).partition(".")[2], name) for name, each in tensors.items())
+    for dtype, name in sorted(named, key=lambda each: (_ORDER.index(each[0]), each[1])):
+        flat = tensors[name].detach().cpu().contiguous().view(-1)
+        found.append(flat.view(torch.uint8).numpy().data)
+        begin, end = end, end + len(found[-1])
+        entries[name] = {
+            "dtype": _NAMES[dtype],
+            "shape": [*tensors[name].shape],
+            "data_offsets": [begin, end],
+        }
+    return [head_of(entries, metadata, *found), *found]
 
 
-def head_of(entries: Mapping[str, object], metadata: Mapping[str, str], body: memoryview) -> bytes:
+def head_of(entries: Mapping[str, object], metadata: Mapping[str, str], *body: memoryview) -> bytes:
     """Return the bytes of a safetensors file before those of its tensors, with their checksum.
 
     Args:
         entries: name of each tensor -> its JSON in the header.
         metadata: of the file.
-        body: the tensors' bytes.
+        body: the tensors' bytes, in one piece or several.
     """
-    header = {"__metadata__": filled(metadata, [body]), **entries}
+    header = {"__metadata__": filled(metadata, body), **entries}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8, as safetensors has it
     return struct.pack("<Q", len(text)) + sealed(text)

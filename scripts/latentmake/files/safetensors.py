@@ -50,17 +50,18 @@ class Dtype(NamedTuple):
 
 
 DTYPES = {
+    "I64": Dtype("int64", 8, numpy="<i8"),
+    "F64": Dtype("float64", 8, 0x7FF << 52, "<f8"),
+    "F32": Dtype("float32", 4, 0x7F8 << 20, "<f4"),
+    "I32": Dtype("int32", 4, numpy="<i4"),
     "BF16": Dtype("bfloat16", 2, 0x7F80),
     "F16": Dtype("float16", 2, 0x7C00, "<f2"),
-    "F32": Dtype("float32", 4, 0x7F8 << 20, "<f4"),
-    "F64": Dtype("float64", 8, 0x7FF << 52, "<f8"),
     "F8_E4M3": Dtype("float8_e4m3fn", 1),
-    "I32": Dtype("int32", 4, numpy="<i4"),
-    "I64": Dtype("int64", 8, numpy="<i8"),
+    "F8_E5M2": Dtype("float8_e5m2", 1),
     "U8": Dtype("uint8", 1),
     "BOOL": Dtype("bool", 1, numpy="|b1"),
 }
-"""Name in safetensors -> dtype."""
+"""Name in safetensors -> dtype, in the order in which it writes them."""
 
 
 class Tensor(NamedTuple):
