@@ -13,7 +13,7 @@ from __future__ import annotations
 from argparse import SUPPRESS, ArgumentError, ArgumentParser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import yaml
 from pydantic import TypeAdapter
@@ -280,26 +280,24 @@ class Architecture(NamedTuple):
 GENERIC = Architecture("", checkpoints=True)
 """A model that names no architecture: the last layer of each text encoder is kept."""
 
-Row = TypeVar("Row")
 _SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # written in C where it can be
 
 
-def rows(file: Path, kind: type[Row]) -> dict[str, Row]:
+def _rows(file: str) -> dict[str, dict[str, Any]]:
     """Return the rows of a YAML file by their names.
 
     A row has the values of the row that it is `like`, except where it sets its own. Names that
     begin with `_` are no rows.
     """
-    written = yaml.load(file.read_text("utf-8"), _SafeLoader)  # noqa: S506 -- it is safe
-    validate = TypeAdapter(kind).validate_python
+    text = Path(__file__).with_name(file).read_text("utf-8")
+    written = yaml.load(text, _SafeLoader)  # noqa: S506 -- it is safe
 
     def values(name: str) -> dict[str, Any]:
-        like = written[name].pop("like", None)
-        if like:
-            written[name] = _laid_over(written[name], values(like))
-        return dict(written[name])
+        row = dict(written[name])
+        like = row.pop("like", None)
+        return _laid_over(row, values(like)) if like else row
 
-    return {name: validate(values(name)) for name in written if name[0] != "_"}
+    return {name: values(name) for name in written if name[0] != "_"}
 
 
 def _laid_over(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
@@ -312,12 +310,26 @@ def _laid_over(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, 
     return {**base, **values, **inner}
 
 
-MUSUBI = rows(Path(__file__).with_name("musubi.yaml"), Scripts)
-"""Architectures whose caches musubi-tuner's own scripts make; and Wan, whose caches may be ours."""
-SDSCRIPTS = rows(Path(__file__).with_name("sdscripts.yaml"), Strategies)
-"""Architectures that sd-scripts trains."""
+def _scripts(name: str, row: dict[str, Any]) -> Scripts:
+    """Return a row of musubi-tuner with the names that its own and its `program` stand for."""
+    named: dict[str, Any] = {"header": name}
+    if program := row.pop("program", None):
+        named |= {part: {"name": f"{program}_{ending}.py"} for part, ending in _ENDINGS.items()}
+    return _of_scripts(_laid_over(row, named))
 
+
+_of_scripts = TypeAdapter(Scripts).validate_python
+_of_strategies = TypeAdapter(Strategies).validate_python
 _of_facts = TypeAdapter(Architecture).validate_python
+_ENDINGS = {
+    "latents": "cache_latents",
+    "text": "cache_text_encoder_outputs",
+    "training": "train_network",
+}
+MUSUBI = {name: _scripts(name, row) for name, row in _rows("musubi.yaml").items()}
+"""Architectures whose caches musubi-tuner's own scripts make; and Wan, whose caches may be ours."""
+SDSCRIPTS = {name: _of_strategies(row) for name, row in _rows("sdscripts.yaml").items()}
+"""Architectures that sd-scripts trains."""
 
 
 def _of_row(name: str, row: Scripts | Strategies) -> Architecture:

@@ -99,35 +99,6 @@ Fault: TypeAlias = tuple[str, str, str]
 _LEAVE = "leave it out"
 
 
-def faults_of_run(
-    name: str,
-    run: Run,
-    model: Model,
-    datasets: Mapping[str, Dataset],
-    program: ExternalProgram | None,
-) -> Iterator[Fault]:
-    """Yield mistakes of a run with its datasets, its model, and the program for its layout.
-
-    Raises:
-        ConfigError: a resolution is none that the model takes.
-    """
-    yield from _faults_of_trainer(f"runs.{name}", run, model)
-    if model.layout == "sdscripts":
-        yield from _faults_of_sdscripts(f"runs.{name}", run, model, datasets)
-    launched = isinstance(run.trainer, MusubiTrainer | SdScriptsTrainer)
-    title = PROGRAMS.get(model.layout)
-    if title and program is None and (launched or model.encoder != "latentmake"):
-        key = title.replace("-", "_")
-        hint = f"the run {name} needs {title}: set {key}.path to its folder"
-        yield key, "this key is missing", hint
-    if model.layout == "musubi":
-        yield from _faults_of_musubi(f"runs.{name}", run, model, datasets)
-    for dataset, settings in datasets.items():
-        yield from _not_for(settings, f"datasets.{dataset}", model)
-    if run.generate is not None:
-        yield from _faults_of_generation(f"runs.{name}.generate", run, run.generate, model)
-
-
 def _not_for(section: Closed, where: str, model: Model) -> Iterator[Fault]:
     """Yield the key of a section that has no effect with a model."""
     if found := section.refused(model):
@@ -403,7 +374,8 @@ class Config(Closed):
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
         for name, run in self.runs.items():
-            self.check_run(name, run)
+            for where, what, hint in self._faults(name, run):
+                raise ConfigError(what, where=where, hint=hint)
         for name, dataset in self.datasets.items():
             models = {run.model for run in self.runs.values() if name in run.datasets}
             layouts = {self.models[model].layout for model in models}
@@ -417,11 +389,10 @@ class Config(Closed):
 
     def encoding_program(self, model: Model) -> ExternalProgram | None:
         """Return the program that encodes for a model; None where our encoders do."""
-        return self._programs.get(model.encoder)
+        return self._program(model.encoder)
 
-    @property
-    def _programs(self) -> dict[str, ExternalProgram | None]:
-        return {"musubi": self.musubi_tuner, "sdscripts": self.sd_scripts}
+    def _program(self, name: str) -> ExternalProgram | None:
+        return {"musubi": self.musubi_tuner, "sdscripts": self.sd_scripts}.get(name)
 
     def generation(self, run: Run) -> Generation:
         """Return the settings of a run's clips, with the prompt of the command line."""
@@ -430,25 +401,40 @@ class Config(Closed):
             return settings
         return settings.model_copy(update={"prompts": [self.prompt]})
 
-    def check_run(self, name: str, run: Run) -> None:
-        """Check a run against its datasets, its model and its trainer.
+    def _faults(self, name: str, run: Run) -> Iterator[Fault]:
+        """Yield mistakes of a run with its datasets, its model and its trainer.
 
         Raises:
-            ConfigError: the first mistake.
+            ConfigError: there is no such dataset or model, or the model takes no such resolution.
         """
+        where, trainer = f"runs.{name}", run.trainer
         for dataset in run.datasets:
-            refuse_unknown("dataset", dataset, self.datasets, f"runs.{name}.datasets")
-        refuse_unknown("model", run.model, self.models, f"runs.{name}.model")
+            refuse_unknown("dataset", dataset, self.datasets, f"{where}.datasets")
+        refuse_unknown("model", run.model, self.models, f"{where}.model")
         sizes = [each.name for each in run.resolutions]
         for key, words in (("datasets", run.datasets), ("resolutions", sizes)):
             if twice := [word for word in words if words.count(word) > 1]:
-                what = f"`{twice[0]}` is named twice"
-                raise ConfigError(what, where=f"runs.{name}.{key}", hint="name it once")
+                yield f"{where}.{key}", f"`{twice[0]}` is named twice", "name it once"
         model = self.models[run.model]
-        own = {dataset: self.datasets[dataset] for dataset in run.datasets}
-        program = self._programs.get(model.layout)
-        for where, what, hint in faults_of_run(name, run, model, own, program):
-            raise ConfigError(what, where=where, hint=hint)
+        datasets = {dataset: self.datasets[dataset] for dataset in run.datasets}
+        yield from _faults_of_trainer(where, run, model)
+        if model.layout == "sdscripts":
+            yield from _faults_of_sdscripts(where, run, model, datasets)
+        title, launched = PROGRAMS.get(model.layout), trainer is not None and not trainer.ours
+        if (
+            title
+            and (launched or model.encoder != "latentmake")
+            and not self._program(model.layout)
+        ):
+            key = title.replace("-", "_")
+            hint = f"the run {name} needs {title}: set {key}.path to its folder"
+            yield key, "this key is missing", hint
+        if model.layout == "musubi":
+            yield from _faults_of_musubi(where, run, model, datasets)
+        for dataset, settings in datasets.items():
+            yield from _not_for(settings, f"datasets.{dataset}", model)
+        if run.generate is not None:
+            yield from _faults_of_generation(f"{where}.generate", run, run.generate, model)
 
 
 def parse(values: Mapping[str, object]) -> Config:

@@ -95,6 +95,8 @@ def variants(
     Raises:
         SourceError: braces do not fit, or a wildcard holds nothing; it names no place.
     """
+    if not settings.random:  # nothing is drawn
+        return [_variant(caption, tags, settings, random.random, first_line=first_line)]
     if settings.enable_wildcard:
         _check_braces(caption)
         _check_braces(tags)
@@ -105,7 +107,7 @@ def variants(
         for attempt in range(0 if dropped else _ATTEMPTS):
             draw = _drawing(settings.seed, stem, number, attempt)
             text = _variant(caption, tags, settings, draw, first_line=first_line)
-            if text not in found or not settings.random:
+            if text not in found:
                 break
         found.append(text)
     return found
@@ -195,6 +197,7 @@ def _with_tags_drawn(text: str, settings: Captions, draw: _Draw) -> str:
 _Read = Callable[[File | None], str]
 """Returns the text of a file; "" where there is none."""
 
+_NO_CHANGES = Captions()
 _LOOKS_LONG = 1000  # items whose texts are worth a progress bar
 _FOLDER = "{folder}"  # in a prefix: the name of the image's folder
 _EMPTY = "is an empty caption", "describe the image, or set empty_caption: allow"
@@ -241,8 +244,7 @@ def with_texts(
                     raise SourceError(missing_file(path), where=place, hint="repair or remove it")
             if not (files or row or settings.class_tokens) and settings.missing_caption == "error":
                 raise SourceError("has no caption file", hint=_hint(settings, item))
-            text_of = _composed if settings.composed else _plain
-            texts = text_of(settings, read, item, row, first_line=first_line)
+            texts = _texts(settings, read, item, row, first_line=first_line)
         except SourceError as error:
             place = error.where or (files[0].path if files else item.where)
             faults.append(Fault(place, item.stem, error.what, error.hint))
@@ -301,54 +303,36 @@ def _hint(settings: Dataset, item: Item) -> str:
     return f"write {ways}, or set `class_tokens` to a caption for all of them"
 
 
-def _plain(
+def _texts(
     settings: Dataset, read: _Read, item: Item, row: Row | None, *, first_line: bool
 ) -> list[str] | None:
-    """Return an item's text; None where the content of its caption file, if any, is encoded.
+    """Return the variants of an item's text; None where the content of its caption file is encoded.
 
     Source of `first_line`: `read_caption` of sd-scripts' library/train_util.py, where wildcards
     are not enabled.
-    """
-    file, text = item.file(CAPTION), settings.class_tokens
-    if row is not None:
-        text = newlines(row.caption or "").strip()
-        if not text and settings.empty_caption == "error":
-            raise SourceError("has an empty caption", where=item.where, hint=_EMPTY[1])
-    elif file is not None:
-        text = read(file) if first_line else None
-    if text is None or not first_line:
-        return None if text is None else [text]
-    first, whole = text.partition("\n")[0].strip(), text.strip()
-    if first == whole:
-        return [text] if file is None else None
-    if not first and settings.empty_caption == "error":
-        raise SourceError(_EMPTY_FIRST_LINE[0], hint=_EMPTY_FIRST_LINE[1])
-    return [first]
-
-
-def _composed(
-    settings: Dataset, read: _Read, item: Item, row: Row | None, *, first_line: bool
-) -> list[str]:
-    """Return the variants of an item's text.
 
     Raises:
         SourceError: file and metadata differ, the text is empty, or its braces do not fit.
     """
-    making = settings.captions or Captions()
+    files, given = (item.file(CAPTION), item.file(TAGS)), settings.class_tokens or ""
+    plain = not settings.composed and row is None
+    if plain and not (first_line and (files[0] or "\n" in given.strip())):
+        return [given] if given and not files[0] else None
+    making = settings.captions or _NO_CHANGES
     if making.caption_prefix and _FOLDER in making.caption_prefix:
         words = re.sub(r"^\d+_(?=.)", "", PurePath(item.image).parent.name)  # kohya's `10_sks man`
         prefix = making.caption_prefix.replace(_FOLDER, words)
         making = making.model_copy(update={"caption_prefix": prefix})
-    files = item.file(CAPTION), item.file(TAGS)
     contents = [read(file) for file in files]
-    if settings.class_tokens and not (any(files) or row):
-        contents[0] = settings.class_tokens
+    if not (any(files) or row):
+        contents[0] = given
+    listed_texts = (row.caption, row.tags if settings.composed else None) if row else ()
     drawn = making.enable_wildcard  # one of the lines, which come clean
     if drawn:
         found = [clean(text) for text in contents]
     else:
         found = [(x.partition("\n")[0] if first_line else x).strip() for x in contents]
-    for number, text in enumerate((row.caption, row.tags) if row else ()):
+    for number, text in enumerate(listed_texts):
         listed = clean(text or "") if drawn else newlines(text or "").strip()
         own = found[number]
         if not own or not listed or clean(contents[number]) == clean(listed):
@@ -371,4 +355,5 @@ def _composed(
     if not (caption or tags) and (any(files) or row) and settings.empty_caption == "error":
         what, hint = _EMPTY_FIRST_LINE if "".join(contents).strip() else _EMPTY
         raise SourceError(what if any(files) else "has an empty caption", hint=hint)
-    return variants(item.stem, caption, tags, making, first_line=first_line)
+    made = variants(item.stem, caption, tags, making, first_line=first_line)
+    return None if plain and files[0] and made == [contents[0].strip()] else made

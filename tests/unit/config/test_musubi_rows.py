@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from latentmake.config import architectures
 from latentmake.config.models import Model
 from latentmake.layouts.layout import layout_of
 from pydantic import ValidationError
 from rows_world import ROWS, VERSIONS, model_of
-
-SHIPPED = Path(architectures.__file__).with_name("musubi.yaml")
 
 
 @pytest.mark.parametrize(("name", "task"), VERSIONS)
@@ -72,18 +68,3 @@ def test_a_model_that_does_not_fit_its_row_is_refused(
     values = model_of(name, next(iter(ROWS[name].versions))) | changes
     with pytest.raises(ValidationError, match=word):
         Model.model_validate({key: value for key, value in values.items() if value is not None})
-
-
-NOVA = """
-nova:
-  like: _guide
-  title: Nova
-  suffix: nv
-  header: nova
-  latents: {name: nova_cache_latents.py}
-  text: {name: nova_cache_text.py, files: [{flag: --qwen, key: text}]}
-  training: {name: nova_train_network.py}
-  network: networks.lora_nova
-  tensors: [varlen_qwen_]
-  settings: {discrete_flow_shift: 1.5}
-"""

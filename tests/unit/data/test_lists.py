@@ -152,20 +152,6 @@ def test_the_strides_of_rows_come_before_that_of_the_dataset(tmp_path: Path) -> 
     assert [item.span for item in found] == [Span(stride=2), Span(stride=3)]
 
 
-def test_a_json_list_the_form_of_sd_scripts_and_a_table_are_lists_too(tmp_path: Path) -> None:
-    put(tmp_path, "a.png", "sub/b.png")
-    rows = [{"file_name": "a.png", "text": "one"}, {"file_name": "sub/b.png", "text": "two"}]
-    (tmp_path / "one.json").write_text(json.dumps(rows))
-    (tmp_path / "two.json").write_text(
-        json.dumps({"a.png": {"caption": "one", "w": 1.5}, "sub/b.png": {"caption": "two"}})
-    )
-    (tmp_path / "three.csv").write_text("file_name,text\na.png,one\nsub/b.png,two\n")
-    for name in ("one.json", "two.json", "three.csv"):
-        found, faults = find(tmp_path / name, target_frames=None)
-        assert faults == []
-        assert [(item.stem, item.texts) for item in found] == [("a", ["one"]), ("sub/b", ["two"])]
-
-
 def test_captions_and_tags_of_rows_are_composed_like_those_of_files(tmp_path: Path) -> None:
     put(tmp_path, "a.png", "b.png")
     (tmp_path / "b.txt").write_text("from a file")
