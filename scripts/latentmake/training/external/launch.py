@@ -177,7 +177,11 @@ def _number_through(files: RunFiles, before: int) -> None:
 
 def _is_complete(state: Path) -> bool:
     """Whether a state was written to its end: accelerate writes random numbers last."""
-    return any(state.glob("random_states*"))
+    names = {path.name for path in state.iterdir()}
+    accelerates = any(name.startswith(("optimizer", "scheduler", "model")) for name in names)
+    return bool(names) and (
+        not accelerates or any(name.startswith("random_states") for name in names)
+    )
 
 
 def _resume(state: Path, done: int, progress: _Progress) -> Resume:
@@ -190,6 +194,8 @@ def _resume(state: Path, done: int, progress: _Progress) -> Resume:
 
 def _counts(state: Path) -> bool:
     """Whether a state says how far it came; one of accelerate's files alone does not."""
+    if not any(state.glob("random_states*")) and not (state / "optimizer.bin").exists():
+        return True
     return not {"epoch", "current_epoch", "global_step"}.isdisjoint(_values(state))
 
 
