@@ -148,9 +148,6 @@ def world(tmp_path: Path, request: pytest.FixtureRequest) -> World:
     return world
 
 
-EVERYTHING = {(stem, part) for stem in ("a", "b", "sub/c") for part in RECIPES}
-
-
 def test_what_was_just_made_is_fresh(world: World) -> None:
     world.make_all()
     for _ in range(2):

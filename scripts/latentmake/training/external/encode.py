@@ -149,7 +149,7 @@ class Encoding(ABC):
         while status != 0 and self.left:
             status, output = self._run_driver()
             for path in [*self.left]:
-                self._take(path, last=status == 0)
+                self._take(path)
             begun = [path for path in self._begun if path in self.left]
             if status != 0:
                 error = process.last_error(output, status)
@@ -158,6 +158,13 @@ class Encoding(ABC):
                 for path in begun:  # it crashed, and encodes the others
                     self._refuse(self.left.pop(path), error)
         self._judge()
+        is_any_there = any(Path(path).exists() for path in self.left)
+        if self._fitted is None and len(self.left) > 1 and not is_any_there:
+            path, wanted = next(iter(self.left.items()))
+            first = f"the first of which is {Path(path).name} of {wanted.item.name}"
+            raise self._failure(f"it wrote none of {len(self.left)} caches, {first}")
+        for path in [*self.left]:
+            self._take(path, last=True)
 
     def _run_driver(self) -> tuple[int, str]:
         """Run the driver once; return its exit status and the end of its output."""

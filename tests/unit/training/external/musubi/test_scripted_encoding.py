@@ -366,3 +366,12 @@ def test_a_file_that_is_no_cache_is_named_with_its_item(mood: str) -> None:
 def test_a_file_of_another_caption_is_refused() -> None:
     tuner = scripts_world.install(TUNER, cat="caption")
     assert "is of another caption" in faults(scripts_world.order("text", tuner))
+
+
+def test_a_script_that_writes_nothing_at_all_gets_one_line() -> None:
+    tuner = scripts_world.install(TUNER, all_of_them="nothing")
+    with pytest.raises(ModelError) as caught:
+        carry_out(scripts_world.order("latents", tuner))
+    line = str(caught.value)
+    for word in ("zimage_cache_latents.py", "data/ant.png", "ant_0080x0064_zi.safetensors", "6"):
+        assert word in line
