@@ -91,24 +91,32 @@ class Launched(Backend, Generic[Order]):
 
     def _refuse(self, order: Order, memory: Memo) -> None:
         """Refuse a training that lacks something, before its caches are made; raises UserError."""
-        for file in self.models(order, quick=True):
+        models = self.models(order, quick=True)
+        for file in models:
             if file.fault:
                 where = f"models.{order.model_name}.{file.key}"
                 fault = f"{file.place} {file.fault}".strip()
                 raise ModelError(fault, where=where, hint="name the right file")
-        refuse_failed(self.preflight(order, memory, quick=True))
+        refuse_failed(self.preflight(order, memory, models=models, quick=True))
 
     def preflight(
-        self, order: Order, memory: Memo | None = None, *, quick: bool = False
+        self,
+        order: Order,
+        memory: Memo | None = None,
+        *,
+        models: Sequence[ModelFile] | None = None,
+        quick: bool = False,
     ) -> Iterator[Finding]:
         """Check all that a training needs besides its data.
 
         Args:
             order: the run.
             memory: keeps what is found out about the program; None asks anew.
+            models: the model's files, where they have been looked at already.
             quick: as while planning: leave out the encoders and the program's commit.
         """
-        models = self.models(order, quick=quick)
+        if models is None:
+            models = self.models(order, quick=quick)
         yield from map(model_finding, models)
         try:
             program = order.find(memory)

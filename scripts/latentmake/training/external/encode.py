@@ -148,11 +148,11 @@ class Encoding(ABC):
         status = -1
         while status != 0 and self.left:
             status, output = self._run_driver()
-            for path in [*self.left]:
-                self._take(path)
-            begun = [path for path in self._begun if path in self.left]
             if status != 0:
+                for path in [*self.left]:
+                    self._take(path)
                 error = process.last_error(output, status)
+                begun = [path for path in self._begun if path in self.left]
                 if is_device_fault(error) or status > 0 or not begun or self._fitted is None:
                     raise self._failure(error)
                 for path in begun:  # it crashed, and encodes the others

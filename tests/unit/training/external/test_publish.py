@@ -159,6 +159,27 @@ def test_clips_that_musubi_tuner_cannot_cut_are_published_as_caches_alone() -> N
         MusubiPublication(order)
 
 
+# -- a second publication -------------------------------------------------------------------------
+
+
+def test_what_is_gone_is_removed_and_what_others_put_there_is_not() -> None:
+    order = order_of()
+    fill(order, STEMS)
+    folder, _ = published(order)
+    put(folder / "gove_256/notes.md", "mine")
+    put(folder / "output/gove-1.0.safetensors", "trained")
+    smaller = order.model_copy(update={"resolutions": [(256, 256)]})
+    fill(smaller, {"gove": ["a"]})
+    published(smaller)
+    assert {name for name in files(folder) if "/" in name} == {
+        *("gove_256/a.png", "gove_256/a.txt", "gove_256/notes.md"),
+        "gove_256_cache/a_0064x0064_wan.safetensors",
+        "gove_256_cache/a_wan_te.safetensors",
+        "output/gove-1.0.safetensors",
+    }
+    assert not (folder / "gove_480x832").exists()
+
+
 # -- bad input ------------------------------------------------------------------------------------
 
 
@@ -310,7 +331,9 @@ CACHES = (
         ("caption", {"a_wan_te.safetensors"}),
         ("image", {"a_0064x0064_wan.safetensors"}),
         ("vae", {"a_0064x0064_wan.safetensors", "b ä_0064x0064_wan.safetensors"}),
+        ("fit", {"a_0064x0064_wan.safetensors", "b ä_0064x0064_wan.safetensors"}),
         ("t5", {"a_wan_te.safetensors", "b ä_wan_te.safetensors"}),
+        ("its fp8", {"a_wan_te.safetensors", "b ä_wan_te.safetensors"}),
         ("removed", {"a_0064x0064_wan.safetensors", "a_wan_te.safetensors"}),
         ("nothing", set()),
     ],
@@ -327,8 +350,13 @@ def test_caches_made_there_go_with_what_they_came_from(change: str, dropped: set
         put("data/gove/a.png", "another picture")
     elif change == "vae":
         order = without_caches(resolutions=[(256, 256)], model={"vae": "other.safetensors"})
+    elif change == "fit":
+        bucket = {"gove": Dataset(path="data/gove", fit="bucket")}
+        order = without_caches(resolutions=[(256, 256)], datasets=bucket)
     elif change == "t5":
         order = without_caches(resolutions=[(256, 256)], model={"text": "other.pth"})
+    elif change == "its fp8":
+        order = without_caches(resolutions=[(256, 256)], model={"fp8_t5": True})
     elif change == "removed":
         fill(order, {"gove": STEMS["gove"][1:]})
     _, said = published(order)

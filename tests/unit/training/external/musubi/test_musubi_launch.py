@@ -313,6 +313,12 @@ def test_a_result_may_be_read_by_whom_the_umask_says(root: Path, tuner: Path) ->
     assert LORA.stat().st_mode & 0o777 == 0o640
 
 
+def test_paths_among_further_arguments_are_those_of_the_project(root: Path, tuner: Path) -> None:
+    (root / "prompts.txt").write_text("a cat")
+    launch(make_run(root, tuner=tuner, arguments=["--sample_prompts", "prompts.txt"]))
+    assert flag(tuner, "sample_prompts") == str(root / "prompts.txt")
+
+
 def test_a_training_killed_over_and_over_is_as_long_as_any(
     root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
