@@ -10,13 +10,12 @@ import contextlib
 import glob
 import json
 import posixpath
-import re
 import shlex
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from latentmake.config.fields import resolution_name
@@ -72,7 +71,6 @@ set "PYTHON=python"
 {pythons}
 "%PYTHON%" "%~dp0{name}.py"{option} %*
 """
-_NUMBER = re.compile(r"_\d+$")
 _CHOICE = r'if exist "{folder}\Scripts\python.exe" set "PYTHON={folder}\Scripts\python.exe"'
 
 
@@ -127,13 +125,11 @@ class Publication(ABC, Generic[Order]):
         attentions: those that the program knows.
         modules: attention -> module that it needs, where the trainer's machine is to choose.
         cache_ending: what follows the name of a block in that of the folder of its caches.
-        reads_images: whether captions are encoded together with images.
     """
 
     attentions: Sequence[str]
     modules: Mapping[str, str]
     cache_ending: ClassVar[str] = ""
-    reads_images = False
 
     def __init__(self, order: Order, folder: str = "") -> None:
         """Begin the publication of a run, or of a part of the run that a folder is named after."""
@@ -293,6 +289,7 @@ class Publication(ABC, Generic[Order]):
                         found[f"{folder}/{name}"] = content
         return found
 
+    @abstractmethod
     def edited(
         self, base: str, old: Path, new: Path | bytes | None
     ) -> Iterator[tuple[str, Sequence[Kind]]]:
@@ -303,14 +300,6 @@ class Publication(ABC, Generic[Order]):
             old: the published file.
             new: the one that replaces it; None where it is removed.
         """
-        del old, new
-        endings = {each.caption_extension for each in self.order.datasets.values()}
-        if ending := max(filter(base.endswith, endings), key=len, default=""):
-            yield base.removesuffix(ending), ["text"]
-            return
-        stem = str(PurePosixPath(base).with_suffix(""))
-        for each in {stem, _NUMBER.sub("", stem)}:  # `a_1` may be a control or layer of `a`
-            yield each, ["latents", "text"] if self.reads_images else ["latents"]
 
     def made_from(self, folder: Path, name: str, new: Path | bytes | None) -> Iterator[Path]:
         """Yield the caches made from a file, which are dropped before it is replaced.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from codecs import BOM_UTF8
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from latentmake.errors import ConfigError
@@ -19,6 +20,7 @@ from latentmake.training.external.order import Resume, located
 from latentmake.training.external.publish import Call, Files, Kind, Names, Publication, block_name
 
 _KINDS: tuple[Kind, Kind] = ("latents", "text")
+_NUMBER = re.compile(r"_\d+$")
 
 
 class MusubiPublication(Publication[MusubiOrder]):
@@ -33,7 +35,6 @@ class MusubiPublication(Publication[MusubiOrder]):
             raise ConfigError("this key is missing", where="musubi_tuner", hint=hint)
         _refuse(order)
         super().__init__(order, folder)
-        self.reads_images = order.scripts.text.reads_controls
         self.attentions = [x for x in order.scripts.attentions if x in order.attentions]
         if order.trainer.attention == "auto" and order.publish.attention is None:
             preferred = [x for x in command.PREFERRED if x in self.attentions]
@@ -108,6 +109,21 @@ class MusubiPublication(Publication[MusubiOrder]):
             )
         shapes = deploy.shapes(self.order.datasets[dataset])
         return {"latents": [*latents, size, shapes], "text": text}
+
+    def edited(
+        self, base: str, old: Path, new: Path | bytes | None
+    ) -> Iterator[tuple[str, Sequence[Kind]]]:
+        del old, new
+        endings = {each.caption_extension for each in self.order.datasets.values()}
+        if ending := max(filter(base.endswith, endings), key=len, default=""):
+            yield base.removesuffix(ending), ["text"]
+            return
+        stem = str(PurePosixPath(base).with_suffix(""))
+        made: list[Kind] = ["latents"]
+        if self.order.scripts.text.reads_controls:  # captions are encoded together with images
+            made.append("text")
+        for each in {stem, _NUMBER.sub("", stem)}:  # `a_1` may be a control or layer of `a`
+            yield each, made
 
 
 def _refuse(order: MusubiOrder) -> None:
