@@ -8,7 +8,7 @@
 # envs/requirements-dev.lock holds; `--install` first puts what is missing into a virtual environment in
 # FOLDER, and keeps a torch for CUDA that the Python has already (PIP_FIND_LINKS and the like hold for it).
 # `--cpu` runs every step at tiny sizes on the CPU, to see that it works. Without steps named, all are run:
-# tests vae512 vae1024 t5 wan sd_trainer wan_trainer clip loader. What is printed also goes to gpu.txt in the
+# tests vae512 vae1024 t5 wan sd_trainer wan_trainer clip loader compile. What is printed also goes to gpu.txt in the
 # folder of `--out` (default: here), and rows of a step to its JSON file there. A step has a time limit, and its
 # failure stops no other. Exits with 1 if a step failed or took too long, with 2 where there is no GPU.
 set -euo pipefail
@@ -102,7 +102,7 @@ if ((${#cpu[@]})); then
   wan=(--model tiny --frames 5 --height 32 --width 48)
   loader=(--items 400 --threads 1)
 fi
-step tests 180 -m pytest -n 0 -v -rs --durations=5 "$root/tests/gpu"
+step tests 240 -m pytest -n 0 -vv -rs --durations=10 "$root/tests/gpu"
 encoder vae512 90
 encoder vae1024 90
 encoder t5 120
@@ -111,6 +111,7 @@ step sd_trainer 120 gpu_trainers.py "${cpu[@]}" --json "$out/sd_trainer.json"
 step wan_trainer 90 wan.py "${wan[@]}" --json "$out/wan_trainer.json"
 encoder clip 60
 step loader 60 loader.py "${loader[@]}" --batch-size 8 --rounds 1
+if ((!${#cpu[@]})); then step compile 180 gpu_trainers.py --ways compile --json "$out/compile.json"; fi
 for name in "${wanted[@]}"; do
   if [[ " ${known[*]} " != *" $name "* ]]; then failed+=("$name is no step of ${known[*]}"); fi
 done

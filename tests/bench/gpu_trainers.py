@@ -1,10 +1,10 @@
 """Speed of the trainer `sd` on a GPU, at Stable Diffusion 1.5's size, as a ratio to a bare loop.
 
-    python tests/bench/gpu_trainers.py [--cpu] [--json FILE]
+    python tests/bench/gpu_trainers.py [--ways NAME...] [--cpu] [--json FILE]
 
 A LoRA of rank 16 in bfloat16, batches of 8 at 64 x 64 latents, read from disk at each step. The
 bare loop does the same forward, backward, clipping and optimizer's step with one batch that lies in
-memory. With AdamW, with AdamW in 8 bits, and with torch.compile. gpu.sh runs it, and `wan.py` for
+memory. `--ways adamw adamw8bit compile` says with what. gpu.sh runs it, and `wan.py` for
 the trainer `wan`.
 """
 
@@ -44,9 +44,9 @@ SD_UNET = {
 }
 """The UNet of Stable Diffusion 1.5 (source: its unet/config.json)."""
 WAYS: dict[str, dict[str, object]] = {
-    "AdamW": {},
-    "AdamW in 8 bits": {"optimizer": "adamw8bit"},
-    "torch.compile": {"torch_compile": True},
+    "adamw": {},
+    "adamw8bit": {"optimizer": "adamw8bit"},
+    "compile": {"torch_compile": True},
 }
 
 
@@ -116,12 +116,11 @@ def measure(loop: Callable[[Training], None], training: Training) -> float:
     return (time.perf_counter() - began) / training.steps
 
 
-def rows(cpu: bool, device: torch.device, folder: Path) -> Iterator[Row]:
+def rows(ways: list[str], cpu: bool, device: torch.device, folder: Path) -> Iterator[Row]:
     """Yield a row of each way to train."""
     make_files(folder, device, tiny=cpu)
-    for name, settings in WAYS.items():
-        if cpu and name == "torch.compile":
-            continue  # which takes a compiler
+    for name in ways:
+        settings = WAYS[name]
         AcceleratorState._reset_state(reset_partial_state=True)
         compiled = "INDUCTOR" if settings.get("torch_compile") else "NO"
         os.environ["ACCELERATE_DYNAMO_BACKEND"] = compiled  # as `accelerate launch` does
@@ -152,6 +151,7 @@ def rows(cpu: bool, device: torch.device, folder: Path) -> Iterator[Row]:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description="Measure the trainer `sd`.")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=["adamw", "adamw8bit"])
     parser.add_argument("--cpu", action="store_true", help="tiny sizes on the CPU")
     parser.add_argument("--json", type=Path, help="write the rows there, too")
     options = parser.parse_args()
@@ -160,7 +160,7 @@ def main() -> None:
     if options.cpu:
         os.environ["ACCELERATE_USE_CPU"] = "true"
     with world.folder() as folder:
-        world.tell(rows(options.cpu, device, folder), path)
+        world.tell(rows(options.ways, options.cpu, device, folder), path)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,19 @@
 """Time and memory of training Wan's network and of encoding clips, with random weights.
 
-    python tests/bench/wan.py [--model 1.3B] [--frames 81] [--height 480] [--width 832] [--steps 5]
-        [--batch-size 1] [--rank 32] [--optimizer adamw] [--precision bf16] [--only train encode]
-        [--json FILE]
+    python tests/bench/wan.py [--model 1.3B] [--frames 81] [--height 480] [--width 832]
+        [--steps 5] [--batch-size 1] [--rank 32] [--optimizer adamw] [--precision bf16]
+        [--only train encode] [--json FILE]
 
 Real sizes on a GPU: the network is made on it of its configuration, so that nothing is downloaded.
 A step draws noise, does forward and backward over 512 text tokens by the objective of the trainer
 `wan`, clips and steps the optimizer; once with gradient checkpointing and once without. Clips are
 encoded one at a time from uint8 pixels in the CPU's memory by Wan's VAE of real size in bfloat16.
-`--model tiny` makes all of it small, for a CPU.
+`--model A14B` is the two networks of Wan 2.2, of which each step takes one at random, with gradient
+checkpointing alone. `--model tiny` makes all of it small, for a CPU.
 
-Printed: seconds of a step (median), its peak memory in GB and what `models/wan_memory.py` says of
-it; clips a minute. On a CPU memory is the most that the process held.
+Printed: seconds of a step (median, least and most), its peak memory in GB and what
+`training/wan/estimate.py` says of it; clips a minute. On a CPU memory is the most that the process
+held.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ from latentmake.training.wan.recipe import Denoiser, Objective  # noqa: E402
 MODELS = {
     "1.3B": {"num_attention_heads": 12, "ffn_dim": 8960, "num_layers": 30},
     "14B": {"num_attention_heads": 40, "ffn_dim": 13824, "num_layers": 40},
+    "A14B": {"num_attention_heads": 40, "ffn_dim": 13824, "num_layers": 40},
     "tiny": {
         **{"num_attention_heads": 2, "attention_head_dim": 32, "ffn_dim": 256},
         **{"num_layers": 2, "text_dim": 64},
@@ -102,8 +105,8 @@ def peak(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
-def seconds(work: Callable[[], object], device: torch.device, rounds: int) -> float:
-    """Return the median time of some work, after one round that warms up."""
+def seconds(work: Callable[[], object], device: torch.device, rounds: int) -> list[float]:
+    """Return the times of some work, sorted, after one round that warms up."""
     found = []
     for _ in range(rounds + 1):
         began = time.perf_counter()
@@ -111,7 +114,7 @@ def seconds(work: Callable[[], object], device: torch.device, rounds: int) -> fl
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         found.append(time.perf_counter() - began)
-    return statistics.median(found[1:])
+    return sorted(found[1:])
 
 
 def train(options: argparse.Namespace, device: torch.device) -> Iterator[dict[str, object]]:
@@ -122,7 +125,7 @@ def train(options: argparse.Namespace, device: torch.device) -> Iterator[dict[st
         made: Any = WanTransformer3DModel(**sizes)
     shapes = {name: tuple(value.shape) for name, value in made.state_dict().items()}
     layers = check_targets(TARGETS, shapes, "targets")
-    for checkpointing in (True, False):
+    for checkpointing in (True,) if options.model == "A14B" else (True, False):
         trainer = WanTrainer(
             kind="wan",
             rank=options.rank,
@@ -156,16 +159,22 @@ def steps(
 ) -> dict[str, object]:
     """Measure steps of one network."""
     torch.manual_seed(0)
-    network = make_network(sizes, device, dtype)
-    half = dtype != torch.float32
-    add_adapter(network, rank=options.rank, target_modules=TARGETS, autocast=half)
-    if checkpointing:
-        network.enable_gradient_checkpointing()
-    network.train()
+    half, two = dtype != torch.float32, options.model == "A14B"
+    networks = []
+    for _ in range(1 + two):
+        made = make_network(sizes, device, dtype)
+        add_adapter(made, rank=options.rank, target_modules=TARGETS, autocast=half)
+        if checkpointing:
+            made.enable_gradient_checkpointing()
+        networks.append(made.train().to("cpu") if two else made.train())
+    network = Denoiser(networks[0], networks[1] if two else None, 0.875 if two else 1.0)
+    if two:
+        network.lend(device)
     parameters = [each for each in network.parameters() if each.requires_grad]
     optimizer = make_optimizer(options.optimizer, parameters)
     batch = options.batch_size
-    objective, random = Objective(shift=3.0), torch.Generator().manual_seed(0)
+    objective = Objective(shift=3.0, boundary=0.875 if two else None, high=two)
+    random = torch.Generator().manual_seed(0)
     items = Batch(  # in the CPU's memory, as those of a training
         latents=torch.randn(batch, 16, *latent),
         text=torch.randn(batch, TEXT_TOKENS, sizes.get("text_dim", 4096), dtype=torch.bfloat16),
@@ -175,9 +184,7 @@ def steps(
     def step() -> None:
         noise, timesteps = objective.draw(items.latents.shape, random)
         with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
-            losses = objective.losses(
-                Denoiser(network), items, noise, timesteps, device=device, dtype=dtype
-            )
+            losses = objective.losses(network, items, noise, timesteps, device=device, dtype=dtype)
         losses.weighted.mean().backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
@@ -187,7 +194,12 @@ def steps(
     total = sum(each.numel() for each in network.parameters())
     print(f"{trained:,} of {total:,} parameters are trained")
     found = seconds(step, device, options.steps)
-    return {"a step [s]": found, "peak [GB]": peak(device)}
+    return {
+        "a step [s]": statistics.median(found),
+        "least [s]": found[0],
+        "most [s]": found[-1],
+        "peak [GB]": peak(device),
+    }
 
 
 def encode(options: argparse.Namespace, device: torch.device) -> dict[str, object]:
@@ -203,7 +215,8 @@ def encode(options: argparse.Namespace, device: torch.device) -> dict[str, objec
     shape = (1, options.frames, options.height, options.width, 3)
     pixels = torch.randint(0, 256, shape, dtype=torch.uint8)
     with fresh(device):
-        found = seconds(lambda: vae.encode(pixels, torch.bfloat16), device, options.steps)
+        times = seconds(lambda: vae.encode(pixels, torch.bfloat16), device, options.steps)
+        found = statistics.median(times)
     return {"a clip [s]": found, "clips a minute": 60 / found, "peak [GB]": peak(device)}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,16 @@ from typing import Any
 import pytest
 import torch
 from dit_world import forms, image_dit, inputs, tiny_dit
+from generation_world import generate, make_world, order_of
 from latentmake.config.trainers import WanTrainer
 from latentmake.training.lora import add_adapter, load_lora, lora_tensors
+from latentmake.training.order import Record
 from latentmake.training.wan.dit import PREFIX, check_targets, lora_names, read_dit
 from latentmake.training.wan.estimate import training_memory
-from latentmake.training.wan.recipe import load_transformer, write_lora
+from latentmake.training.wan.recipe import Denoiser, load_transformer, write_lora
 from safetensors.torch import load_file
-from wan_trainer_world import make_order, train
+from wan_trainer_world import make_order, make_training
+from wan_world import tiny_wan_vae
 
 pytestmark = [
     pytest.mark.gpu,
@@ -142,12 +144,32 @@ def test_a_training_in_bfloat16_learns_and_writes_its_files(
     two = {"task": "t2v-A14B", "boundary": 0.875} if len(networks) > 1 else {}
     settings: dict[str, Any] = {"mixed_precision": "bf16", "gradient_checkpointing": True}
     order = make_order(tmp_path, networks=networks, steps=80, **two, **settings)
-    path, receipt = tmp_path / "order.json", tmp_path / "receipt.json"
-    path.write_text(order.model_dump_json())
-    train(path, log=tmp_path / "train.log", receipt=receipt)
-    result = json.loads(receipt.read_text())
-    assert result["loss_end"] < 0.9 * result["loss_start"]
+    training = make_training(order)
+    training.run()
+    record = Record.read(training.files.record)
+    assert record is not None and record.loss_end < 0.9 * record.loss_start
     for high_noise in (False, True)[: len(networks)]:
         for name in lora_names(high_noise=high_noise):
             weights = load_file(Path(order.output) / name)
             assert {value.dtype for value in weights.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_networks_that_are_lent_train_and_draw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Denoiser, "fits", lambda *_: room)
+    make_world(two=True)
+    generate(order_of("a wave"))
+    names = {clip.name.rpartition("_")[2] for clip in Path("runs/waves/generated").glob("*.mp4")}
+    assert names == {"base.mp4", "adapter.mp4"}
+    tiny_wan_vae(4).save_pretrained("vae")
+    networks = ("dit", "dit_high_noise")
+    order = make_order(
+        tmp_path, networks=networks, task="t2v-A14B", boundary=0.875, prompts=True, steps=4,
+        mixed_precision="bf16", samples={"num_inference_steps": 2},
+    )  # fmt: skip
+    training = make_training(order)
+    training.run()
+    assert training.step == 4 and training.files.grid.exists()

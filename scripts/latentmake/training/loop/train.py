@@ -11,7 +11,8 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
@@ -21,6 +22,7 @@ import torch
 from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 
+from latentmake.caches.encoders.device import download
 from latentmake.errors import CacheError, TrainingError
 from latentmake.progress import Progress, say
 from latentmake.training.loop import checkpoint
@@ -42,6 +44,9 @@ from latentmake.training.loop.recipe import (
 from latentmake.training.loop.samples import Samples
 from latentmake.training.loop.state import Learner
 from latentmake.training.order import COPIED, Record, RunFiles, Wanted, write_record, write_trained
+
+Unread = tuple[int, Callable[[], dict[str, float]], dict[str, float], str]
+"""A step, what waits for its scalars, further scalars, and its rate in words."""
 
 _POLL = 1.0  # seconds between two checks for the file that asks for a copy
 _NAMED = 4  # files in a message
@@ -174,48 +179,57 @@ class Training:
             file=sys.stderr,
         )
         seen, began, polled = 0, time.monotonic(), 0.0
+        unread: deque[Unread] = deque()
         try:
             for step in range(first, self.steps + 1):
                 clock = time.monotonic()
-                said = self._one_step(step, batches)
+                read = self._one_step(step, batches)
+                self._tell(unread, writer, bar)  # of the step before, while the device has this one
                 self.step = step
                 items, now = self.batch_order.items(step), time.monotonic()
                 self.seconds += now - clock
                 seen += items
-                rate = f"loss {said['loss']:.4f}, {seen / (now - began):.1f} items/s"
-                bar.set_postfix_str(rate, refresh=False)
-                bar.update()
                 pace = {
                     "epoch": self.batch_order.epoch(step),
                     self.recipe.rate: items / (now - clock),
                 }
-                if self.main:
-                    _add_scalars(writer, step, said | pace)
-                    self._validate(writer)
-                if step in steps_with_samples:
-                    if self.main:
-                        writer.flush()
-                    self._draw_samples()
-                if not self.main:
-                    continue
+                unread.append((step, read, pace, f"{seen / (now - began):.1f} items/s"))
                 asked = False
-                if now - polled > _POLL:
+                if self.main and now - polled > _POLL:
                     polled, asked = now, self.files.save.exists()
                     self.files.save.unlink(missing_ok=True)
-                if asked or self._due(
-                    step, settings.checkpointing_steps, settings.checkpoint_epochs
-                ):
+                saves = self._due(step, settings.checkpointing_steps, settings.checkpoint_epochs)
+                copies = self._due(step, settings.save_every_n_steps, settings.save_every_n_epochs)
+                validates = step == self.steps or step % (self.order.validates or self.steps) == 0
+                draws = step in steps_with_samples
+                if not (asked or saves or copies or validates or draws):
+                    continue
+                self._tell(unread, writer, bar)  # a faulty step is never saved
+                if self.main and validates:
+                    self._validate(writer)
+                if self.main:
                     writer.flush()
+                if draws:
+                    self._draw_samples()
+                if self.main and (asked or saves):
                     self._save()
-                if asked or self._due(
-                    step, settings.save_every_n_steps, settings.save_every_n_epochs
-                ):
+                if self.main and (asked or copies):
                     self._copy()
         finally:
             batches.close()
             bar.close()
             if self.main:
                 writer.close()
+
+    def _tell(self, unread: deque[Unread], writer: Any, bar: Progress) -> None:
+        """Show and write the scalars of the steps that were not read yet."""
+        while unread:
+            step, read, pace, rate = unread.popleft()
+            said = read()
+            bar.set_postfix_str(f"loss {said['loss']:.4f}, {rate}", refresh=False)
+            bar.update()
+            if self.main:
+                _add_scalars(writer, step, said | pace)
 
     def _due(self, step: int, steps: int | None, epochs: int | None) -> bool:
         """Whether so many steps, or so many epochs, end with this step."""
@@ -224,7 +238,8 @@ class Training:
             return True
         return steps is not None and step % steps == 0
 
-    def _one_step(self, step: int, batches: Iterator[Batch]) -> dict[str, float]:
+    def _one_step(self, step: int, batches: Iterator[Batch]) -> Callable[[], dict[str, float]]:
+        """Queue a step; return what waits for its scalars and refuses NaN and infinity."""
         settings, accelerator, learner = self.settings, self.accelerator, self.learner
         process = accelerator.process_index
         reseed(seed_of(settings.seed, "step", step, process), accelerator.device)
@@ -255,19 +270,18 @@ class Training:
             seen.append((batch, losses.raw.detach()))
         total = accelerator.reduce(total, reduction="sum")
         norm = learner.clip()
-        learner.step()  # queued before anything waits for the device; a faulty one is never saved
-        # One transfer from the device for all scalars of the step.
-        loss_value, raw, norm_value = torch.stack([*total, norm]).tolist()
-        # With fp16, the scaler skips steps whose gradients overflow, and lowers its scale.
-        finite = accelerator.scaler is not None or math.isfinite(norm_value)
-        if not (finite and math.isfinite(loss_value)):
-            self._refuse_step(step, seen)
-        return {
-            "loss": loss_value,
-            "raw_loss": raw,
-            "gradient_norm": norm_value,
-            "learning_rate": rate,
-        }
+        learner.step()
+        wait = download([torch.stack([*total, norm])])  # one transfer for all scalars
+
+        def read() -> dict[str, float]:
+            loss, raw, norm = wait()[0].tolist()
+            # With fp16, the scaler skips steps whose gradients overflow, and lowers its scale.
+            finite = accelerator.scaler is not None or math.isfinite(norm)
+            if not (finite and math.isfinite(loss)):
+                self._refuse_step(step, seen)
+            return {"loss": loss, "raw_loss": raw, "gradient_norm": norm, "learning_rate": rate}
+
+        return read
 
     def _refuse_step(self, step: int, seen: Sequence[tuple[Batch, torch.Tensor]]) -> None:
         """Stop at a step whose loss or gradient is NaN or infinite."""
@@ -302,9 +316,8 @@ class Training:
             return self.objective.losses(model, *part, device=device, dtype=self.dtype)
 
     def _validate(self, writer: Any) -> None:
-        """Write the loss of the held-out items after a step that is due, in the main process."""
-        due = self.step == self.steps or self.step % (self.order.validates or self.steps) == 0
-        if (held_out := self.held_out) is not None and due:
+        """Write the loss of the held-out items, if there are any, in the main process."""
+        if (held_out := self.held_out) is not None:
             losses, objective = self.painter.losses, self.objective
             found = self.learner.alone(lambda: held_out_losses(losses, held_out, objective))
             _add_scalars(writer, self.step, found)

@@ -111,6 +111,7 @@ class Denoiser(torch.nn.Module):
         self.low, self.high, self.boundary = low, high, boundary
         self._frozen: dict[Transformer, list[tuple[torch.nn.Parameter, torch.Tensor]]] = {}
         self._there: set[Transformer] = set()
+        self._device, self._alone = torch.device("cpu"), False
 
     def fits(self, device: torch.device) -> bool:
         """Whether a device has room for all weights, and as much again for what comes with them."""
@@ -128,21 +129,11 @@ class Denoiser(torch.nn.Module):
         call this again where one was added.
         """
         self.withdraw()
-        alone = not self.fits(device)
-
-        def take(network: Transformer, _: object) -> None:
-            if network in self._there:
-                return
-            if alone:
-                self.withdraw()
-            for parameter, value in self._frozen[network]:
-                parameter.data = value.to(device)
-            self._there.add(network)
-
+        self._device, self._alone = device, not self.fits(device)
         for network, _ in self.networks():
             network.rope.to(device)
             if network not in self._frozen:
-                network.register_forward_pre_hook(_not_compiled(take))
+                network.register_forward_pre_hook(_not_compiled(lambda of, _: self.bring(of)))
             self._frozen[network] = []
             for name, each in network.named_parameters():
                 if "lora_" in name:
@@ -152,6 +143,16 @@ class Denoiser(torch.nn.Module):
         # Each process has them of the same file, and they are not all on the device.
         ignored = [name for name, _ in self.named_parameters() if "lora_" not in name]
         self._ddp_params_and_buffers_to_ignore = ignored
+
+    def bring(self, network: Transformer) -> None:
+        """Put the frozen weights of a network that was lent on its device, if they are not."""
+        if network in self._there or network not in self._frozen:
+            return
+        if self._alone:
+            self.withdraw()
+        for parameter, value in self._frozen[network]:
+            parameter.data = value.to(self._device)
+        self._there.add(network)
 
     def withdraw(self) -> None:
         """Take the frozen weights of `lend` from the device."""

@@ -94,8 +94,8 @@ def sample_latents(
     """Draw the normalised latents of one clip, [16, f, h, w], float32, on the CPU.
 
     `text` [T, D] is the embedding of the prompt, and `negative` that of the negative prompt, None
-    without guidance. The network is a `Denoiser` in evaluation mode, on the device; `dtype` is that
-    of its input. `done` is called after each step.
+    without guidance. The network is a `Denoiser` in evaluation mode, on the device or lent; `dtype`
+    is that of its input. `done` is called after each step.
     """
 
     def conditioned(_module: object, args: Any, inputs: dict[str, Any]) -> Any:
@@ -111,6 +111,7 @@ def sample_latents(
     texts = [text] if negative is None else [text, negative]
     embeds = [padded(each[None].to(device, dtype)) for each in texts]
     networks = [each for each in (network.high, network.low) if each is not None]
+    network.bring(networks[0])  # a pipeline works where it finds a network
     two = {"transformer_2": networks[1], "boundary_ratio": network.boundary} if networks[1:] else {}
     pipeline = _Pipeline(
         tokenizer=None,

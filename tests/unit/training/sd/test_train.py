@@ -346,7 +346,7 @@ def test_each_item_of_a_step_counts_the_same_in_full_and_short_batches(tmp_path:
         losses.append(training._losses(training.learner.network, batch, noise, timesteps).raw)
     expected = torch.cat(losses).mean()
     gradients = torch.autograd.grad(expected, training.learner.parameters)
-    step = training._one_step(1, map(training.caches.batch, cut))
+    step = training._one_step(1, map(training.caches.batch, cut))()
     assert step["loss"] == step["raw_loss"] == pytest.approx(float(expected.detach()), rel=1e-5)
     assert step["gradient_norm"] == pytest.approx(
         float(torch.cat([each.flatten() for each in gradients]).norm()), rel=1e-4

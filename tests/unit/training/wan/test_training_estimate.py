@@ -140,7 +140,7 @@ def test_a_step_takes_the_memory_that_was_told(
         batches = (training.caches.batch(each) for each in training.batch_order.batches(0, 1, 2))
         for step in (1, 2):
             living.peak = living.bytes
-            training._one_step(step, batches)
+            training._one_step(step, batches)()
     frozen = [each for each in network.parameters() if not each.requires_grad]
     assert all(each.grad is None for each in frozen)
     assert {each.dtype for each in frozen} == {torch.bfloat16, torch.float32}
