@@ -25,7 +25,7 @@ from latentmake.plan import store
 from latentmake.plan.orders import Target, placing_of, view_of
 from latentmake.plan.planner import make_plan
 from latentmake.plan.state import Contents, Judge, Stale
-from latentmake.reports.explanation import _placing_differences, recipe_changes
+from latentmake.reports.explanation import placing_differences, recipe_changes
 from latentmake.words.file_origin import Explanation, explanations
 from safetensors.torch import save_file
 
@@ -172,7 +172,7 @@ def test_damaged_foreign_and_ownerless_files_are_explained_too() -> None:
     assert (found.state, found.runs) == ("fresh", [])
     values["datasets"] = {"forms": values["datasets"].pop("shapes")}
     values["runs"]["tiny"]["datasets"] = ["forms"]
-    assert one(LATENTS, values).reason == "the configuration has no dataset shapes"
+    assert one(LATENTS, values).reason == "the configuration has no such dataset or model"
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def differences(
     atomic.write(Path(target.path), cachefile.serialize({"x": torch.ones(1)}, said | stamp))
     contents = Contents(Memo(None), today, {})
     judge = Judge(Memo(None), ("cats", "tiny"), today, layout, {target.part: ""}, contents, {})
-    return [*map(str, _placing_differences(judge, Stale(item, target, "edited")))]
+    return [*map(str, placing_differences(judge, Stale(item, target, "edited")))]
 
 
 @pytest.mark.parametrize(
