@@ -31,7 +31,14 @@ from latentmake.plan.state import (
 PLACED = "size and crop"
 """Name of the difference between two placements of an image."""
 
-_ABSENT = "absent"
+_DEFAULTS = {
+    key: field.get_default(call_default_factory=True)
+    for section in (Model, Dataset)
+    for key, field in section.model_fields.items()
+    if key != "dtype" and not field.is_required()
+}
+"""Values of keys that recipes name only where these are others."""
+
 _NAMES = {
     "format": "format version",
     "vae": "VAE",
@@ -57,7 +64,7 @@ def recipe_differences(
     before, now, places = _values(old), _values(new), _places(model) if model else {}
     found = []
     for name in dict.fromkeys((*now, *before)):
-        was, value = (text_of(each.get(name, _default(name))) for each in (before, now))
+        was, value = (text_of(x.get(name, _DEFAULTS.get(name, "absent"))) for x in (before, now))
         if was != value and (is_digest(was) or is_digest(value)):
             place = places.get(name, "") if name in now else ""
             found.append(Difference(f"{name}'s digest", short(was), short(value) + place))
@@ -106,15 +113,6 @@ def _places(model: Model) -> dict[str, str]:
     keys |= {_name(key): key for key in (*own, *model.files)}
     weights = {name: model.weights(key) for name, key in keys.items()}
     return {name: f" ({each.path or each.hub})" for name, each in weights.items() if each}
-
-
-def _default(key: str) -> object:
-    """Return the value of a key that recipes name only where it is another."""
-    for section in (Dataset, Model):
-        field = section.model_fields.get(key)
-        if field is not None and key != "dtype" and not field.is_required():
-            return field.get_default(call_default_factory=True)
-    return _ABSENT
 
 
 # -- targets --------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -101,8 +101,6 @@ def explanations(facts: Facts, file: str) -> list[Explanation]:
         UserError: there is no such file, or nothing is made of it.
     """
     path = file if is_remote(file) else os.path.relpath(file or ".")
-    if Path(path).is_dir():
-        raise SourceError("is a folder", where=file, hint="name one of its files")
     folder, name = os.path.split(path)
     place, caches = f"{os.path.realpath(folder)}/{name}", os.path.realpath("cache")
     if path.startswith("cache/"):
@@ -163,32 +161,28 @@ def _of_cache(facts: Facts, path: str) -> Explanation:
     """Explain a cache file by its name, one that runs are yet to make as well."""
     there = os.path.lexists(path)
     _, dataset, model, place, name = (*path.split("/", 4), "", "", "", "")[:5]
-    state, reason = "unknown", "the configuration has no such dataset or model"
-    if model in facts.config.models and dataset in (PROMPTS, *facts.config.datasets):
-        bases = facts.layout(model).owners(name)
+    if model not in facts.config.models or dataset not in (PROMPTS, *facts.config.datasets):
+        state, reason = "unknown", "the configuration has no such dataset or model"
+    else:
+        layout = facts.layout(model)
+        bases = layout.owners(name)
         for item, target in named_targets(facts, dataset, model, place, bases):
             part = Part(dataset, model, target.part)
             if target.path == path and (there or _runs(facts, part, item)):
                 return _of_target(facts, part, item, target)
-        state, reason = _ownerless(facts, dataset, model, bases)
+        items = [] if dataset == PROMPTS else facts.items(dataset, model)[0]
+        state, reason = "orphaned", "its item is gone, or named otherwise"
+        if any(layout.base(item.stem) in bases for item in items):
+            reason = "its item has no such text, clip or size any more"
+        for fault in facts.faults.get((dataset, model), ()):
+            if layout.base(fault.stem) in bases:
+                state, reason = "unknown", f"its item is faulty: {fault.line}"
     if not there:
         raise CacheError("there is no such cache file", where=path, hint=_near(path))
     found = _of_header(path)
     if found.header is not None:
         found.state, found.reason = state, reason
     return found
-
-
-def _ownerless(facts: Facts, dataset: str, model: str, bases: Collection[str]) -> tuple[str, str]:
-    """Return state and reason of a file in a folder of caches that is none of its targets."""
-    base = facts.layout(model).base
-    for fault in facts.faults.get((dataset, model), ()):
-        if base(fault.stem) in bases:
-            return "unknown", f"its item is faulty: {fault.line}"
-    items = [] if dataset == PROMPTS else facts.items(dataset, model)[0]
-    if any(base(item.stem) in bases for item in items):
-        return "orphaned", "its item has no such text, clip or size any more"
-    return "orphaned", "its item is gone, or named otherwise"
 
 
 # -- files and targets ----------------------------------------------------------------------------
