@@ -119,11 +119,9 @@ def explanations(facts: Facts, file: str) -> list[Explanation]:
 
 def _near(path: str) -> str:
     """Return a hint for a file that does not exist."""
-    folder, name = os.path.split(path)
-    names: list[str] = []
-    with suppress(OSError):
-        names = os.listdir(folder or ".")  # noqa: PTH208 -- of a folder of many thousand files
-    guess = nearest(name, names)
+    folder = Path(path).parent
+    names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
+    guess = nearest(Path(path).name, names)
     return f"the nearest is {guess}" if guess else "check the path"
 
 
@@ -253,22 +251,20 @@ def _runs(facts: Facts, part: Part, item: Item) -> list[str]:
 
 def _source_differences(
     facts: Facts, part: Part, item: Item, found: Explanation, content: str
-) -> Iterator[Difference]:
-    """Yield what differs between the source in a header and that of today."""
-    header, is_text = found.header, parsed(part.name).kind == "text"
+) -> list[Difference]:
+    """Return what differs between the source in a header and that of today."""
+    header = found.header
     if header is None or header.source == content:
-        return
+        return []
     place = f" ({item.source})" if item.source else ""
-    name = f"{'caption' if is_text else 'source'}'s digest"
-    name = "digest of its sources" if len(item.read) > 1 else name
-    digests = Difference(name, short(header.source), short(content) + place)
     if found.caption is not None and item.media is None:
         text = item.text if item.source is None else read_caption(item.source)
         new = facts.layout(part.model).caption(text or "")
         if found.caption != new:
-            yield Difference("caption", _quoted(found.caption), _quoted(new) + place)
-            return
-    yield digests
+            return [Difference("caption", _quoted(found.caption), _quoted(new) + place)]
+    name = "caption's digest" if parsed(part.name).kind == "text" else "source's digest"
+    name = "digest of its sources" if len(item.read) > 1 else name
+    return [Difference(name, short(header.source), short(content) + place)]
 
 
 def _quoted(text: str) -> str:
