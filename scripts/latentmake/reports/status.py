@@ -49,11 +49,6 @@ class Status(BaseModel, extra="forbid", frozen=True):
     lines: list[str]  # on changed recipes, the rest, past jobs, manifest, training and store
 
     @property
-    def fresh(self) -> int:
-        """Number of fresh targets."""
-        return sum(row.fresh for row in self.rows)
-
-    @property
     def stale(self) -> int:
         """Number of stale targets."""
         return sum(sum(row.stale.values()) for row in self.rows)
@@ -61,14 +56,10 @@ class Status(BaseModel, extra="forbid", frozen=True):
 
 def status_of(facts: Facts, plan: RunPlan) -> Status:
     """Return the status of a run."""
-    files = [
-        {"reason": reason, "path": path}
-        for state in plan.parts.values()
-        for reason, path in (
-            *((each.reason, each.path) for each in state.stale),
-            *(("orphaned", path) for path in state.orphans),
-        )
-    ]
+    files = []
+    for state in plan.parts.values():
+        files += [{"reason": each.reason, "path": each.path} for each in state.stale]
+        files += [{"reason": "orphaned", "path": path} for path in state.orphans]
     return Status(
         run=plan.name,
         rows=[*_rows(facts, plan)],

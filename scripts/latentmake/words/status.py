@@ -68,7 +68,8 @@ def _show(found: Status, *, verbose: bool) -> None:
     elif count := len(found.files):
         are = "file is" if count == 1 else "files are"
         lines.insert(0, f"{count} {are} not fresh; --verbose lists them")
-    lines += [f"{found.run}: {found.fresh} targets fresh, {found.stale} stale", *found.lines]
+    fresh = sum(row.fresh for row in found.rows)
+    lines += [f"{found.run}: {fresh} targets fresh, {found.stale} stale", *found.lines]
     typer.echo("\n".join(lines))
 
 
