@@ -108,7 +108,8 @@ def _name(key: str) -> str:
 
 def _places(model: Model) -> dict[str, str]:
     """Return the path of each of a model's networks in brackets, by its name in a recipe."""
-    keys = {file.flag: file.key for file in model.files.values()}
+    # What encodes comes first there, and counts where a flag stands for what is trained, too.
+    keys = {file.flag: file.key for file in reversed(model.files.values())}
     own = ("vae", "clip", *(f"text.{number}" for number in range(len(model.text))))
     keys |= {_name(key): key for key in (*own, *model.files)}
     weights = {name: model.weights(key) for name, key in keys.items()}
