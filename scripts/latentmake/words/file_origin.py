@@ -134,7 +134,8 @@ def _of_source(facts: Facts, path: str) -> Iterator[Explanation]:
     for part in dict.fromkeys(
         part for run in config.runs.values() for part in parts_of(config, run)
     ):
-        if part.dataset == PROMPTS:
+        settings = config.datasets.get(part.dataset)
+        if settings is None or (is_remote(settings.path) and not is_remote(path)):
             continue
         items, faults = facts.items(part.dataset, part.model)
         for fault in faults:
@@ -143,7 +144,7 @@ def _of_source(facts: Facts, path: str) -> Iterator[Explanation]:
         layout = facts.layout(part.model)
         own = (item for item in items if any(_same(each.path, path) for each in item.files))
         inputs = [item.inputs(part.name, layout) for item in own]
-        for item, targets in targets_of(layout, config.datasets[part.dataset], part, inputs):
+        for item, targets in targets_of(layout, settings, part, inputs):
             yield from (_of_target(facts, part, item, target) for target in targets)
 
 
