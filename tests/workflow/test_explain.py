@@ -58,10 +58,3 @@ def test_an_edited_caption_another_vae_and_another_text_encoder_are_named_with_o
     planned = built.run("-n", "caches_tiny")
     assert re.search(rf"^recipe: {vae}: 12 latents of shapes$", planned.output, re.MULTILINE)
     assert re.search(rf"^recipe: {text}: 6 texts of shapes$", planned.output, re.MULTILINE)
-
-
-def test_a_file_that_is_not_there_is_one_line(template: Project) -> None:
-    name = "cache/shapes/micro/text/yak.text.safetensors"
-    result = template.ask("explain", name, check=False)
-    assert result.returncode == 2 and "Traceback" not in result.output
-    result.one_line(f"error: {name}: there is no such cache file; the nearest is ")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ByteSize
 
-from latentmake.index.memo import Folder, Memo, unpacked
+from latentmake.index.memo import Folder, unpacked
 from latentmake.layouts.layout import parsed
 from latentmake.plan import receipts, store
 from latentmake.plan.build import running
@@ -22,56 +22,31 @@ from latentmake.reports.explanation import recipe_changes
 from latentmake.reports.plan_report import row_of
 
 
-class StatusRow(BaseModel, extra="forbid"):
-    """State of one dataset, model and kind; all variants of a text are one kind.
-
-    Attributes:
-        kind: `latents 64`, `text`.
-        fresh: number of fresh targets.
-        stale: reason -> number of stale targets.
-        orphans: number of cache files whose items are gone.
-        files: cache files there now, stale and orphaned ones too.
-        bytes: their size; of several names of one file once.
-        rest: number of files to be encoded.
-        rest_bytes: their estimated size; None where nobody knows.
-        rest_seconds: estimated time to encode them; None where no job of the kind has run here.
-    """
+class StatusRow(BaseModel, extra="forbid", frozen=True):
+    """State of one dataset, model and kind; all variants of a text are one kind."""
 
     dataset: str
     model: str
-    kind: str
-    fresh: int = 0
-    stale: dict[str, int] = {}
-    orphans: int = 0
-    files: int = 0
-    bytes: int = 0
-    rest: int = 0
-    rest_bytes: int | None = 0
-    rest_seconds: float | None = 0.0
+    kind: str  # `latents 64`, `text`
+    fresh: int  # number of fresh targets
+    stale: dict[str, int]  # reason -> number of stale targets
+    orphans: int  # number of cache files whose items are gone
+    files: int  # cache files there now, stale and orphaned ones too
+    bytes: int  # their size; of several names of one file once
+    rest: int  # number of files to be encoded
+    rest_bytes: int | None  # their estimated size; None where nobody knows
+    rest_seconds: float | None  # to encode them; None where no job of the kind has run here
 
 
 class Status(BaseModel, extra="forbid", frozen=True):
-    """Status of a run.
-
-    Attributes:
-        rows: of its parts.
-        files: reason and path of each target that is not fresh, and of each orphan.
-        faulty: a line for each faulty item.
-        builds: that run here.
-        lines: on recipes that changed, the rest, past jobs, manifest, training and store.
-    """
+    """Status of a run."""
 
     run: str
-    rows: list[StatusRow]
-    files: list[dict[str, str]]
-    faulty: list[str]
-    builds: list[dict[str, Any]]
-    lines: list[str]
-
-    @property
-    def fresh(self) -> int:
-        """Number of fresh targets."""
-        return sum(row.fresh for row in self.rows)
+    rows: list[StatusRow]  # of its parts
+    files: list[dict[str, str]]  # reason and path of each target that is not fresh, or orphaned
+    faulty: list[str]  # a line for each faulty item
+    builds: list[dict[str, Any]]  # that run here
+    lines: list[str]  # on changed recipes, the rest, past jobs, manifest, training and store
 
     @property
     def stale(self) -> int:
@@ -81,17 +56,13 @@ class Status(BaseModel, extra="forbid", frozen=True):
 
 def status_of(facts: Facts, plan: RunPlan) -> Status:
     """Return the status of a run."""
-    files = [
-        {"reason": reason, "path": path}
-        for state in plan.parts.values()
-        for reason, path in (
-            *((each.reason, each.path) for each in state.stale),
-            *(("orphaned", path) for path in state.orphans),
-        )
-    ]
+    files = []
+    for state in plan.parts.values():
+        files += [{"reason": each.reason, "path": each.path} for each in state.stale]
+        files += [{"reason": "orphaned", "path": path} for path in state.orphans]
     return Status(
         run=plan.name,
-        rows=_rows(facts, plan),
+        rows=[*_rows(facts, plan)],
         files=files,
         faulty=[fault.line for found in plan.faults.values() for fault in found],
         builds=running_builds(),
@@ -99,51 +70,56 @@ def status_of(facts: Facts, plan: RunPlan) -> Status:
     )
 
 
-def _rows(facts: Facts, plan: RunPlan) -> list[StatusRow]:
-    rows: dict[tuple[str, str, str], StatusRow] = {}
-    parts: dict[tuple[str, str, str], list[Part]] = {}
-    for part, state in plan.parts.items():
-        name = row_of(part)
-        dataset, model, kind = name
-        row = rows.setdefault(name, StatusRow(dataset=dataset, model=model, kind=kind))
-        parts.setdefault(name, []).append(part)
-        row.fresh += state.fresh
-        row.stale = dict(Counter(row.stale) + Counter(each.reason for each in state.stale))
-        row.orphans += len(state.orphans)
-    listings = {place: Folder("/".join(("cache", *place))) for place in {x[:2] for x in rows}}
-    for name, row in rows.items():
-        _add_sizes(facts, row, parts[name], listings[name[:2]])
-
-    def group(order: Order, part: str) -> tuple[str, str, str]:
+def _rows(facts: Facts, plan: RunPlan) -> Iterator[StatusRow]:
+    def name_of(order: Order, part: str) -> tuple[str, str, str]:
         return row_of(Part(order.dataset, order.model, part))
 
-    for name, rest in receipts.estimates(facts.memo, plan.orders, group).items():
-        if name in rows:
-            rows[name].rest = round(rest.targets)
-            rows[name].rest_bytes = round(rest.size) if rest.size else None
-            rows[name].rest_seconds = round(rest.seconds, 3) if rest.seconds else None
-    return [*rows.values()]
+    rests = receipts.estimates(facts.memo, plan.orders, name_of)
+    parts: dict[tuple[str, str, str], list[Part]] = {}
+    for part in plan.parts:
+        parts.setdefault(row_of(part), []).append(part)
+    listings = {place: Folder("/".join(("cache", *place))) for place in {x[:2] for x in parts}}
+    for name, own in parts.items():
+        dataset, model, kind = name
+        states, rest = [plan.parts[part] for part in own], rests.get(name, receipts.Past())
+        sizes = _sizes(facts, own, listings[dataset, model])
+        yield StatusRow(
+            dataset=dataset,
+            model=model,
+            kind=kind,
+            fresh=sum(state.fresh for state in states),
+            stale=Counter(each.reason for state in states for each in state.stale),
+            orphans=sum(len(state.orphans) for state in states),
+            files=len(sizes),
+            bytes=sum(dict(sizes).values()),
+            rest=round(rest.targets),
+            rest_bytes=round(rest.size) if rest.size or not rest.targets else None,
+            rest_seconds=round(rest.seconds, 3) if rest.seconds or not rest.targets else None,
+        )
 
 
-def _add_sizes(facts: Facts, row: StatusRow, parts: Iterable[Part], listing: Folder) -> None:
-    layout = facts.layout(row.model)
-    ending = layout.text_ending if parsed(row.kind).kind == "text" else layout.latents_ending
-    folders = {layout.folder(*part) for part in parts}
-    seen: dict[int, int] = {}
-    for folder, block in listing.blocks:
-        # Stems may have folders of their own.
-        if any(folder == each or folder.startswith(f"{each}/") for each in folders):
-            for name, size, _, inode in unpacked(block):
-                if ending and name.endswith(ending):
-                    row.files += 1
-                    seen[inode] = size
-    row.bytes = sum(seen.values())
+def _sizes(facts: Facts, parts: Sequence[Part], listing: Folder) -> list[tuple[int, int]]:
+    """Return inode and bytes of each cache file of some parts of a kind."""
+    layout, is_text = facts.layout(parts[0].model), parsed(parts[0].name).kind == "text"
+    ending = layout.text_ending if is_text else layout.latents_ending
+    folders = tuple(f"{layout.folder(*part)}/" for part in parts)
+    return [
+        (inode, size)
+        for folder, block in listing.blocks
+        if f"{folder}/".startswith(folders)  # stems may have folders of their own
+        for name, size, _, inode in unpacked(block)
+        if name.endswith(ending)
+    ]
 
 
 def _lines(facts: Facts, plan: RunPlan) -> Iterator[str]:
     yield from recipe_changes(facts, [plan])
     yield from receipts.lines(facts.memo, plan.orders)
-    yield from _past_jobs(plan, facts.memo)
+    for work in dict.fromkeys(f"{parsed(part.name).kind} {part.model}" for part in plan.parts):
+        if past := receipts.past_jobs(facts.memo, work):
+            speed, words = past.targets / past.seconds, past.words and f", {past.words}"
+            number = f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
+            yield f"past jobs of {work.replace(' ', ' of ')}: {number} targets/s{words}"
     if plan.manifest_order is not None:
         yield f"{plan.name}: the manifest is to be written"
     if plan.training_order is not None:
@@ -151,23 +127,9 @@ def _lines(facts: Facts, plan: RunPlan) -> Iterator[str]:
         yield from lines or [f"{plan.name}: is to be trained, or its sample pictures drawn"]
         if plan.forecast:
             yield f"training of {plan.name}: {plan.forecast}"
-    used, bound = (_exactly(size) for size in (store.used(), facts.config.store.keep))
+    sizes = map(ByteSize, (store.used(), facts.config.store.keep))
+    used, bound = (each.human_readable(decimal=True, separator=" ") for each in sizes)
     yield f"store: {used} of {bound} used (store.keep)"
-
-
-def _past_jobs(plan: RunPlan, memo: Memo) -> Iterator[str]:
-    for work in dict.fromkeys((parsed(part.name).kind, part.model) for part in plan.parts):
-        if past := receipts.past_jobs(memo, " ".join(work)):
-            speed, words = past.targets / past.seconds, past.words and f", {past.words}"
-            yield f"past jobs of {' of '.join(work)}: {_speed(speed)} targets/s{words}"
-
-
-def _speed(targets: float) -> str:
-    return f"{targets:,.0f}" if targets >= 10 else f"{targets:.2g}"
-
-
-def _exactly(size: int) -> str:
-    return ByteSize(size).human_readable(decimal=True, separator=" ")
 
 
 # -- running builds -------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ import typer
 from latentmake import backends
 from latentmake.errors import ConfigError
 from latentmake.exchange.clip_files import CLIPS, LIST, plan_clips
-from latentmake.plan.run_plan import RunPlan, stale_targets
+from latentmake.plan.facts import Facts
+from latentmake.plan.run_plan import stale_targets
 from latentmake.plan.state import Difference
 from latentmake.reports.following import outdated, refuse_following
 from latentmake.words.file_origin import Explanation, explanations
@@ -24,10 +25,8 @@ _MADE = {
     "evaluate": r"evaluate_{run}|runs/{run}/evaluation/.*|reports/evaluate_{run}\.html",
     "clips": r"clips_{run}|clips/{run}/.*",
     "train": r"train_{run}|runs/{run}/.*",
-    "page": r"reports/(captions|report)_{run}\.(html|jsonl)|reports/compare_{run}(_vs_.*)?\.html",
 }
 """What is asked -> pattern of its target and of the files that it makes."""
-_FRESH = {"train": "trained; nothing differs", "page": "`latentmake` writes it anew when asked"}
 
 
 def explain(
@@ -35,8 +34,8 @@ def explain(
         str,
         typer.Argument(
             metavar="PATH",
-            help="A cache file, an image or caption of a dataset, a file below runs/, clips/ or "
-            "reports/, or a target such as train_cats.",
+            help="A cache file, an image or caption of a dataset, a file below runs/ or clips/, "
+            "or a target such as train_cats.",
         ),
     ],
     as_json: Json = False,
@@ -59,7 +58,8 @@ def _of_run(project: Project, path: str) -> list[Explanation]:
         for word, pattern in _MADE.items():
             if re.fullmatch(pattern.format(run=re.escape(run)), place):
                 found = _reasons(project, word, run, place)
-                state, reason = ("stale", "") if found else ("fresh", _FRESH.get(word, ""))
+                fresh = "trained; nothing differs" if word == "train" else ""
+                state, reason = ("stale", "") if found else ("fresh", fresh)
                 return [Explanation(place, state, reason, differences=found, runs=[run])]
     return []
 
@@ -71,39 +71,32 @@ def _reasons(project: Project, word: str, run: str, place: str) -> list[Differen
         UserError: the word makes nothing of this run.
     """
     config, facts = project.config, project.facts
-    if word == "page":
-        return []
-    if word in ("generate", "evaluate"):
+    if word == "clips":
+        return _clip_reasons(facts, run, place)
+    follows = word in ("generate", "evaluate")
+    if follows:
         refuse_following(config, run, word)
     elif word == "train" and config.runs[run].trainer is None:
         raise ConfigError("the run has no trainer", where=place, hint=f"see runs.{run}")
-    if word == "clips":
-        return _clip_reasons(project, run, place)
-    drawn = [run] if word in ("generate", "evaluate") else []
-    plan = project.plan([run], drawn).runs[run]
-    if word in ("caches", "train"):
-        return plan.reasons if word == "train" else _cache_reasons(plan)
+    plan = project.plan([run], [run] * follows).runs[run]
+    if word == "train":
+        return plan.reasons
+    if word == "caches":  # those of prompts are in no manifest
+        parts = {f"{part.dataset}/{part.name}": state for part, state in plan.parts.items()}
+        return list(dict.fromkeys((*stale_targets(parts), *plan.outdated)))
     backend = backends.of_run(config, run)
     assert backend is not None
     return backend.plan_following(facts, plan, word)[1] or outdated(run, word)
 
 
-def _cache_reasons(plan: RunPlan) -> list[Difference]:
-    """Return why caches, manifest or lock are made again; those of prompts are in no manifest."""
-    parts = {f"{part.dataset}/{part.name}": state for part, state in plan.parts.items()}
-    return list(dict.fromkeys((*stale_targets(parts), *plan.outdated)))
-
-
-def _clip_reasons(project: Project, run: str, place: str) -> list[Difference]:
+def _clip_reasons(facts: Facts, run: str, place: str) -> list[Difference]:
     """Return why clips of a run, or one of them, are cut again."""
-    order = plan_clips(project.facts, run)
-    named = {str(order.path(file)): file for file in order.files}
-    whole = place in (f"clips_{run}", str(CLIPS / run / LIST))
-    if not whole and place not in named:
+    order, is_whole = plan_clips(facts, run), place in (f"clips_{run}", str(CLIPS / run / LIST))
+    asked = [file for file in order.files if is_whole or str(order.path(file)) == place]
+    if not (asked or is_whole):
         return [Difference("no clip of the run has this name; the next build removes it")]
-    asked = named if whole else {place: named[place]}
     return [
-        each._replace(name=f"{path}: {each.name}" if whole else each.name)
-        for path, file in asked.items()
+        each._replace(name=f"{order.path(file)}: {each.name}" if is_whole else each.name)
+        for file in asked
         for each in order.differences(file, file.source()[-1])
     ]

@@ -40,9 +40,8 @@ def status(
     if as_json:
         typer.echo(json.dumps([each.model_dump(mode="json") for each in found], indent=1))
         return
-    for line in dict.fromkeys(
-        line for each in found for build in each.builds for line in _progress(build)
-    ):
+    builds = (line for each in found for build in each.builds for line in _progress(build))
+    for line in dict.fromkeys(builds):
         typer.echo(line)
     for each in found:
         _show(each, verbose=verbose)
@@ -63,36 +62,31 @@ def _show(found: Status, *, verbose: bool) -> None:
     reasons = [reason for reason in REASONS if any(reason in row.stale for row in found.rows)]
     headers = ["dataset", "model", "kind", "fresh", *reasons, "orphaned", "bytes", "to encode"]
     table(headers, (_cells(row, reasons) for row in found.rows), numbers=headers[3:-1])
-    for line in _lines(found, verbose=verbose):
-        typer.echo(line)
-
-
-def _lines(found: Status, *, verbose: bool) -> Iterator[str]:
+    lines = [f"{'faulty':15} {line}" for line in found.faulty]
     if verbose:
-        for file in found.files:
-            yield f"{file['reason']:15} {file['path']}"
-    elif found.files:
-        count = len(found.files)
-        yield f"{count} {'file is' if count == 1 else 'files are'} not fresh; --verbose lists them"
-    for line in found.faulty:
-        yield f"{'faulty':15} {line}"
-    yield f"{found.run}: {found.fresh} targets fresh, {found.stale} stale"
-    yield from found.lines
+        lines = [f"{file['reason']:15} {file['path']}" for file in found.files] + lines
+    elif count := len(found.files):
+        are = "file is" if count == 1 else "files are"
+        lines.insert(0, f"{count} {are} not fresh; --verbose lists them")
+    fresh = sum(row.fresh for row in found.rows)
+    lines += [f"{found.run}: {fresh} targets fresh, {found.stale} stale", *found.lines]
+    typer.echo("\n".join(lines))
 
 
 def _cells(row: StatusRow, reasons: list[str]) -> list[str]:
     counts = [row.fresh, *(row.stale.get(reason, 0) for reason in reasons), row.orphans]
     numbers = [str(count) if count else "." for count in counts]
-    size = human(row.bytes) if row.bytes else "."
-    return [row.dataset, row.model, row.kind, *numbers, size, _rest(row)]
-
-
-def _rest(row: StatusRow) -> str:
-    if not row.rest:
-        return ""
     size = "size unknown" if row.rest_bytes is None else f"about {human(row.rest_bytes)}"
     time = "time unknown" if row.rest_seconds is None else duration(row.rest_seconds / 60)
-    return f"{row.rest}, {size}, {time}"
+    rest = f"{row.rest}, {size}, {time}" if row.rest else ""
+    return [
+        row.dataset,
+        row.model,
+        row.kind,
+        *numbers,
+        human(row.bytes) if row.bytes else ".",
+        rest,
+    ]
 
 
 def check(
@@ -120,7 +114,14 @@ def _findings(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
     run, datasets = facts.config.runs[plan.name], facts.config.datasets
     for part, state in sorted(plan.parts.items()):
         yield _of_part(part, state)
-    yield from _estimated(facts, plan)
+    for line in receipts.lines(facts.memo, plan.orders):
+        yield Finding("to encode", "ok", line)
+    if plan.forecast:
+        yield Finding("training", "ok", plan.forecast)
+    if needs := [*receipts.needs(facts.memo, plan.orders), *plan.needs]:
+        errors = [Finding("disk", "failed", str(error)) for error in shortages(needs)]
+        note = f"{human(free('cache'))} free; {human(sum(need.size for need in needs))} are needed"
+        yield from errors or [Finding("disk", "ok", note)]
     faults = [
         fault.line
         for name, found in plan.faults.items()
@@ -140,21 +141,6 @@ def _findings(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
         yield from image_findings(
             path for item in items for path in (item.image, *item.controls, *item.layers)
         )
-
-
-def _estimated(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
-    """Yield estimates of what is to be encoded and trained, and whether the disk has room."""
-    needs = receipts.needs(facts.memo, plan.orders)
-    for line in receipts.lines(facts.memo, plan.orders):
-        yield Finding("to encode", "ok", line)
-    needs += plan.needs
-    if plan.forecast:
-        yield Finding("training", "ok", plan.forecast)
-    if not needs:
-        return
-    errors = [Finding("disk", "failed", str(error)) for error in shortages(needs)]
-    note = f"{human(free('cache'))} free; {human(sum(need.size for need in needs))} are needed"
-    yield from errors or [Finding("disk", "ok", note)]
 
 
 def _of_part(part: Part, state: PartState) -> Finding:
