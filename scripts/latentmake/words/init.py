@@ -20,7 +20,7 @@ from latentmake.models import recipe
 from latentmake.models.files import resolved
 from latentmake.training.sd.unet import schedule_of, training_digest
 from latentmake.words.found import Found, Model, found_in, found_model, slug
-from latentmake.words.model_section import Section, refuse_trainer, section_of, trainers_of
+from latentmake.words.model_section import section_of, trainer_of
 from latentmake.words.new_config import Run, config_text, controls_of, shown, size_of
 from latentmake.words.project import HOME
 
@@ -75,11 +75,9 @@ def init(
     found, place = _model(model)
     datasets, notes = _taken(datasets, found)
     programs = {kind: _program(kind, folders) for kind in _PROGRAMS}
-    kinds = trainers_of(found, musubi=programs["musubi"] is not None)
-    kind = trainer or kinds[0]
-    refuse_trainer(kind, found, kinds)
+    kind = trainer_of(found, trainer, musubi=programs["musubi"] is not None)
     beside = found.root if place is str else Path("models") / found.architecture.name
-    section = section_of(Section(found, kind, beside, place))
+    section = section_of(found, kind, beside, place)
     run = Run(name, datasets, section, size_of(found, datasets), *_installed(kind, programs), file)
     text = config_text(run)
     missing = [*_missing(run), *(() if section.missing else _faults(text))]

@@ -144,7 +144,7 @@ def config_text(run: Run) -> str:
         "runs:",
         _line(1, run.name),
         _line(2, "datasets", [each.name for each in run.datasets]),
-        _line(2, "model", section.name),
+        _line(2, "model", section.model.architecture.name),
         _line(2, "resolutions", [run.size.value], f"pixels; {why}"),
         _line(2, "trainer"),
         *_trainer(run, trained),
@@ -207,11 +207,11 @@ def _clips(found: Found, scripts: Scripts) -> Iterator[str]:
 
 
 def _model(section: Section) -> Iterator[str]:
-    yield _line(1, section.name)
+    yield _line(1, section.model.architecture.name)
     absent = {each.partition(".")[0] for each in section.missing}
     for key, value in section.keys.items():
         why = "not there yet" if key in absent else _WHY.get(key, "")
-        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
+        if isinstance(value, list) and len(value) == 1:
             value = value[0]
         if isinstance(value, list):
             yield _line(2, key, None, why)
