@@ -173,9 +173,6 @@ def _dataset(found: Found, run: Run) -> Iterator[str]:
     if found.captioned < found.items:
         lacking = found.items - found.captioned
         yield _line(2, "class_tokens", found.words, f"caption of the {lacking} without one")
-    if found.blank:
-        blank = counted(found.blank, "caption file")
-        yield _line(2, "empty_caption", "allow", f"{blank} without text")
     if found.video and scripts is not None:
         yield from _clips(found, scripts)
     if version is not None and version.controls[0]:
