@@ -178,16 +178,6 @@ def test_small_images_get_a_smaller_resolution(project: Project) -> None:
     assert said.one_line("4 of 4 images are enlarged")
 
 
-def test_a_tiny_sdxl_gets_buckets_of_its_size(project: Project) -> None:
-    pictures(project / "cats")
-    file = project / model(project, "sdxl") / "unet/config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"sample_size": 16}))
-    project.ask("init", "cats", "--model", "models/sdxl", "--trainer", "sdscripts")
-    (dataset,) = written(project, "cats.yaml")["datasets"].values()
-    assert dataset["min_bucket_reso"] == 128
-    planned(project, "cats.yaml")
-
-
 def test_sdxl_is_trained_by_sd_in_little_memory_unless_sd_scripts_is_asked_for(
     project: Project,
 ) -> None:

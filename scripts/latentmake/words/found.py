@@ -86,7 +86,7 @@ class Found(NamedTuple):
     def fps(self) -> float | None:
         """Frames a second of its videos; None where they differ, or are not known."""
         rates = {rate for _, rate in self.clips}
-        return next(iter(rates)) or None if len(rates) == 1 else None
+        return rates.pop() or None if len(rates) == 1 else None
 
     def target_frames(self, fps: float) -> int:
         """Return the length of a clip, 4 n + 1 frames, that nine of ten videos have.

@@ -21,15 +21,11 @@ from latentmake.models.files import resolved
 from latentmake.training.sd.unet import schedule_of, training_digest
 from latentmake.words.found import Found, Model, found_in, found_model, slug
 from latentmake.words.model_section import section_of, trainer_of
-from latentmake.words.new_config import Run, config_text, controls_of, shown, size_of
+from latentmake.words.new_config import PROGRAMS, Run, config_text, controls_of, shown, size_of
 from latentmake.words.project import HOME
 
 Kind = Literal["sd", "wan", "musubi", "sdscripts"]
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
-_PROGRAMS = {  # trainer -> section, folder's name, a script of it
-    "musubi": ("musubi_tuner", "musubi-tuner", "wan_train_network.py"),
-    "sdscripts": ("sd_scripts", "sd-scripts", "sdxl_train_network.py"),
-}
 _FIRST = Path("models/stable-diffusion-v1-5")
 _DOWNLOAD = (  # without files that no training reads
     'hf download stable-diffusion-v1-5/stable-diffusion-v1-5 --include "*.json" '
@@ -74,11 +70,10 @@ def init(
         raise StorageError("exists already", where=file, hint=hint)
     found, place = _model(model)
     datasets, notes = _taken(datasets, found)
-    programs = {kind: _program(kind, folders) for kind in _PROGRAMS}
-    kind = trainer_of(found, trainer, musubi=programs["musubi"] is not None)
+    kind = trainer_of(found, trainer, musubi=_program("musubi", folders) is not None)
     beside = found.root if place is str else Path("models") / found.architecture.name
     section = section_of(found, kind, beside, place)
-    run = Run(name, datasets, section, size_of(found, datasets), *_installed(kind, programs), file)
+    run = Run(name, datasets, section, size_of(found, datasets), _program(kind, folders), file)
     text = config_text(run)
     missing = [*_missing(run), *(() if section.missing else _faults(text))]
     try:
@@ -109,10 +104,8 @@ def _say(label: str, line: str) -> None:
 def _named(datasets: list[Found]) -> list[Found]:
     """Give datasets of the same name a number."""
     names = [each.name for each in datasets]
-    numbers = [f"_{names[:at].count(name) + 1}" * (names.count(name) > 1)
-               for at, name in enumerate(names)]  # fmt: skip
-    return [each._replace(name=each.name + number)
-            for each, number in zip(datasets, numbers, strict=True)]  # fmt: skip
+    ends = (f"_{at}" * (names.count(name) > 1) for at, name in enumerate(names, 1))
+    return [each._replace(name=each.name + end) for each, end in zip(datasets, ends, strict=True)]
 
 
 def _model(given: str | None) -> tuple[Model, Callable[[Path], Any]]:
@@ -160,22 +153,11 @@ def _taken(datasets: list[Found], model: Model) -> tuple[list[Found], list[str]]
 
 def _program(kind: str, folders: list[Path]) -> str | None:
     """Return the folder of another trainer, from the usual places; None where there is none."""
-    _, name, script = _PROGRAMS[kind]
-    near = [Path(name), Path("..") / name, *(each.parent / name for each in folders)]
-    for place in (*near, Path.home() / name, Path.home() / "kohya_ss" / name):
-        if (place / script).is_file() or (place / "src/musubi_tuner" / script).is_file():
-            return str(place)
-    return None
-
-
-def _installed(kind: str, programs: dict[str, str | None]) -> tuple[tuple[str, str] | None, str]:
-    """Return section and folder of a trainer, and the command that fetches it if need be."""
-    if kind not in _PROGRAMS:
-        return None, ""
-    section, name, _ = _PROGRAMS[kind]
-    clone = f"git clone https://github.com/kohya-ss/{name} ../{name}"
-    found = programs[kind]
-    return (section, found or f"../{name}"), "" if found else clone
+    if kind not in PROGRAMS:
+        return None
+    home, near = Path.home(), (Path(), Path(".."), *(each.parent for each in folders))
+    places = (each / PROGRAMS[kind][1] for each in (*near, home, home / "kohya_ss"))
+    return next((str(each) for each in places if each.is_dir()), None)
 
 
 def _notes(run: Run) -> Iterator[str]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
@@ -13,6 +11,8 @@ import yaml
 
 from latentmake.caches import gpu
 from latentmake.config.architectures import WAN, Scripts
+from latentmake.config.weights import Weights
+from latentmake.models.files import network_config
 from latentmake.reports.plan_report import counted
 from latentmake.training.external.musubi.checks import number_format
 from latentmake.words.found import Found, Model
@@ -33,6 +33,8 @@ _SEEN |= {"musubi": (50, 800, 2000), "wan": (50, 800, 2000)}
 _TIMES = 200  # that an item is seen at most
 _SECTION = 37  # frames: FramePack's first, and the 36 of a section
 _BATCH = 4  # the trainer sd's default
+PROGRAMS = {"musubi": ("musubi_tuner", "musubi-tuner"), "sdscripts": ("sd_scripts", "sd-scripts")}
+"""Trainer that is another program -> its section, and its folder's name."""
 _WHY = {
     **dict.fromkeys(("unet", "checkpoint", "dit"), "the network to train"),
     "task": "which version of the model it is",
@@ -69,12 +71,11 @@ def size_of(model: Model, found: Sequence[Found]) -> Size:
 
 def _own_side(model: Model) -> int:
     """Return the side of the pictures that a model was made for, in pixels."""
-    if model.architecture.name in ("sd1", "sd2", "sdxl"):
-        for each in model.networks[:1]:
-            with suppress(OSError, ValueError, LookupError, TypeError):
-                config = json.loads((each.path / "config.json").read_bytes())
-                return 8 * int(config["sample_size"])
-    return _SIDES.get(model.architecture.name, 1024)
+    side = _SIDES.get(model.architecture.name, 1024)
+    if model.architecture.checkpoints and model.networks and model.networks[0].path.is_dir():
+        config = network_config(Weights(path=str(model.networks[0].path))) or {}
+        return 8 * int(config.get("sample_size", side // 8))
+    return side
 
 
 class Run(NamedTuple):
@@ -85,8 +86,7 @@ class Run(NamedTuple):
         datasets: of the run.
         section: of the model.
         size: its resolution.
-        program: folder of the trainer that is another program, in `musubi_tuner` or `sd_scripts`.
-        clone: command that fetches it where it was not found.
+        program: folder of the trainer where it is another program, and was found.
         file: of the configuration.
     """
 
@@ -94,14 +94,20 @@ class Run(NamedTuple):
     datasets: list[Found]
     section: Section
     size: Size
-    program: tuple[str, str] | None
-    clone: str
+    program: str | None
     file: Path
 
     @property
     def command(self) -> str:
         """The command that trains, without its first word."""
         return f"train_{self.name} --configfile {quote(str(self.file))}"
+
+    @property
+    def clone(self) -> str:
+        """The command that fetches the trainer; "" where it is here."""
+        _, name = PROGRAMS.get(self.section.kind, ("", ""))
+        needed = name and self.program is None
+        return f"git clone https://github.com/kohya-ss/{name} ../{name}" if needed else ""
 
 
 def shown(value: Any) -> str:
@@ -149,9 +155,9 @@ def config_text(run: Run) -> str:
         _line(2, "trainer"),
         *_trainer(run, trained),
     ]
-    if run.program is not None:
-        name, folder = run.program
-        lines += ["", f"{name}: {{path: {shown(folder)}}}"]
+    if section.kind in PROGRAMS:
+        key, name = PROGRAMS[section.kind]
+        lines += ["", f"{key}: {{path: {shown(run.program or f'../{name}')}}}"]
         lines += [f"# {run.clone}"] * bool(run.clone)
     return "\n".join(lines) + "\n"
 
@@ -182,8 +188,6 @@ def _dataset(found: Found, run: Run) -> Iterator[str]:
         yield _line(2, "multiple_target", True, "a_1.png, a_2.png are layers of a.png")
     if run.section.kind == "sdscripts" and run.size.side > 1024:
         yield _line(2, "max_bucket_reso", 2 * int(run.size.side), "at least the resolution")
-    if run.section.kind == "sdscripts" and run.size.side < 256:
-        yield _line(2, "min_bucket_reso", int(run.size.side), "at most the resolution")
 
 
 def controls_of(found: Found) -> str:
