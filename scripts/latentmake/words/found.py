@@ -77,11 +77,6 @@ class Found(NamedTuple):
         sizes = f", {' to '.join(ends)} pixels" if ends else ""
         return f"{self.counted}, {counted(self.captioned, 'caption')}{sizes}"
 
-    def smaller(self, side: float) -> int:
-        """Return how many of its items are smaller than a resolution, about."""
-        small = sum(each < 0.99 * side for each in self.sides)
-        return round(small * self.items / max(1, len(self.sizes)))
-
     @property
     def fps(self) -> float | None:
         """Frames a second of its videos; None where they differ, or are not known."""
@@ -278,6 +273,13 @@ class Model(NamedTuple):
         """The version of its architecture that its task names; None without musubi-tuner."""
         scripts = self.architecture.scripts
         return scripts.versions.get(self.task or "") if scripts else None
+
+    def takes(self, dataset: Found) -> bool:
+        """Whether it is trained on the images, or on the videos, of a dataset."""
+        version = self.version
+        if version is None:
+            return not dataset.video
+        return version.videos if dataset.video else version.images
 
     @property
     def others(self) -> list[Part]:

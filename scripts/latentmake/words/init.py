@@ -69,11 +69,15 @@ def init(
         hint = "name another file by --output, or replace this one by --force"
         raise StorageError("exists already", where=file, hint=hint)
     found, place = _model(model)
-    datasets, notes = _taken(datasets, found)
+    taken = [each for each in datasets if found.takes(each)]
+    if not taken:
+        what = f"holds {datasets[0].counted}, which {found.title} does not take"
+        hint = "name another folder, or another --model"
+        raise DatasetError(what, where=datasets[0].path, hint=hint)
     kind = trainer_of(found, trainer, musubi=_program("musubi", folders) is not None)
     beside = found.root if place is str else Path("models") / found.architecture.name
     section = section_of(found, kind, beside, place)
-    run = Run(name, datasets, section, size_of(found, datasets), _program(kind, folders), file)
+    run = Run(name, taken, section, *size_of(found, taken), _program(kind, folders), file)
     text = config_text(run)
     missing = [*_missing(run), *(() if section.missing else _faults(text))]
     try:
@@ -81,13 +85,15 @@ def init(
     except UnicodeEncodeError:
         what, hint = "has a name that is not UTF-8, which YAML cannot hold", "rename the folder"
         raise DatasetError(what, where=folders[0], hint=hint) from None
-    for each in datasets:
+    for each in taken:
         _say("found", f"{each.path}: {each.described}")
     if found.networks:
         _say("found", f"{found.root}: {found.title}")
-    _say("wrote", f"{file}: trains a LoRA by `kind: {kind}`, at {shown(run.size.value)} pixels")
-    for line in (*notes, *_notes(run)):
-        _say("note", line)
+    _say("wrote", f"{file}: trains a LoRA by `kind: {kind}`, at {shown(run.size)} pixels")
+    for each in datasets:
+        if each not in taken:
+            what = f"its {each.counted} are left out, since {found.title} does not take them"
+            _say("note", f"{each.path}: {what}")
     for line in missing:
         _say("missing", line)
     here = "" if Path("Snakefile").is_file() else f" --snakefile {quote(str(HOME / 'Snakefile'))}"
@@ -133,24 +139,6 @@ def _model(given: str | None) -> tuple[Model, Callable[[Path], Any]]:
     return found_model(snapshot, given), place
 
 
-def _taken(datasets: list[Found], model: Model) -> tuple[list[Found], list[str]]:
-    """Leave out datasets of images or videos that a model does not take, with a line for each."""
-    version = model.version
-    videos, images = (version.videos, version.images) if version else (False, True)
-    taken = [each for each in datasets if (videos if each.video else images)]
-    takes = " and ".join(["images"] * images + ["videos"] * videos)
-    lines = [
-        f"{each.path}: its {each.counted} are left out: {model.title} takes {takes}"
-        for each in datasets
-        if each not in taken
-    ]
-    if not taken:
-        what = f"holds {datasets[0].counted}, and {model.title} takes {takes}"
-        hint = "name another folder, or another --model"
-        raise DatasetError(what, where=datasets[0].path, hint=hint)
-    return taken, lines
-
-
 def _program(kind: str, folders: list[Path]) -> str | None:
     """Return the folder of another trainer, from the usual places; None where there is none."""
     if kind not in PROGRAMS:
@@ -158,21 +146,6 @@ def _program(kind: str, folders: list[Path]) -> str | None:
     home, near = Path.home(), (Path(), Path(".."), *(each.parent for each in folders))
     places = (each / PROGRAMS[kind][1] for each in (*near, home, home / "kohya_ss"))
     return next((str(each) for each in places if each.is_dir()), None)
-
-
-def _notes(run: Run) -> Iterator[str]:
-    """Yield what was decided about captions, sizes and lengths, a line each."""
-    size, model = run.size, run.section.model
-    for each in run.datasets:
-        if lacking := each.items - each.captioned:
-            of = f"{lacking} of {each.counted}" if each.captioned else f"all {each.counted}"
-            words = f"`class_tokens: {shown(each.words)}` stands for it"
-            yield f"{each.path}: {of} lack a caption: {words}, but captions of their own are better"
-        if small := each.smaller(size.side):
-            yield f"{each.path}: {small} of {each.counted} are enlarged to the resolution"
-    if size.larger:
-        own = f"the {size.larger} pixels that {model.title} was made for"
-        yield f"most are smaller than {own}: `resolutions: [{shown(size.value)}]`"
 
 
 def _missing(run: Run) -> Iterator[str]:

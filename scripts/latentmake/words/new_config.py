@@ -41,32 +41,23 @@ _WHY = {
 }
 
 
-class Size(NamedTuple):
-    """A resolution that was chosen.
+def size_of(model: Model, found: Sequence[Found]) -> tuple[int | list[int], str]:
+    """Choose a resolution: the model's own, or a smaller one where most items are smaller.
 
-    Attributes:
-        value: as the configuration has it.
-        side: of a square of its area, in pixels.
-        larger: the model's own size, where most items are smaller than that; else "".
+    Returns:
+        It as the configuration has it, and a comment that says why.
     """
-
-    value: int | list[int]
-    side: float
-    larger: str
-
-
-def size_of(model: Model, found: Sequence[Found]) -> Size:
-    """Choose a resolution: the model's own, or a smaller one where most items are smaller."""
     name = model.architecture.name
     clip = _CLIPS.get(name) if any(each.video for each in found) or name == "wan" else None
     own = (clip[0] * clip[1]) ** 0.5 if clip else float(_own_side(model))
     sides = sorted(side for each in found for side in each.sides)
     middle = sides[len(sides) // 2] if sides else own
     if middle >= 0.9 * own:
-        return Size([*clip] if clip else round(own), own, "")
+        return [*clip] if clip else round(own), "the size that the model was made for"
     step = 64 if own >= 256 else model.architecture.side
+    larger = f"{clip[0]} x {clip[1]}" if clip else str(round(own))
     side = max(middle // step * step, own // 2 // step * step)
-    return Size(int(side), side, f"{clip[0]} x {clip[1]}" if clip else str(round(own)))
+    return int(side), f"most are smaller than the model's {larger}"
 
 
 def _own_side(model: Model) -> int:
@@ -86,6 +77,7 @@ class Run(NamedTuple):
         datasets: of the run.
         section: of the model.
         size: its resolution.
+        why: that size was chosen.
         program: folder of the trainer where it is another program, and was found.
         file: of the configuration.
     """
@@ -93,7 +85,8 @@ class Run(NamedTuple):
     name: str
     datasets: list[Found]
     section: Section
-    size: Size
+    size: int | list[int]
+    why: str
     program: str | None
     file: Path
 
@@ -129,8 +122,6 @@ def _line(depth: int, key: str, value: Any = None, why: str = "") -> str:
 
 def config_text(run: Run) -> str:
     """Return the text of the configuration."""
-    why, larger = "the size that the model was made for", run.size.larger
-    why = f"most are smaller than the model's {larger}" if larger else why
     section, trained = run.section, sum(each.items * each.repeats for each in run.datasets)
     kinds = {kind: sum(x.items for x in run.datasets if x.video == kind) for kind in (False, True)}
     words = ((kinds[False], "image"), (kinds[True], "video"))
@@ -151,7 +142,7 @@ def config_text(run: Run) -> str:
         _line(1, run.name),
         _line(2, "datasets", [each.name for each in run.datasets]),
         _line(2, "model", section.model.architecture.name),
-        _line(2, "resolutions", [run.size.value], f"pixels; {why}"),
+        _line(2, "resolutions", [run.size], f"pixels; {run.why}"),
         _line(2, "trainer"),
         *_trainer(run, trained),
     ]
@@ -186,8 +177,8 @@ def _dataset(found: Found, run: Run) -> Iterator[str]:
         yield _line(2, "control_directory", controls_of(found), why)
     if scripts is not None and scripts.layers:
         yield _line(2, "multiple_target", True, "a_1.png, a_2.png are layers of a.png")
-    if run.section.kind == "sdscripts" and run.size.side > 1024:
-        yield _line(2, "max_bucket_reso", 2 * int(run.size.side), "at least the resolution")
+    if run.section.kind == "sdscripts" and isinstance(run.size, int) and run.size > 1024:
+        yield _line(2, "max_bucket_reso", 2 * run.size, "at least the resolution")
 
 
 def controls_of(found: Found) -> str:
