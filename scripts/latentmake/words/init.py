@@ -20,7 +20,7 @@ from latentmake.models import recipe
 from latentmake.models.files import resolved
 from latentmake.training.sd.unet import schedule_of, training_digest
 from latentmake.words.found import Found, Model, found_in, found_model, slug
-from latentmake.words.model_section import section_of, trainer_of
+from latentmake.words.model_section import Section, section_of, trainer_of
 from latentmake.words.new_config import PROGRAMS, Run, config_text, controls_of, shown, size_of
 from latentmake.words.project import HOME
 
@@ -76,7 +76,7 @@ def init(
         raise DatasetError(what, where=datasets[0].path, hint=hint)
     kind = trainer_of(found, trainer, musubi=_program("musubi", folders) is not None)
     beside = found.root if place is str else Path("models") / found.architecture.name
-    section = section_of(found, kind, beside, place)
+    section = section_of(Section(found, kind, beside, place))
     run = Run(name, taken, section, *size_of(found, taken), _program(kind, folders), file)
     text = config_text(run)
     missing = [*_missing(run), *(() if section.missing else _faults(text))]

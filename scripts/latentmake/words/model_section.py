@@ -61,21 +61,16 @@ class Section:
     missing: list[str] = field(default_factory=list)
     network: Part | None = None
 
-    def value(self, key: str, path: Path | None, name: str = "") -> Any:
-        """Return the value of a key; what is missing is expected by a name, by default `key`."""
+    def value(self, key: str, path: Path | None, name: str) -> Any:
+        """Return the value of a key; a missing file or folder is expected under a name."""
         if path is not None:
             return self.place(path)
         self.missing.append(key)
-        return str(self.folder / (name or key))
+        return str(self.folder / name)
 
 
 def trainer_of(model: Model, asked: str | None, *, musubi: bool) -> str:
-    """Return the trainer of a model: the one that is asked for, else the best that can train it.
-
-    Args:
-        model: the model.
-        asked: name of a trainer.
-        musubi: whether musubi-tuner is installed.
+    """Return the trainer that is asked for, else the best one; `musubi`: that one is installed.
 
     Raises:
         ConfigError: the trainer cannot train the model; names those that can.
@@ -96,20 +91,14 @@ def trainer_of(model: Model, asked: str | None, *, musubi: bool) -> str:
     return asked or kinds[0]
 
 
-def section_of(model: Model, kind: str, folder: Path, place: Callable[[Path], Any]) -> Section:
-    """Return the section of a model.
-
-    Args:
-        model: the model.
-        kind: of the trainer.
-        folder: place of what is missing.
-        place: writes a path as the configuration has it.
+def section_of(section: Section) -> Section:
+    """Fill in the keys of a model.
 
     Raises:
         ModelError: the trainer cannot read its network, or there are several.
     """
-    row, section = model.architecture, Section(model, kind, folder, place)
-    networks = _usable(model, kind)
+    model, kind, keys = section.model, section.kind, section.keys
+    row, networks = model.architecture, _usable(model, kind)
     if not networks and model.networks:
         what = f"the trainer {kind} cannot read this network of {model.title}"
         hint = "name the original release's file, or a complete checkpoint"
@@ -119,7 +108,7 @@ def section_of(model: Model, kind: str, folder: Path, place: Callable[[Path], An
     low = [each for each in networks if not is_high(each)]
     high = [each for each in networks if is_high(each)]
     network = section.network = next(iter((*low, *high)), None)
-    complete, keys = network is not None and network.complete, section.keys
+    complete = network is not None and network.complete
     is_generic = row.encodes and kind == "sd" and len(row.text_encoders) == 1
     if row is not WAN and (complete or not is_generic):
         keys["architecture"] = row.name
@@ -127,14 +116,11 @@ def section_of(model: Model, kind: str, folder: Path, place: Callable[[Path], An
         keys["task"] = model.task
     if row.encodes and kind == "sdscripts":
         keys["layout"] = kind
-    key = {"sd": "unet", "sdscripts": "checkpoint"}.get(kind, "dit")
-    if complete:
-        key = "checkpoint"
-    else:
-        for file, name, pattern in _encoders(model):
-            _put(section, file, name, pattern)
+    for file, name, pattern in () if complete else _encoders(model):
+        _put(section, file, name, pattern)
+    key = "checkpoint" if complete or kind == "sdscripts" else "unet" if kind == "sd" else "dit"
     if low or not high or kind == "musubi":
-        keys[key] = section.value(key, _trained(section, low[0]) if low else None)
+        keys[key] = section.value(key, _trained(section, low[0]) if low else None, key)
     if high:
         keys["dit_high_noise"] = section.place(_trained(section, high[0]))
     return section
@@ -200,11 +186,11 @@ def _put(section: Section, file: File, name: str, pattern: str) -> None:
         if not (whole and "-of-" in each.file.name)
     ]
     key, _, number = file.key.partition(".")
-    folder = f"text_encoder_{int(number) + 1}" if number else "text_encoder"
-    if key != "text":
-        found, folder = next(iter(fitting), None), key
-    else:
-        found = min(fitting, key=lambda each: each.path.name != folder, default=None)
+    folder = key
+    if key == "text":
+        folder = f"text_encoder_{int(number) + 1}" if number else "text_encoder"
+        fitting.sort(key=lambda each: each.path.name != folder)
+    found = next(iter(fitting), None)
     path = found and (found.path if takes_folder else found.file)
     value = section.value(file.key, path, folder)
     if key != "text":
@@ -212,7 +198,7 @@ def _put(section: Section, file: File, name: str, pattern: str) -> None:
         return
     if row.encodes and path is not None and path.is_file():
         value = _with_tokenizer(section, path, value, folder)
-    section.keys.setdefault("text", []).append(value)
+    section.keys.setdefault(key, []).append(value)
 
 
 def _fits(file: File, name: str, part: Part) -> bool:
