@@ -66,11 +66,6 @@ class Found(NamedTuple):
         return counted(self.items, "video" if self.video else "image")
 
     @property
-    def sides(self) -> list[float]:
-        """Sides of squares of the same areas, in pixels, the smallest first."""
-        return [(width * height) ** 0.5 for width, height in self.sizes]
-
-    @property
     def described(self) -> str:
         """One line for people: `30 images, 28 captions, 640 x 480 to 1920 x 1080 pixels`."""
         ends = dict.fromkeys(f"{w} x {h}" for w, h in (*self.sizes[:1], *self.sizes[-1:]))
@@ -269,17 +264,14 @@ class Model(NamedTuple):
         return f"{known.title} {self.task}" if self.task else known.title
 
     @property
-    def version(self) -> Version | None:
-        """The version of its architecture that its task names; None without musubi-tuner."""
+    def version(self) -> Version:
+        """The version of its architecture that its task names."""
         scripts = self.architecture.scripts
-        return scripts.versions.get(self.task or "") if scripts else None
+        return scripts.versions.get(self.task or "", Version()) if scripts else Version()
 
     def takes(self, dataset: Found) -> bool:
         """Whether it is trained on the images, or on the videos, of a dataset."""
-        version = self.version
-        if version is None:
-            return not dataset.video
-        return version.videos if dataset.video else version.images
+        return self.version.videos if dataset.video else self.version.images
 
     @property
     def others(self) -> list[Part]:

@@ -154,8 +154,7 @@ def _missing(run: Run) -> Iterator[str]:
     if not model.networks:
         yield f"a model; name yours by --model, or run {_DOWNLOAD}"
         if _TINY.is_dir():
-            tiny = _TINY.relative_to(Path.cwd()) if _TINY.is_relative_to(Path.cwd()) else _TINY
-            yield f"to try it without a download: --model {tiny}, which only shows how it works"
+            yield f"to try it without a download: --model {_TINY}, which only shows how it works"
     elif section.missing:
         names = ", ".join(f"`{key}`" for key in dict.fromkeys(section.missing))
         page = f"docs/trainers/{section.kind}.md"
@@ -164,7 +163,7 @@ def _missing(run: Run) -> Iterator[str]:
     if run.clone:
         hint = "then set it up as docs/guides/install-trainers.md says"
         yield f"the trainer `{section.kind}`: {run.clone}, {hint}"
-    for each in run.datasets if model.version and model.version.controls[0] else ():
+    for each in run.datasets if model.version.controls[0] else ():
         if not Path(controls_of(each)).is_dir():
             yield f"control images of {each.path}: put them into {controls_of(each)}"
 

@@ -150,11 +150,11 @@ def _trained(section: Section, network: Part) -> Path:
 
 def _encoders(model: Model) -> Iterator[tuple[File, str, str]]:
     """Yield the encoders of a model, each with its name in `_SIZES` and a pattern of tensors."""
-    row, version, strategies = model.architecture, model.version, model.architecture.strategies
-    if row.scripts is not None and version is not None:
+    row, strategies = model.architecture, model.architecture.strategies
+    if row.scripts is not None:
         files = (*row.scripts.latents.files, *row.scripts.text.files)
         for file in {each.key: each for each in files}.values():
-            if file.required or file.key in version.needs:
+            if file.required or file.key in model.version.needs:
                 kind = f"Wan {file.kind}" if row is WAN and file.kind == "VAE" else file.kind
                 yield file._replace(kind=kind), row.name, ""
     elif strategies is not None and not row.encodes:

@@ -50,7 +50,7 @@ def size_of(model: Model, found: Sequence[Found]) -> tuple[int | list[int], str]
     name = model.architecture.name
     clip = _CLIPS.get(name) if any(each.video for each in found) or name == "wan" else None
     own = (clip[0] * clip[1]) ** 0.5 if clip else float(_own_side(model))
-    sides = sorted(side for each in found for side in each.sides)
+    sides = sorted((width * height) ** 0.5 for each in found for width, height in each.sizes)
     middle = sides[len(sides) // 2] if sides else own
     if middle >= 0.9 * own:
         return [*clip] if clip else round(own), "the size that the model was made for"
@@ -123,11 +123,8 @@ def _line(depth: int, key: str, value: Any = None, why: str = "") -> str:
 def config_text(run: Run) -> str:
     """Return the text of the configuration."""
     section, trained = run.section, sum(each.items * each.repeats for each in run.datasets)
-    kinds = {kind: sum(x.items for x in run.datasets if x.video == kind) for kind in (False, True)}
-    words = ((kinds[False], "image"), (kinds[True], "video"))
-    what = " and ".join(counted(count, word) for count, word in words if count)
     lines = [
-        f"# A LoRA of {section.model.title} on {what}. `latentmake init` wrote this file; edit it.",
+        f"# A LoRA of {section.model.title}. `latentmake init` wrote this file; edit it.",
         f"#   snakemake -n {run.command}            # show the plan",
         f"#   snakemake --cores all {run.command}   # build the caches, and train",
         "# All keys are described in docs/reference/.",
@@ -172,7 +169,7 @@ def _dataset(found: Found, run: Run) -> Iterator[str]:
         yield _line(2, "class_tokens", found.words, f"caption of the {lacking} without one")
     if found.video and scripts is not None:
         yield from _clips(found, scripts)
-    if version is not None and version.controls[0]:
+    if version.controls[0]:
         why = "an image of the same name for each"
         yield _line(2, "control_directory", controls_of(found), why)
     if scripts is not None and scripts.layers:
