@@ -189,6 +189,8 @@ _NETWORKS: tuple[tuple[str, str, str], ...] = (
     ("qwen_image", r"\btransformer_blocks\.0\.img_mod\.", ""),
     ("z_image", r"(^|\.)(x_pad_token|cap_pad_token|all_x_embedder)\b", ""),
     ("lumina", r"\bcap_embedder\.", ""),
+    ("flux_2_klein_4b", r"\bdouble_stream_modulation_img\.", "4b"),
+    ("flux_2_klein_9b", r"\bdouble_stream_modulation_img\.", "9b"),
     ("flux_2_dev", r"\bdouble_stream_modulation_img\.", ""),
     ("hunyuan_video", r"\bsingle_blocks\.0\.modulation\.linear\.|embedder\.token_refiner\.", ""),
     ("flux_kontext", r"\b(double_blocks\.0\.img_mod\.lin|single_transformer_blocks)\.", "kontext"),
@@ -196,13 +198,11 @@ _NETWORKS: tuple[tuple[str, str, str], ...] = (
     ("sd3", r"\bjoint_blocks\.0\.|\btransformer_blocks\.0\.(norm1_context|ff_context)\.", ""),
     ("wan", r"\bblocks\.0\.(cross_attn\.k|attn2\.to_k)\.", ""),
 )
+_FLUX_2 = {6144: "flux_2_dev", 3072: "flux_2_klein_4b", 4096: "flux_2_klein_9b"}
 # Architecture -> the tensor whose width, the last axis, tells that it is another one.
 _WIDTHS = {
     "sd1": ("attn2.to_k.weight", {1024: "sd2"}),
-    "flux_2_dev": (
-        "double_stream_modulation_img.lin.weight",
-        {3072: "flux_2_klein_4b", 4096: "flux_2_klein_9b"},
-    ),
+    **dict.fromkeys(_FLUX_2.values(), ("double_stream_modulation_img.lin.weight", _FLUX_2)),
 }
 _KNOWN = "Stable Diffusion, SDXL, SD 3, Flux, Wan, Qwen-Image, Z-Image and others"
 
