@@ -129,7 +129,7 @@ def test_a_file_is_planned_as_it_is_written(project: Project) -> None:
     """Its own words about the next step are right."""
     pictures(project / "Ürlaub äm Sée/Michael Gove", captions=3)
     said = project.ask("init", "Ürlaub äm Sée/Michael Gove", "--model", model(project, "sd15"))
-    assert "1 of 4 images lack a caption" in said.output
+    assert "4 images, 3 captions" in said.output
     line = said.one_line("next", "snakemake -n").split()
     assert line[2:] == ["-n", "train_michael_gove", "--configfile", "michael_gove.yaml"]
     project.run(*line[2:])
@@ -169,23 +169,9 @@ def test_captions_of_a_metadata_file_are_found(project: Project) -> None:
 
 def test_small_images_get_a_smaller_resolution(project: Project) -> None:
     pictures(project / "cats", size=(300, 260))
-    said = project.ask("init", "cats", "--model", model(project, "sd15"))
+    project.ask("init", "cats", "--model", model(project, "sd15"))
     assert written(project, "cats.yaml")["runs"]["cats"]["resolutions"] == [256]
-    assert said.one_line("smaller than the 512 pixels")
-    shutil.rmtree(project / "cats")
-    pictures(project / "cats", size=(90, 90))
-    said = project.ask("init", "cats", "--model", "models/sd15", "--force")
-    assert said.one_line("4 of 4 images are enlarged")
-
-
-def test_a_tiny_sdxl_gets_buckets_of_its_size(project: Project) -> None:
-    pictures(project / "cats")
-    file = project / model(project, "sdxl") / "unet/config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"sample_size": 16}))
-    project.ask("init", "cats", "--model", "models/sdxl", "--trainer", "sdscripts")
-    (dataset,) = written(project, "cats.yaml")["datasets"].values()
-    assert dataset["min_bucket_reso"] == 128
-    planned(project, "cats.yaml")
+    assert "smaller than the model's 512" in (project / "cats.yaml").read_text()
 
 
 def test_sdxl_is_trained_by_sd_in_little_memory_unless_sd_scripts_is_asked_for(
@@ -219,7 +205,7 @@ def test_images_and_videos_are_two_datasets(project: Project) -> None:
     assert values["runs"]["waves"]["datasets"] == ["waves_images", "waves_videos"]
     planned(project, "waves.yaml")
     said = project.ask("init", "waves", "--model", model(project, "sd15"), "--force")
-    assert said.one_line("waves: its 2 videos are left out", "takes images")
+    assert said.one_line("waves: its 2 videos are left out")
     assert list(written(project, "waves.yaml")["datasets"]) == ["waves_images"]
 
 
@@ -364,7 +350,7 @@ MISTAKES: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("cats", "--model", "empty"), ("empty: holds no model", "Flux")),
     (("cats", "--model", "some/model"), ("some/model", "`hf download some/model`")),
     (("cats", "--model", "sdxl", "--trainer", "musubi"), ("XL", "--trainer sd or sdscripts")),
-    (("waves", "--model", "sdxl"), ("waves: holds 2 videos", "takes images")),
+    (("waves", "--model", "sdxl"), ("waves: holds 2 videos", "does not take")),
     (("cats", "--model", "."), ("holds several models", "name the file or folder")),
 ]
 

@@ -16,9 +16,11 @@ from typing import NamedTuple
 
 from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture, Version
 from latentmake.data.item import IMAGE_EXTENSIONS
+from latentmake.data.lists import metadata_of
 from latentmake.errors import DatasetError, ModelError, SourceError
-from latentmake.files.media import VIDEO_EXTENSIONS, opened_video, probe_image, probe_video
+from latentmake.files.media import VIDEO_EXTENSIONS, probe_image, probe_video
 from latentmake.files.safetensors import Tensor
+from latentmake.geometry.clips import Timing
 from latentmake.models.headers import LORA, SUFFIXES, kinds_of, one, tensors_of
 from latentmake.reports.plan_report import counted
 
@@ -26,7 +28,6 @@ _CAPTIONS = (".txt", ".caption")
 _LISTS = ("metadata.jsonl", "metadata.csv")
 _REPEATS = re.compile(r"([1-9]\d{0,5})_(.*\S)")
 _PROBED_IMAGES, _PROBED_VIDEOS = 500, 50
-_BLANK = 64  # bytes: a caption file that may hold no text
 _LONGEST = 33  # frames of a clip: two seconds of Wan
 
 
@@ -35,37 +36,29 @@ class Found(NamedTuple):
 
     Attributes:
         name: for the configuration.
+        words: the folder's name as a caption: `10_sks man` and `sks_man` are `sks man`.
         path: the folder.
+        repeats: of kohya's `10_sks man`.
+        video: whether it holds videos.
         items: number of images, or of videos.
         captioned: number of those with a caption file, or with an entry of `listed`.
-        blank: number of caption files without text.
         ending: of the caption files.
         listed: name of its metadata file, if any.
-        sizes: width and height of those that were probed, in pixels.
-        clips: likewise frames, and frames a second; empty for images.
-        repeats: of kohya's `10_sks man`.
+        sizes: width and height of those that were probed, in pixels, the smallest first.
+        clips: frames, and frames a second, of the videos among them.
     """
 
     name: str
+    words: str
     path: Path
+    repeats: int
+    video: bool
     items: int
     captioned: int
-    blank: int = 0
-    ending: str = ".txt"
-    listed: str | None = None
-    sizes: tuple[tuple[int, int], ...] = ()
-    clips: tuple[tuple[int, float], ...] = ()
-    repeats: int = 1
-
-    @property
-    def video(self) -> bool:
-        """Whether it holds videos."""
-        return bool(self.clips)
-
-    @property
-    def words(self) -> str:
-        """The folder's name as a caption: `10_sks man` and `sks_man` are `sks man`."""
-        return (_kohya(self.path) or (1, self.path.absolute().name))[1].replace("_", " ")
+    ending: str
+    listed: str | None
+    sizes: list[tuple[int, int]]
+    clips: list[tuple[int, float]]
 
     @property
     def counted(self) -> str:
@@ -73,28 +66,17 @@ class Found(NamedTuple):
         return counted(self.items, "video" if self.video else "image")
 
     @property
-    def sides(self) -> list[float]:
-        """Sides of squares of the same areas, in pixels, the smallest first."""
-        return sorted((width * height) ** 0.5 for width, height in self.sizes)
-
-    @property
     def described(self) -> str:
         """One line for people: `30 images, 28 captions, 640 x 480 to 1920 x 1080 pixels`."""
-        areas = sorted(self.sizes, key=lambda size: size[0] * size[1])
-        ends = dict.fromkeys(f"{w} x {h}" for w, h in (*areas[:1], *areas[-1:]))
+        ends = dict.fromkeys(f"{w} x {h}" for w, h in (*self.sizes[:1], *self.sizes[-1:]))
         sizes = f", {' to '.join(ends)} pixels" if ends else ""
         return f"{self.counted}, {counted(self.captioned, 'caption')}{sizes}"
-
-    def smaller(self, side: float) -> int:
-        """Return how many of its items are smaller than a resolution, about."""
-        small = sum(each < 0.99 * side for each in self.sides)
-        return round(small * self.items / max(1, len(self.sizes)))
 
     @property
     def fps(self) -> float | None:
         """Frames a second of its videos; None where they differ, or are not known."""
         rates = {rate for _, rate in self.clips}
-        return next(iter(rates)) or None if len(rates) == 1 else None
+        return rates.pop() or None if len(rates) == 1 else None
 
     def target_frames(self, fps: float) -> int:
         """Return the length of a clip, 4 n + 1 frames, that nine of ten videos have.
@@ -103,7 +85,8 @@ class Found(NamedTuple):
             fps: frames a second that the model knows.
         """
         lengths = sorted(int(n * min(1.0, fps / rate) if rate else n) for n, rate in self.clips)
-        return max(1, (min(lengths[len(lengths) // 10], _LONGEST) - 1) // 4 * 4 + 1)
+        shortest = lengths[len(lengths) // 10] if lengths else 1
+        return max(1, (min(shortest, _LONGEST) - 1) // 4 * 4 + 1)
 
 
 def slug(name: str) -> str:
@@ -149,48 +132,41 @@ def _found(folder: Path) -> Iterator[Found]:
     files = [folder / each for each in below if not any(x.startswith(".") for x in each.parts)]
     images = [each for each in files if each.suffix.lower() in IMAGE_EXTENSIONS]
     videos = [each for each in files if each.suffix.lower() in VIDEO_EXTENSIONS]
-    repeats, words = _kohya(folder) or (1, folder.absolute().name)
     for kind, items in (("images", images), ("videos", videos)):
         if items:
-            name = f"{slug(words)}_{kind}" if images and videos else slug(words)
-            found = _captions(Found(name, folder, len(items), 0, repeats=repeats), items)
-            yield _probed(found, items, videos=items is videos)
+            yield _dataset(folder, f"_{kind}" * bool(images and videos), items)
 
 
-def _captions(found: Found, items: list[Path]) -> Found:
-    """Add the captions, from files beside the items or from a metadata file."""
-    files = {ending: [each.with_suffix(ending) for each in items] for ending in _CAPTIONS}
-    there = {ending: [x for x in paths if x.is_file()] for ending, paths in files.items()}
-    ending, captions = max(there.items(), key=lambda each: len(each[1]))
-    listed = next((name for name in _LISTS if (found.path / name).is_file()), None)
-    if not captions and listed is not None:
-        with (found.path / listed).open("rb") as file:
-            rows = sum(1 for line in file if line.strip()) - listed.endswith(".csv")
-        return found._replace(captioned=min(rows, len(items)), listed=listed)
-    blank = sum(x.stat().st_size < _BLANK and not x.read_bytes().strip() for x in captions)
-    ending = ending if captions else ".txt"
-    return found._replace(captioned=len(captions), blank=blank, ending=ending)
-
-
-def _probed(found: Found, items: list[Path], *, videos: bool) -> Found:
-    """Add sizes, lengths and frame rates of some items; a job names those that cannot be read."""
+def _dataset(folder: Path, kind: str, items: list[Path]) -> Found:
+    """Return the dataset of some files; a job names those that cannot be read."""
+    repeats, words = _kohya(folder) or (1, folder.absolute().name)
+    beside = {x: sum(each.with_suffix(x).is_file() for each in items) for x in _CAPTIONS}
+    ending = max(_CAPTIONS, key=beside.__getitem__)
+    captioned, listed = beside[ending], None
+    if not captioned:
+        listed = next((name for name in _LISTS if (folder / name).is_file()), None)
+    if listed is not None:
+        rows = metadata_of(slug(words), str(folder / listed), str(folder))
+        captioned = min(len(rows), len(items))
+    video = items[0].suffix.lower() in VIDEO_EXTENSIONS
     sizes, clips = [], []
-    for each in map(
-        str, items[:: -(-len(items) // (_PROBED_VIDEOS if videos else _PROBED_IMAGES))]
-    ):
+    for each in items[:: -(-len(items) // (_PROBED_VIDEOS if video else _PROBED_IMAGES))]:
         with suppress(SourceError):
-            media = probe_video(each) if videos else probe_image(each)
-            if videos:
-                with opened_video(each) as (_, stream, _):
-                    clips.append((media.frames, round(float(stream.average_rate or 0), 3)))
+            media = probe_video(str(each)) if video else probe_image(str(each))
             sizes.append((media.width, media.height))
-    return found._replace(sizes=tuple(sizes), clips=tuple(clips) or ((1, 0.0),) * videos)
+            seconds = float(Timing.parse(media.timing).seconds) if media.timing else 0.0
+            clips += [(media.frames, round(media.frames / seconds, 3) if seconds else 0.0)] * video
+    sizes.sort(key=lambda size: size[0] * size[1])
+    name, words = f"{slug(words)}{kind}", words.replace("_", " ")
+    counts = (len(items), captioned, ending, listed)
+    return Found(name, words, folder, repeats, video, *counts, sizes, clips)
 
 
-_DEPTH, _MOST = 3, 400  # folders below the one that is named, and files of weights in them
+_DEPTH = 3  # folders below the one that is named
 _LIBRARIES = ("diffusion_pytorch_model", "model", "pytorch_model")
 _LIBRARY = re.compile(rf"({'|'.join(_LIBRARIES)})[.-]")
-_SHARD = re.compile(r"-(\d{5})-of-\d{5}$")
+_SHARD = re.compile(r"-\d{5}-of-\d{5}$")
+_FURTHER = re.compile(r"-(?!00001)\d{5}-of-\d{5}$")  # shard, besides the first
 _PAIRS = ("transformer", "transformer_2", "high_noise_model", "low_noise_model")
 _SHARED = ("diffusion_models", "unet", "checkpoints")
 
@@ -222,7 +198,12 @@ _NETWORKS: tuple[tuple[str, str, str], ...] = (
     ("sd3", r"\bjoint_blocks\.0\.|\btransformer_blocks\.0\.(norm1_context|ff_context)\.", ""),
     ("wan", r"\bblocks\.0\.(cross_attn\.k|attn2\.to_k)\.", ""),
 )
-_FLUX_2 = {6144: "flux_2_dev", 3072: "flux_2_klein_4b", 4096: "flux_2_klein_9b"}  # by width
+_FLUX_2 = {6144: "flux_2_dev", 3072: "flux_2_klein_4b", 4096: "flux_2_klein_9b"}
+# Architecture -> the tensor whose width, the last axis, tells that it is another one.
+_WIDTHS = {
+    "sd1": ("attn2.to_k.weight", {1024: "sd2"}),
+    **dict.fromkeys(_FLUX_2.values(), ("double_stream_modulation_img.lin.weight", _FLUX_2)),
+}
 _KNOWN = "Stable Diffusion, SDXL, SD 3, Flux, Wan, Qwen-Image, Z-Image and others"
 
 
@@ -230,11 +211,13 @@ class Part(NamedTuple):
     """A network on a disk: a file, or the folder of a diffusers or transformers network.
 
     Attributes:
-        path: of the file, the first of its shards, or the folder.
+        path: of the file, or the folder.
+        file: the file, the first of its shards, or that of the folder.
         tensors: by name; of a torch file without shapes.
     """
 
     path: Path
+    file: Path
     tensors: Mapping[str, Tensor]
 
     @property
@@ -254,11 +237,6 @@ class Part(NamedTuple):
     def complete(self) -> bool:
         """Whether it is a file with VAE, text encoders and network of Stable Diffusion."""
         return self.has(r"^first_stage_model\.") and self.has(r"^(cond_stage_model|conditioner)\.")
-
-    @property
-    def file(self) -> Path:
-        """The file, or the first of the folder's files of weights."""
-        return self.path if self.path.is_file() else _weights(self.path)[0]
 
 
 class Model(NamedTuple):
@@ -286,10 +264,14 @@ class Model(NamedTuple):
         return f"{known.title} {self.task}" if self.task else known.title
 
     @property
-    def version(self) -> Version | None:
-        """The version of its architecture that its task names; None without musubi-tuner."""
+    def version(self) -> Version:
+        """The version of its architecture that its task names."""
         scripts = self.architecture.scripts
-        return scripts.versions.get(self.task or "") if scripts else None
+        return scripts.versions.get(self.task or "", Version()) if scripts else Version()
+
+    def takes(self, dataset: Found) -> bool:
+        """Whether it is trained on the images, or on the videos, of a dataset."""
+        return self.version.videos if dataset.video else self.version.images
 
     @property
     def others(self) -> list[Part]:
@@ -354,12 +336,8 @@ def _name_of(part: Part, words: str) -> str | None:
         return None
     for name, pattern, word in _NETWORKS:
         if part.has(pattern) and word in words:
-            if name == "sd1" and part.shape("attn2.to_k.weight")[-1:] == (1024,):
-                return "sd2"
-            if name in _FLUX_2.values():
-                width = part.shape("double_stream_modulation_img.lin.weight")[-1:]
-                return _FLUX_2.get(width[0], name) if width else name
-            return name
+            ending, widths = _WIDTHS.get(name, ("", {}))
+            return next((widths[x] for x in part.shape(ending)[-1:] if x in widths), name)
     return None
 
 
@@ -387,11 +365,11 @@ def _wan(parts: list[Part], networks: list[Part], root: Path, place: Path) -> Mo
     if channels == 48 and width == 3072:
         what, hint = "is Wan 2.2's 5B model, which no trainer knows", "use Wan 2.1, or Wan 2.2 A14B"
         raise ModelError(what, where=place, hint=hint)
-    high = [each for each in networks if is_high(each)]
     if place.is_file():  # the other one of a pair
-        alike = [x for x in parts if x.has(_NETWORKS[-1][1]) and x != networks[0]]
-        pair = [x for x in alike if x.path.name == _other(networks[0].path.name)]
-        networks, high = [*networks, *pair], [*high, *filter(is_high, pair)]
+        first = networks[0]
+        pair = (x for x in parts if x != first and _noiseless(x) == _noiseless(first))
+        networks = [first, *(x for x in pair if x.has(_NETWORKS[-1][1]))]
+    high = [each for each in networks if is_high(each)]
     if len(networks) > 1 + len(high):
         raise several((each.path.name for each in networks), place)
     two = bool(high) or any("low_noise" in str(each.path) for each in networks)
@@ -405,10 +383,8 @@ def _wan(parts: list[Part], networks: list[Part], root: Path, place: Path) -> Mo
     return Model(WAN, task, networks, parts, root)
 
 
-def _other(name: str) -> str:
-    """Return the name of the other network of Wan 2.2's pair."""
-    low, high = ("low_noise", "high_noise")
-    return name.replace(low, high) if low in name else name.replace(high, low)
+def _noiseless(part: Part) -> str:
+    return re.sub("(high|low)_noise", "", part.path.name)
 
 
 def is_high(part: Part) -> bool:
@@ -417,41 +393,22 @@ def is_high(part: Part) -> bool:
     return pair or "high_noise" in f"{part.path.parent.name}/{part.path.name}"
 
 
-def _parts(root: Path) -> list[Part]:
-    """Return the networks in a folder; those that cannot be read are left out."""
-    found: list[Part] = []
+def _parts(root: Path) -> Iterator[Part]:
+    """Yield the networks in a folder; those that cannot be read are left out."""
     for folder, folders, names in os.walk(root, followlinks=True):
         place = Path(folder)
         deep = len(place.relative_to(root).parts) >= _DEPTH
         folders[:] = [] if deep else sorted(x for x in folders if not x.startswith("."))
-        found += _in_folder(place, sorted(names))
-        if len(found) > _MOST:
-            break
-    return found
-
-
-def _in_folder(place: Path, names: list[str]) -> Iterator[Part]:
-    weights = _weights(place) if "config.json" in names else []
-    for file in weights[:1]:
-        with suppress(ModelError):
-            yield _of_file(file)._replace(path=place)
-    for name in names:
-        shard = _SHARD.search(Path(name).stem)
-        of_library = weights and _LIBRARY.match(name)
-        if name.endswith(SUFFIXES) and not of_library and (not shard or shard[1] == "00001"):
+        files = [place / name for name in sorted(names) if name.endswith(SUFFIXES)]
+        files = [each for each in files if not _FURTHER.search(each.stem)]
+        own = []
+        if "config.json" in names:  # a library's folder: its safetensors come first
+            own = [x for x in files if _SHARD.sub("", x.stem) in _LIBRARIES]
+            own.sort(key=lambda x: SUFFIXES.index(x.suffix))
+        for file in (*own[:1], *(x for x in files if not (own and _LIBRARY.match(x.name)))):
             with suppress(ModelError):
-                yield _of_file(place / name)
-
-
-def _weights(folder: Path) -> list[Path]:
-    """Return the files of weights of a library's folder, safetensors first."""
-    for suffix in SUFFIXES:
-        for stem in _LIBRARIES:
-            if (single := folder / f"{stem}{suffix}").is_file():
-                return [single]
-            if shards := sorted(folder.glob(f"{stem}-*-of-*{suffix}")):
-                return shards
-    return []
+                part = _of_file(file)
+                yield part._replace(path=place) if file in own else part
 
 
 def _of_file(file: Path) -> Part:
@@ -467,4 +424,4 @@ def _of_file(file: Path) -> Part:
         found = [tensors_of(each) for each in shards]
     except ValueError as error:
         raise ModelError(str(error), where=file, hint="name a file of weights") from None
-    return Part(file, {name: x for each in found for name, x in each.items()})
+    return Part(file, file, {name: x for each in found for name, x in each.items()})

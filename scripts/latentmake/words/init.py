@@ -20,16 +20,12 @@ from latentmake.models import recipe
 from latentmake.models.files import resolved
 from latentmake.training.sd.unet import schedule_of, training_digest
 from latentmake.words.found import Found, Model, found_in, found_model, slug
-from latentmake.words.model_section import Section, refuse_trainer, section_of, trainers_of
-from latentmake.words.new_config import Run, config_text, controls_of, shown, size_of
+from latentmake.words.model_section import Section, section_of, trainer_of
+from latentmake.words.new_config import PROGRAMS, Run, config_text, controls_of, shown, size_of
 from latentmake.words.project import HOME
 
 Kind = Literal["sd", "wan", "musubi", "sdscripts"]
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
-_PROGRAMS = {  # trainer -> section, folder's name, a script of it
-    "musubi": ("musubi_tuner", "musubi-tuner", "wan_train_network.py"),
-    "sdscripts": ("sd_scripts", "sd-scripts", "sdxl_train_network.py"),
-}
 _FIRST = Path("models/stable-diffusion-v1-5")
 _DOWNLOAD = (  # without files that no training reads
     'hf download stable-diffusion-v1-5/stable-diffusion-v1-5 --include "*.json" '
@@ -73,14 +69,15 @@ def init(
         hint = "name another file by --output, or replace this one by --force"
         raise StorageError("exists already", where=file, hint=hint)
     found, place = _model(model)
-    datasets, notes = _taken(datasets, found)
-    programs = {kind: _program(kind, folders) for kind in _PROGRAMS}
-    kinds = trainers_of(found, musubi=programs["musubi"] is not None)
-    kind = trainer or kinds[0]
-    refuse_trainer(kind, found, kinds)
+    taken = [each for each in datasets if found.takes(each)]
+    if not taken:
+        what = f"holds {datasets[0].counted}, which {found.title} does not take"
+        hint = "name another folder, or another --model"
+        raise DatasetError(what, where=datasets[0].path, hint=hint)
+    kind = trainer_of(found, trainer, musubi=_program("musubi", folders) is not None)
     beside = found.root if place is str else Path("models") / found.architecture.name
     section = section_of(Section(found, kind, beside, place))
-    run = Run(name, datasets, section, size_of(found, datasets), *_installed(kind, programs), file)
+    run = Run(name, taken, section, *size_of(found, taken), _program(kind, folders), file)
     text = config_text(run)
     missing = [*_missing(run), *(() if section.missing else _faults(text))]
     try:
@@ -88,13 +85,15 @@ def init(
     except UnicodeEncodeError:
         what, hint = "has a name that is not UTF-8, which YAML cannot hold", "rename the folder"
         raise DatasetError(what, where=folders[0], hint=hint) from None
-    for each in datasets:
+    for each in taken:
         _say("found", f"{each.path}: {each.described}")
     if found.networks:
         _say("found", f"{found.root}: {found.title}")
-    _say("wrote", f"{file}: trains a LoRA by `kind: {kind}`, at {shown(run.size.value)} pixels")
-    for line in (*notes, *_notes(run)):
-        _say("note", line)
+    _say("wrote", f"{file}: trains a LoRA by `kind: {kind}`, at {shown(run.size)} pixels")
+    for each in datasets:
+        if each not in taken:
+            what = f"its {each.counted} are left out, since {found.title} does not take them"
+            _say("note", f"{each.path}: {what}")
     for line in missing:
         _say("missing", line)
     here = "" if Path("Snakefile").is_file() else f" --snakefile {quote(str(HOME / 'Snakefile'))}"
@@ -111,10 +110,8 @@ def _say(label: str, line: str) -> None:
 def _named(datasets: list[Found]) -> list[Found]:
     """Give datasets of the same name a number."""
     names = [each.name for each in datasets]
-    numbers = [f"_{names[:at].count(name) + 1}" * (names.count(name) > 1)
-               for at, name in enumerate(names)]  # fmt: skip
-    return [each._replace(name=each.name + number)
-            for each, number in zip(datasets, numbers, strict=True)]  # fmt: skip
+    ends = (f"_{at}" * (names.count(name) > 1) for at, name in enumerate(names, 1))
+    return [each._replace(name=each.name + end) for each, end in zip(datasets, ends, strict=True)]
 
 
 def _model(given: str | None) -> tuple[Model, Callable[[Path], Any]]:
@@ -142,57 +139,13 @@ def _model(given: str | None) -> tuple[Model, Callable[[Path], Any]]:
     return found_model(snapshot, given), place
 
 
-def _taken(datasets: list[Found], model: Model) -> tuple[list[Found], list[str]]:
-    """Leave out datasets of images or videos that a model does not take, with a line for each."""
-    version = model.version
-    videos, images = (version.videos, version.images) if version else (False, True)
-    taken = [each for each in datasets if (videos if each.video else images)]
-    takes = " and ".join(["images"] * images + ["videos"] * videos)
-    lines = [
-        f"{each.path}: its {each.counted} are left out: {model.title} takes {takes}"
-        for each in datasets
-        if each not in taken
-    ]
-    if not taken:
-        what = f"holds {datasets[0].counted}, and {model.title} takes {takes}"
-        hint = "name another folder, or another --model"
-        raise DatasetError(what, where=datasets[0].path, hint=hint)
-    return taken, lines
-
-
 def _program(kind: str, folders: list[Path]) -> str | None:
     """Return the folder of another trainer, from the usual places; None where there is none."""
-    _, name, script = _PROGRAMS[kind]
-    near = [Path(name), Path("..") / name, *(each.parent / name for each in folders)]
-    for place in (*near, Path.home() / name, Path.home() / "kohya_ss" / name):
-        if (place / script).is_file() or (place / "src/musubi_tuner" / script).is_file():
-            return str(place)
-    return None
-
-
-def _installed(kind: str, programs: dict[str, str | None]) -> tuple[tuple[str, str] | None, str]:
-    """Return section and folder of a trainer, and the command that fetches it if need be."""
-    if kind not in _PROGRAMS:
-        return None, ""
-    section, name, _ = _PROGRAMS[kind]
-    clone = f"git clone https://github.com/kohya-ss/{name} ../{name}"
-    found = programs[kind]
-    return (section, found or f"../{name}"), "" if found else clone
-
-
-def _notes(run: Run) -> Iterator[str]:
-    """Yield what was decided about captions, sizes and lengths, a line each."""
-    size, model = run.size, run.section.model
-    for each in run.datasets:
-        if lacking := each.items - each.captioned:
-            of = f"{lacking} of {each.counted}" if each.captioned else f"all {each.counted}"
-            words = f"`class_tokens: {shown(each.words)}` stands for it"
-            yield f"{each.path}: {of} lack a caption: {words}, but captions of their own are better"
-        if small := each.smaller(size.side):
-            yield f"{each.path}: {small} of {each.counted} are enlarged to the resolution"
-    if size.larger:
-        own = f"the {size.larger} pixels that {model.title} was made for"
-        yield f"most are smaller than {own}: `resolutions: [{shown(size.value)}]`"
+    if kind not in PROGRAMS:
+        return None
+    home, near = Path.home(), (Path(), Path(".."), *(each.parent for each in folders))
+    places = (each / PROGRAMS[kind][1] for each in (*near, home, home / "kohya_ss"))
+    return next((str(each) for each in places if each.is_dir()), None)
 
 
 def _missing(run: Run) -> Iterator[str]:
@@ -201,8 +154,7 @@ def _missing(run: Run) -> Iterator[str]:
     if not model.networks:
         yield f"a model; name yours by --model, or run {_DOWNLOAD}"
         if _TINY.is_dir():
-            tiny = _TINY.relative_to(Path.cwd()) if _TINY.is_relative_to(Path.cwd()) else _TINY
-            yield f"to try it without a download: --model {tiny}, which only shows how it works"
+            yield f"to try it without a download: --model {_TINY}, which only shows how it works"
     elif section.missing:
         names = ", ".join(f"`{key}`" for key in dict.fromkeys(section.missing))
         page = f"docs/trainers/{section.kind}.md"
@@ -211,7 +163,7 @@ def _missing(run: Run) -> Iterator[str]:
     if run.clone:
         hint = "then set it up as docs/guides/install-trainers.md says"
         yield f"the trainer `{section.kind}`: {run.clone}, {hint}"
-    for each in run.datasets if model.version and model.version.controls[0] else ():
+    for each in run.datasets if model.version.controls[0] else ():
         if not Path(controls_of(each)).is_dir():
             yield f"control images of {each.path}: put them into {controls_of(each)}"
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
@@ -13,6 +11,8 @@ import yaml
 
 from latentmake.caches import gpu
 from latentmake.config.architectures import WAN, Scripts
+from latentmake.config.weights import Weights
+from latentmake.models.files import network_config
 from latentmake.reports.plan_report import counted
 from latentmake.training.external.musubi.checks import number_format
 from latentmake.words.found import Found, Model
@@ -33,48 +33,40 @@ _SEEN |= {"musubi": (50, 800, 2000), "wan": (50, 800, 2000)}
 _TIMES = 200  # that an item is seen at most
 _SECTION = 37  # frames: FramePack's first, and the 36 of a section
 _BATCH = 4  # the trainer sd's default
+PROGRAMS = {"musubi": ("musubi_tuner", "musubi-tuner"), "sdscripts": ("sd_scripts", "sd-scripts")}
+"""Trainer that is another program -> its section, and its folder's name."""
 _WHY = {
     **dict.fromkeys(("unet", "checkpoint", "dit"), "the network to train"),
     "task": "which version of the model it is",
 }
 
 
-class Size(NamedTuple):
-    """A resolution that was chosen.
+def size_of(model: Model, found: Sequence[Found]) -> tuple[int | list[int], str]:
+    """Choose a resolution: the model's own, or a smaller one where most items are smaller.
 
-    Attributes:
-        value: as the configuration has it.
-        side: of a square of its area, in pixels.
-        larger: the model's own size, where most items are smaller than that; else "".
+    Returns:
+        It as the configuration has it, and a comment that says why.
     """
-
-    value: int | list[int]
-    side: float
-    larger: str
-
-
-def size_of(model: Model, found: Sequence[Found]) -> Size:
-    """Choose a resolution: the model's own, or a smaller one where most items are smaller."""
     name = model.architecture.name
     clip = _CLIPS.get(name) if any(each.video for each in found) or name == "wan" else None
     own = (clip[0] * clip[1]) ** 0.5 if clip else float(_own_side(model))
-    sides = sorted(side for each in found for side in each.sides)
+    sides = sorted((width * height) ** 0.5 for each in found for width, height in each.sizes)
     middle = sides[len(sides) // 2] if sides else own
     if middle >= 0.9 * own:
-        return Size([*clip] if clip else round(own), own, "")
+        return [*clip] if clip else round(own), "the size that the model was made for"
     step = 64 if own >= 256 else model.architecture.side
+    larger = f"{clip[0]} x {clip[1]}" if clip else str(round(own))
     side = max(middle // step * step, own // 2 // step * step)
-    return Size(int(side), side, f"{clip[0]} x {clip[1]}" if clip else str(round(own)))
+    return int(side), f"most are smaller than the model's {larger}"
 
 
 def _own_side(model: Model) -> int:
     """Return the side of the pictures that a model was made for, in pixels."""
-    if model.architecture.name in ("sd1", "sd2", "sdxl"):
-        for each in model.networks[:1]:
-            with suppress(OSError, ValueError, LookupError, TypeError):
-                config = json.loads((each.path / "config.json").read_bytes())
-                return 8 * int(config["sample_size"])
-    return _SIDES.get(model.architecture.name, 1024)
+    side = _SIDES.get(model.architecture.name, 1024)
+    if model.architecture.checkpoints and model.networks and model.networks[0].path.is_dir():
+        config = network_config(Weights(path=str(model.networks[0].path))) or {}
+        return 8 * int(config.get("sample_size", side // 8))
+    return side
 
 
 class Run(NamedTuple):
@@ -85,23 +77,30 @@ class Run(NamedTuple):
         datasets: of the run.
         section: of the model.
         size: its resolution.
-        program: folder of the trainer that is another program, in `musubi_tuner` or `sd_scripts`.
-        clone: command that fetches it where it was not found.
+        why: that size was chosen.
+        program: folder of the trainer where it is another program, and was found.
         file: of the configuration.
     """
 
     name: str
     datasets: list[Found]
     section: Section
-    size: Size
-    program: tuple[str, str] | None
-    clone: str
+    size: int | list[int]
+    why: str
+    program: str | None
     file: Path
 
     @property
     def command(self) -> str:
         """The command that trains, without its first word."""
         return f"train_{self.name} --configfile {quote(str(self.file))}"
+
+    @property
+    def clone(self) -> str:
+        """The command that fetches the trainer; "" where it is here."""
+        _, name = PROGRAMS.get(self.section.kind, ("", ""))
+        needed = name and self.program is None
+        return f"git clone https://github.com/kohya-ss/{name} ../{name}" if needed else ""
 
 
 def shown(value: Any) -> str:
@@ -123,14 +122,9 @@ def _line(depth: int, key: str, value: Any = None, why: str = "") -> str:
 
 def config_text(run: Run) -> str:
     """Return the text of the configuration."""
-    why, larger = "the size that the model was made for", run.size.larger
-    why = f"most are smaller than the model's {larger}" if larger else why
     section, trained = run.section, sum(each.items * each.repeats for each in run.datasets)
-    kinds = {kind: sum(x.items for x in run.datasets if x.video == kind) for kind in (False, True)}
-    words = ((kinds[False], "image"), (kinds[True], "video"))
-    what = " and ".join(counted(count, word) for count, word in words if count)
     lines = [
-        f"# A LoRA of {section.model.title} on {what}. `latentmake init` wrote this file; edit it.",
+        f"# A LoRA of {section.model.title}. `latentmake init` wrote this file; edit it.",
         f"#   snakemake -n {run.command}            # show the plan",
         f"#   snakemake --cores all {run.command}   # build the caches, and train",
         "# All keys are described in docs/reference/.",
@@ -144,14 +138,14 @@ def config_text(run: Run) -> str:
         "runs:",
         _line(1, run.name),
         _line(2, "datasets", [each.name for each in run.datasets]),
-        _line(2, "model", section.name),
-        _line(2, "resolutions", [run.size.value], f"pixels; {why}"),
+        _line(2, "model", section.model.architecture.name),
+        _line(2, "resolutions", [run.size], f"pixels; {run.why}"),
         _line(2, "trainer"),
         *_trainer(run, trained),
     ]
-    if run.program is not None:
-        name, folder = run.program
-        lines += ["", f"{name}: {{path: {shown(folder)}}}"]
+    if section.kind in PROGRAMS:
+        key, name = PROGRAMS[section.kind]
+        lines += ["", f"{key}: {{path: {shown(run.program or f'../{name}')}}}"]
         lines += [f"# {run.clone}"] * bool(run.clone)
     return "\n".join(lines) + "\n"
 
@@ -173,20 +167,15 @@ def _dataset(found: Found, run: Run) -> Iterator[str]:
     if found.captioned < found.items:
         lacking = found.items - found.captioned
         yield _line(2, "class_tokens", found.words, f"caption of the {lacking} without one")
-    if found.blank:
-        blank = counted(found.blank, "caption file")
-        yield _line(2, "empty_caption", "allow", f"{blank} without text")
     if found.video and scripts is not None:
         yield from _clips(found, scripts)
-    if version is not None and version.controls[0]:
+    if version.controls[0]:
         why = "an image of the same name for each"
         yield _line(2, "control_directory", controls_of(found), why)
     if scripts is not None and scripts.layers:
         yield _line(2, "multiple_target", True, "a_1.png, a_2.png are layers of a.png")
-    if run.section.kind == "sdscripts" and run.size.side > 1024:
-        yield _line(2, "max_bucket_reso", 2 * int(run.size.side), "at least the resolution")
-    if run.section.kind == "sdscripts" and run.size.side < 256:
-        yield _line(2, "min_bucket_reso", int(run.size.side), "at most the resolution")
+    if run.section.kind == "sdscripts" and isinstance(run.size, int) and run.size > 1024:
+        yield _line(2, "max_bucket_reso", 2 * run.size, "at least the resolution")
 
 
 def controls_of(found: Found) -> str:
@@ -207,11 +196,11 @@ def _clips(found: Found, scripts: Scripts) -> Iterator[str]:
 
 
 def _model(section: Section) -> Iterator[str]:
-    yield _line(1, section.name)
+    yield _line(1, section.model.architecture.name)
     absent = {each.partition(".")[0] for each in section.missing}
     for key, value in section.keys.items():
         why = "not there yet" if key in absent else _WHY.get(key, "")
-        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
+        if isinstance(value, list) and len(value) == 1:
             value = value[0]
         if isinstance(value, list):
             yield _line(2, key, None, why)

@@ -36,6 +36,6 @@ def test_the_dtype_of_new_caches_is_that_of_the_weights_or_the_gpus(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    network = Part(tmp_path, {"conv_in.weight": Tensor(weights, (1,), 0, 4)})
+    network = Part(tmp_path, tmp_path, {"conv_in.weight": Tensor(weights, (1,), 0, 4)})
     model = Model(ARCHITECTURES["sd1"], None, [network], [network], tmp_path)
     assert dtype_of(Section(model, kind, tmp_path, network=network)) == dtype
