@@ -63,6 +63,6 @@ def test_the_step_of_the_trainer_works(
     import gpu_trainers
 
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "NO")
-    first, second = gpu_trainers.rows(True, torch.device("cpu"), tmp_path)
+    first, second = gpu_trainers.rows(["adamw", "adamw8bit"], True, torch.device("cpu"), tmp_path)
     assert first["trainer / bare loop"] > 0
     assert "fault" not in first and ("bitsandbytes" in second.get("fault", "bitsandbytes"))
