@@ -24,7 +24,6 @@ with logged(snakemake.log[0]) as say:
         readers=min(8, usable_cores()) if visible() else 1,
         # A cache file that a job declares was asked for by its name, and cannot be skipped.
         may_skip=all(path.endswith(".receipt.json") for path in snakemake.output),
-        alone=True,
         external=encoder_of,
         lease=lease,
     )

@@ -91,7 +91,6 @@ def _encode(values: dict[str, Any]) -> None:
                 job.orders,
                 say=say,
                 threads=1,
-                alone=True,
                 external=encoder_of,
             )
         for job in plan.jobs[:1]:

@@ -159,7 +159,7 @@ def ours(case: dict[str, Any], folder: Path, threads: int) -> tuple[Loop, Loop]:
     with Memo(MEMO) as memo:
         orders = make_plan(Facts(parse(case["config"]), memo), ["bench"]).orders
     orders = [order for order in orders if order.kind == case["kind"]]
-    encoder = load_encoder(orders[0], threads, say, True)
+    encoder = load_encoder(orders[0], threads, say)
 
     def loop(limit: int | None = None) -> int:
         carry_out(  # as a job does: what one order made is linked by the next

@@ -57,7 +57,7 @@ class Busy:
 
     def load(self, order: Order) -> Loaded:
         """Load an encoder whose batches are watched."""
-        loaded = load_encoder(order, THREADS, self.say, alone=False)
+        loaded = load_encoder(order, THREADS, self.say)
 
         def encode(samples: list[Sample]) -> Encoded:
             self.sizes.append(len(samples))

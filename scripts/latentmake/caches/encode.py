@@ -32,7 +32,6 @@ def carry_out(
     threads: int = 1,
     readers: int = 1,
     may_skip: bool = True,
-    alone: bool = False,
     load: Callable[[Order], Loaded] | None = None,
     external: Callable[[Order], ExternalEncoder | None] = lambda order: None,
     lease: Lease = contextlib.nullcontext,
@@ -45,7 +44,6 @@ def carry_out(
         threads: that encode on a CPU, and read and decode.
         readers: threads that read and decode, if these are more.
         may_skip: whether `on_error: skip` counts; not for a file asked for by name.
-        alone: whether this process does nothing else.
         load: used instead of `load_encoder`.
         external: returns what another program makes targets by, if an order asks for that.
         lease: holds a GPU; entered once, when there is something to encode.
@@ -60,7 +58,7 @@ def carry_out(
     """
     clock, has_encoded, faults = time.monotonic(), False, list[str]()
     readers = max(threads, readers)
-    loads = load or partial(load_encoder, threads=threads, say=say, alone=alone)
+    loads = load or partial(load_encoder, threads=threads, say=say)
 
     @cache
     def take_gpu() -> None:
@@ -123,7 +121,7 @@ def carry_out(
         raise SourceError(" | ".join(faults), hint=hint)
 
 
-def load_encoder(order: Order, threads: int, say: Say, alone: bool) -> Loaded:
+def load_encoder(order: Order, threads: int, say: Say) -> Loaded:
     """Load the encoder of an order; torch is imported here, and not before it has work."""
     # Batches of many shapes would leave holes in a GPU's memory.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
@@ -133,9 +131,7 @@ def load_encoder(order: Order, threads: int, say: Say, alone: bool) -> Loaded:
         from latentmake.caches.encoders import device
         from latentmake.caches.encoders.device import attempt
 
-        found, words = attempt(device.encoder, order, threads=threads, say=say, alone=alone)
-        if alone:
-            gc.freeze()  # it never searches them
+        found, words = attempt(device.encoder, order, threads=threads, say=say)
     finally:
         gc.enable()
     if found is None:
