@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from latentmake.config.models import Model
 from latentmake.config.trainers import SdTrainer
-from latentmake.config.weights import Weights
 from latentmake.files import atomic
 from latentmake.training.loop.order import INDEX, PictureIndex, Prompt, picture_name
 from latentmake.training.order import Wanted
@@ -46,10 +46,10 @@ def make_run(
         manifest="manifest.jsonl",
         lock="dataset.lock",
         output=f"runs/{name}",
-        unet=Weights(path="models/unet"),
+        model=Model.model_validate(
+            {**{each: f"models/{each}" for each in ("unet", "vae", "scheduler")}, "text": "text"}
+        ),
         weights=weights * 64,
-        scheduler="models/scheduler",
-        vae=Weights(path="models/vae"),
         prompts=[Prompt(prompt=prompt, text="text") for prompt in prompts],
         negative=None,
         sample_size=size,

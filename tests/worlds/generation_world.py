@@ -30,14 +30,11 @@ def generate(order: GenerationOrder) -> None:
     """Bring the clips of an order up to date."""
     model, settings = order.model, order.settings
     training = WanOrder(
-        **{name: getattr(model, name) for name in ("dit", "dit_high_noise", "image_to_video")},
         **run_values(order.run) | {"manifest": order.manifest},
-        needs_clip=model.needs_clip,
-        task=str(model.task),
+        model=model,
         flow_shift=3.0,
         boundary=settings.timestep_boundary,
         weights="",
-        vae=model.vae,
         prompts=[],
         negative=None,
         sample_size=(settings.width, settings.height),

@@ -10,7 +10,6 @@ import torch
 from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
 from latentmake.config.models import Model
 from latentmake.config.trainers import SdTrainer
-from latentmake.config.weights import Weights
 from latentmake.training.loop import draw
 from latentmake.training.loop.clips import GenerationOrder, Metrics
 from latentmake.training.loop.order import Prompt
@@ -127,10 +126,10 @@ def make_order(
         manifest=str(manifest),
         lock=str(root / "dataset.lock"),
         output=str(root / output),
-        unet=Weights(path=str(root / "unet")),
+        model=Model.model_validate(
+            {**{each: str(root / each) for each in ("unet", "vae", "scheduler")}, "text": "text"}
+        ),
         weights="w" * 64,
-        scheduler=str(root / "scheduler"),
-        vae=Weights(path=str(root / "vae")),
         prompts=texts if prompts else [],
         negative=make_text(root / "cache/text/negative.safetensors", 99) if prompts else None,
         sample_size=(16, 8),
@@ -138,6 +137,11 @@ def make_order(
             **{"kind": "sd", "train_batch_size": 2, "mixed_precision": "no", **settings}
         ),
     )
+
+
+def of_model(order: SdOrder, **changes: Any) -> SdOrder:
+    """Return the order with some keys of its model changed."""
+    return order.model_copy(update={"model": order.model.model_copy(update=changes)})
 
 
 def make_training(order: SdOrder) -> Training:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from accelerate.state import AcceleratorState
 from dit_world import image_dit, tiny_dit
+from latentmake.config.models import Model
 from latentmake.config.trainers import WanTrainer
-from latentmake.config.weights import Weights
 from latentmake.layouts.layout import latents_key
 from latentmake.training.loop.order import Prompt
 from latentmake.training.loop.train import Training
@@ -102,20 +102,18 @@ def make_order(
             dit.save_pretrained(root / name)
     usual = {"kind": "wan", "rank": 4, "mixed_precision": "no", "learning_rate": 1e-2}
     texts = [Prompt(prompt="a clip", text=str(root / "cache/0_te.safetensors"))]
+    model = {name: str(root / name) for name in ("dit", "dit_high_noise") if name in networks}
+    model |= {"task": task, "text": "t5", "vae": str(root / "vae")}
+    model |= {"clip": "clip"} if i2v else {}
     return WanOrder(
         run="tiny",
         manifest=str(root / "manifest.jsonl"),
         lock=str(root / "dataset.lock"),
         output=str(root / output),
         weights="w" * 64,
-        dit=str(root / "dit") if "dit" in networks else None,
-        dit_high_noise=str(root / "dit_high_noise") if "dit_high_noise" in networks else None,
-        task=task,
-        image_to_video=i2v,
-        needs_clip=i2v,
+        model=Model.model_validate(model),
         flow_shift=shift,
         boundary=boundary,
-        vae=Weights(path=str(root / "vae")),
         prompts=texts if prompts else [],
         negative=make_text(root / "cache/negative.safetensors", 99, 2) if prompts else None,
         sample_size=(48, 32),

@@ -165,7 +165,7 @@ class EvaluationOrder(GenerationOrder):
         latents, text = keys
         shape = dict(zip(("frames", "height", "width"), size, strict=True))
         drawn = self.key(text, self.seeds[0], adapter, **shape)
-        first = latents if training.image_to_video else ""
+        first = latents if training.model.image_to_video else ""
         return digest.of_value([_EVALUATION, drawn, first, training.loss_digest()])
 
 

@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, JsonValue, StringConstraints
 
 from latentmake import digest
 from latentmake.config.fields import shaping
+from latentmake.config.models import Model
 from latentmake.config.trainers import LoopTrainer
-from latentmake.config.weights import Weights
 from latentmake.training.backend import Finding, accelerate_config, of_faults
 from latentmake.training.init_lora import Place, misfit, tensor_names
 from latentmake.training.order import JsonFile, Record, RunFiles, RunOrder, Wanted, lock_digest
@@ -76,33 +76,30 @@ class ClipSettings(JsonFile):
 
 
 class TrainingOrder(RunOrder):
-    """Everything that a trainer of ours needs to know; a subclass has its `kind` and network.
+    """Everything that a trainer of ours needs to know; a subclass has its `kind`.
 
     Attributes:
         version: of the trainer; raised when, given the same, it would train other weights, or a
             default changes.
         picture_suffix: end of the names of decoded samples.
         weights: digest of the network's files, and of a LoRA that it begins from.
-        vae: decoder of the sample pictures.
+        model: networks, and the VAE that decodes the sample pictures.
         prompts: of the sample pictures; may be empty.
         captions: number of the manifest's first captions that are drawn too. The planner cannot
             know them: items may be skipped before.
         negative: embedding that guidance leads away from; None without guidance.
         sample_size: width and height of the sample pictures, in pixels.
-        image_to_video: whether mask and latents of the first frame are inputs.
-        texts: dataset -> dependence of its caption variants on the step, where there is one.
         validates: steps between two losses of the held-out items; None for none.
     """
 
     version: ClassVar[int] = 1
     picture_suffix: ClassVar[str] = ".png"
     weights: str
-    vae: Weights
+    model: Model
     prompts: list[Prompt]
     captions: int = 0
     negative: str | None
     sample_size: tuple[int, int]
-    image_to_video: bool = False
     trainer: LoopTrainer
     validates: int | None = None
 
@@ -143,7 +140,7 @@ class TrainingOrder(RunOrder):
     @property
     def from_hub(self) -> bool:
         """Whether weights may have to be downloaded."""
-        return bool(self.vae.hub)
+        return bool(self.model.vae.hub)
 
     @property
     def trains_lora(self) -> bool:

@@ -222,7 +222,7 @@ def order_values(facts: Facts, name: str, trainer: LoopTrainer) -> dict[str, Any
     guided = trainer.draws and samples.guidance_scale > 1
     return {
         **run_values(name),
-        "vae": facts.config.models[run.model].vae,
+        "model": facts.config.models[run.model],
         "prompts": [Prompt(prompt=each, text=text(each)) for each in samples.prompts],
         "negative": text(samples.negative_prompt) if guided else None,
         "sample_size": (size.width, size.height),

@@ -140,8 +140,8 @@ def load_denoiser(order: SdOrder, channels: int, text_width: int) -> Denoiser:
     Raises:
         ModelError: a file is missing or damaged, or network and caches do not fit.
     """
-    where, projection = order.unet.path or order.unet.hub or "", order.text_projection
-    unet = load_unet(order.unet, order.architecture)
+    where, projection = order.unet.path or order.unet.hub or "", order.model.text_projection
+    unet = load_unet(order.unet, order.model.architecture)
     takes, gives = unet.config.in_channels, unet.config.out_channels
     if takes != channels or gives != channels:
         sides = f"{takes} channels and gives {gives}, but the latents have {channels}"

@@ -61,11 +61,7 @@ class Sd(LoopBackend):
             what = f"{error.where}: {error.what}"
             raise ModelError(what, where=f"models.{key}.unet", hint=error.hint) from None
         order = SdOrder(
-            unet=model.unet,
-            architecture=model.architecture,
             weights=weights,
-            text_projection=projection,
-            scheduler=scheduler,
             captions=0 if trainer.samples.prompts else CAPTIONS,
             **order_values(facts, run, trainer),
         )

@@ -262,7 +262,7 @@ class SdPainter(Painter):
             for path in (text, self.negative)
             if path is not None
         ]
-        pixels = pixels_of(stored, order.vae)
+        pixels = pixels_of(stored, order.model.vae)
         shape = stored.shape[0], *(max(1, round(side / pixels)) for side in (height, width))
         noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(self.device)
         schedule = cast(Objective, self.objective).schedule
@@ -273,7 +273,7 @@ class SdPainter(Painter):
 
     def load_vae(self) -> Decoder:
         """Load the VAE."""
-        return Decoder(load_vae(self.recipe.order.vae, self.device, torch.float32))
+        return Decoder(load_vae(self.recipe.order.model.vae, self.device, torch.float32))
 
 
 def pixels_of(latents: Stored, vae: Weights) -> float:
@@ -293,7 +293,7 @@ class SdRecipe(Recipe):
         settings = order.trainer
         lora = settings.adapter == "lora"
         self.alpha = float(settings.alpha or settings.rank) if lora else None
-        self.tensors = SDXL if order.architecture == XL else PLAIN
+        self.tensors = SDXL if order.model.architecture == XL else PLAIN
         self.described = cache(lambda: describe(order))
 
     def make_objective(self) -> Objective:
@@ -318,7 +318,7 @@ class SdRecipe(Recipe):
     def clip_size(self, latents: Stored) -> tuple[int, int, int]:
         """Return frames, height and width of a picture, from its latents."""
         _, height, width = latents.shape
-        pixels = pixels_of(latents, self.order.vae)
+        pixels = pixels_of(latents, self.order.model.vae)
         return 1, round(height * pixels), round(width * pixels)
 
     def write_copy(self, denoiser: network.Denoiser, folder: Path) -> None:

@@ -234,22 +234,21 @@ KOHYA_WEIGHTS = "kohya.safetensors"
 
 
 class SdOrder(TrainingOrder):
-    """Order of the trainer `sd`.
-
-    Attributes:
-        unet: the network that is trained.
-        architecture: of the model, as it is configured.
-        text_projection: None, `new`, or the path of a projection from the captions' width to the
-            network's.
-        scheduler: folder of the noise schedule; "" for that of the network's hub repository.
-    """
+    """Order of the trainer `sd`."""
 
     kind: Literal["sd"] = "sd"
-    unet: Weights
-    architecture: str | None = None
-    text_projection: str | None = None
-    scheduler: str
     trainer: SdTrainer
+
+    @property
+    def unet(self) -> Weights:
+        """The network that is trained."""
+        assert self.model.unet is not None
+        return self.model.unet
+
+    @property
+    def scheduler(self) -> str:
+        """Folder of the noise schedule; "" for that of the network's hub repository."""
+        return schedule_of(self.unet, self.model.scheduler)
 
     @property
     def results(self) -> list[str]:
@@ -265,7 +264,7 @@ class SdOrder(TrainingOrder):
         """Return the places of UNet, VAE and noise schedule."""
         return {
             "unet": self.unet.path or self.unet.hub,
-            "vae": self.vae.path or self.vae.hub,
+            "vae": self.model.vae.path or self.model.vae.hub,
             "scheduler": self.scheduler,
         }
 

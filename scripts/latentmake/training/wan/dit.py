@@ -186,11 +186,11 @@ def _config(shapes: Mapping[str, Sequence[int]], config: Mapping[str, Any]) -> d
     return found
 
 
-# -- the networks of a model, or of the order of a training ---------------------------------------
+# -- the networks of a model ----------------------------------------------------------------------
 
 
-def trained_networks(model: Any) -> Iterator[ModelFile]:
-    """Yield the networks that the trainer `wan` trains of a model or an order, inspected."""
+def trained_networks(model: Model) -> Iterator[ModelFile]:
+    """Yield the networks that the trainer `wan` trains of a model, inspected."""
     paths = paths_of(model)
     if not paths:
         yield ModelFile("dit", "", fault="is not set: there is no network to train")
@@ -210,7 +210,7 @@ def trained_networks(model: Any) -> Iterator[ModelFile]:
 
 
 def check_networks(
-    model: Any, model_name: str, targets: Iterable[str], where: str
+    model: Model, model_name: str, targets: Iterable[str], where: str
 ) -> list[list[str]]:
     """Return the layers of each network that get a LoRA; refuse networks that cannot be trained.
 
@@ -258,13 +258,13 @@ def check_targets(
     return sorted(found)
 
 
-def dit_digest(model: Any, file_digest: FileDigest = digest.of_file) -> str:
-    """Return the digest of the networks of a model or an order that are trained; ModelError."""
+def dit_digest(model: Model, file_digest: FileDigest = digest.of_file) -> str:
+    """Return the digest of the networks of a model that are trained; ModelError."""
     files = {key: _files(Weights(path=path)) for key, path in paths_of(model).items()}
     return digest.of_value([[key, files_digest(each, file_digest)] for key, each in files.items()])
 
 
-def paths_of(model: Any) -> dict[str, str]:
+def paths_of(model: Model) -> dict[str, str]:
     """Return the paths of networks by key; `dit` is Wan 2.2's network for low noise."""
     paths = {key: getattr(model, key) for key in ("dit", "dit_high_noise")}
     return {key: path for key, path in paths.items() if path is not None}
@@ -364,10 +364,6 @@ class WanOrder(TrainingOrder):
     """Order of the trainer `wan`.
 
     Attributes:
-        dit: path of the network; of Wan 2.2 that for low noise. None where it is not trained.
-        dit_high_noise: Wan 2.2's network for high noise.
-        task: of the model, as musubi-tuner names it.
-        needs_clip: whether the output of the CLIP image encoder is one.
         flow_shift: shift of the timesteps.
         boundary: share of the timesteps where the network for high noise begins; None where there
             is one network for all.
@@ -375,10 +371,6 @@ class WanOrder(TrainingOrder):
 
     picture_suffix: ClassVar[str] = ".mp4"
     kind: Literal["wan"] = "wan"
-    dit: str | None
-    dit_high_noise: str | None = None
-    task: str
-    needs_clip: bool = False
     flow_shift: float
     boundary: float | None = None
     trainer: WanTrainer
@@ -386,15 +378,15 @@ class WanOrder(TrainingOrder):
     @property
     def results(self) -> list[str]:
         """Paths of the LoRA of each network, in diffusers' names, below `output`."""
-        trained = ((self.dit, False), (self.dit_high_noise, True))
+        trained = ((self.model.dit, False), (self.model.dit_high_noise, True))
         return [lora_names(high_noise=high).diffusers for path, high in trained if path is not None]
 
     def described(self) -> dict[str, JsonValue]:
         """Return the places of networks and VAE."""
         return {
-            "dit": self.dit,
-            "dit_high_noise": self.dit_high_noise,
-            "vae": self.vae.path or self.vae.hub,
+            "dit": self.model.dit,
+            "dit_high_noise": self.model.dit_high_noise,
+            "vae": self.model.vae.path or self.model.vae.hub,
         }
 
     def objective(self) -> dict[str, JsonValue]:

@@ -47,11 +47,6 @@ class Wan(LoopBackend):
         where = f"runs.{run}.trainer.target_modules"
         layers = check_networks(model, settings.model, trainer.target_modules, where)
         order = WanOrder(
-            dit=model.dit,
-            dit_high_noise=model.dit_high_noise,
-            task=str(model.task),
-            image_to_video=model.image_to_video,
-            needs_clip=model.needs_clip,
             flow_shift=trainer.shift(settings.resolutions),
             boundary=boundary_of(trainer, model),
             weights=dit_digest(model, facts.memo.digest_of_file),
@@ -75,7 +70,7 @@ class Wan(LoopBackend):
 
     def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
         """Check the networks, and what the trainer's settings need."""
-        yield from map(model_finding, trained_networks(order))
+        yield from map(model_finding, trained_networks(order.model))
         if current:  # the caches have musubi-tuner's pixels
             sources = (row.source for row in rows_of(Path(order.manifest)))
             yield from image_findings(sources)

@@ -355,9 +355,9 @@ class WanRecipe(Recipe):
 
     def __init__(self, order: WanOrder) -> None:
         super().__init__(order)
-        self.several = None not in (order.dit, order.dit_high_noise)
-        first = (Sought(FIRST_FRAME, 4),) if order.image_to_video else ()
-        clip = (Sought(CLIP, 2),) if order.needs_clip else ()
+        self.several = None not in (order.model.dit, order.model.dit_high_noise)
+        first = (Sought(FIRST_FRAME, 4),) if order.model.image_to_video else ()
+        clip = (Sought(CLIP, 2),) if order.model.needs_clip else ()
         self.tensors = WAN._replace(more=(*first, *clip))
 
     def make_objective(self) -> Objective:
@@ -367,8 +367,8 @@ class WanRecipe(Recipe):
             order.flow_shift,
             order.trainer.timestep_sampling,
             boundary=order.boundary,
-            low=order.dit is not None,
-            high=order.dit_high_noise is not None,
+            low=order.model.dit is not None,
+            high=order.model.dit_high_noise is not None,
         )
 
     def make_network(
@@ -379,7 +379,7 @@ class WanRecipe(Recipe):
         torch.manual_seed(seed_of(settings.seed, "network"))
         networks: list[Transformer | None] = []
         files = iter(order.init_files)
-        for path in (order.dit, order.dit_high_noise):
+        for path in (order.model.dit, order.model.dit_high_noise):
             transformer = None
             if path is not None:
                 transformer = load_transformer(path, dtype=dtype)

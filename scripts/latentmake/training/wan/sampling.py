@@ -194,7 +194,7 @@ class WanPainter(Painter):
 
     def load_vae(self) -> WanVae:
         """Load the VAE."""
-        vae = load_wan_vae(self.recipe.order.vae, self.device, torch.float32, decoder=True)
+        vae = load_wan_vae(self.recipe.order.model.vae, self.device, torch.float32, decoder=True)
         if self.order is not None and self.order.model.vae_cache_cpu:
             vae.tile()
         return vae

@@ -58,7 +58,7 @@ def test_wan_is_trained_with_samples(
     monkeypatch.setattr(Denoiser, "fits", lambda *_: room)
     i2v = "i2v" in changes.get("task", "")
     order = wan_trainer_world.make_order(tmp_path, prompts=not i2v, **changes, **SETTINGS)
-    tiny_wan_vae(4).save_pretrained(order.vae.path)
+    tiny_wan_vae(4).save_pretrained(order.model.vae.path)
     with virtual_device(monkeypatch):
         wan_trainer_world.make_training(order).run()
 

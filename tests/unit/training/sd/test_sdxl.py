@@ -29,7 +29,7 @@ from latentmake.training.sd.recipe import SdPainter, SdRecipe
 from latentmake.training.sd.unet import KOHYA_WEIGHTS, SdOrder
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
-from trainer_world import make_order, make_training
+from trainer_world import make_order, make_training, of_model
 from transformers import AutoTokenizer, CLIPTextModel, CLIPTextModelWithProjection
 
 CPU = torch.device("cpu")
@@ -74,7 +74,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, micro: Path) -> World:
     (root / "dataset.lock").write_text(json.dumps({"digest": "d" * 64, "items": 2}))
     order = make_order(root, prompts=True, **SETTINGS)
     save_file(cached[0], root / "cache/text/negative.safetensors")  # which the order made anew
-    order = order.model_copy(update={"architecture": "sdxl", "sample_size": (48, 32)})
+    order = of_model(order, architecture="sdxl").model_copy(update={"sample_size": (48, 32)})
     pipeline = StableDiffusionXLPipeline(
         vae=AutoencoderKL.from_pretrained(root / "vae"),
         text_encoder=CLIPTextModel.from_pretrained(places[0]),

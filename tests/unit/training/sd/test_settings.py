@@ -29,6 +29,7 @@ from trainer_world import (
     make_scheduler,
     make_training,
     make_unet,
+    of_model,
 )
 
 PARTS = {
@@ -291,9 +292,7 @@ def test_a_file_asks_for_a_copy_at_once(tmp_path: Path) -> None:
 def test_a_new_projection_is_trained_written_and_taken_up(tmp_path: Path) -> None:
     order = make_order(tmp_path, prompts=True, steps=3, learning_rate=1e-2)
     make_unet(tmp_path / "wide", cross_attention_dim=24)
-    order = order.model_copy(
-        update={"unet": Weights(path=str(tmp_path / "wide")), "text_projection": "new"}
-    )
+    order = of_model(order, unet=Weights(path=str(tmp_path / "wide")), text_projection="new")
     training = make_training(order)
     start = training.learner.denoiser.text_projection
     assert start is not None
@@ -304,9 +303,8 @@ def test_a_new_projection_is_trained_written_and_taken_up(tmp_path: Path) -> Non
     assert (layer.in_features, layer.out_features) == (TEXT_WIDTH, 24)
     assert not torch.equal(layer.weight, before)
     # Another training begins with what this one has learnt.
-    again = order.model_copy(
-        update={"text_projection": str(layout.output / "text_projection"), "output": "elsewhere"}
-    )
+    written = str(layout.output / "text_projection")
+    again = of_model(order, text_projection=written).model_copy(update={"output": "elsewhere"})
     taken = make_training(again).learner.denoiser.text_projection
     assert taken is not None
     assert torch.equal(taken.weight, layer.weight)
@@ -320,7 +318,7 @@ def test_a_projection_that_does_not_fit_is_named(tmp_path: Path) -> None:
     order = make_order(tmp_path)
     write_projection(torch.nn.Linear(5, TEXT_WIDTH), tmp_path / "narrow")
     with pytest.raises(ModelError, match=f"from 5 to {TEXT_WIDTH}, but the captions are"):
-        make_training(order.model_copy(update={"text_projection": str(tmp_path / "narrow")}))
+        make_training(of_model(order, text_projection=str(tmp_path / "narrow")))
     save_file({"a": torch.ones(2, 2), "b": torch.ones(2, 2)}, tmp_path / "two.safetensors")
     with pytest.raises(ModelError, match="not one linear layer"):
         load_projection(str(tmp_path / "two.safetensors"))

@@ -36,6 +36,7 @@ from trainer_world import (
     make_order,
     make_training,
     make_unet,
+    of_model,
     train,
     write_order,
 )
@@ -367,7 +368,7 @@ def test_a_network_that_does_not_fit_the_caches_is_named(
     order = make_order(tmp_path)
     unet = make_unet(tmp_path / "other", **changes)
     with pytest.raises(ModelError, match=match) as error:
-        make_training(order.model_copy(update={"unet": Weights(path=str(unet))}))
+        make_training(of_model(order, unet=Weights(path=str(unet))))
     assert str(unet) in str(error.value)
 
 

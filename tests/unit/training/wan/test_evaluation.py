@@ -11,7 +11,6 @@ import torch
 from diffusers import WanTransformer3DModel
 from generation_world import evaluate, text_file
 from latentmake import digest
-from latentmake.config.models import Model
 from latentmake.files import atomic, cachefile
 from latentmake.files.video import write_mp4
 from latentmake.training.loop import recipe as loop
@@ -96,7 +95,7 @@ def test_losses_are_those_of_a_few_lines_of_torch(changes: dict[str, Any], tmp_p
     clip = next((e.float()[None] for n, e in tensors.items() if n.startswith("clip")), None)
     text = next(iter(load_file(example.text.path).values())).float()
     text = torch.cat([text, torch.zeros(512 - len(text), text.shape[1])])[None]
-    files = {"": order.dit, "high_noise_": order.dit_high_noise}
+    files = {"": order.model.dit, "high_noise_": order.model.dit_high_noise}
     networks = {
         (kind, prefix): WanTransformer3DModel.from_pretrained(path).eval()
         if kind == "base"
@@ -128,9 +127,6 @@ def evaluation(root: Path, **changes: Any) -> EvaluationOrder:
     tiny_wan_vae(4).save_pretrained(root / "vae")
     path = root / "train.json"
     path.write_text(order.model_dump_json())
-    i2v = order.image_to_video
-    model: dict[str, Any] = {"task": order.task, "text": "t5", "vae": str(root / "vae")}
-    model |= {"dit": order.dit, **({"clip": "clip"} if i2v else {})}
     settings = {
         "frames": 5, "width": 48, "height": 32, "fps": 8, "num_inference_steps": 1,
         "guidance_scale": 2.0, "flow_shift": 3.0,
@@ -139,7 +135,7 @@ def evaluation(root: Path, **changes: Any) -> EvaluationOrder:
         {
             "kind": "wan", "run": "tiny", "output": str(root / "evaluation"),
             "adapters": [f"{order.output}/pytorch_lora_weights.safetensors"],
-            "manifest": order.manifest, "model": Model.model_validate(model), "weights": "w",
+            "manifest": order.manifest, "model": order.model, "weights": "w",
             "prompts": [], "captions": 0, "negative": text_file("", 24), "seeds": [0],
             "settings": settings, "base": True, "training": str(path), "clips": 4,
             "resolution": "48x32",

@@ -72,13 +72,10 @@ def training_of(
     model = config.models[run.model]
     training = WanOrder(
         **run_values("first"),
-        dit=model.dit,
-        dit_high_noise=model.dit_high_noise,
-        task=str(model.task),
+        model=model,
         flow_shift=trainer.shift(run.resolutions),
         boundary=boundary_of(trainer, model),
         weights="digest",
-        vae=model.vae,
         prompts=[],
         negative=None,
         sample_size=(64, 64),

@@ -40,7 +40,7 @@ TWO: dict[str, Any] = {
 def trained(tmp_path_factory: pytest.TempPathFactory) -> WanOrder:
     """The order of a finished training of two networks."""
     order = make_order(tmp_path_factory.mktemp("wan"), prompts=True, **TWO, **SETTINGS)
-    tiny_wan_vae().save_pretrained(order.vae.path)
+    tiny_wan_vae().save_pretrained(order.model.vae.path)
     make_training(order).run()
     return order
 
