@@ -14,7 +14,6 @@ so that the rows of the grid differ by the training alone, and other prompts may
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
@@ -290,11 +289,7 @@ class SdRecipe(Recipe):
 
     def __init__(self, order: SdOrder) -> None:
         super().__init__(order)
-        settings = order.trainer
-        lora = settings.adapter == "lora"
-        self.alpha = float(settings.alpha or settings.rank) if lora else None
         self.tensors = SDXL if order.model.architecture == XL else PLAIN
-        self.described = cache(lambda: describe(order))
 
     def make_objective(self) -> Objective:
         """Return noise and loss of the noise schedule."""
@@ -323,7 +318,11 @@ class SdRecipe(Recipe):
 
     def write_copy(self, denoiser: network.Denoiser, folder: Path) -> None:
         """Write a LoRA or a UNet, and a projection."""
-        described = None if self.alpha is None else self.described()
+        described = None
+        if self.order.trains_lora:
+            schedule = self.make_objective().schedule.config
+            prediction = schedule.get("prediction_type")
+            described = describe(self.order, denoiser.unet.config, prediction)
         network.write_denoiser(denoiser, folder, described)
 
     def read_copy(

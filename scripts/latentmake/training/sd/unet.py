@@ -18,7 +18,7 @@ from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.files.safetensors import read_head
 from latentmake.models import headers
-from latentmake.models.files import network_config, weights_files
+from latentmake.models.files import weights_files
 from latentmake.models.recipe import (
     FileDigest,
     files_digest,
@@ -287,31 +287,20 @@ def made_of(order: SdOrder, model: Model, file_digest: FileDigest) -> str:
 _V2_WIDTH = 1024  # of the text embeddings that the UNets of Stable Diffusion 2.x take
 
 
-def describe(order: SdOrder) -> dict[str, str]:
+def describe(order: SdOrder, config: Mapping[str, Any], prediction: str | None) -> dict[str, str]:
     """Return the metadata that programs show of a LoRA, named as sd-scripts names it.
 
-    Without the kind of the UNet, where its configuration is not there.
+    `config` is the UNet's.
     """
     unet = order.unet
+    second = config.get("cross_attention_dim") == _V2_WIDTH
+    version = f"sd_v{2 if second else 1}{'_v' if prediction == 'v_prediction' else ''}"
     place = Path(unet.path or unet.hub or "")
     name = place.parent.name if unet.path and place.name == PREFIX else place.name
-    said = {
+    return {
         "ss_output_name": order.run,
         "ss_network_module": "networks.lora",
         "ss_sd_model_name": name if unet.path else unet.hub or "",
+        "ss_base_model_version": "sdxl_base_v1-0" if is_xl(config) else version,
+        "ss_v2": str(second),
     }
-    try:
-        config = network_config(unet)
-        if config is None:
-            from diffusers import UNet2DConditionModel  # never while planning
-
-            hub: Any = UNet2DConditionModel
-            config = hub.load_config(unet.hub, subfolder=unet.subfolder, revision=unet.revision)
-        schedule = read_schedule(order.scheduler, order.trainer.prediction_type, unet)
-    except (OSError, ValueError, ModelError):
-        return said
-    asked = order.trainer.prediction_type or schedule.get("prediction_type")
-    second = config.get("cross_attention_dim") == _V2_WIDTH
-    version = f"sd_v{2 if second else 1}{'_v' if asked == 'v_prediction' else ''}"
-    version = "sdxl_base_v1-0" if is_xl(config) else version
-    return {**said, "ss_base_model_version": version, "ss_v2": str(second)}

@@ -109,22 +109,10 @@ def _files(weights: Weights) -> list[Path]:
             config = network_config(weights) or {}
         except ModelError:  # damaged, and perhaps of another file
             config = {}
-        wan = config.get("_class_name") in _CLASSES
-        return files if wan and _fits(config, files[-1]) else files[1:]
+        return files if config.get("_class_name") in _CLASSES else files[1:]
     if any(file.suffix not in (".json", ".safetensors") for file in files):
         raise ModelError("holds no .safetensors file", where=place, hint=HINT)
     return files
-
-
-def _fits(config: Mapping[str, Any], file: Path) -> bool:
-    """Whether a configuration is of the width of a file's network."""
-    width = config.get("dim")
-    if width is None:
-        sizes = (config.get("num_attention_heads"), config.get("attention_head_dim", _HEAD))
-        width = math.prod(each if isinstance(each, int) else 0 for each in sizes)
-    tensors = {to_diffusers(name): each for name, each in _tensors(file).items()}
-    embedding = tensors.get("patch_embedding.weight")
-    return embedding is not None and embedding.shape[:1] == (width,)
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:

@@ -171,31 +171,16 @@ class Denoiser(torch.nn.Module):
         hidden_states: torch.Tensor,
         timestep: torch.Tensor,
         *,
-        high: Sequence[bool] = (),
+        high: bool = False,
         **named: Any,
     ) -> Any:
-        """Call the network of each example's timestep, [batch]; return (velocity,).
+        """Call the network for the timesteps [batch]; return (velocity,).
 
-        Of two networks, `high` says whether each example belongs to the one for high noise.
+        Of two networks, it is the one for `high` noise if so: a batch is on one side of them.
         """
-        if self.low is None or self.high is None or all(high) or not any(high):
-            later = self.low is None or (self.high is not None and any(high))
-            network = self.high if later else self.low
-            assert network is not None
-            return network(hidden_states=hidden_states, timestep=timestep, **named)
-        is_high = torch.tensor(high, device=timestep.device)
-        predicted = torch.empty_like(hidden_states[:, : self.low.config.out_channels])
-        for network, chosen in ((self.low, ~is_high), (self.high, is_high)):
-            part = {
-                name: value[chosen] if isinstance(value, torch.Tensor) else value
-                for name, value in named.items()
-            }
-            (found,) = network(
-                hidden_states=hidden_states[chosen], timestep=timestep[chosen], **part
-            )
-            predicted = predicted.to(found.dtype)
-            predicted[chosen] = found
-        return (predicted,)
+        network = self.high if self.low is None or (high and self.high is not None) else self.low
+        assert network is not None
+        return network(hidden_states=hidden_states, timestep=timestep, **named)
 
 
 def write_lora(transformer: Transformer, folder: Path, *, high_noise: bool = False) -> None:
@@ -276,14 +261,13 @@ class Objective(loop.Objective):
     def _timesteps(self, quantiles: torch.Tensor) -> torch.Tensor:
         return (self.shares(quantiles) * self.timesteps).float()
 
-    def high(self, timesteps: torch.Tensor) -> list[bool]:
-        """Return which timesteps [batch] belong to the network for high noise.
+    def high(self, timesteps: torch.Tensor) -> bool:
+        """Whether the timesteps [batch] of a micro-batch are of the network for high noise.
 
         They are on the CPU: asked of a device, they would make the CPU wait.
         """
         start = math.inf if self._boundary is None else self._boundary * self.timesteps
-        found: list[bool] = (timesteps >= start).tolist()
-        return found
+        return bool((timesteps >= start).any())
 
     def in_turns(self, parts: Iterable[Part], step: int) -> Iterable[Part]:
         """Group the micro-batches of a step, so that two networks change places once at most.
@@ -292,7 +276,7 @@ class Objective(loop.Objective):
         """
         if len(self.ranges) < 2:
             return parts
-        return sorted(parts, key=lambda part: any(self.high(part[2])), reverse=step % 2 == 0)
+        return sorted(parts, key=lambda part: self.high(part[2]), reverse=step % 2 == 0)
 
     def draw(self, shape: torch.Size, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """Draw noise of this shape, and timesteps [batch] of one network for a micro-batch.

@@ -17,7 +17,7 @@ from latentmake.training.order import RunFiles
 from latentmake.training.sd.recipe import SdRecipe
 from latentmake.training.sd.unet import SdOrder
 from safetensors.torch import load_file, save_file
-from trainer_world import TEXT_WIDTH, make_order, make_scheduler, make_training
+from trainer_world import TEXT_WIDTH, make_order, make_scheduler, make_training, make_unet
 
 LORA, KOHYA = "pytorch_lora_weights.safetensors", "kohya.safetensors"
 SETTINGS: dict[str, Any] = {
@@ -100,9 +100,9 @@ def test_a_training_begins_with_what_a_lora_does(tmp_path: Path) -> None:
 
 def test_a_unet_of_sd_2_and_its_prediction_are_named(tmp_path: Path) -> None:
     make_scheduler(tmp_path / "scheduler", prediction_type="v_prediction")
-    order = make_order(tmp_path, **SETTINGS)
-    config = tmp_path / "unet/config.json"
-    content = json.loads(config.read_text())
-    config.write_text(json.dumps({**content, "cross_attention_dim": 1024}))
-    described = SdRecipe(order).described()
-    assert described["ss_base_model_version"] == "sd_v2_v"
+    make_unet(tmp_path / "unet", cross_attention_dim=1024)
+    recipe = SdRecipe(make_order(tmp_path, **SETTINGS))
+    unet = recipe.make_network(channels=4, text_width=1024, dtype=torch.float32)
+    recipe.write_copy(unet, tmp_path / "copy")
+    described = read_head(tmp_path / "copy" / KOHYA).metadata
+    assert described["ss_base_model_version"] == "sd_v2_v" and described["ss_v2"] == "True"
