@@ -21,7 +21,8 @@ from pydantic import Field
 from latentmake import digest
 from latentmake.errors import is_out_of_memory
 from latentmake.files import atomic
-from latentmake.training.loop.order import Order, TrainingOrder, in_each_precision
+from latentmake.training.loop.order import Order, TrainingOrder
+from latentmake.training.loop.order import wanted as wanted_by
 from latentmake.training.order import JsonFile, RunFiles, Wanted
 
 if TYPE_CHECKING:
@@ -184,6 +185,8 @@ def as_begun(order: Order, want: Wanted) -> Order:
     """
     if order.trainer.mixed_precision != "auto":
         return order
-    found = [*in_each_precision(order, want)]
+    chosen = [order.with_settings(mixed_precision=name) for name in ("bf16", "fp16", "no")]
+    found = [(each, wanted_by(each, want.data)) for each in chosen]
     trained = [each for each, known in found if RunFiles(each).trained(known)]
-    return next(iter(trained or [each for each, known in found if resumable(each, known)]), order)
+    begun = [each for each, known in found if resumable(each, known)]
+    return [*trained, *begun, order][0]

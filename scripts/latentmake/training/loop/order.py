@@ -6,7 +6,6 @@ No torch and no Pillow here: the planner, the launcher and the comparison of run
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -207,14 +206,6 @@ class TrainingOrder(RunOrder):
         places = {**self.described(), "vae": self.trainer.init_lora}
         return filter(None, places.values())
 
-    def pictures_digest(self) -> str:
-        """Return the digest of all that shapes the sample pictures besides the weights.
-
-        The VAE that decodes them is the one that encoded the data, and counts there.
-        """
-        samples = self.trainer.samples
-        return digest.of_value([self._shown(), samples.prompts, samples.every])
-
     def sample_settings(self) -> ClipSettings:
         """Return the settings of the sample pictures."""
         samples, (width, height) = self.trainer.samples, self.sample_size
@@ -224,22 +215,6 @@ class TrainingOrder(RunOrder):
             num_inference_steps=samples.num_inference_steps,
             guidance_scale=samples.guidance_scale,
         )
-
-    def _shown(self) -> list[object]:
-        """Return the settings that shape each sample picture, besides weights and prompt."""
-        samples = self.trainer.samples
-        negative = samples.negative_prompt if samples.guidance_scale > 1 else None
-        size = [*self.sample_size]
-        return [samples.seed, samples.num_inference_steps, samples.guidance_scale, negative, size]
-
-    def occurrences(self) -> list[tuple[str, int]]:
-        """Return each prompt, and how many equal ones come before it."""
-        seen: Counter[str] = Counter()
-        found = []
-        for each in self.prompts:
-            found.append((each.prompt, seen[each.prompt]))
-            seen[each.prompt] += 1
-        return found
 
 
 def wanted(order: TrainingOrder, data: str | None = None) -> Wanted:
@@ -272,16 +247,6 @@ def goes_on(order: TrainingOrder) -> bool:
     last = Record.read(files.record) if order.trainer.on_change == "continue" else None
     same = last is not None and last.wanted.weights == order.weights
     return same and all(path.is_file() for path in files.results)
-
-
-def in_each_precision(order: Order, want: Wanted) -> Iterator[tuple[Order, Wanted]]:
-    """Yield an order that chooses its precision in each of them, with the digests that it wants.
-
-    Of `want`, the digests of the settings do not count.
-    """
-    for precision in ("bf16", "fp16", "no"):
-        each = order.with_settings(mixed_precision=precision)
-        yield each, wanted(each, want.data)
 
 
 def sample_steps(order: TrainingOrder, steps: int) -> frozenset[int]:
@@ -321,7 +286,6 @@ class PictureIndex(JsonFile, extra="ignore"):  # earlier releases write more
         steps: after which they were drawn, ascending.
         files: names of the pictures, a row a step and one a prompt; None where memory did not
             suffice for one.
-        pictures: see `TrainingOrder.pictures_digest`.
         settings: that shaped the training, by name.
     """
 
@@ -331,8 +295,14 @@ class PictureIndex(JsonFile, extra="ignore"):  # earlier releases write more
     seed: int
     steps: list[int]
     files: list[list[_Name | None]]
-    pictures: str = ""
     settings: dict[str, JsonValue]
+
+    @property
+    def shown(self) -> object:
+        """What shapes each of its pictures besides the weights."""
+        trainer = self.settings.get("trainer")
+        samples = trainer.get("samples") if isinstance(trainer, dict) else None
+        return samples, self.settings.get("sample_size")
 
     @classmethod
     def of(
@@ -346,7 +316,6 @@ class PictureIndex(JsonFile, extra="ignore"):  # earlier releases write more
             seed=order.trainer.samples.seed,
             steps=sorted(rows),
             files=[list(rows[step]) for step in sorted(rows)],
-            pictures=order.pictures_digest(),
             settings={
                 **order.described(),
                 "weights": want.weights,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ _UNITS = {
 _WIDTH, _HEIGHT = 12.0, 2.9  # inches, of 100 pixels: of the picture, of one row of curves
 _COLUMNS = 2
 _AVERAGED = 20  # points; fewer have no average
-_SPAN = 0.04  # of the curve that an average reaches back, roughly
+_SPAN = 0.04  # share of the curve that an average reaches back, roughly
 _COLOUR = "#1f6feb"
 
 
@@ -52,20 +53,15 @@ def read_curves(events: Path) -> dict[str, tuple[Values, Values]]:
 
 
 def smoothed(values: Values) -> Values:
-    """Return the moving average [points] of a curve [points], from its past alone.
+    """Return the exponential moving average [points] of a curve [points]; NaN does not count."""
+    share = 1 / (1 + _SPAN * len(values))
 
-    NaN values are left out, and stay.
-    """
-    window, known = max(1, round(2 * _SPAN * len(values))), ~np.isnan(values)
+    def average(mean: float, value: float) -> float:
+        if np.isnan(mean) or np.isnan(value):
+            return mean if np.isnan(value) else value
+        return mean + share * (value - mean)
 
-    def recent(numbers: Values) -> Values:
-        total = np.cumsum(numbers)
-        total[window:] = total[window:] - total[:-window]
-        return total
-
-    counts = np.maximum(recent(known.astype(np.float64)), 1)
-    found: Values = np.where(known, recent(np.where(known, values, 0.0)) / counts, np.nan)
-    return found
+    return np.array([*accumulate(values.tolist(), average)])
 
 
 def curves_png(events: Path, *, title: str = "") -> bytes | None:

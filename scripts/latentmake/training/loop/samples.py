@@ -58,7 +58,7 @@ class Samples:
         if index is None or index.wanted not in kept:
             for path in (self._files.grid, self._files.output / CURVES):
                 path.unlink(missing_ok=True)
-        elif index.pictures == order.pictures_digest():
+        elif index.shown == PictureIndex.of(order, want, {}).shown:
             self.rows = {
                 step: row
                 for step, row in zip(index.steps, index.files, strict=True)

@@ -11,7 +11,7 @@ import math
 import shutil
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import islice
@@ -341,13 +341,13 @@ class Training:
 
     def _sampled(self) -> list[torch.Tensor]:
         """Return the latents of all samples, drawn as the network is now."""
-        size, seed = self.painter.settings.size, self.settings.samples.seed
-        return [
-            self.painter.latents(
-                each.text, seed_of(seed, "sample", *occurrence), size, lambda: None, None
-            )
-            for each, occurrence in zip(self.order.prompts, self.order.occurrences(), strict=True)
-        ]
+        size, seed, found = self.painter.settings.size, self.settings.samples.seed, []
+        seen: Counter[str] = Counter()
+        for each in self.order.prompts:
+            noise = seed_of(seed, "sample", each.prompt, seen[each.prompt])
+            found.append(self.painter.latents(each.text, noise, size, lambda: None, None))
+            seen[each.prompt] += 1
+        return found
 
     def _save(self) -> None:
         """Write a checkpoint, and remove older ones."""

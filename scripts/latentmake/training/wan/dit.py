@@ -405,14 +405,6 @@ class WanOrder(TrainingOrder):
         film = {"frames": samples.frames, "fps": samples.fps, "flow_shift": self.flow_shift}
         return super().sample_settings().model_copy(update=film)
 
-    def pictures_digest(self) -> str:
-        """Return the digest of all that shapes the files of sample clips besides the weights."""
-        return digest.of_value([super().pictures_digest(), self.trainer.samples.fps])
-
-    def _shown(self) -> list[object]:
-        """Return the settings that shape each sample clip, besides weights and prompt."""
-        return [*super()._shown(), self.trainer.samples.frames, self.flow_shift]
-
 
 def boundary_of(trainer: WanTrainer, model: Model) -> float | None:
     """Return the share of the timesteps from which Wan 2.2's network for high noise is used.
