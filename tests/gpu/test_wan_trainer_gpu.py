@@ -132,7 +132,7 @@ def test_a_lora_learns_and_its_files_give_on_a_cpu_what_it_gives_there(
         expected = network(**on_device(given, torch.bfloat16)).sample.float().cpu()
     write_lora(network, tmp_path / "lora")
     fresh = load_transformer(path, dtype=torch.float32)
-    load_lora(fresh, tmp_path / "lora" / lora_names().diffusers, PREFIX, add_adapter)
+    load_lora(fresh, tmp_path / "lora" / lora_names().diffusers, PREFIX)
     found = fresh(**given).sample
     assert torch.cosine_similarity(found.flatten(), expected.flatten(), dim=0) > 0.995
 

@@ -14,11 +14,11 @@ from latentmake.files import atomic, cachefile
 from latentmake.layouts import layout
 from latentmake.training.loop import draw
 from latentmake.training.loop.clips import EvaluationOrder, GenerationOrder, Metrics
+from latentmake.training.loop.launch import read
 from latentmake.training.loop.order import Prompt
 from latentmake.training.lora import add_adapter, lora_tensors
 from latentmake.training.order import run_values
 from latentmake.training.wan.dit import WanOrder
-from latentmake.training.wan.plan import Wan
 from latentmake.training.wan.recipe import WanRecipe, write_lora
 from wan_trainer_world import make_manifest
 from wan_world import tiny_wan_vae
@@ -45,7 +45,7 @@ def generate(order: GenerationOrder) -> None:
 
 def evaluate(order: EvaluationOrder) -> Metrics | None:
     """Bring the results of an order up to date; None where they were."""
-    return draw.follow(order, Wan())
+    return draw.follow(order, WanRecipe(read(Path(order.training), WanOrder)))
 
 
 def write_lora_of(dit: Any, folder: Path, seed: int = 3, high_noise: bool = False) -> None:

@@ -12,6 +12,7 @@ from latentmake.config.models import Model
 from latentmake.config.trainers import SdTrainer
 from latentmake.training.loop import draw
 from latentmake.training.loop.clips import GenerationOrder, Metrics
+from latentmake.training.loop.launch import read
 from latentmake.training.loop.order import Prompt
 from latentmake.training.loop.train import Training
 from latentmake.training.sd.plan import Sd
@@ -192,4 +193,4 @@ def make_generation(
 
 def follow(order: GenerationOrder) -> Metrics | None:
     """Bring pictures, or the results of an evaluation, up to date."""
-    return draw.follow(order, Sd())
+    return draw.follow(order, SdRecipe(read(Path(order.training), SdOrder)))

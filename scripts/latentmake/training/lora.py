@@ -140,13 +140,12 @@ def load_lora(
     network: Any,
     file: Path,
     prefix: str,
-    add: Callable[..., object] | None = None,
     strength: float = 1.0,
 ) -> None:
     """Put back a LoRA from the file of `lora_bytes`.
 
-    `add` puts a LoRA of some rank, alpha and target_modules on a network that has none; `strength`
-    is a factor of what the LoRA adds to the weights. See `lora_bytes` for the prefix.
+    A network without a LoRA gets one of its sizes. `strength` is a factor of what it adds to the
+    weights. See `lora_bytes` for the prefix.
 
     Raises:
         TrainingError: it is missing or damaged, or of another network.
@@ -156,9 +155,9 @@ def load_lora(
         rank, alpha, layers = (
             content[f"{prefix}.{key}"] for key in ("r", "lora_alpha", "target_modules")
         )
-        if add is not None and ADAPTER not in (getattr(network, "peft_config", None) or {}):
+        if ADAPTER not in (getattr(network, "peft_config", None) or {}):
             with torch.random.fork_rng(devices=[]):  # the next noise is the same as without it
-                add(network, rank=rank, alpha=alpha, target_modules=layers)
+                add_adapter(network, rank=rank, alpha=alpha, target_modules=layers)
         config = network.peft_config[ADAPTER]
         if (rank, alpha) != (config.r, config.lora_alpha):
             raise ValueError("it has another rank or alpha")

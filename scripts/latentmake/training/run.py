@@ -38,10 +38,13 @@ def main(arguments: Sequence[str]) -> int:
         backend = backends.of_order(path)
         assert isinstance(backend, LoopBackend)
         hint = _HINTS.get(word) or backend.memory_hint
-        if word == "train":
-            _train(backend, path)
-        else:
-            draw.follow(order_of(path, word), backend)
+        order = None if word == "train" else order_of(path, word)
+        training = decided(read(Path(order.training) if order else path, backend.order_type))
+        recipe = backend.recipe(training)
+        if order is not None:
+            draw.follow(order, recipe)
+        elif not RunFiles(training).trained(wanted(training)):
+            Training(recipe).run()
     except UserError as error:
         say_error(error)
         return 1
@@ -53,13 +56,6 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
-
-
-def _train(backend: LoopBackend, path: Path) -> None:
-    """Train by an order, unless that is done."""
-    made = backend.recipe(decided(read(path, backend.order_type)))
-    if not RunFiles(made.order).trained(wanted(made.order)):
-        Training(made).run()
 
 
 if __name__ == "__main__":

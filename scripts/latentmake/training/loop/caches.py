@@ -244,13 +244,10 @@ def inspect_all(
     distinct = list(dict.fromkeys(paths))
     chunks = [distinct[start : start + _CHUNK] for start in range(0, len(distinct), _CHUNK)]
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="headers") as pool:
-        try:
-            found = pool.map(
-                lambda chunk: [inspect(path, sought, scaled=scaled) for path in chunk], chunks
-            )
-            return {each.path: each for chunk in found for each in chunk}
-        finally:
-            pool.shutdown(cancel_futures=True)
+        found = pool.map(
+            lambda chunk: [inspect(path, sought, scaled=scaled) for path in chunk], chunks
+        )
+        return {each.path: each for chunk in found for each in chunk}
 
 
 def check_bytes(path: str) -> None:

@@ -114,10 +114,8 @@ def newest(
 
     On more devices the same epochs have fewer steps. `say` takes a line about each damaged one.
     """
-    damaged = False
     for _, folder in _folders(RunFiles(order).checkpoints):
         if Progress.read(folder / _PROGRESS) is None:
-            damaged = True
             say(f"{folder} is damaged and skipped")
     for found in resumable(order, wanted):
         if found.progress.wanted != wanted and found.progress.step > steps:
@@ -125,10 +123,7 @@ def newest(
         state = load(found)
         if state is not None:
             return found, state
-        damaged = True
         say(f"{found.folder} is damaged and skipped")
-    if damaged:
-        say("no checkpoint is undamaged: the training starts from the beginning")
     return None
 
 

@@ -44,9 +44,7 @@ from latentmake.training.loop.clips import (
     result_reasons,
     settings_of,
 )
-from latentmake.training.loop.launch import read
-from latentmake.training.loop.plan import LoopBackend
-from latentmake.training.loop.recipe import Painter, Recipe, decided, item_losses, spread_timesteps
+from latentmake.training.loop.recipe import Painter, Recipe, item_losses, spread_timesteps
 from latentmake.training.order import JsonFile, caption_in
 
 _MADE: tuple[Kind, ...] = ("base", "adapter")
@@ -350,16 +348,16 @@ class _Evaluation:
         )
 
 
-def follow(order: GenerationOrder, backend: LoopBackend) -> Metrics | None:
+def follow(order: GenerationOrder, recipe: Recipe) -> Metrics | None:
     """Bring the clips of an order up to date; or results of an evaluation, which are returned then.
+
+    `recipe` is that of the training, in its precision.
 
     Raises:
         UserError: a file is damaged or gone, the disk is full.
     """
-    training = decided(read(Path(order.training), backend.order_type))  # as it was trained
-    recipe = backend.recipe(training)
     if not isinstance(order, EvaluationOrder):
         generate(order, recipe)
-    elif result_reasons(order, training):
+    elif result_reasons(order, recipe.order):
         return _Evaluation(order, recipe).run()
     return None

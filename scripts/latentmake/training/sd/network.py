@@ -44,7 +44,6 @@ from latentmake.models.files import network_config
 from latentmake.training.loop.recipe import seed_of
 from latentmake.training.lora import (
     ADAPTER,
-    add_adapter,
     begin_lora,
     kohya_bytes,
     load_lora,
@@ -268,7 +267,7 @@ def read_denoiser(denoiser: Denoiser, file: Path, strength: float = 1.0, *, lora
     folder = file.parent if lora else file.parent.parent
     try:
         if lora:
-            load_lora(denoiser.unet, file, PREFIX, add_adapter, strength)
+            load_lora(denoiser.unet, file, PREFIX, strength)
         else:
             denoiser.unet.load_state_dict(load_file(file))
         if denoiser.text_projection is not None:

@@ -39,7 +39,6 @@ from latentmake.training.loop import recipe as loop
 from latentmake.training.loop.caches import WAN, Batch, Sought, Stored, copied
 from latentmake.training.loop.recipe import Part, Recipe, seed_of, set_up
 from latentmake.training.lora import (
-    add_adapter,
     begin_lora,
     kohya_bytes,
     load_lora,
@@ -407,7 +406,7 @@ class WanRecipe(Recipe):
     def read_copy(self, network: Denoiser, files: Sequence[Path], strength: float = 1.0) -> None:
         """Read each network's LoRA, and add one of its sizes to a network that has none."""
         for (transformer, _), file in zip(network.networks(), files, strict=True):
-            load_lora(transformer, file, PREFIX, add_adapter, strength)
+            load_lora(transformer, file, PREFIX, strength)
 
 
 def _check(transformer: Transformer, channels: int, text_width: int, path: str) -> None:

@@ -102,7 +102,7 @@ def test_a_lora_that_is_read_back_does_what_it_did(tmp_path: Path) -> None:
     torch.manual_seed(7)
     drawn = torch.randn(2)
     torch.manual_seed(7)
-    load_lora(fresh, tmp_path / lora_names().diffusers, PREFIX, add_adapter)
+    load_lora(fresh, tmp_path / lora_names().diffusers, PREFIX)
     assert torch.equal(torch.randn(2), drawn)
     assert torch.equal(fresh(**given).sample, expected)
     fresh.disable_adapters()
@@ -110,7 +110,7 @@ def test_a_lora_that_is_read_back_does_what_it_did(tmp_path: Path) -> None:
     fresh.enable_adapters()
     assert torch.equal(fresh(**given).sample, expected)
     other = trained(tiny_dit(), alpha=3.5, seed=8)
-    load_lora(other, tmp_path / lora_names().diffusers, PREFIX, add_adapter)
+    load_lora(other, tmp_path / lora_names().diffusers, PREFIX)
     assert torch.equal(other(**given).sample, expected)
 
 
@@ -164,7 +164,7 @@ def test_a_lora_of_another_network_is_refused_in_one_line(tmp_path: Path) -> Non
         if content is not None:
             file.write_bytes(content)
         with pytest.raises(TrainingError) as caught:
-            load_lora(network, tmp_path / lora_names().diffusers, PREFIX, add_adapter)
+            load_lora(network, tmp_path / lora_names().diffusers, PREFIX)
         line = str(caught.value)
         assert "\n" not in line and line.startswith(f"{file}: these trained weights cannot be read")
         assert fault in line
@@ -179,8 +179,8 @@ def test_the_loras_of_two_networks_load_by_name_into_a_pipeline_of_two(tmp_path:
         [*FILES, *(f"high_noise_{name}" for name in FILES)]
     )
     high, low = tiny_dit(), tiny_dit()
-    load_lora(high, folder / lora_names(high_noise=True).diffusers, PREFIX, add_adapter)
-    load_lora(low, folder / lora_names().diffusers, PREFIX, add_adapter)
+    load_lora(high, folder / lora_names(high_noise=True).diffusers, PREFIX)
+    load_lora(low, folder / lora_names().diffusers, PREFIX)
     expected = generated(pipeline(tmp_path, high, low))
     assert torch.allclose(
         expected,
