@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import video_world
+from latentmake import digest
 from latentmake.training.loop.clips import KINDS, EvaluatedClip, Losses, Metrics, Result
 
 FPS = 24
@@ -16,7 +17,10 @@ def make_clip(
 ) -> EvaluatedClip:
     folder.mkdir(parents=True, exist_ok=True)
     path = video_world.write_video(folder / name, "libx264", frames, size=size)
-    return EvaluatedClip.written(path, name, [*video_world.scene(frames, *size)])
+    content, (width, height) = digest.of_file(path), size
+    return EvaluatedClip(
+        key=name, file=name, digest=content, width=width, height=height, frames=frames
+    )
 
 
 def make_metrics(folder: Path, captions: list[str], frames: int = 25) -> Path:

@@ -119,17 +119,13 @@ def collate_fn(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         Every tensor of the items, stacked: `latents` [B, 16, f, h, w], `text` [B, 512, D] and
         others; `mask` [B, 512], true where a caption has tokens; `prompts` and `rows`, lists of B.
     """
-    batch: dict[str, Any] = {
-        f"{name}s": [item[name] for item in items] for name in ("prompt", "row")
+    text = torch.nn.utils.rnn.pad_sequence([item["text"] for item in items], batch_first=True)
+    text = torch.nn.functional.pad(text, (0, 0, 0, max(0, T5_LENGTH - text.shape[1])))
+    lengths = torch.tensor([len(item["text"]) for item in items])
+    others = [name for name, value in items[0].items() if isinstance(value, torch.Tensor)]
+    return {
+        **{name: torch.stack([item[name] for item in items]) for name in others if name != "text"},
+        **{f"{name}s": [item[name] for item in items] for name in ("prompt", "row")},
+        "text": text,
+        "mask": torch.arange(text.shape[1]) < lengths[:, None],
     }
-    for name in [name for name, value in items[0].items() if isinstance(value, torch.Tensor)]:
-        tensors = [item[name] for item in items]
-        if name == "text":
-            text = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)
-            missing = max(0, T5_LENGTH - text.shape[1])
-            batch["text"] = torch.nn.functional.pad(text, (0, 0, 0, missing))
-            lengths = torch.tensor([len(tensor) for tensor in tensors])
-            batch["mask"] = torch.arange(text.shape[1] + missing) < lengths[:, None]
-            continue
-        batch[name] = torch.stack(tensors)
-    return batch

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -317,7 +317,7 @@ class Caches:
         text_width: width of all embeddings.
 
     Raises:
-        CacheError: a file is missing or damaged, or its width or channels differ from the others'.
+        CacheError: a file is missing or damaged.
     """
 
     def __init__(
@@ -354,8 +354,8 @@ class Caches:
             Example(latents[within(path)], texts[within(text)], row.repeats)
             for (row, _, path), (text, *_) in zip(named, several, strict=True)
         ]
-        self.channels = _common(latents.values(), 0, "channels")
-        self.text_width = _common(texts.values(), 1, "values a token")
+        self.channels = self.examples[0].latents.shape[0]
+        self.text_width = self.examples[0].text.shape[1]
         self.variants: dict[int, list[int]] = {}
         for index, (_, *others) in enumerate(several):
             if others:
@@ -415,16 +415,6 @@ class Caches:
                 yield batch
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def _common(found: Collection[Stored], side: int, what: str) -> int:
-    """Return the size of a side that all have; of a few and many, the few are damaged."""
-    ((usual, count),) = Counter(each.shape[side] for each in found).most_common(1)
-    for each in found:
-        if each.shape[side] != usual:
-            what = f"has {each.shape[side]} {what}, but {count} others have {usual}"
-            raise CacheError(what, where=each.path, hint=HINT)
-    return usual
 
 
 def find_not_finite(caches: Caches, indices: Iterable[int]) -> list[str]:

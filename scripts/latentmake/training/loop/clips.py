@@ -8,10 +8,10 @@ there, and nothing whose key is unchanged is made again.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -32,11 +32,12 @@ Kind = Literal["real", "base", "adapter"]
 KINDS: tuple[Kind, ...] = ("real", "base", "adapter")
 TIMESTEPS = 10
 """Timesteps of the losses, spread evenly over the distribution of the training's."""
+EVALUATION = 1
+"""Version of evaluations; raised when the same one would give other results."""
 CLIP_NAME = r"^[a-z0-9-]+_(real|base|adapter)\.(mp4|png)$"
 """Names of the clips of an evaluation."""
 
 _VERSION = 1  # raised when the same order would give other clips
-_EVALUATION = 1  # raised when the same evaluation would give other results
 _NAME = r"^[a-z0-9-]+_seed-\d+_(base|adapter)\.(mp4|png)$"
 _WORDS = 40  # characters of a prompt or a stem in a file's name
 _SIZE = {"frames": 0, "width": 0, "height": 0}  # in the place of what each item has
@@ -144,29 +145,7 @@ class EvaluationOrder(GenerationOrder):
         """
         made = [self.weights, self.settings.values() | _SIZE, self.seeds[0]]
         basis = [lock_content(training.lock), adapter, training.loss_digest()]
-        return digest.of_value([_EVALUATION, TIMESTEPS, *basis, self.clips, self.resolution, made])
-
-    def loss_key(self, training: TrainingOrder, keys: tuple[str, str], adapter: str) -> str:
-        """Return the key of an item's losses, from those of its latents and text, and the LoRA's.
-
-        The digest of the LoRA is "" for none.
-        """
-        made_from = [*keys, training.loss_digest(), adapter, TIMESTEPS]
-        return digest.of_value([_EVALUATION, "loss", *made_from])
-
-    def real_key(self, latents: str) -> str:
-        """Return the key of an item's own clip, from that of its latents."""
-        return digest.of_value([_EVALUATION, "real", latents, self.weights, self.settings.fps])
-
-    def drawn_key(
-        self, training: TrainingOrder, keys: tuple[str, str], adapter: str, size: Sequence[int]
-    ) -> str:
-        """Return the key of a clip of some frames, height and width; see `loss_key`."""
-        latents, text = keys
-        shape = dict(zip(("frames", "height", "width"), size, strict=True))
-        drawn = self.key(text, self.seeds[0], adapter, **shape)
-        first = latents if training.model.image_to_video else ""
-        return digest.of_value([_EVALUATION, drawn, first, training.loss_digest()])
+        return digest.of_value([EVALUATION, TIMESTEPS, *basis, self.clips, self.resolution, made])
 
 
 # -- records ---------------------------------------------------------------------------------------
@@ -222,19 +201,6 @@ class EvaluatedClip(JsonFile, extra="ignore"):  # earlier releases write more
     width: int
     height: int
     frames: int
-
-    @classmethod
-    def written(cls, path: Path, key: str, frames: Sequence[Any]) -> Self:
-        """Return the record of a file that holds frames, each [H, W, 3]."""
-        height, width, _ = frames[0].shape
-        return cls(
-            key=key,
-            file=path.name,
-            digest=digest.of_file(path),
-            width=width,
-            height=height,
-            frames=len(frames),
-        )
 
 
 class Result(JsonFile):

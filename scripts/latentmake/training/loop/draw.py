@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from latentmake import digest
 from latentmake.caches.encoders.device import pick_device
 from latentmake.errors import CacheError, TrainingError
 from latentmake.plan.manifest import Row
@@ -23,6 +24,7 @@ from latentmake.progress import Progress, say
 from latentmake.training.loop.caches import HINT, Caches, Example, find_not_finite, read_items
 from latentmake.training.loop.clips import (
     CLIP_NAME,
+    EVALUATION,
     INDEX,
     KINDS,
     METRICS,
@@ -249,13 +251,18 @@ class _Evaluation:
 
     def _loss_key(self, case: Case, kind: Kind) -> str:
         adapter = self.adapter if kind == "adapter" else ""
-        return self.order.loss_key(self.training, case.keys, adapter)
+        made_from = [*case.keys, self.training.loss_digest(), adapter, TIMESTEPS]
+        return digest.of_value([EVALUATION, "loss", *made_from])
 
     def _clip_key(self, case: Case, kind: Kind) -> str:
+        order, (latents, text), (frames, height, width) = self.order, case.keys, case.size
         if kind == "real":
-            return self.order.real_key(case.keys[0])
+            return digest.of_value([EVALUATION, "real", latents, order.weights, order.settings.fps])
         adapter = self.adapter if kind == "adapter" else ""
-        return self.order.drawn_key(self.training, case.keys, adapter, case.size)
+        size = {"frames": frames, "height": height, "width": width}
+        drawn = order.key(text, order.seeds[0], adapter, **size)
+        first = latents if self.training.model.image_to_video else ""
+        return digest.of_value([EVALUATION, drawn, first, self.training.loss_digest()])
 
     def run(self) -> Metrics:
         """Make what is missing; return and write all results."""
@@ -316,7 +323,15 @@ class _Evaluation:
             latents = _drawn(self.painter, self.order.noun, case.name, *options)
         path = self.folder / evaluated_name(case.row.stem, key, kind, self.order.suffix)
         frames = _written(self.painter, path, latents)
-        self.known.clips[key] = EvaluatedClip.written(path, key, [*frames])
+        number, height, width, _ = frames.shape
+        self.known.clips[key] = EvaluatedClip(
+            key=key,
+            file=path.name,
+            digest=digest.of_file(path),
+            width=width,
+            height=height,
+            frames=number,
+        )
 
     def _metrics(self) -> Metrics:
         results = [

@@ -32,7 +32,7 @@ from diffusers import WanTransformer3DModel
 
 from latentmake.caches.encoders.local_state import fill, local_state, refusing, without_weights
 from latentmake.config.weights import Weights
-from latentmake.errors import ModelError, TrainingError
+from latentmake.errors import ModelError
 from latentmake.files import atomic
 from latentmake.progress import say
 from latentmake.training.loop import recipe as loop
@@ -205,9 +205,6 @@ class Objective(loop.Objective):
         boundary: share of the timesteps at which Wan 2.2 changes its network; None for one network.
         low: whether the network for low noise (or the only one) is trained.
         high: whether that for high noise is.
-
-    Raises:
-        TrainingError: a network would have no timesteps.
     """
 
     def __init__(
@@ -227,12 +224,6 @@ class Objective(loop.Objective):
         self.ranges = [
             each for each, trained in (((0.0, split), low), ((split, 1.0), high)) if trained
         ]
-        if any(stop - start < _LEAST for start, stop in self.ranges):
-            raise TrainingError(
-                f"a shift of {shift:g} leaves no timesteps on one side of {boundary}",
-                where="trainer.flow_shift",
-                hint="leave it out, or train the other network alone",
-            )
 
     def quantile(self, share: float) -> float:
         """Return the probability of a shifted share below this one."""

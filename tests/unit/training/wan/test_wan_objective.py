@@ -11,7 +11,6 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
 )
 from dit_world import tiny_dit
-from latentmake.errors import TrainingError
 from latentmake.training.loop.caches import Batch
 from latentmake.training.loop.recipe import generator
 from latentmake.training.lora import add_adapter
@@ -72,13 +71,6 @@ def test_two_networks_are_drawn_as_often_as_their_ranges(sampling: Any, shift: f
         _, timesteps = one.draw(torch.Size((500, 1, 1, 1, 1)), random)
         assert inside(timesteps).all()
         assert inside(one.at(torch.linspace(0, 0.999, 50))).all()
-
-
-@pytest.mark.parametrize(("shift", "networks"), [(1e9, (True, False)), (1e-6, (True, True))])
-def test_a_network_without_timesteps_is_one_line(shift: float, networks: tuple[bool, bool]) -> None:
-    low, high = networks
-    with pytest.raises(TrainingError, match=r"trainer.flow_shift: a shift of .* no timesteps"):
-        Objective(shift, boundary=0.875, low=low, high=high)
 
 
 def test_an_example_is_predicted_by_the_network_of_its_timestep() -> None:
