@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from latentmake import digest
 from latentmake.caches.encoders.device import pick_device
 from latentmake.errors import CacheError, TrainingError
-from latentmake.plan.manifest import Row
 from latentmake.progress import Progress, say
-from latentmake.training.loop.caches import HINT, Caches, Example, find_not_finite, read_items
+from latentmake.training.loop.caches import HINT, Caches, find_not_finite, read_items
 from latentmake.training.loop.clips import (
     CLIP_NAME,
     EVALUATION,
@@ -147,33 +146,8 @@ def _networks(
 # -- losses ----------------------------------------------------------------------------------------
 
 
-class Case(NamedTuple):
-    """One held-out item at one resolution, of a video its first clip.
-
-    Attributes:
-        number: of its example in the caches.
-        size: frames, height and width of its clip.
-    """
-
-    number: int
-    row: Row
-    resolution: str
-    example: Example
-    size: tuple[int, int, int]
-
-    @property
-    def name(self) -> str:
-        """Dataset, stem and resolution."""
-        return f"{self.row.dataset}/{self.row.stem} {self.resolution}"
-
-    @property
-    def keys(self) -> tuple[str, str]:
-        """Keys of the cache files of its latents and its text."""
-        return self.example.latents.key, self.example.text.key
-
-
-def cases_of(recipe: Recipe) -> tuple[list[Case], Caches]:
-    """Return the held-out items of a run and their caches.
+def held_out(recipe: Recipe) -> Caches:
+    """Return the caches of the held-out items of a run, of a video those of its first clip.
 
     Raises:
         UserError: the manifest or a cache file is damaged.
@@ -182,16 +156,18 @@ def cases_of(recipe: Recipe) -> tuple[list[Case], Caches]:
         row.model_copy(update={"latents": {size: row.latents_at(size)[:1] for size in row.latents}})
         for row in read_items(Path(recipe.order.manifest), held_out=True)
     ]
-    caches = Caches(rows, recipe.tensors)
-    items = zip(caches.rows, caches.resolutions, caches.examples, strict=False)
-    return [
-        Case(number, *item, recipe.clip_size(item[2].latents)) for number, item in enumerate(items)
-    ], caches
+    return Caches(rows, recipe.tensors)
+
+
+def name_of(caches: Caches, number: int) -> str:
+    """Return dataset, stem and resolution of an item."""
+    row = caches.rows[number]
+    return f"{row.dataset}/{row.stem} {caches.resolutions[number]}"
 
 
 @torch.no_grad()
 def losses_of(
-    painter: Painter, caches: Caches, case: Case, done: Callable[[], object] = lambda: None
+    painter: Painter, caches: Caches, number: int, done: Callable[[], object] = lambda: None
 ) -> list[float]:
     """Return an item's loss at each timestep of an evaluation, by the painter's network.
 
@@ -203,13 +179,14 @@ def losses_of(
     """
     losses: list[float] = []
     timesteps = spread_timesteps(painter.objective, TIMESTEPS)
-    for loss in item_losses(painter.losses, caches, case.number, timesteps):
+    for loss in item_losses(painter.losses, caches, number, timesteps):
         if not math.isfinite(loss):
-            if damaged := find_not_finite(caches, [case.number]):
+            if damaged := find_not_finite(caches, [number]):
                 what = "holds values that are NaN or infinite"
                 raise CacheError(what, where=damaged[0], hint=HINT)
             hint = "look at the training's loss, and at the weights of the network"
-            raise TrainingError("the loss is NaN or infinite", where=case.name, hint=hint)
+            what = "the loss is NaN or infinite"
+            raise TrainingError(what, where=name_of(caches, number), hint=hint)
         losses.append(loss)
         done()
     return losses
@@ -241,25 +218,32 @@ class _Evaluation:
     def __init__(self, order: EvaluationOrder, recipe: Recipe) -> None:
         self.order, self.recipe, self.training = order, recipe, recipe.order
         self.folder, self.adapter = Path(order.output), adapter_digest(order)
-        self.cases, self.caches = cases_of(recipe)
+        self.caches = caches = held_out(recipe)
         self.known = Known.of(self.folder)
-        shown = [case for case in self.cases if case.resolution == order.resolution]
-        shown.sort(key=lambda case: case.size[0] == 1)  # videos before images
+        examples = caches.examples[: len(caches)]
+        self.sizes = [recipe.clip_size(each.latents) for each in examples]
+        shown = [item for item, size in enumerate(caches.resolutions) if size == order.resolution]
+        shown.sort(key=lambda item: self.sizes[item][0] == 1)  # videos before images
         self.shown = shown[: order.clips]
-        stored = self.caches.examples[0].latents
-        self.painter = recipe.painter(recipe, order.settings, order.negative, stored, pick_device())
+        painting = order.settings, order.negative, examples[0].latents, pick_device()
+        self.painter = recipe.painter(recipe, *painting)
 
-    def _loss_key(self, case: Case, kind: Kind) -> str:
+    def _keys(self, item: int) -> tuple[str, str]:
+        """Return the keys of the cache files of an item's latents and text."""
+        example = self.caches.examples[item]
+        return example.latents.key, example.text.key
+
+    def _loss_key(self, item: int, kind: Kind) -> str:
         adapter = self.adapter if kind == "adapter" else ""
-        made_from = [*case.keys, self.training.loss_digest(), adapter, TIMESTEPS]
+        made_from = [*self._keys(item), self.training.loss_digest(), adapter, TIMESTEPS]
         return digest.of_value([EVALUATION, "loss", *made_from])
 
-    def _clip_key(self, case: Case, kind: Kind) -> str:
-        order, (latents, text), (frames, height, width) = self.order, case.keys, case.size
+    def _clip_key(self, item: int, kind: Kind) -> str:
+        order, (latents, text) = self.order, self._keys(item)
         if kind == "real":
             return digest.of_value([EVALUATION, "real", latents, order.weights, order.settings.fps])
         adapter = self.adapter if kind == "adapter" else ""
-        size = {"frames": frames, "height": height, "width": width}
+        size = dict(zip(("frames", "height", "width"), self.sizes[item], strict=True))
         drawn = order.key(text, order.seeds[0], adapter, **size)
         first = latents if self.training.model.image_to_video else ""
         return digest.of_value([EVALUATION, drawn, first, self.training.loss_digest()])
@@ -267,14 +251,14 @@ class _Evaluation:
     def run(self) -> Metrics:
         """Make what is missing; return and write all results."""
         # Items of the same caches share losses and clips.
-        wanted: dict[str, tuple[Callable[..., None], Case, Kind]] = {
-            self._loss_key(case, kind): (self._lose, case, kind)
-            for case in self.cases
+        wanted: dict[str, tuple[Callable[..., None], int, Kind]] = {
+            self._loss_key(item, kind): (self._lose, item, kind)
+            for item in range(len(self.caches))
             for kind in _MADE
         }
         wanted |= {
-            self._clip_key(case, kind): (self._film, case, kind)
-            for case in self.shown
+            self._clip_key(item, kind): (self._film, item, kind)
+            for item in self.shown
             for kind in KINDS
         }
         todo = {key: each for key, each in wanted.items() if not self._is_there(key)}
@@ -283,9 +267,9 @@ class _Evaluation:
         name = f"evaluation of {self.order.run}"
         with Progress(total=total, unit="step", desc=name, disable=not total) as progress:
             for made in self._phases({kind for *_, kind in todo.values()}):
-                for key, (make, case, kind) in todo.items():
+                for key, (make, item, kind) in todo.items():
                     if kind == made:
-                        make(key, case, kind, progress.update)
+                        make(key, item, kind, progress.update)
                         self.known.write(self.folder / _KNOWN)
         metrics = self._metrics()
         metrics.write(self.folder / METRICS)
@@ -309,19 +293,21 @@ class _Evaluation:
         for trained in _networks(self.order, self.painter, self.caches, needed) if needed else ():
             yield _MADE[trained]
 
-    def _lose(self, key: str, case: Case, _: Kind, done: Callable[[], object]) -> None:
-        values = losses_of(self.painter, self.caches, case, done)
+    def _lose(self, key: str, item: int, _: Kind, done: Callable[[], object]) -> None:
+        values = losses_of(self.painter, self.caches, item, done)
         self.known.losses[key] = Losses(key=key, values=values)
 
-    def _film(self, key: str, case: Case, kind: Kind, done: Callable[[], object]) -> None:
-        batch, stored, text = self.caches.batch([case.number]), *case.example[:2]
+    def _film(self, key: str, item: int, kind: Kind, done: Callable[[], object]) -> None:
+        batch, (stored, text, _) = self.caches.batch([item]), self.caches.examples[item]
         if kind == "real":
             latents = batch.latents[0] / stored.scaling + stored.shift
         else:
             seed = self.painter.noise_seed(self.order.seeds[0], caption_in(text.path))
-            options = text.path, seed, case.size, done, batch
-            latents = _drawn(self.painter, self.order.noun, case.name, *options)
-        path = self.folder / evaluated_name(case.row.stem, key, kind, self.order.suffix)
+            options = text.path, seed, self.sizes[item], done, batch
+            name = name_of(self.caches, item)
+            latents = _drawn(self.painter, self.order.noun, name, *options)
+        stem = self.caches.rows[item].stem
+        path = self.folder / evaluated_name(stem, key, kind, self.order.suffix)
         frames = _written(self.painter, path, latents)
         number, height, width, _ = frames.shape
         self.known.clips[key] = EvaluatedClip(
@@ -336,21 +322,21 @@ class _Evaluation:
     def _metrics(self) -> Metrics:
         results = [
             Result(
-                name=case.name,
-                source=case.row.source,
-                caption=caption_in(case.example.text.path),
-                losses={kind: self.known.losses[self._loss_key(case, kind)] for kind in _MADE},
+                name=name_of(self.caches, item),
+                source=row.source,
+                caption=caption_in(self.caches.examples[item].text.path),
+                losses={kind: self.known.losses[self._loss_key(item, kind)] for kind in _MADE},
                 clips={
-                    kind: self.known.clips[self._clip_key(case, kind)]
+                    kind: self.known.clips[self._clip_key(item, kind)]
                     for kind in KINDS
-                    if case in self.shown
+                    if item in self.shown
                 },
             )
-            for case in self.cases
+            for item, row in enumerate(self.caches.rows)
         ]
         losses = {kind: [each.losses[kind].values for each in results] for kind in _MADE}
         by_timestep = {kind: np.mean(each, axis=0).tolist() for kind, each in losses.items()}
-        items = f"{len(self.cases)} held out, {len(self.shown)} with {self.order.noun}s"
+        items = f"{len(self.caches)} held out, {len(self.shown)} with {self.order.noun}s"
         return Metrics(
             run=self.order.run,
             wanted=self.order.wanted(self.training, self.adapter),

@@ -17,8 +17,9 @@ from latentmake.training.loop import recipe as loop
 from latentmake.training.loop.clips import EvaluationOrder, Metrics
 from latentmake.training.loop.draw import (
     Known,
-    cases_of,
+    held_out,
     losses_of,
+    name_of,
 )
 from latentmake.training.loop.recipe import spread_timesteps
 from latentmake.training.order import RunFiles
@@ -73,20 +74,20 @@ def merged(path: str, lora: Path) -> WanTransformer3DModel:
 def test_losses_are_those_of_a_few_lines_of_torch(changes: dict[str, Any], tmp_path: Path) -> None:
     order = trained(tmp_path, **changes)
     recipe = WanRecipe(order)
-    (case,), caches = cases_of(recipe)
-    assert case.row.stem == "item3" and case.name == "shapes/item3 48x32"
+    caches = held_out(recipe)
+    assert len(caches) == 1 and name_of(caches, 0) == "shapes/item3 48x32"
     objective = recipe.make_objective()
     network = recipe.make_network(
         channels=caches.channels, text_width=caches.text_width, dtype=torch.float32
     ).eval()
-    stored = case.example.latents
+    stored = caches.examples[0].latents
     painter = recipe.painter(recipe, order.sample_settings(), None, stored, CPU)
     painter.network = network
-    found = {"base": losses_of(painter, caches, case)}
+    found = {"base": losses_of(painter, caches, 0)}
     recipe.read_copy(network, RunFiles(order).results)
-    found["adapter"] = losses_of(painter, caches, case)
+    found["adapter"] = losses_of(painter, caches, 0)
 
-    example = caches.examples[case.number]
+    example = caches.examples[0]
     tensors = load_file(example.latents.path)
     latents = next(
         e.float() for n, e in tensors.items() if n.startswith("latents_") and "image" not in n
@@ -105,7 +106,7 @@ def test_losses_are_those_of_a_few_lines_of_torch(changes: dict[str, Any], tmp_p
         if path is not None
     }
     for number, timestep in enumerate(spread_timesteps(objective, 10)):
-        hidden, target = noisy(latents[None], case.keys[0], number, float(timestep) / 1000)
+        hidden, target = noisy(latents[None], example.latents.key, number, float(timestep) / 1000)
         hidden = hidden if first is None else torch.cat([hidden, first], dim=1)
         high = order.boundary is not None and float(timestep) >= 875
         for kind, values in found.items():
