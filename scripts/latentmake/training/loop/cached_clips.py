@@ -15,7 +15,7 @@ from latentmake.errors import DatasetError
 from latentmake.files.safetensors import read_head
 from latentmake.models.files import T5_LENGTH
 from latentmake.plan.manifest import rows_of
-from latentmake.training.loop.caches import FORM, WAN, Caches, CacheTensors, Sought, naming
+from latentmake.training.loop.caches import FORM, WAN, Caches, Sought, naming
 from latentmake.training.order import caption_in
 
 _SPLITS = {"train": [False], "validation": [True], "all": [False, True]}
@@ -64,16 +64,15 @@ class CachedClipDataset(TorchDataset[dict[str, Any]]):
             what += f" and resolution={resolution!r}" if resolution else ""
             hint = "see the run's datasets, resolutions and `validation`"
             raise DatasetError(what, where=self.manifest, hint=hint)
-        text = _names_in(Path(root, row.first_text))
-        if len(text) != 1 or not isinstance(row.text, dict):
+        if _names_in(Path(root, row.first_text)) != [each.name for each in WAN.text]:
             what, hint = "is not the manifest of a Wan run", "name one whose model has a `task`"
             raise DatasetError(what, where=self.manifest, hint=hint)
         more = [
             Sought(name, 4 if name.startswith("latents") else 2)
             for name in _names_in(path)
-            if name != WAN.latents.name
+            if name != WAN.latents[0].name
         ]
-        tensors = CacheTensors(WAN.latents, Sought(text[0], 2), (*more,))
+        tensors = WAN._replace(latents=(*WAN.latents, *more))
         self._caches = Caches(rows, tensors, root=root, resolution=resolution)
         self._order = [
             number for number, row in enumerate(self._caches.rows) for _ in range(row.repeats)

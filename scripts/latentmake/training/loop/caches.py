@@ -114,25 +114,20 @@ class CacheTensors(NamedTuple):
     """Tensors that a training reads from the cache files of a layout.
 
     Attributes:
-        latents: [channels, height, width], or [channels, frames, height, width].
-        text: [tokens, width].
-        more: further tensors in the file of the latents.
+        latents: of one file: [channels, (frames,) height, width], then further ones.
+        text: of one file: hidden states [tokens, width], and a vector [width] where there is one.
         scaled: whether the header of the latents has their scale.
-        texts: further tensors in the file of the text: hidden states, and a vector [width].
     """
 
-    latents: Sought
-    text: Sought
-    more: tuple[Sought, ...] = ()
+    latents: tuple[Sought, ...]
+    text: tuple[Sought, ...]
     scaled: bool = False
-    texts: tuple[Sought, ...] = ()
 
 
-PLAIN = CacheTensors(Sought("latents", 3), Sought(layout.hidden_state(0), 2), scaled=True)
-SDXL = PLAIN._replace(
-    texts=(Sought(layout.hidden_state(1), 2), Sought(f"{layout.encoder_name(1)}.pooled", 1))
-)
-WAN = CacheTensors(Sought("latents", 4), Sought("varlen_t5", 2))
+PLAIN = CacheTensors((Sought("latents", 3),), (Sought(layout.hidden_state(0), 2),), scaled=True)
+_SECOND = Sought(layout.hidden_state(1), 2), Sought(f"{layout.encoder_name(1)}.pooled", 1)
+SDXL = PLAIN._replace(text=(*PLAIN.text, *_SECOND))
+WAN = CacheTensors((Sought("latents", 4),), (Sought("varlen_t5", 2),))
 """Of musubi-tuner's caches, whose latents are scaled already."""
 
 
@@ -277,7 +272,7 @@ def read_text(path: str, tensors: CacheTensors) -> dict[str, torch.Tensor]:
         CacheError: it is missing or damaged, or holds NaN or infinite values.
     """
     check_bytes(path)
-    found = [each.float() for each in inspect(path, [tensors.text, *tensors.texts]).read()]
+    found = [each.float() for each in inspect(path, tensors.text).read()]
     if not _is_finite(found):
         raise CacheError("holds NaN or infinite values", where=path, hint=HINT)
     return joined(found)
@@ -328,8 +323,8 @@ class Caches:
         root: str = "",
         resolution: str | None = None,
     ) -> None:
-        self._names = [each.name for each in (tensors.latents, *tensors.more)]
-        self._sized = bool(tensors.texts)
+        self._names = [each.name for each in tensors.latents]
+        self._sized = len(tensors.text) > 1
         self._checked: set[str] = set()
         named = [
             (row, size, path)
@@ -341,13 +336,9 @@ class Caches:
         several = [row.texts_at(size) for row, size, _ in named]
         within = partial(os.path.join, root)  # but where a path is absolute
         latents = inspect_all(
-            (within(path) for *_, path in named),
-            (tensors.latents, *tensors.more),
-            scaled=tensors.scaled,
+            (within(path) for *_, path in named), tensors.latents, scaled=tensors.scaled
         )
-        texts = inspect_all(
-            map(within, chain.from_iterable(several)), (tensors.text, *tensors.texts)
-        )
+        texts = inspect_all(map(within, chain.from_iterable(several)), tensors.text)
         self.rows = [row for row, *_ in named]
         self.resolutions = [size for _, size, _ in named]
         self.examples = [
@@ -359,12 +350,9 @@ class Caches:
         self.variants: dict[int, list[int]] = {}
         for index, (_, *others) in enumerate(several):
             if others:
-                further = [self._add(index, texts[within(path)]) for path in others]
-                self.variants[index] = [index, *further]
-
-    def _add(self, index: int, text: Stored) -> int:
-        self.examples.append(self.examples[index]._replace(text=text))
-        return len(self.examples) - 1
+                first, like = len(self.examples), self.examples[index]
+                self.examples += [like._replace(text=texts[within(path)]) for path in others]
+                self.variants[index] = [index, *range(first, len(self.examples))]
 
     def __len__(self) -> int:
         """Return the number of examples without those of further variants."""

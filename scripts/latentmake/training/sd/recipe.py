@@ -257,7 +257,7 @@ class SdPainter(Painter):
         order = self.recipe.order
         sizes = {"time_ids": torch.tensor([height, width, 0.0, 0.0, height, width])}  # not cut
         texts = [
-            read_text(path, tensors) | (sizes if tensors.texts else {})
+            read_text(path, tensors) | (sizes if len(tensors.text) > 1 else {})
             for path in (text, self.negative)
             if path is not None
         ]

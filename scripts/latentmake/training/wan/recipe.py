@@ -332,7 +332,7 @@ class WanRecipe(Recipe):
         self.several = None not in (order.model.dit, order.model.dit_high_noise)
         first = (Sought(FIRST_FRAME, 4),) if order.model.image_to_video else ()
         clip = (Sought(CLIP, 2),) if order.model.needs_clip else ()
-        self.tensors = WAN._replace(more=(*first, *clip))
+        self.tensors = WAN._replace(latents=(*WAN.latents, *first, *clip))
 
     def make_objective(self) -> Objective:
         """Return noise, shifted timesteps and the velocity's loss."""
