@@ -66,7 +66,7 @@ def make_files(folder: Path, device: torch.device, *, tiny: bool) -> None:
         for number in range(ITEMS)
     ]
     (folder / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "dataset.lock").write_text(json.dumps({"digest": "d" * 64, "items": ITEMS}))
+    (folder / "dataset.lock").write_text(json.dumps({"digest": "d" * 64}))
     with device:  # in seconds there, in a minute on a CPU
         make_unet(folder / "unet", **({} if tiny else SD_UNET))
 

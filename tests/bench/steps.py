@@ -57,7 +57,7 @@ def make_training(folder: Path, options: argparse.Namespace, width: int) -> trai
             }
         )
     (folder / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "dataset.lock").write_text(json.dumps({"digest": "d" * 64, "items": ITEMS}))
+    (folder / "dataset.lock").write_text(json.dumps({"digest": "d" * 64}))
     make_unet(folder / "unet", block_out_channels=(width, 2 * width))
     order = make_order(
         folder,

@@ -13,6 +13,7 @@ import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -23,7 +24,7 @@ from latentmake import digest
 from latentmake.errors import CacheError, TrainingError, storage_error
 from latentmake.files import atomic
 from latentmake.files.safetensors import read_head
-from latentmake.plan.manifest import read_lock, run_folder
+from latentmake.plan.manifest import Lock, read_lock, run_folder
 from latentmake.plan.orders import run_order
 from latentmake.plan.state import Difference, short, text_of, value_differences
 
@@ -125,7 +126,7 @@ class RunOrder(BaseModel, ABC):
         kind: of the trainer.
         run: name of the run.
         manifest: JSONL file; one line an item with the paths of its caches.
-        lock: file with the digest of the caches that the manifest names, see `lock_digest`.
+        lock: file with the digest of the caches that the manifest names, see `Lock`.
         output: folder of all that the training writes.
         planned: time in nanoseconds: no two orders are the same file to Snakemake.
     """
@@ -207,29 +208,17 @@ def read_order(path: Path, kind: type[_Order]) -> _Order:
     )
 
 
-def lock_digest(path: str) -> str:
-    """Return the digest of a `dataset.lock`'s keys, of items that train; raises TrainingError."""
-    lock = _lock(path)
-    return str(lock.get("trained") or lock["digest"])
-
-
-def lock_content(path: str) -> str:
-    """Return the same of items held out too."""
-    return str(_lock(path)["digest"])
-
-
-def _lock(path: str) -> dict[str, Any]:
-    try:
-        lock = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError):
-        lock = None
-    if not isinstance(lock, dict) or not isinstance(lock.get("digest"), str):
-        raise TrainingError(
-            "the lock of the run's caches is missing or damaged",
-            where=path,
-            hint="delete it, and run the build's command again",
-        )
-    return lock
+def lock_of(path: str) -> Lock:
+    """Read the `dataset.lock` of a run's caches; raises TrainingError."""
+    with suppress(OSError, ValueError, TypeError):
+        lock = Lock(**json.loads(Path(path).read_bytes()))
+        if lock.digest:
+            return lock
+    raise TrainingError(
+        "the lock of the run's caches is missing or damaged",
+        where=path,
+        hint="delete it, and run the build's command again",
+    )
 
 
 def caption_in(path: str) -> str:

@@ -49,7 +49,7 @@ from latentmake.training.order import (
     RunFiles,
     Wanted,
     finish,
-    lock_digest,
+    lock_of,
     read_order,
 )
 
@@ -228,7 +228,7 @@ def train(
     say = partial(process.say, log)
     passed(trainer.job_findings(order), say)  # first, since networks take a while to read
     weights = _digest_with_receipt(order.weights_digest)
-    record, data = LaunchedRecord.read(files.record), lock_digest(order.lock)
+    record, data = LaunchedRecord.read(files.record), lock_of(order.lock).data
     if (
         record
         and record.wanted == wanted(order, data, weights, record)

@@ -22,7 +22,7 @@ from latentmake.plan.manifest import rows_of, run_folder
 from latentmake.plan.orders import run_order
 from latentmake.plan.state import Difference, short, value_differences
 from latentmake.training.loop.order import ClipSettings, Prompt, TrainingOrder
-from latentmake.training.order import JsonFile, caption_in, lock_content
+from latentmake.training.order import JsonFile, caption_in, lock_of
 
 FOLDER = "generated"
 """Folder of the clips of `generate` below that of their run."""
@@ -144,7 +144,7 @@ class EvaluationOrder(GenerationOrder):
             TrainingError: the run's lock is missing or damaged.
         """
         made = [self.weights, self.settings.values() | _SIZE, self.seeds[0]]
-        basis = [lock_content(training.lock), adapter, training.loss_digest()]
+        basis = [lock_of(training.lock).digest, adapter, training.loss_digest()]
         return digest.of_value([EVALUATION, TIMESTEPS, *basis, self.clips, self.resolution, made])
 
 

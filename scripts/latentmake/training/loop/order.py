@@ -19,7 +19,7 @@ from latentmake.config.models import Model
 from latentmake.config.trainers import LoopTrainer
 from latentmake.training.backend import Finding, accelerate_config, of_faults
 from latentmake.training.init_lora import Place, misfit, tensor_names
-from latentmake.training.order import JsonFile, Record, RunFiles, RunOrder, Wanted, lock_digest
+from latentmake.training.order import JsonFile, Record, RunFiles, RunOrder, Wanted, lock_of
 
 Order = TypeVar("Order", bound="TrainingOrder")
 
@@ -233,7 +233,7 @@ def wanted(order: TrainingOrder, data: str | None = None) -> Wanted:
     if record is not None and record.wanted.settings in same:
         settings, resumed = record.wanted.settings, record.wanted.resumed
     return Wanted(
-        data=lock_digest(order.lock) if data is None else data,
+        data=lock_of(order.lock).data if data is None else data,
         settings=settings,
         weights=order.weights,
         resumed=resumed,

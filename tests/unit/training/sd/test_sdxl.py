@@ -71,7 +71,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, micro: Path) -> World:
         row = {"dataset": "shapes", "stem": str(number), "source": f"{number}.png", "repeats": 1}
         lines.append(json.dumps({**row, "latents": {"32": latents}, "text": text}) + "\n")
     (root / "manifest.jsonl").write_text("".join(lines))
-    (root / "dataset.lock").write_text(json.dumps({"digest": "d" * 64, "items": 2}))
+    (root / "dataset.lock").write_text(json.dumps({"digest": "d" * 64}))
     order = make_order(root, prompts=True, **SETTINGS)
     save_file(cached[0], root / "cache/text/negative.safetensors")  # which the order made anew
     order = of_model(order, architecture="sdxl").model_copy(update={"sample_size": (48, 32)})

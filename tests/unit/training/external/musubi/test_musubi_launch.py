@@ -16,7 +16,7 @@ from latentmake.training.external.launch import prepare
 from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.order import wanted
-from latentmake.training.order import LaunchedRecord, RunFiles, Wanted, lock_digest
+from latentmake.training.order import LaunchedRecord, RunFiles, Wanted, lock_of
 from musubi_world import RUN, WAN_DIT, called, make_run, put_weights, stand_in, write_order
 
 LORA = Path(f"runs/{RUN}/{RUN}.safetensors")
@@ -54,7 +54,7 @@ def refused(order: MusubiOrder, match: str) -> str:
 
 def wanted_of(order: MusubiOrder) -> Wanted:
     weights = order.weights_digest(digest.of_file)
-    return wanted(order, lock_digest(order.lock), weights)
+    return wanted(order, lock_of(order.lock).data, weights)
 
 
 def is_trained(order: MusubiOrder) -> bool:
