@@ -48,7 +48,7 @@ def test_a_killed_training_is_resumed_by_number_and_ends_with_its_last_epoch(
     os.utime(WORK / f"{RUN}-000001-state")  # now the newest
     saved = [(WORK / f"{RUN}-00000{epoch}.safetensors").read_bytes() for epoch in (1, 2)]
     Trainer().train(path, log=LOG, receipt=RECEIPT)
-    assert f"resumed from {WORK}/resumed/{RUN}-000002-state" in LOG.read_text()
+    assert f"resumed from {WORK}/resumed/000000/{RUN}-000002-state" in LOG.read_text()
     assert "2 epochs are done" in LOG.read_text()
     assert steps(WORK / f"{RUN}-state") == 4 * 3
     epochs = sorted(WORK.glob(f"{RUN}-0*.safetensors"))

@@ -7,7 +7,7 @@ musubi-tuner and sd-scripts name a state `{name}-{epoch:06d}-state`, or `{name}-
 The number decides which is the last; mtimes never do. musubi-tuner, and sd-scripts' scripts for
 complete networks, count epochs from one again after a resume: told to train 16, they train 16 more,
 and write their states and LoRAs over those of the same number. So they are told how many are left,
-and these are moved out of their way, under the number of epochs that stand behind them. Other
+and these are moved out of their way, into a folder that is named by the epochs before. Other
 scripts, later versions and forks write into a state how far it came.
 """
 
@@ -56,12 +56,11 @@ from latentmake.training.order import (
 _KEPT = 2  # states: the one to resume from, and one more should it be damaged
 
 
-class _Progress(JsonFile):
+class _Progress(JsonFile, extra="ignore"):  # earlier releases write more
     """File beside the states: their training, and the epochs done when it was last started."""
 
     wanted: Wanted
     epochs: int = 0
-    steps: int = 0
 
 
 def prepare(
@@ -73,32 +72,31 @@ def prepare(
 ) -> Resume:
     """Make the trainer's folder ready for a training, and find the state to resume from.
 
-    What another training left is moved into `files.earlier`: it is taken neither for the new result
-    nor for its state.
+    What earlier starts of this training left is moved into `files.resumed`, a folder each, named by
+    the epochs that were done before. What another training left is moved into `files.earlier`: it
+    is taken neither for the new result nor for its state. Killed at any time, it can be done again:
+    the number of epochs is written down last.
 
     Args:
         files: the run's files.
         want: what is to be trained.
-        epochs: of the complete training; None where steps end it.
+        epochs: of the complete training, which `{run}-state` ends; None where steps end it.
         usable: whether the trainer can be resumed right there.
     """
     files.work.mkdir(parents=True, exist_ok=True)
-    progress = _Progress.read(files.progress)
-    resume = Resume()
+    progress, resume, place = _Progress.read(files.progress), Resume(), files.earlier
     if progress is None or progress.wanted != want:
-        for path in _results(files):
-            _move(path, files.earlier / path.name)
         _remove(files.resumed)
     else:
-        if files.last.exists():  # the last LoRA must be a new one
-            _move(files.last, files.earlier / files.last.name)
-        _collect(files, progress.epochs, epochs)
-        found = sorted(_numbered(files.resumed, files.run, "-state").items(), reverse=True)
-        for _, state in found[_KEPT:]:
-            shutil.rmtree(state)
-        states = [_resume(state, number, progress) for number, state in found[:_KEPT]]
-        resume = next(filter(usable, states), resume)
-    _Progress(wanted=want, epochs=resume.done, steps=resume.steps).write(files.progress)
+        place = files.resumed / f"{progress.epochs:06d}"
+    for path in _results(files):
+        _move(path, place / path.name)
+    states = {state: _resume(state, epochs) for state in files.resumed.rglob("*-state")}
+    found = sorted(filter(None, states.values()), key=lambda each: each.done)[-_KEPT:]
+    for state in states.keys() - {each.state for each in found}:
+        shutil.rmtree(state)
+    resume = next(filter(usable, reversed(found)), resume)
+    _Progress(wanted=want, epochs=resume.done).write(files.progress)
     return resume
 
 
@@ -119,46 +117,18 @@ def _move(path: Path, to: Path) -> None:
     path.replace(to)
 
 
-def _collect(files: RunFiles, before: int, epochs: int | None) -> None:
-    """Move complete states into `files.resumed`, under the number of epochs behind them.
-
-    So are LoRAs of epochs, which a program that counts from one again would overwrite. Killed at
-    any time, it can be done again: the number of epochs before is written down last.
-
-    Args:
-        files: the run's files.
-        before: epochs that were done when the trainer was last started.
-        epochs: of the complete training, which `{run}-state` ends; None where that is not known.
-    """
-    states = [*filter(Path.is_dir, _results(files))]
-    complete = [*filter(_is_complete, states), *files.resumed.glob("*-state")]
-    if complete and not any(map(_counts, complete)):
-        for epoch, lora in _numbered(files.work, files.run, ".safetensors").items():
-            _move(lora, files.resumed / f"{files.run}-{epoch + before:06d}.safetensors")
-    for state in states:
-        number = _number(state)
-        if state.name == f"{files.run}-state":
-            number = epochs
-        elif number is not None and not _counts(state):
-            number += before
-        if number is None:
-            continue  # how many epochs it stands for is not known
-        if _is_complete(state):
-            _move(state, files.resumed / f"{files.run}-{number:06d}-state")
-        else:
-            shutil.rmtree(state)
-
-
 def _number(path: Path) -> int | None:
     """Return the number of the epoch in the name of a state or LoRA."""
     number = re.search(r"-(\d+)(-state|\.safetensors)$", path.name)
     return int(number[1]) if number else None
 
 
-def _numbered(folder: Path, run: str, ending: str) -> dict[int, Path]:
-    """Return number of the epoch -> state or LoRA, of those in a folder that have one."""
-    found = ((_number(path), path) for path in folder.glob(f"{glob.escape(run)}-*{ending}"))
-    return {number: path for number, path in found if number is not None}
+def _before(start: Path) -> int:
+    """Return the epochs before a start whose results lie in a folder of `files.resumed`.
+
+    In that folder itself lie those that earlier releases numbered through.
+    """
+    return int(start.name) if start.name.isdigit() else 0
 
 
 def _number_through(files: RunFiles, before: int) -> None:
@@ -166,13 +136,15 @@ def _number_through(files: RunFiles, before: int) -> None:
 
     `before` is the number of epochs that were done when the trainer was last started.
     """
-    found = _numbered(files.resumed, files.run, ".safetensors")
-    kept = [lora for number, lora in found.items() if number <= before]
-    if kept:  # by a program that counts from one again
-        for number, lora in sorted(_numbered(files.work, files.run, ".safetensors").items())[::-1]:
-            lora.rename(lora.with_name(f"{files.run}-{number + before:06d}.safetensors"))
-    for lora in kept:
-        _move(lora, files.work / lora.name)
+    counted = any(map(_counts, files.resumed.rglob("*-state")))
+    starts = [*sorted(files.resumed.glob("*"), reverse=True), files.resumed]
+    for start, done in [(files.work, before), *((each, _before(each)) for each in starts)]:
+        for lora in sorted(start.glob(f"{glob.escape(files.run)}-*.safetensors"), reverse=True):
+            if (number := _number(lora)) is not None:
+                number += 0 if counted else done
+                named = files.work / f"{files.run}-{number:06d}.safetensors"
+                if not named.exists():  # nor was it written again behind the state
+                    lora.rename(named)
 
 
 def _is_complete(state: Path) -> bool:
@@ -184,12 +156,18 @@ def _is_complete(state: Path) -> bool:
     )
 
 
-def _resume(state: Path, done: int, progress: _Progress) -> Resume:
-    steps, trained = progress.steps, done - progress.epochs
-    taken = _values(state).get("current_step")
-    if trained > 0 and isinstance(taken, int):  # since the trainer was last started
-        steps = taken // trained
-    return Resume(state, done, _counts(state), steps)
+def _resume(state: Path, epochs: int | None) -> Resume | None:
+    """Return what a state in `files.resumed` stands for; None where that is not known."""
+    before, counted, done = _before(state.parent), _counts(state), _number(state)
+    if done is None:
+        done = epochs
+    elif not counted:
+        done += before
+    if done is None or not _is_complete(state):
+        return None
+    taken = _values(state).get("current_step")  # since that start
+    steps = taken // (done - before) if isinstance(taken, int) and done > before else 0
+    return Resume(state, done, counted, steps)
 
 
 def _counts(state: Path) -> bool:

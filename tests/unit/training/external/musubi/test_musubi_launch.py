@@ -336,7 +336,7 @@ def test_a_trainer_that_counts_on_is_told_all_epochs(
     tuner = stand_in(tmp_path / "tuner", counts=True)
     order = interrupted(root, tuner, monkeypatch, "killed 2")
     launch(order)
-    assert flag(tuner, "resume") == str(root / WORK / f"resumed/{RUN}-000002-state")
+    assert flag(tuner, "resume") == str(root / WORK / f"resumed/000000/{RUN}-000002-state")
     assert flag(tuner, "max_train_epochs") == "4"
     assert epochs() == 4
     assert [epochs(path) for path in sorted(WORK.glob(f"{RUN}-*.safetensors"))] == [1, 2, 3]
