@@ -24,19 +24,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-_FAILURES = 50  # in a row before anything succeeded: then it is hardly the items' fault
-_FEW = 2  # that are told one by one, even if all of them fail
+_FAILURES = 50  # before anything succeeded: then it is hardly the items' fault
 _Write = Callable[[dict[str, Any], str], None]  # writes the file of an item to a path
 
 
 class _Attempts:
-    """Encodes batches of items, and tells what became of their files; of failures, at the end."""
+    """Encodes batches of items, and tells what became of their files."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self._results = Path(job["results"]).open("a", encoding="utf-8")  # noqa: SIM115 -- till the end
         self._known: bool = job["known"]
-        self._failed: list[tuple[list[str], str]] = []
-        self._fault: Exception | None = None
+        self._failures = 0
         self._last: Callable[[], object] | None = None
 
     def tell(self, **result: Any) -> None:
@@ -79,29 +77,17 @@ class _Attempts:
             self.tell(files=files_of(item), **({"error": fault} if fault else {}))
 
     def fail(self, files: list[str], error: Exception) -> None:
-        """Note that some files could not be written; raises the error if nothing else could."""
-        self._failed.append((files, f"{type(error).__name__}: {error}"))
-        self._fault = error
-        if len(self._failed) >= _FAILURES:
-            self._doubt()
+        """Tell that some files could not be written; raises the error if nothing else could."""
+        self.tell(files=files, error=f"{type(error).__name__}: {error}")
+        self._failures += 1
+        if self._failures == _FAILURES and self._last is None and not self._known:
+            raise error
 
     def end(self) -> None:
-        """Tell what failed, if the device still does what it did before.
-
-        Raises:
-            Exception: the device is at fault, or all items failed.
-        """
-        if len(self._failed) > _FEW:
-            self._doubt()
-        if self._failed and self._last is not None:
-            self._last()  # what went well goes well again
-        for files, fault in self._failed:
-            self.tell(files=files, error=fault)
-        self._failed, self._last = [], None
-
-    def _doubt(self) -> None:
-        if self._fault and self._last is None and not self._known:
-            raise self._fault
+        """If something failed, do again what went well: raises if the device no longer does it."""
+        if self._failures and self._last is not None:
+            self._last()
+        self._failures, self._last = 0, None
 
     def _free_memory(self) -> None:
         gc.collect()

@@ -25,7 +25,7 @@ from latentmake.caches.job import Job
 from latentmake.data.item import Item
 from latentmake.errors import DeviceError, ModelError, UserError, is_device_fault, is_out_of_memory
 from latentmake.files import atomic
-from latentmake.plan.orders import KEPT_SECONDS, Target, Work
+from latentmake.plan.orders import Target, Work
 from latentmake.progress import Progress
 from latentmake.training import process
 from latentmake.training.external.installation import Installation
@@ -33,6 +33,7 @@ from latentmake.training.external.installation import Installation
 _FOLDER = Path(".latentmake/encoding")
 _DRIVER = Path(__file__).with_name("driver.py")
 _SECONDS = 0.5  # between two looks at what is finished
+_FEW = 2  # targets that are refused one by one even if nothing could be made
 _HUB = r"huggingface\.co|cached files|HF_HUB_OFFLINE|[Oo]ffline mode"
 _HUB_HINT = (
     "it loads a tokenizer by its name on the hub: fetch that once on a machine with internet, into "
@@ -81,7 +82,7 @@ class Encoding(ABC):
         self._progress = progress
         self._known = {each.item.stem for each in wanted} <= job.known_faults
         self._begun: list[str] = []
-        self._short: list[tuple[Wanted, str]] = []
+        self._failed: list[tuple[Wanted, str]] = []
         self._fitted: int | None = None
         self._read = 0
 
@@ -129,7 +130,6 @@ class Encoding(ABC):
         if not wanted:
             return
         job.take_gpu()
-        _remove_abandoned()
         folder = (_FOLDER / job.order.name).absolute()
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -148,23 +148,15 @@ class Encoding(ABC):
         status = -1
         while status != 0 and self.left:
             status, output = self._run_driver()
+            faults = {path: self._take(path) for path in [*self.left]}
             if status != 0:
-                for path in [*self.left]:
-                    self._take(path)
                 error = process.last_error(output, status)
                 begun = [path for path in self._begun if path in self.left]
                 if is_device_fault(error) or status > 0 or not begun or self._fitted is None:
                     raise self._failure(error)
-                for path in begun:  # it crashed, and encodes the others
-                    self._refuse(self.left.pop(path), error)
+                faults = dict.fromkeys(begun, error)  # it crashed, and encodes the others
+            self._failed += ((self.left.pop(path), x) for path, x in faults.items() if x)
         self._judge()
-        is_any_there = any(Path(path).exists() for path in self.left)
-        if self._fitted is None and len(self.left) > 1 and not is_any_there:
-            path, wanted = next(iter(self.left.items()))
-            first = f"the first of which is {Path(path).name} of {wanted.item.name}"
-            raise self._failure(f"it wrote none of {len(self.left)} caches, {first}")
-        for path in [*self.left]:
-            self._take(path, last=True)
 
     def _run_driver(self) -> tuple[int, str]:
         """Run the driver once; return its exit status and the end of its output."""
@@ -211,48 +203,44 @@ class Encoding(ABC):
                 self.job.loaded = time.monotonic()
             self._begun = result.get("begun", [])
             for path in result.get("files", ()):
-                if path in self.left and "error" not in result:
-                    self._take(path)
-                elif path in self.left and is_out_of_memory(result["error"]):
-                    self._short.append((self.left.pop(path), result["error"]))
+                if path in self.left and "error" in result:
+                    self._failed.append((self.left.pop(path), result["error"]))
                 elif path in self.left:
-                    self._refuse(self.left.pop(path), result["error"])
+                    self._take(path)
             self._read += len(line)
 
-    def _take(self, path: str, *, last: bool = False) -> None:
-        """Store the content of a file; leave one that is not right, unless nothing is to come."""
+    def _take(self, path: str) -> str:
+        """Store the content of a file; return what is wrong with one that is not right (yet)."""
         wanted, place = self.left[path], Path(path)
         try:
             content = self.content(place, wanted)
         except FileNotFoundError:
-            fault = f"it ended well and wrote no {place.name} of it"
+            return f"it ended well and wrote no {place.name} of it"
         except (OSError, EOFError, SafetensorError, zipfile.BadZipFile) as error:
-            fault = f"its file cannot be read ({error})"
+            return f"its file cannot be read ({error})"
         except ValueError as error:
-            fault = f"its file {error}"
-        else:
-            del self.left[path]
-            self.job.store(wanted.item, wanted.key, wanted.source, *content)
-            self._fitted = max(self._fitted or 0, self.amount(wanted))
-            self._progress.update()
-            place.unlink()
-            return
-        if last:
-            self._refuse(self.left.pop(path), fault)
+            return f"its file {error}"
+        self.job.store(wanted.item, wanted.key, wanted.source, *content)
+        del self.left[path]
+        self._fitted = max(self._fitted or 0, self.amount(wanted))
+        self._progress.update()
+        place.unlink()
+        return ""
 
     def _judge(self) -> None:
-        """Refuse the targets larger than all that fitted; others are the fault of the device.
+        """Refuse the targets that failed, unless hardly an item is at fault.
 
-        Where nothing fitted, those are refused that an earlier build skipped.
+        Of those that memory did not suffice for, an item is at fault if it is larger than all that
+        fitted; where nothing was made, if an earlier build skipped all of them.
         """
-        for wanted, error in self._short:
-            if self._fitted is None:
-                is_too_large = wanted.item.stem in self.job.known_faults
-            else:
-                is_too_large = self.amount(wanted) > self._fitted
-            if not is_too_large:
+        if self._fitted is None and len(self._failed) > _FEW and not self._known:
+            raise self._failure(self._failed[0][1])
+        for wanted, error in self._failed:
+            is_short = is_out_of_memory(error)
+            fits = not self._known if self._fitted is None else self.amount(wanted) <= self._fitted
+            if is_short and fits:
                 raise self._failure(error)
-            self._refuse(wanted, f"not enough memory to encode it: {error}")
+            self._refuse(wanted, f"not enough memory to encode it: {error}" if is_short else error)
 
     def _refuse(self, wanted: Wanted, fault: str) -> None:
         """Refuse a target without a digest: the next build tries it again."""
@@ -274,11 +262,3 @@ class Encoding(ABC):
             )
         hint = f"{hint}; all output: {self.log}"
         return kind(f"{self.name} failed: {error}", where=f"models.{self.order.model}", hint=hint)
-
-
-def _remove_abandoned() -> None:
-    """Remove the folders of jobs that were killed long ago."""
-    for folder in _FOLDER.glob("*"):
-        with contextlib.suppress(OSError):
-            if folder.stat().st_mtime < time.time() - KEPT_SECONDS:
-                shutil.rmtree(folder, ignore_errors=True)

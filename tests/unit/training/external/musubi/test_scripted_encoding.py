@@ -331,16 +331,6 @@ def test_a_job_that_is_killed_keeps_what_was_finished(number: signal.Signals) ->
     assert not list(Path(".latentmake/encoding").iterdir())
 
 
-def test_a_job_removes_what_killed_ones_left_a_week_ago() -> None:
-    for name, days in (("killed", 8), ("running", 6)):
-        folder = Path(".latentmake/encoding") / name
-        folder.mkdir(parents=True)
-        moment = time.time() - days * 24 * 3600
-        os.utime(folder, (moment, moment))
-    carry_out(scripts_world.order("latents", scripts_world.install(TUNER)))
-    assert [path.name for path in Path(".latentmake/encoding").iterdir()] == ["running"]
-
-
 # -- files that are no caches ----------------------------------------------------------------------
 
 WRONG = {
@@ -372,6 +362,5 @@ def test_a_script_that_writes_nothing_at_all_gets_one_line() -> None:
     tuner = scripts_world.install(TUNER, all_of_them="nothing")
     with pytest.raises(ModelError) as caught:
         carry_out(scripts_world.order("latents", tuner))
-    line = str(caught.value)
-    for word in ("zimage_cache_latents.py", "data/ant.png", "ant_0080x0064_zi.safetensors", "6"):
-        assert word in line
+    for word in ("zimage_cache_latents.py", "ant_0080x0064_zi.safetensors"):
+        assert word in str(caught.value)
