@@ -23,7 +23,7 @@ from latentmake.plan.run_plan import write_items
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi import publish as musubi
 from latentmake.training.external.publish import Names, publish
-from latentmake.training.external.sdscripts import deploy as sdscripts
+from latentmake.training.external.sdscripts import backend as sdscripts
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
 from latentmake.training.order import read_order
 from publish_world import order_of

@@ -141,7 +141,7 @@ def test_the_checklist_of_each_version_is_complete_and_sound(
         assert not [each for each in found if each.verdict == "failed"], checklist(found)
         subjects = {each.what for each in found}
         assert subjects >= {
-            *("images and captions", "caches", "foreign caches", "cache folders"),
+            *("images and captions", "foreign caches", "cache folders"),
             *("model: dit", "musubi-tuner", "environment", "mixed precision", "attention"),
             "arguments",
         }

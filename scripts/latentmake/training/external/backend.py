@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from latentmake.errors import ModelError, TrainingError
+from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
 from latentmake.models.checks import ModelFile
 from latentmake.plan.facts import Facts
@@ -41,11 +41,13 @@ class Launched(Backend, Generic[Order]):
     Attributes:
         publication: class of its published folders.
         arguments: returns the arguments of its training script.
+        deploy: writes what the program reads besides the caches.
     """
 
     order_type: type[Order]
     publication: type[Publication[Order]]
     arguments: Callable[[Order, Places, str, Resume], list[str]]
+    deploy: Callable[[Order], object]
     publishes = True
 
     @abstractmethod
@@ -61,10 +63,6 @@ class Launched(Backend, Generic[Order]):
     ) -> Iterable[Finding]:
         """Check settings against the program, and its needs against this machine."""
         return ()
-
-    @abstractmethod
-    def deploy(self, order: Order) -> None:
-        """Write what the program reads besides the caches."""
 
     def attention(self, order: Order, program: Installation) -> str:
         """Return the attention to train with on this machine."""
@@ -87,36 +85,19 @@ class Launched(Backend, Generic[Order]):
         if plan.reasons:
             plan.note = order.described()
             if train:
-                self._refuse(order, facts.memo)
-
-    def _refuse(self, order: Order, memory: Memo) -> None:
-        """Refuse a training that lacks something, before its caches are made; raises UserError."""
-        models = self.models(order, quick=True)
-        for file in models:
-            if file.fault:
-                where = f"models.{order.model_name}.{file.key}"
-                fault = f"{file.place} {file.fault}".strip()
-                raise ModelError(fault, where=where, hint="name the right file")
-        refuse_failed(self.preflight(order, memory, models=models, quick=True))
+                refuse_failed(self.preflight(order, facts.memo, quick=True))
 
     def preflight(
-        self,
-        order: Order,
-        memory: Memo | None = None,
-        *,
-        models: Sequence[ModelFile] | None = None,
-        quick: bool = False,
+        self, order: Order, memory: Memo | None = None, *, quick: bool = False
     ) -> Iterator[Finding]:
         """Check all that a training needs besides its data.
 
         Args:
             order: the run.
             memory: keeps what is found out about the program; None asks anew.
-            models: the model's files, where they have been looked at already.
             quick: as while planning: leave out the encoders and the program's commit.
         """
-        if models is None:
-            models = self.models(order, quick=quick)
+        models = self.models(order, quick=quick)
         yield from map(model_finding, models)
         try:
             program = order.find(memory)
@@ -129,22 +110,12 @@ class Launched(Backend, Generic[Order]):
             yield Finding(order.name, "failed", str(error))
             return
         yield from self.program_findings(order, program, models)
-        yield from self._argument_findings(order, program)
+        saves = order.trainer.save_every_n_epochs is not None
+        yield flags(program, self.command(order, program, Resume(Path("state") if saves else None)))
         yield from accelerate_config(order.trainer.accelerate_config)
 
-    def _argument_findings(self, order: Order, program: Installation) -> Iterator[Finding]:
-        """Check the command line, and whether states are of any use."""
-        resume = Resume(Path("state") if order.trainer.save_every_n_epochs else None)
-        yield flags(program, self.command(order, program, resume))
-        if resume.state and not order.counts and not order.can_resume(resume):
-            note = (
-                "a killed training begins anew, unless its states say how far it came: its end or "
-                "its learning rate depends on the number of steps; set `max_train_epochs` and a "
-                "constant LR scheduler"
-            )
-            yield Finding("resume", "warning", note)
-
     def job_findings(self, order: Order) -> Iterator[Finding]:
+        """Check all that a training needs, in its job."""
         yield from self.data_findings(order)
         yield from self.preflight(order)
 

@@ -25,8 +25,9 @@ from latentmake.files.sync import sync
 from latentmake.files.workspace import System, absolute, is_windows, translate
 from latentmake.index.memo import Memo
 from latentmake.layouts.layout import layout_of
+from latentmake.models.checks import ModelFile
 from latentmake.progress import Progress
-from latentmake.training.backend import Finding, Say, Verdict, passed
+from latentmake.training.backend import Finding, Say, Verdict, model_finding, passed
 from latentmake.training.external.installation import elsewhere, flags
 from latentmake.training.external.order import (
     ExternalOrder,
@@ -138,8 +139,12 @@ class Publication(ABC, Generic[Order]):
         self._listed: dict[Path, dict[str, dict[Kind, list[Path]]]] = {}
 
     @abstractmethod
-    def model_findings(self) -> Iterable[Finding]:
-        """Check the model's files."""
+    def models(self) -> Iterable[ModelFile]:
+        """Return the model's files, inspected."""
+
+    def settings_findings(self, models: Sequence[ModelFile]) -> Iterable[Finding]:
+        """Check settings against the model's files."""
+        return ()
 
     @abstractmethod
     def members(self) -> Files:
@@ -224,7 +229,13 @@ class Publication(ABC, Generic[Order]):
     def findings(self, memory: Memo | None = None) -> Iterator[Finding]:
         """Check what would be published, before anything is encoded or copied."""
         order, asked, known = self.order, self.attention, self.attentions
-        yield from self.model_findings()
+        models = [*self.models()]
+        for file in models:
+            if file.place and not (file.doubt or Path(file.place).exists()):  # or on the hub
+                yield elsewhere(f"model: {file.key}", file.place)
+            else:
+                yield model_finding(file)
+        yield from self.settings_findings(models)
         if asked not in known:
             note = f"{order.name} has no {asked}: set `publish.attention` to one of "
             yield Finding("attention", "failed", note + ", ".join(known))

@@ -33,6 +33,7 @@ class Musubi(Launched[MusubiOrder]):
     order_type = MusubiOrder
     publication = MusubiPublication
     arguments = staticmethod(training_arguments)
+    deploy = staticmethod(deploy)
 
     def models(self, order: MusubiOrder, *, quick: bool) -> Sequence[ModelFile]:
         """Return the model's files; while planning without the encoders, which recipes look at."""
@@ -40,19 +41,13 @@ class Musubi(Launched[MusubiOrder]):
 
     def data_findings(self, order: MusubiOrder) -> Iterator[Finding]:
         rows = list(rows_of(Path(order.manifest)))
-        images = [x for row in rows for x in (row.source, *row.control_files, *row.layers)]
-        captions = [row.caption for row in rows if row.caption is not None]
         without = sum(row.caption is None and row.texts is None for row in rows)
-        sound = f"{len(rows)} items, each with its caption"
-        if without:
-            sound = f"{len(rows)} items, {without} of them without a caption file"
-        faults = [*_missing([*images, *captions])] if rows else ["no item is left to train on"]
-        yield of_faults("images and captions", faults, sound)
-        yield from image_findings(images)
-        latents = [x for row in rows for size in row.latents for x in row.latents_at(size)]
-        texts = [x for row in rows for size in row.latents for x in row.texts_at(size)]
-        sound = f"{len(latents)} of latents and {len(texts)} of text, complete"
-        yield of_faults("caches", _missing([*latents, *texts]), sound)
+        sound = f"{without} of them without a caption file" if without else "each with its caption"
+        faults = [] if rows else ["no item is left to train on"]
+        yield of_faults("images and captions", faults, f"{len(rows)} items, {sound}")
+        yield from image_findings(
+            x for row in rows for x in (row.source, *row.control_files, *row.layers)
+        )
         strays = strays_of(order, rows)
         faults = [f"{path} is not in the manifest, but would be trained on" for path in strays]
         yield of_faults("foreign caches", faults, "none in the cache folders")
@@ -76,12 +71,5 @@ class Musubi(Launched[MusubiOrder]):
         many = f"{len(folders)} folders, one a dataset and resolution"
         yield of_faults("cache folders", faults, many if folders[1:] else "1 folder")
 
-    def deploy(self, order: MusubiOrder) -> None:
-        deploy(order)
-
     def attention(self, order: MusubiOrder, program: Installation) -> str:
         return pick_attention(order.trainer.attention, program, among=order.attentions)
-
-
-def _missing(paths: Sequence[str]) -> Iterator[str]:
-    return (f"{path} is missing" for path in paths if not Path(path).is_file())

@@ -9,7 +9,6 @@ It refuses keys that it does not know, so none stand here but those that it docu
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -20,7 +19,7 @@ from latentmake.config.datasets import Dataset
 from latentmake.config.fields import resolution_name
 from latentmake.errors import SourceError
 from latentmake.files import atomic
-from latentmake.files.sync import RECORD, Changes, recorded, sync
+from latentmake.files.sync import Changes, recorded, sync
 from latentmake.plan.manifest import Row, rows_of
 from latentmake.training.external.musubi.order import DEPLOYED, MusubiOrder
 from latentmake.training.external.order import absolute
@@ -51,12 +50,7 @@ def deploy(order: MusubiOrder) -> Changes | None:
                     fault = f"would be trained on as {name}, as another is"
                     raise SourceError(fault, where=row.source, hint="rename one of them")
                 files[f"{block}/{name}"] = path
-    changes = sync(folder, files, link=True) if files or folder.exists() else None
-    if changes and not files:
-        (folder / RECORD).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # what others put there stays
-            folder.rmdir()
-    return changes
+    return sync(folder, files, link=True) if files or folder.exists() else None
 
 
 def names_of(order: MusubiOrder, row: Row, resolution: Size) -> Iterator[tuple[str, Path]]:

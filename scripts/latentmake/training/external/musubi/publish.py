@@ -10,10 +10,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from latentmake.errors import ConfigError
+from latentmake.models.checks import ModelFile
 from latentmake.models.files import script_of
 from latentmake.plan.manifest import Row, rows_of
-from latentmake.training.backend import Finding, model_finding
-from latentmake.training.external.installation import elsewhere
+from latentmake.training.backend import Finding
 from latentmake.training.external.musubi import checks, command, deploy
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.order import Resume, located
@@ -40,14 +40,10 @@ class MusubiPublication(Publication[MusubiOrder]):
             preferred = [x for x in command.PREFERRED if x in self.attentions]
             self.modules = {x: command.MODULES[x] for x in preferred}
 
-    def model_findings(self) -> Iterator[Finding]:
-        """Check the model's files, and the precision of the network."""
-        models = [*checks.model_files(self.order.model)]
-        for file in models:
-            if file.place and not (file.doubt or Path(file.place).exists()):  # or on the hub
-                yield elsewhere(f"model: {file.key}", file.place)
-            else:
-                yield model_finding(file)
+    def models(self) -> Iterator[ModelFile]:
+        return checks.model_files(self.order.model)
+
+    def settings_findings(self, models: Sequence[ModelFile]) -> Iterator[Finding]:
         yield checks.precision(self.order, models)
         yield from checks.samples(self.order)
 

@@ -1,17 +1,21 @@
-"""The trainer `sdscripts`: its folder, its command, and checks of what sd-scripts would refuse."""
+"""The trainer `sdscripts`: publication, and checks of what sd-scripts would refuse."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from latentmake.config import weights
 from latentmake.errors import UserError
 from latentmake.models.checks import ModelFile
 from latentmake.models.headers import lack
 from latentmake.plan.manifest import rows_of
-from latentmake.training.backend import Finding, image_findings
+from latentmake.training.backend import Finding, image_findings, of_faults
 from latentmake.training.external.backend import Launched
+from latentmake.training.external.order import Resume
+from latentmake.training.external.publish import Call, Files, Kind, Names, Publication
 from latentmake.training.external.sdscripts import deploy
 from latentmake.training.external.sdscripts.order import (
     SdScriptsOrder,
@@ -20,12 +24,64 @@ from latentmake.training.external.sdscripts.order import (
 )
 
 
+class SdScriptsPublication(Publication[SdScriptsOrder]):
+    """The published folder of a run; it looks like that of a training here."""
+
+    attentions = ("sdpa", "xformers", "mem_eff_attn")
+
+    def models(self) -> Iterator[ModelFile]:
+        return model_files(self.order, makes=not self.order.publish.caches)
+
+    def members(self) -> Files:
+        return deploy.deployed(self.order, caches=self.order.publish.caches)
+
+    def dataset(self, names: Names) -> str:
+        return deploy.dataset_toml(self.order, names.below)
+
+    def calls(self, names: Names) -> list[Call]:
+        training = training_arguments(self.order, names.places, self.attention, Resume())
+        return [(f"{self.order.script}.py", training)]
+
+    def settings(self, dataset: str, size: tuple[int, int]) -> dict[Kind, Any]:
+        del size  # which sd-scripts finds in the names of its caches
+        order, model = self.order, self.order.model
+        shapes = [deploy.buckets_of(order, dataset), order.datasets[dataset].alpha_mask]
+        vae = model.vae.path or [model.vae.hub, model.vae.revision]
+        found: dict[Kind, Any] = {"latents": [vae, model.vae_dtype or model.dtype, shapes]}
+        if order.cached_text:
+            places = [model.checkpoint, encoder_places(order)]
+            further = [model.max_token_length, model.apply_lg_attn_mask, model.apply_t5_attn_mask]
+            found["text"] = [places, further, model.text[-1].max_length]
+        return found
+
+    def edited(
+        self, base: str, old: Path, new: Path | bytes | None
+    ) -> Iterator[tuple[str, Sequence[Kind]]]:
+        if base != deploy.METADATA:
+            yield str(PurePosixPath(base).with_suffix("")), ["latents"]
+            return
+        before, after = _captions(old), _captions(new)
+        for image in before | after:
+            if before.get(image) != after.get(image):
+                yield str(PurePosixPath(image).with_suffix("")), ["text"]
+
+
+def _captions(metadata: Path | bytes | None) -> dict[str, str]:
+    """Return image -> caption; of a file that is missing or damaged, none."""
+    try:
+        data = metadata.read_bytes() if isinstance(metadata, Path) else metadata or b""
+        return {image: entry["caption"] for image, entry in json.loads(data).items()}
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        return {}
+
+
 class SdScripts(Launched[SdScriptsOrder]):
     """The trainer `sdscripts`."""
 
     order_type = SdScriptsOrder
-    publication = deploy.SdScriptsPublication
+    publication = SdScriptsPublication
     arguments = staticmethod(training_arguments)
+    deploy = staticmethod(deploy.deploy)
 
     def models(self, order: SdScriptsOrder, *, quick: bool) -> list[ModelFile]:
         """Return the checkpoint, inspected, and encoders that cannot be read."""
@@ -39,25 +95,21 @@ class SdScripts(Launched[SdScriptsOrder]):
         except UserError as error:
             yield Finding(what, "failed", str(error))
             return
-        if not images:
-            yield Finding(what, "failed", "no item is left to train on")
-        else:
-            yield Finding(what, "ok", f"{len(images)} items, {len(files)} files")
-            yield from image_findings(images)
-
-    def job_findings(self, order: SdScriptsOrder) -> Iterator[Finding]:
-        """Check all that a training needs, in its job; deployment looks at the data."""
-        yield from self.preflight(order)
-
-    def deploy(self, order: SdScriptsOrder) -> None:
-        deploy.deploy(order)
+        sound = f"{len(images)} items, {len(files)} files"
+        yield of_faults(what, [] if images else ["no item is left to train on"], sound)
+        yield from image_findings(images)
 
 
-def model_files(order: SdScriptsOrder) -> Iterator[ModelFile]:
-    """Yield the checkpoint, inspected, and the encoders that a script cannot be given."""
+def model_files(order: SdScriptsOrder, *, makes: bool = False) -> Iterator[ModelFile]:
+    """Yield the checkpoint, inspected, and the encoders that a script cannot be given.
+
+    `makes`: of a script that makes the caches, too; also its VAE.
+    """
     yield ModelFile("checkpoint", order.model.checkpoint or "", fault=_checkpoint_fault(order))
     keys = {file.flag: file.key for file in order.strategies.files}
-    needed = order.strategies.insists or order.trainer.samples.prompts
+    if makes and "vae" not in keys.values():
+        yield ModelFile("vae", order.model.vae.path or "")
+    needed = makes or order.strategies.insists or order.trainer.samples.prompts
     for flag, path in encoder_places(order).items() if needed else ():
         place = Path(path)
         if not (place.is_file() or (flag in order.strategies.folders and place.is_dir())):

@@ -8,7 +8,7 @@ image whose name begins alike. An item with several texts is several images ther
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,15 +19,8 @@ from latentmake.errors import CacheError, SourceError
 from latentmake.files.sync import Changes, sync
 from latentmake.layouts.layout import SIZED, SdScripts
 from latentmake.plan.manifest import Row, rows_of
-from latentmake.training.backend import Finding
-from latentmake.training.external.installation import elsewhere
-from latentmake.training.external.order import Resume
-from latentmake.training.external.publish import Call, Files, Kind, Names, Publication, block_name
-from latentmake.training.external.sdscripts.order import (
-    SdScriptsOrder,
-    encoder_places,
-    training_arguments,
-)
+from latentmake.training.external.publish import Files, block_name
+from latentmake.training.external.sdscripts.order import SdScriptsOrder
 
 METADATA = "metadata.json"
 
@@ -116,7 +109,7 @@ def dataset_toml(order: SdScriptsOrder, directory: Callable[[str], str]) -> str:
     sections: list[dict[str, Any]] = []
     for name, dataset in order.datasets.items():
         masked = {"alpha_mask": True} if dataset.alpha_mask else {}  # no key of older versions
-        buckets = _buckets(order, name)
+        buckets = buckets_of(order, name)
         for resolution in order.resolutions:
             place = directory(block_name(name, resolution))
             subset = {
@@ -131,73 +124,9 @@ def dataset_toml(order: SdScriptsOrder, directory: Callable[[str], str]) -> str:
     return tomli_w.dumps({"general": {"shuffle_caption": False}, "datasets": sections})
 
 
-def _buckets(order: SdScriptsOrder, name: str) -> dict[str, Any]:
+def buckets_of(order: SdScriptsOrder, name: str) -> dict[str, Any]:
+    """Return the keys of a block that say how images are brought to size."""
     dataset = order.datasets[name]
     if dataset.fit != "bucket":
         return {"enable_bucket": False}
     return {"enable_bucket": True, **dataset.bucketing(order.model.spec)._asdict()}
-
-
-# -- the published folder -------------------------------------------------------------------------
-
-
-class SdScriptsPublication(Publication[SdScriptsOrder]):
-    """The published folder of a run; it looks like that of a training here."""
-
-    attentions = ("sdpa", "xformers", "mem_eff_attn")
-
-    def model_findings(self) -> Iterator[Finding]:
-        order = self.order
-        strategies, makes = order.strategies, not order.publish.caches
-        unread = {file.flag for file in strategies.files} - {*strategies.folders}
-        places = {"checkpoint": order.model.checkpoint or "", **encoder_places(order)}
-        if makes and "vae" not in (file.key for file in strategies.files):
-            places["vae"] = order.model.vae.path or ""
-        for key, place in places.items():
-            if place and not Path(place).exists():
-                yield elsewhere(f"model: {key}", place)
-            elif key in unread and Path(place).is_dir() and (strategies.insists or makes):
-                note = f"{place} is a folder, and sd-scripts wants a file: add [{key}, FILE] to the"
-                yield Finding(f"model: {key}", "warning", f"{note} trainer's `arguments`")
-
-    def members(self) -> Files:
-        return deployed(self.order, caches=self.order.publish.caches)
-
-    def dataset(self, names: Names) -> str:
-        return dataset_toml(self.order, names.below)
-
-    def calls(self, names: Names) -> list[Call]:
-        training = training_arguments(self.order, names.places, self.attention, Resume())
-        return [(f"{self.order.script}.py", training)]
-
-    def settings(self, dataset: str, size: tuple[int, int]) -> dict[Kind, Any]:
-        del size  # which sd-scripts finds in the names of its caches
-        order, model = self.order, self.order.model
-        shapes = [_buckets(order, dataset), order.datasets[dataset].alpha_mask]
-        vae = model.vae.path or [model.vae.hub, model.vae.revision]
-        found: dict[Kind, Any] = {"latents": [vae, model.vae_dtype or model.dtype, shapes]}
-        if order.cached_text:
-            places = [model.checkpoint, encoder_places(order)]
-            further = [model.max_token_length, model.apply_lg_attn_mask, model.apply_t5_attn_mask]
-            found["text"] = [places, further, model.text[-1].max_length]
-        return found
-
-    def edited(
-        self, base: str, old: Path, new: Path | bytes | None
-    ) -> Iterator[tuple[str, Sequence[Kind]]]:
-        if base != METADATA:
-            yield str(PurePosixPath(base).with_suffix("")), ["latents"]
-            return
-        before, after = _captions(old), _captions(new)
-        for image in before | after:
-            if before.get(image) != after.get(image):
-                yield str(PurePosixPath(image).with_suffix("")), ["text"]
-
-
-def _captions(metadata: Path | bytes | None) -> dict[str, str]:
-    """Return image -> caption; of a file that is missing or damaged, none."""
-    try:
-        data = metadata.read_bytes() if isinstance(metadata, Path) else metadata or b""
-        return {image: entry["caption"] for image, entry in json.loads(data).items()}
-    except (OSError, ValueError, TypeError, LookupError, AttributeError):
-        return {}

@@ -298,9 +298,8 @@ def test_a_schedule_that_ends_is_not_resumed_by_a_trainer_that_counts_anew(
     script.write_text(script.read_text().replace('parser.add_argument("--task")', declared))
     cosine = ["--lr_scheduler", "cosine"]
     order = interrupted(root, tuner, monkeypatch, "killed 3", arguments=cosine)
-    log = launch(order)
+    launch(order)
     assert "--resume" not in called(tuner)["argv"]
-    assert "a killed training begins anew" in log
     assert epochs() == 4
 
 
