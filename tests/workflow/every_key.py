@@ -220,7 +220,7 @@ def _outdated(config: Config, plan: RunPlan) -> bool:
     assert trainer is not None and plan.trainer_order is not None
     if isinstance(trainer, Launched):
         run = read_order(plan.trainer_order, trainer.order_type)
-        return bool(reasons(run, lock, lambda: run.weights_digest(digest.of_file)))
+        return bool(reasons(run.with_weights(digest.of_file), lock))
     order = read_order(plan.trainer_order, SdOrder)
     order = as_begun(order, wanted(order, lock))
     return RunFiles(order).trained(wanted(order, lock)) is None

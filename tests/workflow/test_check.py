@@ -67,7 +67,7 @@ def test_every_kind_of_run_is_checked(
     for words, change in (
         (["--masked_los", "did you mean --masked_loss"], {"arguments": ["--masked_los"]}),
         (["lacks xformers: install it there"], {"attention": "xformers"}),
-        (["base.safetensors holds no network of sd1, but a VAE"], {}),
+        (["base.safetensors: holds no network of sd1, but a VAE"], {}),
     ):
         if not change:
             save_file(vae, other / "models/base.safetensors")

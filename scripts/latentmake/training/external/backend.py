@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from latentmake.errors import TrainingError
+from latentmake.errors import ModelError, TrainingError
 from latentmake.index.memo import Memo
 from latentmake.models.checks import ModelFile
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan
+from latentmake.plan.state import Difference
 from latentmake.training.backend import (
     Backend,
     Finding,
@@ -30,7 +30,7 @@ from latentmake.training.external.installation import (
 )
 from latentmake.training.external.order import ExternalOrder, Places, Resume, reasons
 from latentmake.training.external.publish import Publication, parts_of, publish
-from latentmake.training.order import read_order
+from latentmake.training.order import RunFiles, read_order
 
 Order = TypeVar("Order", bound=ExternalOrder)
 
@@ -74,14 +74,18 @@ class Launched(Backend, Generic[Order]):
         return [str(script), *self.arguments(order, order.places, attention, resume)]
 
     def plan(self, facts: Facts, plan: RunPlan, *, train: bool) -> None:
-        order = self.order_type.of_run(facts.config, plan.name)
+        order, unread = self.order_type.of_run(facts.config, plan.name), list[Difference]()
+        if order.trained and (train or RunFiles(order).record.is_file()):
+            try:
+                order = order.with_weights(facts.memo.digest_of_file)
+            except ModelError as error:
+                unread = [Difference(str(error))]  # the checklist says so, too
         plan.trainer, plan.trainer_order = order, order.path
         if not facts.asks:
             order.write()
         if order.trained:
             found = [] if plan.lock else plan.outdated
-            weights = partial(order.weights_digest, facts.memo.digest_of_file)
-            plan.reasons = [*found, *reasons(order, plan.lock, weights)]
+            plan.reasons = [*found, *(unread or reasons(order, plan.lock))]
         if plan.reasons:
             plan.note = order.described()
             if train:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import glob
 import json
-import os
 import re
 import shutil
 import time
@@ -27,12 +26,9 @@ from typing import Any
 
 from latentmake import digest
 from latentmake.caches import gpu
-from latentmake.digest import source_stat
 from latentmake.errors import TrainingError
 from latentmake.files import atomic
 from latentmake.files.safetensors import not_finite, read_head
-from latentmake.plan.orders import FOLDER
-from latentmake.plan.receipts import Receipt as ReadFiles
 from latentmake.training import process
 from latentmake.training.backend import passed
 from latentmake.training.external.order import (
@@ -205,17 +201,13 @@ def train(
     log.open("wb").close()  # emptied, not replaced: whoever holds it open goes on writing to it
     say = partial(process.say, log)
     passed(trainer.job_findings(order), say)  # first, since networks take a while to read
-    weights = _digest_with_receipt(order.weights_digest)
+    if not order.weights:
+        order = order.with_weights(digest.of_file)
     record, data = LaunchedRecord.read(files.record), lock_of(order.lock).data
-    if (
-        record
-        and record.wanted == wanted(order, data, weights, record)
-        and not _fault(files.weights)
-    ):
+    if record and record.wanted == wanted(order, data, record) and not _fault(files.weights):
         say(f"{order.run}: already trained on exactly this: {files.weights}")
     else:
-        want = wanted(order, data, weights)
-        record = _Training(trainer, order, want, log).run(processes, threads)
+        record = _Training(trainer, order, wanted(order, data), log).run(processes, threads)
     finish(order, record, receipt)
 
 
@@ -317,23 +309,3 @@ def _fault(path: Path, beginning: str = "") -> str | None:
     if not any(name.startswith(beginning) for name in tensors):
         return f"holds no tensor {beginning}*"
     return next((f"holds values that are not finite ({x})" for x in not_finite(path)), None)
-
-
-def _digest_with_receipt(find: Callable[[Callable[[Path], str]], str]) -> str:
-    """Return a digest of networks, and leave a receipt of the files read for it.
-
-    The planner then need not read files of tens of gigabytes again.
-    """
-    read: dict[str, list[object]] = {}
-
-    def file_digest(path: Path) -> str:
-        with path.open("rb") as file:
-            stat = source_stat(os.fstat(file.fileno()))
-        content = digest.of_file(path)
-        read[str(path)] = [*stat, content]
-        return content
-
-    found = find(file_digest)
-    receipt = ReadFiles(sources=read, targets={}, faults=[], counts={}, seconds=0.0)
-    receipt.write(FOLDER / f"{digest.of_value(read)[:20]}.receipt.json")
-    return found

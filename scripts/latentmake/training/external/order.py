@@ -83,6 +83,7 @@ class ExternalOrder(RunOrder):
         trained: whether the run has a trainer; without one it is published alone.
         trainer: its section, with the defaults of the architecture's guide.
         defaults: those defaults: keys, and further flags of the training script.
+        weights: digest of the networks that are trained; "" where nobody has asked.
     """
 
     name: ClassVar[str]
@@ -96,6 +97,7 @@ class ExternalOrder(RunOrder):
     trained: bool = True
     trainer: MusubiTrainer | SdScriptsTrainer
     defaults: dict[str, Setting] = Field({})
+    weights: str = ""
     publish: Publish
 
     @classmethod
@@ -128,6 +130,10 @@ class ExternalOrder(RunOrder):
     @abstractmethod
     def weights_digest(self, file_digest: Callable[[Path], str]) -> str:
         """Return the digest of the networks that are trained; raises ModelError."""
+
+    def with_weights(self, file_digest: Callable[[Path], str]) -> Self:
+        """Return the order with the digest of its networks; raises ModelError."""
+        return self.model_copy(update={"weights": self.weights_digest(file_digest)})
 
     @property
     @abstractmethod
@@ -225,48 +231,33 @@ def _words(key: str, value: Setting) -> str:
     return f"{key} {value if isinstance(value, str) else f'{value:g}'}"
 
 
-def wanted(
-    order: ExternalOrder, data: str, weights: str, record: LaunchedRecord | None = None
-) -> Wanted:
+def wanted(order: ExternalOrder, data: str, record: LaunchedRecord | None = None) -> Wanted:
     """Return the digests that the result of an order must have come from.
 
     Args:
         order: the run.
         data: digest of its caches.
-        weights: digest of the networks that are trained.
         record: of the result that is there; it stays, if a release trained it with other defaults.
     """
     settings = order.settings_digest()
-    want = Wanted(data=data, settings=settings, weights=weights, version=_VERSION)
+    want = Wanted(data=data, settings=settings, weights=order.weights, version=_VERSION)
     known = {"settings": order.earlier().settings_digest(), "version": 1}
     former = want.model_copy(update=known)
     return former if record is not None and record.wanted == former else want
 
 
-def reasons(order: ExternalOrder, lock: str | None, weights: Callable[[], str]) -> list[Difference]:
+def reasons(order: ExternalOrder, lock: str | None) -> list[Difference]:
     """Return why a run's result is not that of its order.
 
-    Args:
-        order: the run.
-        lock: digest of its caches; None where these are to be made, which is a reason of its own.
-        weights: finds the digest of the networks that are trained; called last.
+    `lock` is the digest of its caches; None where these are to be made, a reason of its own.
     """
     files = RunFiles(order)
     record = LaunchedRecord.read(files.record)
     was = None if record is None else record.wanted
-    known, data = (was.weights, lock or was.data) if was else ("", "")
-    want = wanted(order, data, known, record)
+    want = wanted(order, lock or (was.data if was else ""), record)
     if was != want:
         return order.basis(want).differences(files.output, was)
-    if lock is None:
-        return []
-    if missing := files.missing():
-        return missing
-    try:
-        today = want.model_copy(update={"weights": weights()})
-    except ModelError as error:
-        return [Difference(str(error))]  # the job says so, too
-    return [] if today == was else order.basis(today).differences(files.output, was)
+    return [] if lock is None else files.missing()
 
 
 def files_digests(

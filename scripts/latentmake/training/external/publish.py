@@ -250,24 +250,17 @@ class Publication(ABC, Generic[Order]):
 
     def _program_findings(self, memory: Memo | None) -> Iterator[Finding]:
         """Check the calls against the program's sources, where it is on this machine."""
-        order, place, name = self.order, self.place, self.order.name
-        if not Path(place.path).expanduser().is_dir():
-            note = f"{place.path} is not on this machine: its flags cannot be checked"
-            yield Finding(name, "warning", note)
-            return
+        order, place = self.order, self.place
         try:  # its environment may lie on the trainer's machine only
             here = {order.section: place.model_copy(update={"venv": None})}
-            program = order.model_copy(update=here).find(memory)
-        except TrainingError as error:
-            yield Finding(name, "failed", str(error))
-            return
-        yield Finding(name, "ok", str(program.folder))
-        for script, arguments in self.calls(self.names[0]):
-            try:
+            program, found = order.model_copy(update=here).find(memory), list[Finding]()
+            for script, arguments in self.calls(self.names[0]):
                 program.script(script)
-                yield flags(program, arguments, script)
-            except TrainingError as error:
-                yield Finding(f"arguments of {script}", "failed", str(error))
+                found.append(flags(program, arguments, script))
+            yield from [Finding(order.name, "ok", str(program.folder)), *found]
+        except TrainingError as error:
+            is_here = Path(place.path).expanduser().is_dir()
+            yield Finding(order.name, "failed" if is_here else "warning", str(error))
 
     def _name_findings(self) -> Iterator[Finding]:
         """Report folders without a name on a system: its script cannot run.

@@ -53,8 +53,7 @@ def refused(order: MusubiOrder, match: str) -> str:
 
 
 def wanted_of(order: MusubiOrder) -> Wanted:
-    weights = order.weights_digest(digest.of_file)
-    return wanted(order, lock_of(order.lock).data, weights)
+    return wanted(order.with_weights(digest.of_file), lock_of(order.lock).data)
 
 
 def is_trained(order: MusubiOrder) -> bool:
