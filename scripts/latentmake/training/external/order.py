@@ -129,11 +129,15 @@ class ExternalOrder(RunOrder):
 
     @abstractmethod
     def weights_digest(self, file_digest: Callable[[Path], str]) -> str:
-        """Return the digest of the networks that are trained; raises ModelError."""
+        """Return the digest of the networks that are trained; raises OSError."""
 
     def with_weights(self, file_digest: Callable[[Path], str]) -> Self:
         """Return the order with the digest of its networks; raises ModelError."""
-        return self.model_copy(update={"weights": self.weights_digest(file_digest)})
+        try:
+            return self.model_copy(update={"weights": self.weights_digest(file_digest)})
+        except OSError as error:
+            what, hint = f"this network cannot be read ({error.strerror})", "correct its path"
+            raise ModelError(what, where=str(error.filename), hint=hint) from None
 
     @property
     @abstractmethod
@@ -258,23 +262,6 @@ def reasons(order: ExternalOrder, lock: str | None) -> list[Difference]:
     if was != want:
         return order.basis(want).differences(files.output, was)
     return [] if lock is None else files.missing()
-
-
-def files_digests(
-    key: str, place: str, files: Iterable[Path], file_digest: Callable[[Path], str]
-) -> list[str]:
-    """Return the digests of the files of a network, which a model's key names.
-
-    Raises:
-        ModelError: they are missing or cannot be read.
-    """
-    try:
-        if found := [file_digest(file) for file in files]:
-            return found
-        fault = "holds no weights"
-    except OSError as error:
-        fault = f"cannot be read ({error.strerror})"
-    raise ModelError(f"this `{key}` {fault}", where=place, hint="correct its path") from None
 
 
 # Learning-rate schedules that know no end: they go on rightly whatever number of steps is left.

@@ -21,7 +21,6 @@ from latentmake.training.external.order import (
     ExternalOrder,
     Resume,
     depends_on_length,
-    files_digests,
 )
 
 DEPLOYED = "caches"
@@ -56,13 +55,8 @@ class MusubiOrder(ExternalOrder):
         return find(self.musubi_tuner, self.scripts, memory)
 
     def weights_digest(self, file_digest: Callable[[Path], str]) -> str:
-        networks = {"dit": self.model.dit, "dit_high_noise": self.model.dit_high_noise}
-        found = [
-            files_digests(key, place, self._files(Path(place)), file_digest)
-            for key, place in networks.items()
-            if place is not None
-        ]
-        return digest.of_value(found)
+        networks = filter(None, (self.model.dit, self.model.dit_high_noise))
+        return digest.of_value([[*map(file_digest, self._files(Path(x)))] for x in networks])
 
     def _files(self, path: Path) -> list[Path]:
         """Return the files of a network: of a folder, or the shards that one file stands for."""

@@ -121,8 +121,6 @@ def _checkpoint_fault(order: SdScriptsOrder) -> str:
     place, title = Path(order.model.checkpoint or ""), order.architecture
     if not place.exists():
         return weights.absence(place)
-    if not (place.is_file() or place.is_dir()):
-        return "is no regular file"
     if place.is_dir() and order.model.spec.single_file:
         hint = "name the .safetensors file of the original release"
         return f"is a folder, and sd-scripts reads {title} from one file: {hint}"

@@ -26,7 +26,6 @@ from latentmake.training.external.order import (
     absolute,
     command_line,
     depends_on_length,
-    files_digests,
     located,
     sampling,
 )
@@ -55,11 +54,10 @@ class SdScriptsOrder(ExternalOrder):
         return find(self.script, self.sd_scripts, memory)
 
     def weights_digest(self, file_digest: Callable[[Path], str]) -> str:
-        place = self.model.checkpoint or ""
-        files = [path := Path(place)]
+        files = [path := Path(self.model.checkpoint or "")]
         if path.is_dir():
             files = sorted(each for each in path.rglob("*") if each.suffix in _WEIGHTS)
-        return digest.of_value(files_digests("checkpoint", place, files, file_digest))
+        return digest.of_value([*map(file_digest, files)])
 
     @property
     def toml(self) -> str:

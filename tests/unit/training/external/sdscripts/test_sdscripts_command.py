@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from latentmake.layouts.layout import SdScripts as Names
 from latentmake.training.external.launch import prepare
 from latentmake.training.external.order import Places, Resume, accelerate_arguments
 from latentmake.training.external.publish import publish
-from latentmake.training.external.sdscripts.backend import SdScriptsPublication, model_files
+from latentmake.training.external.sdscripts.backend import SdScriptsPublication
 from latentmake.training.external.sdscripts.deploy import deployed
 from latentmake.training.external.sdscripts.order import (
     SdScriptsOrder,
@@ -353,13 +352,3 @@ def test_a_publication_is_checked_against_its_sources() -> None:
     assert verdict == "failed" and "--vae_batch_size" in note
     assert verdicts(uncached(attention="flash3"))["attention"][0] == "failed"
     assert verdicts(uncached(attention="mem_eff_attn"))["attention"][0] == "ok"
-
-
-@pytest.mark.parametrize("name", ["base.ckpt", "base.safetensors"])
-def test_a_pipe_or_device_is_no_checkpoint(name: str) -> None:
-    asked = order("sd1", model={"text": ["t"], "checkpoint": name})
-    os.mkfifo(name)
-    assert next(model_files(asked)).fault == "is no regular file"
-    Path(name).unlink()
-    Path(name).symlink_to("/dev/zero")
-    assert next(model_files(asked)).fault == "is no regular file"
