@@ -85,13 +85,13 @@ class LuminaLatentsCachingStrategy:
             return
         if mood == "nan":
             values[0, 0, 0] = np.nan
-        if mood == "other":
-            size = ""
         arrays = {
             f"latents{size}": values,
             f"original_size{size}": np.array(info.image_size),
             f"crop_ltrb{size}": np.array([0.0, 1.0, 2.0, 3.0]),
         }
+        if mood == "other":
+            del arrays[f"crop_ltrb{size}"]
         np.savez(info.latents_npz, **arrays)
 
 class LuminaTokenizeStrategy:

@@ -107,11 +107,6 @@ class Encoding(ABC):
             OSError: it cannot be read.
         """
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """What encodes, for messages."""
-
     @classmethod
     def make(cls, job: Job, items: Sequence[Work], threads: int, progress: Progress) -> None:
         """Make the targets of some items; the header of each source is checked before.
@@ -261,4 +256,5 @@ class Encoding(ABC):
                 "check the GPU with nvidia-smi, then run the same command; finished files are kept"
             )
         hint = f"{hint}; all output: {self.log}"
-        return kind(f"{self.name} failed: {error}", where=f"models.{self.order.model}", hint=hint)
+        what = f"{self.program}'s encoder of {self.order.kind} failed: {error}"
+        return kind(what, where=f"models.{self.order.model}", hint=hint)

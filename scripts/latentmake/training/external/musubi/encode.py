@@ -37,12 +37,6 @@ class ScriptsEncoding(Encoding):
 
     program = "musubi-tuner"
 
-    @property
-    def name(self) -> str:
-        scripts = self.order.model_settings.spec.scripts
-        assert scripts is not None
-        return scripts.caching(self.order.kind).name
-
     def amount(self, wanted: Wanted) -> int:
         """Return the frames and pixels, or the letters, times the number of pictures."""
         item, target, clip = wanted.item, wanted.target, wanted.target.clip
@@ -64,9 +58,10 @@ class ScriptsEncoding(Encoding):
 
     def start(self) -> tuple[Installation, dict[str, Any]]:
         order, settings = self.order, self.order.musubi_tuner
-        assert settings is not None and order.model_settings.spec.scripts is not None
-        program = find(settings, order.model_settings.spec.scripts)
-        script = program.script(self.name)
+        scripts = order.model_settings.spec.scripts
+        assert settings is not None and scripts is not None
+        program = find(settings, scripts)
+        script = program.script(scripts.caching(order.kind).name)
         workers = settings.num_workers or self.threads
         files = self._write(settings.batch_size or 1)
         arguments = caching_arguments(

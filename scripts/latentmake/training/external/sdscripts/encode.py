@@ -13,7 +13,6 @@ from latentmake.config.architectures import Call, Encoder, Network
 from latentmake.config.models import Model
 from latentmake.files import npz
 from latentmake.geometry.buckets import Placement
-from latentmake.layouts.layout import array_name
 from latentmake.models.recipe import encoder_of, options_of
 from latentmake.training.external.encode import Content, Encoding, Wanted
 from latentmake.training.external.installation import Installation
@@ -25,10 +24,6 @@ class StrategiesEncoding(Encoding):
     """Encoding by sd-scripts' strategies: each target is an item of the driver's."""
 
     program = "sd-scripts"
-
-    @property
-    def name(self) -> str:
-        return f"sd-scripts' encoder of {self.order.kind}"
 
     def amount(self, wanted: Wanted) -> int:
         """Return the pixels or letters of a target."""
@@ -58,15 +53,13 @@ class StrategiesEncoding(Encoding):
 
     def content(self, path: Path, wanted: Wanted) -> Content:
         arrays = {name: torch.from_numpy(array) for name, array in npz.load(path).items()}
-        expected = self._names(wanted)
-        if {*arrays} != expected:
-            held, asked = ", ".join(sorted(arrays)), ", ".join(sorted(expected))
-            raise ValueError(f"holds {held}, not {asked}")
+        names = encoder_of(self.order.model_settings, self.order.kind).arrays
+        if lacks := [x for x in names if not any(name.startswith(x) for name in arrays)]:
+            raise ValueError(f"holds {', '.join(sorted(arrays))}, not {', '.join(lacks)}")
         if wanted.caption is None:
             return arrays, {}, None
         # Masks of a short caption may be zeros; of an empty one, so may its embedding.
-        nonzero = encoder_of(self.order.model_settings, "text").arrays[: bool(wanted.caption)]
-        return arrays, {}, nonzero
+        return arrays, {}, names[: bool(wanted.caption)]
 
     def _item(self, path: str, wanted: Wanted) -> dict[str, Any]:
         seed = (int(wanted.key[:15], 16) + self.order.model_settings.posterior_seed) % 2**63
@@ -85,19 +78,6 @@ class StrategiesEncoding(Encoding):
         size, path = stored_size(wanted.item), wanted.item.source or ""
         settings = self.order.dataset_settings
         return self.order.layout.place(size, wanted.target.size or size, settings, path)
-
-    def _names(self, wanted: Wanted) -> set[str]:
-        """Return the names of the arrays that a file must have."""
-        model, settings = self.order.model_settings, self.order.dataset_settings
-        expected = {*encoder_of(model, self.order.kind).arrays}
-        if wanted.caption is not None:
-            return expected
-        assert model.architecture is not None and model.spec.strategies is not None
-        further = {"latents_flipped": settings.flip_aug, "alpha_mask": settings.alpha_mask}
-        expected |= {name for name, asked in further.items() if asked}
-        bucket, side = self._fitted_size(wanted).target, model.spec.strategies.pixels
-        height, width = bucket.height // side, bucket.width // side
-        return {array_name(name, model.architecture, height, width) for name in expected}
 
 
 def _encoder(model: Model, encoder: Encoder, kind: str) -> dict[str, Any]:

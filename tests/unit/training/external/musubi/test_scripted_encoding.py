@@ -157,9 +157,7 @@ def test_pictures_are_checked_by_their_headers_before_a_gpu_is_taken() -> None:
 
 def test_a_failure_of_all_items_blames_none_of_them() -> None:
     tuner = scripts_world.install(TUNER, **dict.fromkeys(STEMS, "raise"))
-    with pytest.raises(
-        ModelError, match=r"zimage_cache_latents\.py failed: RuntimeError: Kernel size"
-    ):
+    with pytest.raises(ModelError, match="encoder of latents failed: RuntimeError: Kernel size"):
         carry_out(scripts_world.order("latents", tuner))
     assert len(calls(TUNER)) == 1
 
@@ -362,5 +360,4 @@ def test_a_script_that_writes_nothing_at_all_gets_one_line() -> None:
     tuner = scripts_world.install(TUNER, all_of_them="nothing")
     with pytest.raises(ModelError) as caught:
         carry_out(scripts_world.order("latents", tuner))
-    for word in ("zimage_cache_latents.py", "ant_0080x0064_zi.safetensors"):
-        assert word in str(caught.value)
+    assert "encoder of latents failed: it ended well and wrote no ant_0080" in str(caught.value)

@@ -44,7 +44,7 @@ def test_each_bad_item_is_named_and_stops_no_other() -> None:
     for stem, fault in {
         "bee": "RuntimeError: Kernel size",
         "cat": r"the encoder returned NaN or infinity (latents_8x8)",
-        "dog": "its file holds crop_ltrb, latents, original_size, not crop_ltrb_8x8, ",
+        "dog": "its file holds latents_8x8, original_size_8x8, not crop_ltrb",
         "eel": "FileNotFoundError",
     }.items():
         assert any(
