@@ -196,7 +196,8 @@ class ExternalOrder(RunOrder):
 
     def described(self) -> str:
         """Return a line for the plan about the defaults; "" where the user sets all of them."""
-        words = [_words(key.removeprefix("--"), value) for key, value in self.defaults.items()]
+        named = {key.removeprefix("--"): value for key, value in self.defaults.items()}
+        words = [" ".join(command_line({key: named[key]})) for key in named]
         known = ", ".join(filter(None, words))
         return known and f"training of {self.run}: by the guide of {self.model.title}: {known}"
 
@@ -224,15 +225,6 @@ def with_defaults(
         found["network_alpha"] = alpha * own / rank
     keys = {key: value for key, value in found.items() if not key.startswith("--")}
     return {"trainer": trainer.model_copy(update=keys), "defaults": found}
-
-
-def _words(key: str, value: Setting) -> str:
-    """Return a default as the plan shows it; "" where the trainer decides."""
-    if value is None or isinstance(value, bool):
-        return key if value else ""
-    if isinstance(value, list):
-        return " ".join([key, *value])
-    return f"{key} {value if isinstance(value, str) else f'{value:g}'}"
 
 
 def wanted(order: ExternalOrder, data: str, record: LaunchedRecord | None = None) -> Wanted:
