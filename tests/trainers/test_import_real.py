@@ -135,9 +135,6 @@ def loaded(script: str, asked: Any, python: Path, *folders: Path) -> list[Counte
 
 def planned(made: Imported) -> Counter[Found]:
     """Return what our planner finds in an imported configuration."""
-    for name, data in made.written.items():
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).write_bytes(data)
     config = parse(made.values)
     facts = Facts(config, Memo(Path(".latentmake/memo.sqlite")))
     found: Counter[Found] = Counter()

@@ -12,19 +12,19 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError
 
 from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
+from latentmake.config.datasets import Captions, Dataset
 from latentmake.config.root import parse
-from latentmake.errors import ConfigError, nearest, unreadable
-from latentmake.files import atomic
+from latentmake.errors import ConfigError, unreadable
 from latentmake.layouts.layout import layout_of
 
 _SOURCES = ("image_directory", "image_jsonl_file", "video_directory", "video_jsonl_file")
@@ -33,46 +33,31 @@ _VARIANTS = 4  # texts of each item, where a file of sd-scripts asks for random 
 Table = dict[str, Any]
 Sides = tuple[int, int]
 
-# Keys of the same name and meaning here -> their defaults there, which are left out.
-_IMAGES = {
-    "num_repeats": 1,
-    "multiple_target": False,
-    "no_resize_control": False,
-    "control_resolution": None,
-    "fp_latent_window_size": 9,
-    "fp_1f_clean_indices": None,
-    "fp_1f_target_index": None,
-    "fp_1f_no_post": False,
-}
-_VIDEOS = {
-    "num_repeats": 1,
-    "frame_extraction": "head",
-    "frame_stride": 1,
-    "frame_sample": 1,
-    "max_frames": 129,
-    "source_fps": None,
-    "fp_latent_window_size": 9,
-}
-_CAPTIONS = {
-    "shuffle_caption": False,
-    "caption_separator": ",",
-    "keep_tokens": 0,
-    "keep_tokens_separator": "",
-    "secondary_separator": "",
-    "enable_wildcard": False,
-    "caption_prefix": "",
-    "caption_suffix": "",
-    "caption_dropout_rate": 0,
-    "caption_tag_dropout_rate": 0,
-}
+# Keys of the same name, meaning and default here.
+_IMAGES = (
+    *("num_repeats", "multiple_target", "no_resize_control", "control_resolution"),
+    *("fp_latent_window_size", "fp_1f_clean_indices", "fp_1f_target_index", "fp_1f_no_post"),
+)
+_VIDEOS = (
+    *("num_repeats", "frame_extraction", "frame_stride", "frame_sample", "max_frames"),
+    *("source_fps", "fp_latent_window_size"),
+)
+_CAPTIONS = (
+    *("shuffle_caption", "caption_separator", "keep_tokens", "keep_tokens_separator"),
+    *("secondary_separator", "enable_wildcard", "caption_prefix", "caption_suffix"),
+    *("caption_dropout_rate", "caption_tag_dropout_rate"),
+)
 _OLD = {  # of musubi-tuner
     "flux_kontext_no_resize_control": "no_resize_control",
     "qwen_image_edit_no_resize_control": "no_resize_control",
     "qwen_image_edit_control_resolution": "control_resolution",
 }
 _RANDOM = ("shuffle_caption", "enable_wildcard", "caption_dropout_rate", "caption_tag_dropout_rate")
-_SUBSET = {"num_repeats": 1, "flip_aug": False, "alpha_mask": False}
-_BUCKETS = {"min_bucket_reso": 256, "max_bucket_reso": 1024}
+_SUBSET = ("num_repeats", "flip_aug", "alpha_mask")
+_BUCKETS = ("bucket_reso_steps", "min_bucket_reso", "max_bucket_reso")
+_DEFAULTS = {
+    name: x.default for each in (Dataset, Captions) for name, x in each.model_fields.items()
+}
 _HINTS = {
     "general": "write it as [general]",
     "datasets": "write it as [[datasets]]",
@@ -82,13 +67,30 @@ _HINTS = {
 
 
 class _Keys(BaseModel, extra="allow", strict=True):
-    """Keys that are read of a folder or list; the others are in the tables above, or left out."""
+    """Keys that are read, of a file or a table in it; others are copied, or left out."""
 
+    general: Table = {}
+    datasets: list[Table] = []
+    subsets: list[Table] = []
     resolution: int | Annotated[list[int], Field(min_length=2, max_length=2)] | None = None
     batch_size: int = 1
     enable_bucket: bool = False
     bucket_no_upscale: bool = False
     caption_extension: str | None = None
+    # musubi-tuner's
+    image_directory: str | None = None
+    image_jsonl_file: str | None = None
+    video_directory: str | None = None
+    video_jsonl_file: str | None = None
+    cache_directory: str | None = None
+    control_directory: str | None = None
+    target_frames: list[int] = []
+    # sd-scripts'
+    image_dir: str | None = None
+    metadata_file: str | None = None
+    class_tokens: str | None = None
+    conditioning_data_dir: str | None = None
+    cache_info: bool = False
 
     @property
     def sides(self) -> Sides | None:
@@ -100,42 +102,18 @@ class _Keys(BaseModel, extra="allow", strict=True):
                 return side, side
         return None
 
-    def take(self, defaults: Table) -> dict[str, Any]:
-        """Remove some keys; return those that have another value than their default."""
+    @property
+    def fit(self) -> dict[str, Any]:
+        """Our keys that say how an image is brought to a size."""
+        if not self.enable_bucket:
+            return {"fit": "crop"}
+        return {"fit": "bucket"} | ({"bucket_no_upscale": True} if self.bucket_no_upscale else {})
+
+    def take(self, *names: str) -> dict[str, Any]:
+        """Remove some keys; return those that say something else than our default, or "" for it."""
         extra = self.model_extra or {}
-        found = {key: extra.pop(key, default) for key, default in defaults.items()}
-        return {key: value for key, value in found.items() if value != defaults[key]}
-
-
-class _Musubi(_Keys):
-    image_directory: str | None = None
-    image_jsonl_file: str | None = None
-    video_directory: str | None = None
-    video_jsonl_file: str | None = None
-    cache_directory: str | None = None
-    control_directory: str | None = None
-    target_frames: list[int] = []
-
-
-class _SdScripts(_Keys):
-    image_dir: str | None = None
-    metadata_file: str | None = None
-    class_tokens: str | None = None
-    bucket_reso_steps: int | None = None
-    conditioning_data_dir: str | None = None
-    cache_info: bool = False
-
-
-class _File(BaseModel, extra="allow"):
-    general: Table = {}
-    datasets: list[Table] = []
-
-
-class _Subsets(BaseModel, extra="allow"):
-    subsets: list[Table] = []
-
-
-_AnyKeys = TypeVar("_AnyKeys", bound=BaseModel)
+        found = {name: extra.pop(name) for name in names if name in extra}
+        return {name: x for name, x in found.items() if x not in ("", _DEFAULTS[name])}
 
 
 class Block(NamedTuple):
@@ -164,7 +142,6 @@ class Imported:
         values: of the configuration.
         notes: what differs from the file, a line each.
         left: keys that are left out.
-        written: lists that the configuration names: path -> content.
     """
 
     path: Path
@@ -172,7 +149,6 @@ class Imported:
     values: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     left: dict[str, None] = field(default_factory=dict)
-    written: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -192,14 +168,14 @@ class Imported:
         """Note a difference, once."""
         self.notes += [line] if line not in self.notes else []
 
-    def keys(self, model: type[_AnyKeys], table: Table, where: str = "") -> _AnyKeys:
+    def keys(self, table: Table, where: str = "") -> _Keys:
         """Return the keys of a table.
 
         Raises:
             ConfigError: a value is of another kind than its key's.
         """
         try:
-            return model.model_validate({_OLD.get(key, key): table[key] for key in table})
+            return _Keys.model_validate({_OLD.get(key, key): table[key] for key in table})
         except ValidationError as error:
             first, *_ = error.errors(include_url=False)
             key = str(first["loc"][0])
@@ -207,7 +183,7 @@ class Imported:
             place = f"{self.path}: {where}{key}"
             raise ConfigError("cannot be read", where=place, hint=hint) from None
 
-    def leave(self, keys: BaseModel) -> None:
+    def leave(self, keys: _Keys) -> None:
         """Note the keys that nothing here takes; false, 0 and 0.0 ask for nothing."""
         values = keys.model_extra or {}
         self.left |= dict.fromkeys(filter(values.get, values))
@@ -216,13 +192,6 @@ class Imported:
         """Return the place of a path: as it is, or beside the file."""
         beside = self.path.parent / path
         return beside if beside.exists() and not Path(path).exists() else Path(path)
-
-    def write(self, source: Path, text: str) -> str:
-        """Have a list written; return its path."""
-        data = text.encode()
-        names = (f"{source.stem}_{n}" if n > 1 else source.stem for n in count(1))
-        paths = (f"runs/{self.run}/{name}.jsonl" for name in names)
-        return next(path for path in paths if self.written.setdefault(path, data) == data)
 
 
 def imported(
@@ -234,7 +203,7 @@ def imported(
         ConfigError: the file is damaged, or cannot be taken over.
     """
     found = Imported(path, run)
-    file = found.keys(_File, _read(path))
+    file = found.keys(_read(path))
     found.leave(file)
     musubi = not any("subsets" in each for each in file.datasets)
     blocks = [*(_blocks_of_musubi if musubi else _blocks_of_sdscripts)(found, file)]
@@ -246,17 +215,6 @@ def imported(
     spec = _architecture(found, architecture, blocks, musubi=musubi)
     found.values = _fitting(found, blocks, spec, task)
     return found
-
-
-def write(path: Path, data: bytes) -> None:
-    """Write a file of an import.
-
-    Raises:
-        ConfigError: another file is there, which its user may have edited.
-    """
-    if path.exists() and path.read_bytes() != data:
-        raise ConfigError("is there already", where=path, hint="rename or remove it")
-    atomic.write(path, data)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -281,28 +239,26 @@ def _dotted(ending: str) -> str:
     return f".{ending.removeprefix('.')}"
 
 
-def _blocks_of_musubi(found: Imported, file: _File) -> Iterator[Block]:
+def _blocks_of_musubi(found: Imported, file: _Keys) -> Iterator[Block]:
     for number, own in enumerate(file.datasets):
         where = f"datasets[{number}]"
-        keys = found.keys(_Musubi, {**file.general, **own}, f"{where}.")
+        keys = found.keys({**file.general, **own}, f"{where}.")
         # Images come first there, and a folder before a list.
         key = next((key for key in _SOURCES if getattr(keys, key)), None)
         if key is None:
             found.note(f"{where}: left out, it names no images or videos")
             continue
         path = found.find(getattr(keys, key))
-        video, listed = key.startswith("video"), key.endswith("file")
-        yield _block_of_musubi(found, keys, path, video=video, listed=listed)
+        if key.endswith("file"):
+            found.note(f"{path}: relative paths in a list begin at the list's folder here")
+        yield _block_of_musubi(found, keys, key, path)
         found.leave(keys)
 
 
-def _block_of_musubi(
-    found: Imported, keys: _Musubi, path: Path, *, video: bool, listed: bool
-) -> Block:
+def _block_of_musubi(found: Imported, keys: _Keys, key: str, path: Path) -> Block:
     values: dict[str, Any] = {"path": _as_path(path), "flat": True, "empty_caption": "allow"}
-    if listed:
-        values["path"] = _list(found, path, "video_path" if video else "image_path")
-    else:
+    video = key.startswith("video")
+    if key.endswith("directory"):
         values["caption_extension"] = _dotted(keys.caption_extension or "txt")
         values |= {} if video else {"on_error": "skip"}
     if keys.control_directory:
@@ -310,54 +266,19 @@ def _block_of_musubi(
     if video:
         lengths = {(frames - 1) // 4 * 4 + 1 for frames in keys.target_frames if frames > 0}
         values["target_frames"] = sorted(lengths) or [1]
-    else:
-        values |= _fit(keys)
-    values |= keys.take(_VIDEOS if video else _IMAGES)
+    values |= keys.take(*_VIDEOS) if video else keys.fit | keys.take(*_IMAGES)
     folder = found.find(keys.cache_directory) if keys.cache_directory else path
     caches = _as_path(folder) if any(folder.glob("*.safetensors")) else None
     return Block(values, keys.sides or (960, 544), keys.batch_size, caches)
 
 
-def _fit(keys: _Keys) -> dict[str, Any]:
-    if not keys.enable_bucket:
-        return {"fit": "crop"}
-    return {"fit": "bucket"} | ({"bucket_no_upscale": True} if keys.bucket_no_upscale else {})
-
-
-def _list(found: Imported, path: Path, kind: str) -> str:
-    """Return the path of a list for our configuration.
-
-    Relative paths in it begin at the folder in which musubi-tuner's scripts start, and columns that
-    mean something here mean nothing there: a list that has some is written anew.
-    """
-
-    def entries(row: Table) -> Iterator[tuple[str, Any]]:
-        for key, value in row.items():
-            if key == "caption":
-                yield key, value
-            elif key.startswith((kind, "control_path")) and isinstance(value, str):
-                yield kind if key == f"{kind}_0" else key, str(found.find(value).absolute())
-
-    try:
-        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
-        made = [dict(entries(row)) for row in rows]
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return _as_path(path)  # the plan says what is wrong with it
-    if made == rows:
-        return _as_path(path)
-    lines = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in made)
-    written = found.write(path, lines)
-    found.note(f"{path} is read otherwise here, and is written anew as {written}")
-    return written
-
-
-def _blocks_of_sdscripts(found: Imported, file: _File) -> Iterator[Block]:
+def _blocks_of_sdscripts(found: Imported, file: _Keys) -> Iterator[Block]:
     for number, table in enumerate(file.datasets):
-        dataset = found.keys(_Subsets, {**file.general, **table}, f"datasets[{number}].")
+        inherited = {**file.general, **table}
         seen: set[str | None] = {None}
-        for place, own in enumerate(dataset.subsets):
+        for place, own in enumerate(found.keys(inherited, f"datasets[{number}].").subsets):
             where = f"datasets[{number}].subsets[{place}]"
-            keys = found.keys(_SdScripts, {**(dataset.model_extra or {}), **own}, f"{where}.")
+            keys = found.keys({**inherited, **own}, f"{where}.")
             source = keys.metadata_file or keys.image_dir
             if source in seen:  # of two of one folder the first counts there
                 why = "an earlier one is the same" if source else "it names no image_dir"
@@ -368,7 +289,7 @@ def _blocks_of_sdscripts(found: Imported, file: _File) -> Iterator[Block]:
             found.leave(keys)
 
 
-def _block_of_sdscripts(found: Imported, keys: _SdScripts, where: str) -> Block:
+def _block_of_sdscripts(found: Imported, keys: _Keys, where: str) -> Block:
     place = f"{found.path}: {where}"
     if keys.conditioning_data_dir is not None:
         hint = "take the block out of a copy of the file"
@@ -385,7 +306,7 @@ def _block_of_sdscripts(found: Imported, keys: _SdScripts, where: str) -> Block:
         ending, tokens = _dotted(keys.caption_extension or "caption"), keys.class_tokens
         values |= {"flat": True, "caption_extension": ending}
         values |= {"class_tokens": tokens} if tokens else {"missing_caption": "empty"}
-    captions = keys.take(_CAPTIONS)
+    captions = keys.take(*_CAPTIONS)
     if asked := ", ".join(key for key in _RANDOM if key in captions):
         captions = {"variants": _VARIANTS, **captions}
         found.note(
@@ -393,9 +314,9 @@ def _block_of_sdscripts(found: Imported, keys: _SdScripts, where: str) -> Block:
             "that are drawn once and cached: raise captions.variants for more"
         )
     values |= {"captions": captions} if captions else {}
-    values |= _fit(keys) | keys.take(_SUBSET)
+    values |= keys.fit | keys.take(*_SUBSET)
     if keys.enable_bucket:
-        values |= {"bucket_reso_steps": keys.bucket_reso_steps or 64, **keys.take(_BUCKETS)}
+        values |= {"bucket_reso_steps": 64, **keys.take(*_BUCKETS)}
     caches = values["path"] if any(folder.rglob("*.npz")) else None
     return Block(values, keys.sides, keys.batch_size, caches)
 
@@ -416,9 +337,7 @@ def _architecture(
     if name is not None:
         trainer = "musubi-tuner" if musubi else "sd-scripts"
         what = f"{name} is no architecture of {trainer}, whose file this is"
-        guess = nearest(name.replace("-", "_"), [WAN.name, *ARCHITECTURES])
-        hint = f"did you mean {guess}?" if guess in named else f"use one of {', '.join(named)}"
-        raise ConfigError(what, where="--architecture", hint=hint)
+        raise ConfigError(what, where="--architecture", hint=f"use one of {', '.join(named)}")
     for folder in dict.fromkeys(filter(None, (block.caches for block in blocks))):
         for row in named.values():
             if any(Path(folder.replace("$$", "$")).rglob(f"*{_ending(row)}")):
@@ -451,11 +370,13 @@ def _size(found: Imported, block: Block, spec: Architecture) -> Sides:
     return width, height
 
 
-def _name(path: str) -> str:
+def _name(path: str, taken: Collection[str]) -> str:
     """Return a dataset's name, from the name of its folder or list."""
     place = Path(path.replace("\\", "/"))
     last = place.stem if place.suffix.lower() in (".jsonl", ".json") else place.name
-    return re.sub(r"[^A-Za-z0-9_.-]+", "_", last).lstrip("_.-") or "dataset"
+    base = re.sub(r"[^A-Za-z0-9_.-]+", "_", last).lstrip("_.-") or "dataset"
+    numbered = (f"{base}_{number}" if number > 1 else base for number in count(1))
+    return next(each for each in numbered if each not in taken)
 
 
 def _fitting(
@@ -490,37 +411,38 @@ def _values(found: Imported, blocks: Sequence[Block], spec: Architecture) -> dic
     for block in blocks:
         alike.setdefault(json.dumps(block.values, sort_keys=True), []).append(block)
     datasets: dict[str, Any] = {}
-    runs: dict[frozenset[Sides], dict[str, Any]] = {}
-    batches: dict[str, set[int]] = {}
+    together: dict[tuple[Sides, ...], dict[str, list[int]]] = {}  # dataset -> batch sizes
     for several in alike.values():
-        base = _name(several[0].values["path"])
-        numbered = (f"{base}_{number}" if number > 1 else base for number in count(1))
-        name = next(each for each in numbered if each not in datasets)
+        name = _name(several[0].values["path"], datasets)
         caches = list(dict.fromkeys(block.caches for block in several if block.caches))
         datasets[name] = several[0].values | ({"adopt_from": caches} if caches else {})
-        sizes = list(dict.fromkeys(_size(found, block, spec) for block in several))
-        run: dict[str, Any] = {"datasets": [], "model": spec.name}
-        run["resolutions"] = [w if w == h else [w, h] for w, h in sizes]
-        run["trainer"] = {"kind": "musubi" if musubi else "sdscripts"}
-        runs.setdefault(frozenset(sizes), run)["datasets"].append(name)
-        batches[name] = {block.batch_size for block in several}
-    named = {f"{found.run}_{n}" if n > 1 else found.run: x for n, x in enumerate(runs.values(), 1)}
-    if len(named) > 1:
+        sizes = sorted({_size(found, block, spec) for block in several})
+        batches = [block.batch_size for block in several]
+        together.setdefault(tuple(sizes), {})[name] = batches
+    runs: dict[str, Any] = {}
+    for number, (resolutions, members) in enumerate(together.items(), 1):
+        name = f"{found.run}_{number}" if number > 1 else found.run
+        batches = sorted({each for several in members.values() for each in several})
+        trainer: dict[str, Any] = {"kind": "musubi" if musubi else "sdscripts"}
+        if batches[0] > 1:
+            trainer["batch_size" if musubi else "train_batch_size"] = batches[0]
+        if len(batches) > 1:
+            found.note(f"batch_size: the run {name} has one, the smallest of {batches}")
+        runs[name] = {
+            "datasets": [*members],
+            "model": spec.name,
+            "resolutions": [w if w == h else [w, h] for w, h in resolutions],
+            "trainer": trainer,
+        }
+    if len(runs) > 1:
         found.note(
             "resolution: datasets of other resolutions are runs of their own "
-            f"({', '.join(named)}), which train one after the other; to train all together, give "
+            f"({', '.join(runs)}), which train one after the other; to train all together, give "
             "one run all datasets"
         )
-    for name, run in named.items():
-        several_sizes = set().union(*(batches[dataset] for dataset in run["datasets"]))
-        if len(several_sizes) > 1:
-            asked = sorted(several_sizes)
-            found.note(f"batch_size: the run {name} has one, the smallest of {asked}")
-        if (least := min(several_sizes)) > 1:
-            run["trainer"]["batch_size" if musubi else "train_batch_size"] = least
     program = "musubi_tuner" if musubi else "sd_scripts"
     path = f"../{program.replace('_', '-')}"
-    return {"datasets": datasets, "models": {}, "runs": named, program: {"path": path}}
+    return {"datasets": datasets, "models": {}, "runs": runs, program: {"path": path}}
 
 
 def _weights(spec: Architecture, task: str | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from latentmake.errors import ConfigError
+from latentmake.files import atomic
 from latentmake.files.workspace import usable_cores
 from latentmake.plan import store
 from latentmake.plan.build import alone
@@ -41,7 +42,7 @@ def import_(
     directory: Directory = None,
 ) -> None:
     """Make a configuration of another trainer's dataset file; notes in it say what differs."""
-    from latentmake.exchange.datasets_toml import imported, write
+    from latentmake.exchange.datasets_toml import imported
 
     if directory is not None and not directory.is_dir():
         raise ConfigError("there is no such folder", where=directory, hint="check --directory")
@@ -51,15 +52,15 @@ def import_(
         hint = "use letters, digits, `.`, `_` and `-`"
         raise ConfigError("is no name of a run", where=f"--name {run}", hint=hint)
     found = imported(file, run, architecture, task)
-    for path, data in found.written.items():
-        write(Path(path), data)
     if output is None:
         typer.echo(found.text, nl=False)
-    else:
-        write(output, found.text.encode())
-        typer.echo(
-            f"{output}: runs {', '.join(found.values['runs'])}; the first lines say what differs"
-        )
+        return
+    text = found.text.encode()
+    if output.exists() and output.read_bytes() != text:  # which its user may have edited
+        raise ConfigError("is there already", where=output, hint="rename or remove it")
+    atomic.write(output, text)
+    names = ", ".join(found.values["runs"])
+    typer.echo(f"{output}: runs {names}; the first lines say what differs")
 
 
 def adopt(
