@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from latentmake.files import atomic, cachefile
 from latentmake.index.memo import Memo
 from latentmake.layouts import layout
 from latentmake.plan.facts import Facts
-from latentmake.reports.verification import Expected, _expected
+from latentmake.plan.orders import parts_of
 from PIL import Image
 
 RUN, DATASET, MODEL = "tiny", "shapes", "micro"
@@ -47,9 +47,29 @@ def facts_of(values: dict[str, Any], memo: Memo) -> Facts:
     return Facts(parse(values), memo)
 
 
+class Expected(NamedTuple):
+    """A cache file, and what it should be made of."""
+
+    path: str
+    part: str
+    source: str | None
+    content: str
+    key: str
+
+
 def expected_of(facts: Facts) -> list[Expected]:
     """Return the origin that each cache file of the run should have."""
-    return [*_expected(facts, RUN)]
+    found = []
+    for part in parts_of(facts.config, facts.config.runs[RUN]):
+        items = facts.wanted_items(DATASET, MODEL)
+        judge = facts.judge(DATASET, MODEL, [part.name], items)
+        inputs = [each.inputs(part.name, judge.layout) for each in items]
+        judge.contents.prepare_sizes(filter(None, map(judge.contents.of, inputs)))
+        for item, (target,) in judge.targets(part.name, inputs):
+            content = judge.contents.of(item) or ""
+            key = judge.needed(item, target, content) or ""
+            found.append(Expected(target.path, part.name, item.source, content, key))
+    return found
 
 
 def tensors_of(key: str, part: str) -> dict[str, torch.Tensor]:

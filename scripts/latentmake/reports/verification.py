@@ -1,6 +1,6 @@
-"""Verification of runs' cache files and trained weights: each is read, and compared with the plan.
+"""Verification of runs' cache files and trained weights: each is read, and judged as a plan does.
 
-No cache file is believed: a memo or a header may say that a damaged one is fresh.
+The memo is not believed, since a file may be damaged that it says is fresh.
 """
 
 from __future__ import annotations
@@ -8,30 +8,31 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from latentmake import digest
-from latentmake.errors import CacheError, shortened, storage_error
+from latentmake.data.item import Item
+from latentmake.digest import target_stat
+from latentmake.errors import shortened, storage_error
 from latentmake.files import cachefile
-from latentmake.files.cachefile import Header
+from latentmake.files.cachefile import Checked
 from latentmake.files.workspace import usable_cores
-from latentmake.layouts.layout import parsed
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import run_folder
-from latentmake.plan.orders import PROMPTS, parts_of, prompt_items, prompts_of
+from latentmake.plan.orders import PROMPTS, Part, Target, parts_of, prompt_items, prompts_of
+from latentmake.plan.state import UNKNOWN, Judge, Stale
 from latentmake.progress import Progress
-from latentmake.reports.explanation import recipe_differences
+from latentmake.reports.explanation import differences
 
 DAMAGED, UNEXPECTED, MISSING = "damaged", "not what the plan expects", "missing"
 """Verdicts on a file."""
 
-_Recipes = Mapping[str, Mapping[str, object]]
+_Wanted = tuple[Part, Judge, Item, Target]
 
 
 class Finding(NamedTuple):
@@ -39,7 +40,7 @@ class Finding(NamedTuple):
 
     Attributes:
         is_ours: whether a repair may delete it.
-        key: of a sound file, under which a repair puts it into the store.
+        key: of the file, as far as it is known: a repair puts a sound one into the store under it.
         done: what repair did, or why it did nothing.
     """
 
@@ -59,14 +60,12 @@ class Verified:
         files: number of cache files that were read.
         size: bytes that were read.
         missing: paths of cache files that the next build makes.
-        unsummed: number of files whose header holds no checksum.
         repaired: number of findings of which nothing is left.
     """
 
     files: int = 0
     size: int = 0
     seconds: float = 0.0
-    unsummed: int = 0
     repaired: int = 0
     missing: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
@@ -78,30 +77,26 @@ def verify(facts: Facts, runs: Sequence[str], *, repair: bool = False) -> Verifi
     Raises:
         UserError: a dataset or a model cannot be read.
     """
-    expected = {each.path: each for run in runs for each in _expected(facts, run)}
-    parts = {part for run in runs for part in parts_of(facts.config, facts.config.runs[run])}
-    known = (facts.recipe(part.dataset, part.model, parsed(part.name).kind) for part in parts)
-    recipes = {digest.of_value(recipe): recipe for recipe in known if recipe}
+    wanted = {each[-1].path: each for run in runs for each in _wanted(facts, run)}
     found, began = Verified(), time.monotonic()
     with (
         ThreadPoolExecutor(usable_cores()) as pool,
-        Progress(total=len(expected), unit="files", desc="verifying") as progress,
+        Progress(total=len(wanted), unit="files", desc="verifying") as progress,
     ):
-        for size, has_checksum, finding in pool.map(partial(_read, recipes), expected.values()):
+        for each, (size, checked) in zip(wanted.values(), pool.map(_read, wanted), strict=True):
             progress.update()
+            finding = _finding(facts, *each, checked)
             if finding and finding.verdict == MISSING:
                 found.missing.append(finding.path)
                 continue
             found.files += 1
             found.size += size
-            found.unsummed += not (has_checksum or finding)
             found.findings += [finding] if finding else []
     found.seconds = time.monotonic() - began
     found.findings.sort()
     if repair:
         found.findings = [
-            _repaired(each, expected[each.path].key, facts) if each.is_ours else each
-            for each in found.findings
+            _repaired(each, facts) if each.is_ours else each for each in found.findings
         ]
         found.repaired = sum(not os.path.lexists(each.path) for each in found.findings)
         # A build reads again what is left, whatever its stat.
@@ -110,115 +105,74 @@ def verify(facts: Facts, runs: Sequence[str], *, repair: bool = False) -> Verifi
     return found
 
 
-class Expected(NamedTuple):
-    """Origin that a cache file should have.
-
-    Attributes:
-        source: path of the image or caption; its text where it has no file.
-        content: digest of the inputs; "" where they cannot be read.
-        recipe: digest of the recipe; "" where the model is not here.
-        key: "" where it is unknown, as the size of an image that nobody read.
-    """
-
-    path: str
-    part: str
-    source: str
-    content: str
-    recipe: str
-    key: str
-
-
-def _expected(facts: Facts, run_name: str) -> Iterator[Expected]:
-    """Yield the cache files of a run and what each should be made of.
-
-    What a file says of its content is not believed.
-    """
-    run, memo = facts.config.runs[run_name], facts.memo
-    parts: dict[str, list[str]] = {}
+def _wanted(facts: Facts, run_name: str) -> Iterator[_Wanted]:
+    """Yield the targets of a run, and who judges each."""
+    run = facts.config.runs[run_name]
     for part in parts_of(facts.config, run):
-        parts.setdefault(part.dataset, []).append(part.name)
-    for dataset, names in parts.items():
-        items = facts.wanted_items(dataset, run.model)
-        judge = facts.judge(dataset, run.model, names, items)
-        for name in names:
-            if dataset == PROMPTS:
-                inputs = prompt_items(prompts_of(facts.config, run))
-            else:
-                inputs = [x.inputs(name, judge.layout) for x in items]
-            judge.contents.fetch(file[1:] for item in inputs for file in item.read)
-            if parsed(name).kind == "latents":
-                judge.contents.prepare_sizes(filter(None, map(judge.contents.of, inputs)))
-            for item, targets in judge.targets(name, inputs):
-                source = item.source if item.source is not None else item.text or ""
-                for target in targets:
-                    content, key = judge.contents.of(item) or "", ""
-                    try:
-                        if content:
-                            known = memo.targets.get(target.path) or ""
-                            content, key, _ = judge.wanted(item, target, content, known)
-                    except (CacheError, OSError):
-                        key = judge.needed(item, target, content) or ""
-                    yield Expected(target.path, name, source, content, judge.recipes[name], key)
+        items = facts.wanted_items(part.dataset, run.model)
+        judge = facts.judge(part.dataset, run.model, [part.name], items, paths=[])
+        if part.dataset == PROMPTS:
+            inputs = prompt_items(prompts_of(facts.config, run))
+        else:
+            inputs = [each.inputs(part.name, judge.layout) for each in items]
+        judge.contents.fetch(file[1:] for item in inputs for file in item.read)
+        for item, targets in judge.targets(part.name, inputs):
+            yield from ((part, judge, item, target) for target in targets)
 
 
 # -- one file -------------------------------------------------------------------------------------
 
 
-def _read(recipes: _Recipes, wanted: Expected) -> tuple[int, bool, Finding | None]:
-    """Read a cache file, and compare it with what it should be made of.
-
-    Returns:
-        Its size, whether it has a checksum, what is wrong with it.
-    """
-    path = wanted.path
+def _read(path: str) -> tuple[int, Checked | OSError]:
+    """Return the bytes of a file, and what was found of them."""
     try:
-        size = Path(path).stat().st_size
-        checked = cachefile.verify(path)
-    except FileNotFoundError:
-        if not os.path.lexists(path):
-            return 0, False, Finding(path, MISSING)
-        return 0, False, Finding(path, DAMAGED, "is a link that leads nowhere")
+        return Path(path).stat().st_size, cachefile.verify(path)
     except OSError as error:
-        reason = f"cannot be read ({error.strerror})"
-        return 0, False, Finding(path, DAMAGED, reason, is_ours=False)
+        return 0, error
+
+
+def _finding(
+    facts: Facts,
+    part: Part,
+    judge: Judge,
+    item: Item,
+    target: Target,
+    checked: Checked | OSError,
+) -> Finding | None:
+    """Return what is wrong with a cache file."""
+    path = target.path
+    if isinstance(checked, FileNotFoundError):
+        if not os.path.lexists(path):
+            return Finding(path, MISSING)
+        return Finding(path, DAMAGED, "is a link that leads nowhere")
+    if isinstance(checked, OSError):
+        return Finding(path, DAMAGED, f"cannot be read ({checked.strerror})", is_ours=False)
     if checked.is_foreign:
         reason = f"{checked.damage}; the next build replaces it"
-        return size, False, Finding(path, UNEXPECTED, reason, is_ours=False)
+        return Finding(path, UNEXPECTED, reason, is_ours=False)
     if checked.damage is not None or checked.header is None:
-        return size, False, Finding(path, DAMAGED, checked.damage or "")
-    return size, checked.has_checksum, _compared(wanted, checked.header, checked.recipe, recipes)
-
-
-def _compared(
-    wanted: Expected, found: Header, recipe: Mapping[str, object], recipes: _Recipes
-) -> Finding | None:
-    """Compare the origin of a sound file, and its recipe, with those that it should have."""
-    path, key = wanted.path, found.key
-    source_fits = wanted.content in ("", found.source)
-    recipe_fits = wanted.recipe in ("", found.recipe)
-    if source_fits and recipe_fits and wanted.key in ("", key):
+        known = facts.memo.targets.get(path) if checked.header is None else checked.header.key
+        return Finding(path, DAMAGED, checked.damage or "", key=known or "")
+    if judge.recipes[part.name] == UNKNOWN:  # the model is on another machine
         return None
-    if key == wanted.key:  # in a file without a checksum
-        return Finding(path, DAMAGED, "its key is not that of its source and recipe")
-    reasons = []
-    if not recipe_fits:
-        differences = recipe_differences(recipe, recipes.get(wanted.recipe, {}))
-        reasons.append(", ".join(map(str, differences)) or "it has another recipe")
-    if not source_fits:
-        source = shortened(" ".join(wanted.source.split()))
-        reasons.append(f"it was not made of {source} as it is")
-    reason = "; ".join(reasons) or "it has another size, or was cut otherwise"
-    return Finding(path, UNEXPECTED, reason, key=key)
+    stale = judge.state(item, target, target_stat(Path(path).stat()))
+    if not isinstance(stale, Stale):
+        return None
+    reason = ", ".join(map(str, differences(facts, part, stale))) or "it has another key"
+    if stale.reason == "edited":
+        source = item.source if item.source is not None else item.text or ""
+        reason = f"it was not made of {shortened(' '.join(source.split()))} as it is"
+    return Finding(path, UNEXPECTED, reason, key=checked.header.key)
 
 
-def _repaired(finding: Finding, key: str, facts: Facts) -> Finding:
+def _repaired(finding: Finding, facts: Facts) -> Finding:
     """Delete a file, or put it into the store where it is sound; of a link the link is deleted."""
     path = Path(finding.path)
     try:
-        if finding.key and not path.is_symlink():
+        if finding.verdict == UNEXPECTED and not path.is_symlink():
             store.put(path, finding.key)
             return finding._replace(done="moved to the store")
-        for name in [*_other_names(path, key, facts), path]:
+        for name in [*_other_names(path, finding.key, facts), path]:
             name.unlink(missing_ok=True)
     except OSError as error:
         known = storage_error(error, path)
@@ -228,7 +182,7 @@ def _repaired(finding: Finding, key: str, facts: Facts) -> Finding:
 
 def _other_names(path: Path, key: str, facts: Facts) -> list[Path]:
     """Return other names of a damaged file, from which the next build would link it again."""
-    if path.is_symlink() or path.stat().st_nlink == 1:
+    if not key or path.is_symlink() or path.stat().st_nlink == 1:
         return []
     known = [store.stored(key)]
     known += [Path(name) for name, _, _ in facts.memo.targets.where("value", [key])]

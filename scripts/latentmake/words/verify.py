@@ -60,5 +60,3 @@ def _summary(found: Verified) -> Iterator[str]:
     yield f"{len(found.findings)} wrong{f' ({kinds})' if kinds else ''}, {found.repaired} repaired"
     if found.missing:
         yield f"{len(found.missing)} missing: the next build makes them"
-    if found.unsummed:
-        yield f"{found.unsummed} without a checksum: they were made by an earlier release"
