@@ -15,14 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from stat import S_ISREG
-from typing import Annotated, Any
+from stat import S_ISDIR, S_ISREG
+from typing import Annotated
 
 import typer
 
-from latentmake.errors import CacheError, ConfigError, StorageError, refuse_unknown
+from latentmake.errors import ConfigError, StorageError, refuse_unknown
 from latentmake.files import atomic
-from latentmake.files.cachefile import read_header
+from latentmake.files.cachefile import header_of
 from latentmake.files.workspace import OWNER, human, other_owner
 from latentmake.plan.build import alone
 from latentmake.plan.facts import Facts
@@ -30,7 +30,6 @@ from latentmake.plan.orders import parts_of
 from latentmake.words.project import ConfigFiles, Directory, Json, opened, printable, table
 
 _TEMPORARY = re.compile(rf"\.[0-9a-f]{{16,32}}(\.\d+)+{re.escape(atomic.TEMPORARY_SUFFIX)}")
-_FOREIGN = "not written by latentmake"
 _SHOWN = 10
 
 Files = dict[str, os.stat_result]
@@ -170,20 +169,17 @@ def find(facts: Facts, dataset: str) -> Pruning:
         if part.dataset == dataset:
             folder = facts.layout(part.model).folder(*part)
             parts.setdefault(part.model, set()).add(folder.split("/", 3)[3])
-    spared = _spared(facts)
-    for path, stat in _files_below(f"cache/{dataset}"):
+    for path, stat in _files_below(Path("cache", dataset)):
         names = Path(path).parts[2:]
         reason = _reason(facts, dataset, parts, names)
         if reason is None:
             continue
-        if stat is None:
+        if not S_ISREG(stat.st_mode):
             found.left[path] = "a link, or no regular file"
-        elif names != (OWNER,) and not (names[1:] and (_is_temporary(path) or _is_ours(path))):
-            found.left[path] = _FOREIGN
-        elif any(Path(os.path.realpath(path)).is_relative_to(each) for each in spared):
-            found.left[path] = "the configuration names it"
-        else:
+        elif names == (OWNER,) or (names[1:] and (_is_temporary(path) or header_of(Path(path)))):
             found.groups.setdefault(reason, {})[path] = stat
+        else:
+            found.left[path] = "not written by latentmake"
     return found
 
 
@@ -207,43 +203,14 @@ def _reason(
     return f"{root}/{model}/{others[0]}", f"not of the layout {layout.name}"
 
 
-def _files_below(folder: str) -> Iterator[tuple[str, os.stat_result | None]]:
-    """Yield the path and stat of each file below a folder; None for a link, a pipe and so on.
-
-    Links are not followed. A folder that cannot be read yields nothing.
-    """
-    if os.path.islink(folder):  # noqa: PTH114
-        yield folder, None
-        return
-    for top, folders, files in os.walk(folder):
-        folders.sort()
-        links = [each for each in folders if os.path.islink(f"{top}/{each}")]  # noqa: PTH114
-        for name in sorted([*files, *links]):
-            with contextlib.suppress(FileNotFoundError):
-                stat = os.lstat(f"{top}/{name}")
-                yield f"{top}/{name}", stat if S_ISREG(stat.st_mode) else None
+def _files_below(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the path and stat of each file and link below a folder; links are not followed."""
+    for path in [folder] if folder.is_symlink() else sorted(folder.rglob("*")):
+        with contextlib.suppress(FileNotFoundError):
+            stat = path.lstat()
+            if not S_ISDIR(stat.st_mode):
+                yield str(path), stat
 
 
 def _is_temporary(path: str) -> bool:
     return _TEMPORARY.fullmatch(path.rpartition("/")[2]) is not None
-
-
-def _is_ours(path: str) -> bool:
-    with contextlib.suppress(CacheError, OSError):
-        return read_header(path) is not None
-    return False
-
-
-def _spared(facts: Facts) -> set[str]:
-    """Return the real paths in `cache/` that a configuration names: sources, models and others."""
-    found: set[str] = set()
-    rest: list[Any] = [facts.config.model_dump()]
-    while rest:
-        value = rest.pop()
-        if isinstance(value, dict):
-            rest += value.values()
-        elif isinstance(value, list | tuple):
-            rest += value
-        elif isinstance(value, str | Path) and "\0" not in str(value):
-            found.add(os.path.realpath(value))
-    return {path for path in found if path.startswith(f"{os.path.realpath('cache')}/")}
