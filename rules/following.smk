@@ -1,5 +1,5 @@
 # Needs: a run's trained weights, and an order where clips or figures are missing.
-# Makes: runs/{run}/generated with clips, contact sheet, page and index; reports/evaluate_{run}.html
+# Makes: runs/{run}/generated with clips, page and index; reports/evaluate_{run}.html
 #        from metrics.json and clips in runs/{run}/evaluation. Declared is one file of each alone,
 #        since Snakemake deletes what a job declares before it runs, and clips outlive a failure.
 

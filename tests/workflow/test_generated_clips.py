@@ -103,7 +103,7 @@ def test_a_command_trains_and_draws_and_the_next_does_nothing(built: Project) ->
     names = {path.name for path in folder.iterdir()}
     drawn = clips(built).keys()
     assert len(drawn) == 4
-    assert names == {*drawn, "contact_sheet.png", "index.html", "index.json"}
+    assert names == {*drawn, "index.html", "index.json"}
     assert [clip["prompt"] for clip in index(built)["clips"]] == [
         *["a red circle"] * 2, *["two squares"] * 2
     ]  # fmt: skip

@@ -14,16 +14,14 @@ from typing import Any
 
 from latentmake import digest
 from latentmake.config.root import Config
-from latentmake.errors import CacheError, ConfigError, StorageError
+from latentmake.errors import ConfigError
 from latentmake.files import atomic
-from latentmake.files.video import spread_frames
 from latentmake.plan.manifest import run_folder
 from latentmake.plan.state import Difference
 from latentmake.progress import duration
 from latentmake.reports.page import (
     ClipSources,
     embedded,
-    picture_of,
     state_in,
     table,
     template_digest,
@@ -33,141 +31,77 @@ from latentmake.training.loop.clips import (
     FOLDER,
     INDEX,
     METRICS,
-    Clip,
     GenerationIndex,
     Metrics,
     evaluation_folder,
 )
 
 PAGE = "index.html"
-SHEET = "contact_sheet.png"
-
-_NAMES = ("base", "with the adapter")
-_COLUMNS = 6
-_CELL = 208  # pixels: width of a frame on the sheet
-_WIDTH = 2400  # pixels: width of a picture of the training, at most
-
-
-def _state(index: GenerationIndex) -> str:
-    """Return the digest of all that page and sheet show."""
-    return digest.of_value([index.model_dump(), template_digest("gallery")])
-
-
-def page_reasons(folder: Path) -> list[Difference]:
-    """Return why page and contact sheet of a folder do not show the clips of its index."""
-    index = GenerationIndex.read(folder / INDEX)
-    if index is None or state_in(folder / PAGE) != _state(index):
-        return [Difference(f"{folder / PAGE} does not show these clips")]
-    sheet = folder / SHEET
-    return [] if sheet.is_file() else [Difference(f"{sheet} is missing")]
-
-
-def write_generated(folder: Path, receipt: Path, say: Callable[[str], object]) -> None:
-    """Write page and contact sheet of the clips in a folder, and the receipt.
-
-    Raises:
-        UserError: the index is gone, a clip cannot be decoded, or the disk is full.
-    """
-    index = GenerationIndex.read(folder / INDEX)
-    if index is None:
-        hint = "run the same command again, which writes it anew"
-        raise StorageError("the index of the clips is gone", where=folder / INDEX, hint=hint)
-    if page_reasons(folder):
-        atomic.write(folder / SHEET, _sheet(folder, index))
-        size = {key: index.settings[key] for key in ("width", "height")}
-        rows = [
-            {
-                "title": prompt,
-                "note": f"seed {seed}",
-                "clips": [{"label": _made(clip), "source": clip.file, **size} for clip in clips],
-            }
-            for (prompt, seed), clips in groupby(index.clips, lambda clip: (clip.prompt, clip.seed))
-        ]
-        settings = [[key, str(value)] for key, value in index.settings.items()]
-        data = {
-            "fps": index.settings.get("fps", 1),
-            "summary": "",
-            "rows": rows,
-            "tables": [table("settings", "Settings", "", ["setting", "value"], settings)],
-        }
-        write_page(
-            folder / PAGE, "gallery", f"{_noun(index).title()} of {index.run}", data, _state(index)
-        )
-    say(f"{folder / PAGE}: {len(index.clips)} {_noun(index)}")
-    found = {"clips": len(index.clips), "page": str(folder / PAGE)}
-    atomic.write(receipt, json.dumps(found).encode())
-
-
-def _noun(index: GenerationIndex) -> str:
-    return "clips" if "frames" in index.settings else "pictures"
-
-
-def _made(clip: Clip) -> str:
-    return _NAMES[bool(clip.adapter)]
-
-
-def _sheet(folder: Path, index: GenerationIndex) -> bytes:
-    """Return a PNG with a row for each clip: its frames over time; or for each seed's pictures."""
-    from PIL import Image
-
-    from latentmake.training.loop.pictures import draw_grid, png_of
-
-    width, height = int(index.settings["width"]), int(index.settings["height"])
-    cell = (_CELL, max(1, round(_CELL * height / width)))
-    still = _noun(index) == "pictures"
-    rows: dict[str, list[Image.Image]] = {}
-    for clip in index.clips:
-        path, label = folder / clip.file, f"seed {clip.seed}: {clip.prompt}"
-        frames = [picture_of(path.read_bytes(), path)] if still else []
-        frames = frames or [*map(Image.fromarray, spread_frames(path, _COLUMNS))]
-        row = rows.setdefault(label if still else f"{_made(clip)}, {label}", [])
-        row += [frame.resize(cell, Image.Resampling.LANCZOS) for frame in frames]
-    return png_of(draw_grid([*rows.items()]))
-
-
 _LABELS = {"real": "real", "base": "base", "adapter": "with the adapter"}
 _LOSS = (
     "How far the network's prediction is from the truth on items that did not train, at the same "
     "noise for both. Lower is better. Timestep 1000 is noise alone, 0 the item itself."
 )
+_WIDTH = 2400  # pixels: width of a picture of the training, at most
 
 
-def page_path(run: str) -> Path:
-    """Return the path of a run's page."""
-    return Path(f"reports/evaluate_{run}.html")
-
-
-def page_state(folder: Path) -> str | None:
-    """Return the digest of what the page of an evaluation's folder shows; None without results."""
+def _state(results: Path) -> str | None:
+    """Return the digest of all that a page shows of some results; None where there are none."""
     try:
-        return digest.of_value([template_digest("gallery"), digest.of_file(folder / METRICS)])
+        return digest.of_value([template_digest("gallery"), digest.of_file(results)])
     except OSError:
         return None
 
 
-def write_evaluation(folder: Path, path: Path, say: Callable[[str], object]) -> None:
-    """Write the page of an evaluation's folder.
+def write_generated(folder: Path, receipt: Path, say: Callable[[str], object]) -> None:
+    """Write the page of the clips in a folder, and the receipt; the index of the clips is there.
 
     Raises:
-        UserError: the results or a clip are gone, or the disk is full.
+        StorageError: the disk is full.
+    """
+    index = GenerationIndex.read(folder / INDEX)
+    assert index is not None
+    noun = "clips" if "frames" in index.settings else "pictures"
+    size = {key: index.settings[key] for key in ("width", "height")}
+    rows = [
+        {
+            "title": prompt,
+            "note": f"seed {seed}",
+            "clips": [
+                {
+                    "label": _LABELS["adapter" if clip.adapter else "base"],
+                    "source": clip.file,
+                    **size,
+                }
+                for clip in clips
+            ],
+        }
+        for (prompt, seed), clips in groupby(index.clips, lambda clip: (clip.prompt, clip.seed))
+    ]
+    settings = [[key, str(value)] for key, value in index.settings.items()]
+    data = {
+        "fps": index.settings.get("fps", 1),
+        "summary": "",
+        "rows": rows,
+        "tables": [table("settings", "Settings", "", ["setting", "value"], settings)],
+    }
+    title, page = f"{noun.title()} of {index.run}", folder / PAGE
+    write_page(page, "gallery", title, data, _state(folder / INDEX) or "")
+    say(f"{page}: {len(index.clips)} {noun}")
+    atomic.write(receipt, json.dumps({"clips": len(index.clips), "page": str(page)}).encode())
+
+
+def write_evaluation(folder: Path, path: Path, say: Callable[[str], object]) -> None:
+    """Write the page of the results in a folder, which are there.
+
+    Raises:
+        StorageError: the disk is full.
     """
     metrics = Metrics.read(folder / METRICS)
-    if metrics is None:
-        raise CacheError(
-            "the results are missing or damaged",
-            where=folder / METRICS,
-            hint="run the same command again, which computes them anew",
-        )
-    try:
-        sources = ClipSources(path, [folder / clip.file for clip in metrics.clips()])
-        data = _data(metrics, folder, sources)
-    except OSError as error:
-        raise CacheError(
-            f"this clip cannot be read ({error.strerror})",
-            where=error.filename or folder,
-            hint="run the same command again, which makes it anew",
-        ) from None
-    title, state = f"Evaluation of {metrics.run}", page_state(folder) or ""
+    assert metrics is not None
+    sources = ClipSources(path, [folder / clip.file for clip in metrics.clips()])
+    data = _data(metrics, folder, sources)
+    title, state = f"Evaluation of {metrics.run}", _state(folder / METRICS) or ""
     size = write_page(path, "gallery", title, data, state)
     files = [clip.file for clip in metrics.clips()]
     noun = "pictures" if files and files[0].endswith(".png") else "clips"
@@ -263,12 +197,13 @@ def refuse_following(config: Config, run: str, word: str) -> None:
 
 def outdated(run: str, word: str) -> list[Difference]:
     """Return why the page of a run's clips (`generate`) or of its evaluation is not up to date."""
-    if word == "generate":
-        folder = run_folder(run)
-        receipt = folder / "generated.json"
-        missing = [] if receipt.is_file() else [Difference(f"{receipt} is missing")]
-        return page_reasons(folder / FOLDER) or missing
-    page, state = page_path(run), page_state(evaluation_folder(run))
+    folder = run_folder(run) / FOLDER
+    results, page, receipt = folder / INDEX, folder / PAGE, run_folder(run) / "generated.json"
+    if word == "evaluate":
+        results, page = evaluation_folder(run) / METRICS, Path(f"reports/evaluate_{run}.html")
+    elif not receipt.is_file():
+        return [Difference(f"{receipt} is missing")]
+    state = _state(results)
     shown = state is not None and state == state_in(page)
     return [] if shown else [Difference(f"{page} does not show these results")]
 
