@@ -22,15 +22,14 @@ import world
 from conftest import sources
 from latentmake.config.root import parse
 from latentmake.data.texts import read_caption
+from latentmake.exchange.adoption import adopt
 from latentmake.exchange.datasets_toml import Imported, imported
-from latentmake.exchange.trainer_caches import TrainerCaches
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.plan.run_plan import RunPlan
-from latentmake.words.other_trainers import adopt_run
 
 pytestmark = pytest.mark.real_trainer
 
@@ -477,8 +476,8 @@ def test_latents_that_sdscripts_own_code_cached_are_adopted(
 
     facts, plan = planned()
     said: list[str] = []
-    form = TrainerCaches("cats", {"images": facts.config.datasets["images"].adopt_from})
-    counts = adopt_run(plan, form, say=said.append)
+    folders = {"images": facts.config.datasets["images"].adopt_from}
+    counts = adopt(plan, folders, say=said.append)
     assert counts["adopted"] == len(IMAGES), said
     latents = [
         state for part, state in planned()[1].parts.items() if parsed(part.name).kind != "text"

@@ -126,6 +126,6 @@ def test_a_dataset_that_cannot_be_written_is_one_line(project: Project) -> None:
     finally:
         subprocess.run(["umount", str(folder)], check=True)
     assert result.returncode != 0
-    result.one_line("error: data/shapes: ", "read-only", "export.folder")
+    result.one_line("error: data/shapes/", "read-only")
     assert "Traceback" not in result.output
     assert foreign_files(project) == {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,10 +20,13 @@ from latentmake import digest
 from latentmake.caches.inputs import Reading, identify
 from latentmake.digest import target_stat
 from latentmake.errors import CacheError, SourceError
-from latentmake.exchange.trainer_caches import OutdatedError, TrainerCaches
+from latentmake.exchange.trainer_caches import OutdatedError, candidates, check, stamped
 from latentmake.files import atomic, cachefile
-from latentmake.plan.orders import FOLDER, Order, Target, Work
+from latentmake.files.workspace import usable_cores
+from latentmake.plan import store
+from latentmake.plan.orders import FOLDER, PROMPTS, Order, Target, Work
 from latentmake.plan.receipts import Receipt
+from latentmake.plan.run_plan import RunPlan
 from latentmake.progress import Progress
 
 STATES = ("adopted", "fresh already", "without a foreign file", "unfit", "out of date")
@@ -32,15 +35,14 @@ _LEAST_THREADS = 4  # they wait for the disk most of the time
 
 
 def adopt(
-    orders: Sequence[Order], caches: TrainerCaches, *, say: Callable[[str], None], threads: int = 1
+    plan: RunPlan, folders: Mapping[str, Sequence[str]], *, say: Callable[[str], None]
 ) -> Counter[str]:
-    """Adopt the targets of some orders; no build runs meanwhile.
+    """Adopt the stale targets of a run; no build runs meanwhile.
 
     Args:
-        orders: for the stale targets of a run.
-        caches: of the other program.
-        say: receives why files are not adopted.
-        threads: that read and write files.
+        plan: of the run.
+        folders: of the other program's files, by dataset.
+        say: receives why files are not adopted, and the sum.
 
     Returns:
         Number of targets in each of `STATES`.
@@ -48,26 +50,37 @@ def adopt(
     Raises:
         StorageError: the disk is full or cannot be written.
     """
-    total: Counter[str] = Counter()
+    orders = [x for x in plan.orders if folders.get(x.dataset) and not x.reuses]
     planned, count = time.time_ns(), sum(len(order.paths) for order in orders)
-    pool = ThreadPoolExecutor(max(threads, _LEAST_THREADS))
+    total = _others(plan, count)
+    store.keep(orders)
+    pool = ThreadPoolExecutor(max(usable_cores(), _LEAST_THREADS))
     with (
         ExitStack() as stack,
         Progress(total=count, desc="adopting", unit="target") as progress,
     ):
         stack.callback(pool.shutdown, cancel_futures=True)
         for number, order in enumerate(orders):
-            batch = _Batch(order, caches)
+            batch = _Batch(order, folders[order.dataset])
             counts: Counter[str] = Counter()
-            for work, states in zip(order.items, pool.map(batch.adopt, order.items), strict=True):
-                for line in dict.fromkeys(line for _, line in states if line):
+            for work, found in zip(order.items, pool.map(batch.adopt, order.items), strict=True):
+                for line in dict.fromkeys(line for _, line in found if line):
                     say(f"not adopted: {line}")
-                counts.update(state for state, _ in states)
+                counts.update(state for state, _ in found)
                 progress.update(len(work.targets))
             total += counts
             receipt = FOLDER / f"adopted-{planned}-{number}.receipt.json"
             Receipt(batch.sources, batch.targets, [], dict(counts), 0.0).write(receipt)
+    store.forget_made(orders)
+    say(f"{plan.name}: " + ", ".join(f"{total[state]} {state}" for state in STATES))
     return total
+
+
+def _others(plan: RunPlan, count: int) -> Counter[str]:
+    """Return how many targets of a plan are in which state, besides a number of stale ones."""
+    states = [state for part, state in plan.parts.items() if part.dataset != PROMPTS]
+    stale = sum(len(state.stale) for state in states)
+    return Counter({FRESH: sum(state.fresh for state in states), WITHOUT: stale - count})
 
 
 class _Batch:
@@ -78,48 +91,49 @@ class _Batch:
         targets: path -> stat and key of written targets.
     """
 
-    def __init__(self, order: Order, caches: TrainerCaches) -> None:
+    def __init__(self, order: Order, folders: Sequence[str]) -> None:
         self.sources: dict[str, list[Any]] = {}
         self.targets: dict[str, list[Any]] = {}
         self._order = order
-        self._caches = caches
+        self._folders = folders
         self._recipe = digest.of_value(order.recipe)
         self._made: dict[tuple[str, str], Path] = {}
         self._lock = threading.Lock()
 
     def adopt(self, work: Work) -> list[tuple[str, str]]:
         """Adopt an item's targets; return the state of each, and why no file fits."""
-        candidates = {
-            target: [*self._caches.candidates(self._order, work, target)] for target in work.targets
+        found = {
+            target: candidates(self._folders, self._order, work.item.stem, target)
+            for target in work.targets
         }
-        if not any(candidates.values()):
-            return [(WITHOUT, "")] * len(candidates)
+        if not any(found.values()):
+            return [(WITHOUT, "")] * len(found)
         reading = Reading(work)
         try:
             identify(self._order, self._recipe, reading)
             if work.content not in (None, reading.content):
                 raise OutdatedError("was edited just now", where=work.item.name)
         except (CacheError, SourceError, OSError) as error:
-            return [_refused(error, work.item.name)] * len(candidates)
+            return [_refused(error, work.item.name)] * len(found)
         self.sources |= reading.sources
-        return [self._adopt(target, reading, several) for target, several in candidates.items()]
+        return [self._adopt(target, reading, several) for target, several in found.items()]
 
-    def _adopt(self, target: Target, reading: Reading, candidates: list[Path]) -> tuple[str, str]:
+    def _adopt(self, target: Target, reading: Reading, several: list[Path]) -> tuple[str, str]:
         """Adopt the first file that fits a target; return its state, and why none fits."""
         existing = cachefile.header_of(Path(target.path))
         if existing is not None and existing.key == reading.keys[target]:
             return FRESH, ""
-        found: list[tuple[str, str]] = []
-        for path in candidates:
+        refused: list[tuple[str, str]] = []
+        for path in several:
             try:
                 self._take(path, target, reading, existing)
             except (CacheError, SourceError, OSError) as error:
-                found.append(_refused(error, path))
+                refused.append(_refused(error, path))
             else:
                 return ADOPTED, ""
         # Of several folders, those of other resolutions hold files of the same name.
-        outdated = (each for each in found if each[0] == OUTDATED)
-        return next(outdated, found[0] if found else (WITHOUT, ""))
+        outdated = (each for each in refused if each[0] == OUTDATED)
+        return next(outdated, refused[0] if refused else (WITHOUT, ""))
 
     def _take(
         self,
@@ -136,10 +150,10 @@ class _Batch:
             OSError: it cannot be read.
             StorageError: the disk is full or cannot be written.
         """
-        order, key = self._order, reading.keys[target]
+        order, key, place = self._order, reading.keys[target], Path(target.path)
         data = path.read_bytes()
         adopted = digest.of_bytes(data)
-        knows = self._caches.check(data, order, reading, target)
+        knows = check(data, order, reading, target)
         if not knows and existing is not None and existing.source != reading.content:
             name = reading.work.item.name
             what = f"may be of what {name} held before it was edited, as {target.path} is"
@@ -148,15 +162,22 @@ class _Batch:
         with self._lock:
             made = self._made.get((key, adopted))
         if made is not None:
-            atomic.link(made, Path(target.path))
+            atomic.link(made, place)
         else:
-            view = reading.placing.get(key, "")
-            stamp = cachefile.stamp(key=key, source=reading.content, recipe=order.recipe, view=view)
-            stamp[cachefile.ADOPTED] = adopted
-            atomic.write(Path(target.path), self._caches.made(data, order, stamp))
+            view, recipe = reading.placing.get(key, ""), order.recipe
+            stamp = cachefile.stamp(key=key, source=reading.content, recipe=recipe, view=view)
+            _write(place, stamped(data, order, {**stamp, cachefile.ADOPTED: adopted}))
         with self._lock:
-            self._made.setdefault((key, adopted), Path(target.path))
-            self.targets[target.path] = [*target_stat(Path(target.path).stat()), key]
+            self._made.setdefault((key, adopted), place)
+            self.targets[target.path] = [*target_stat(place.stat()), key]
+
+
+def _write(place: Path, data: bytes) -> None:
+    """Write a cache file, unless it holds NaN or nothing but zeros."""
+    with atomic.replacing(place) as temporary:
+        temporary.write_bytes(data)
+        if damage := cachefile.verify(temporary).damage:
+            raise CacheError(damage)
 
 
 def _refused(error: CacheError | SourceError | OSError, where: str | Path) -> tuple[str, str]:

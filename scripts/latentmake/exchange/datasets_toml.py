@@ -153,15 +153,11 @@ class Imported:
     @property
     def text(self) -> str:
         """The configuration as YAML, with the notes as comments."""
-        head = [
-            f"Made of {self.path}.",
-            "Weights and folders of programs are placeholders: name yours under models.",
-            *(f"- {note}" for note in self.notes),
-        ]
+        what = "Weights and folders of programs are placeholders: name yours under models."
+        head = [f"Made of {self.path}.", what, *(f"- {note}" for note in self.notes)]
         comments = "".join(f"# {' '.join(line.split())}\n" for line in head)
-        dumped = yaml.safe_dump(
-            self.values, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True
-        )
+        options: dict[str, Any] = {"sort_keys": False, "default_flow_style": None, "width": 100}
+        dumped = yaml.safe_dump(self.values, allow_unicode=True, **options)
         return f"{comments}\n{dumped}"
 
     def note(self, line: str) -> None:
@@ -423,16 +419,13 @@ def _values(found: Imported, blocks: Sequence[Block], spec: Architecture) -> dic
     for number, (resolutions, members) in enumerate(together.items(), 1):
         name = f"{found.run}_{number}" if number > 1 else found.run
         batches = sorted({each for several in members.values() for each in several})
-        trainer: dict[str, Any] = {"kind": "musubi" if musubi else "sdscripts"}
-        if batches[0] > 1:
-            trainer["batch_size" if musubi else "train_batch_size"] = batches[0]
         if len(batches) > 1:
             found.note(f"batch_size: the run {name} has one, the smallest of {batches}")
         runs[name] = {
             "datasets": [*members],
             "model": spec.name,
             "resolutions": [w if w == h else [w, h] for w, h in resolutions],
-            "trainer": trainer,
+            "trainer": _trainer(batches[0], musubi=musubi),
         }
     if len(runs) > 1:
         found.note(
@@ -443,6 +436,12 @@ def _values(found: Imported, blocks: Sequence[Block], spec: Architecture) -> dic
     program = "musubi_tuner" if musubi else "sd_scripts"
     path = f"../{program.replace('_', '-')}"
     return {"datasets": datasets, "models": {}, "runs": runs, program: {"path": path}}
+
+
+def _trainer(batch: int, *, musubi: bool) -> dict[str, Any]:
+    """Return the settings of a trainer that takes so many items a step."""
+    kind, key = ("musubi", "batch_size") if musubi else ("sdscripts", "train_batch_size")
+    return {"kind": kind} | ({key: batch} if batch > 1 else {})
 
 
 def _weights(spec: Architecture, task: str | None) -> dict[str, Any]:

@@ -10,19 +10,17 @@ metadata, which holds our key: nothing is written twice, and files of other orig
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 from safetensors import SafetensorError, safe_open
 
-from latentmake.data.item import IMAGE_EXTENSIONS
-from latentmake.errors import CacheError, ConfigError, StorageError
+from latentmake.errors import CacheError, ConfigError
 from latentmake.files import atomic, cachefile
 from latentmake.layouts import layout
 from latentmake.models.files import text_tokens
@@ -30,13 +28,9 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import rows_of, run_folder
 from latentmake.progress import Progress
 
-if TYPE_CHECKING:
-    import torch
-
 STATES = ("written", "up to date", "left, for they are not ours")
 _WRITTEN, _SAME, _LEFT = STATES
 _LEAST_THREADS = 4  # they wait for the disk most of the time
-_TENSORS = {"latents": "latent", "text": "emb"}
 
 
 class ExportOrder(BaseModel, extra="forbid", frozen=True):
@@ -68,7 +62,6 @@ def plan_export(facts: Facts, name: str) -> ExportOrder:
         ModelError: a model's configuration cannot be read.
     """
     run, export = facts.config.runs[name], facts.config.export
-    ending, texts = _named_files(facts, name)
     known = [size.name for size in run.resolutions]
     part = known[0] if export.resolution is None else export.resolution.name
     what = f"the run {name} has no resolution {part}" if part not in known else ""
@@ -87,67 +80,41 @@ def plan_export(facts: Facts, name: str) -> ExportOrder:
         manifest=str(run_folder(name) / "manifest.jsonl"),
         folder=export.folder,
         part=part,
-        ending=ending,
-        texts=texts,
+        **_endings(facts, name),
         overwrite=export.overwrite,
     )
 
 
-def _named_files(facts: Facts, name: str) -> tuple[str | None, list[tuple[str, bool]]]:
-    """Return what files of a run's latents end in, and of each text encoder, and if it pads.
+def _endings(facts: Facts, name: str) -> dict[str, Any]:
+    """Return `ending` and `texts` of the order for a run.
 
     Raises:
-        ConfigError: no file is named, one is taken for another, or nothing says what they hold.
+        ConfigError: no file is named, or nothing says what they hold.
         ModelError: a model's configuration cannot be read.
     """
     run = facts.config.runs[name]
-    model, where = facts.config.models[run.model], f"models.{run.model}.ai_training"
+    model, where = facts.config.models[run.model], f"models.{run.model}"
     if (named := model.ai_training) is None:
         hint = "name what ai-training's files end in: {latents: .img_sdxl, text: .txt_t5cache}"
-        raise ConfigError("this key is missing", where=where, hint=hint)
-    captions = {each: facts.config.datasets[each].caption_extension for each in run.datasets}
-    for ending in filter(None, [named.latents, *(named.text or [])]):
-        taken = [f"a caption of {each}" for each, own in captions.items() if ending.endswith(own)]
-        if f".{ending.lower().rpartition('.')[2]}" in IMAGE_EXTENSIONS:
-            taken.append("an image")
-        if taken:
-            what = f"what ends in {ending} is taken for {taken[0]}"
-            raise ConfigError(what, where=where, hint="use another")
+        raise ConfigError("this key is missing", where=f"{where}.ai_training", hint=hint)
     texts = []
     for place, ending in zip(model.text, named.text or [], strict=False):
         if (tokens := text_tokens(place)) is None:
             what = "no config.json on this disk says what its caches are like"
             hint = "name a folder that has one as `path`, or the file as `config`"
-            raise ConfigError(what, where=f"models.{run.model}.text", hint=hint)
+            raise ConfigError(what, where=f"{where}.text", hint=hint)
         texts.append((ending, tokens.padded))
-    return named.latents, texts
-
-
-def _dtype_of(kind: str, padded: bool) -> str:
-    """Return the dtype of `latents` or `text`: bfloat16 for T5, which pads nothing."""
-    return "bfloat16" if kind == "text" and not padded else "float32"
+    return {"ending": named.latents, "texts": texts}
 
 
 class _File(NamedTuple):
-    """A file to write, its cache file, and the name of the tensor there.
-
-    Attributes:
-        kind: `latents` or `text`.
-        padded: whether the text encoder pads.
-    """
+    """A file to write: its path, tensor and dtype; and the cache file, with the name there."""
 
     path: Path
+    name: str
+    dtype: str
     cache: str
     tensor: str
-    kind: str = "latents"
-    padded: bool = False
-
-    def serialize(self, tensor: torch.Tensor, stamp: Mapping[str, str]) -> bytes:
-        """Return its bytes, with our stamp as metadata."""
-        import torch
-
-        dtype: torch.dtype = getattr(torch, _dtype_of(self.kind, self.padded))
-        return cachefile.serialize({_TENSORS[self.kind]: tensor.to(dtype)}, stamp)
 
 
 def export(order: ExportOrder, *, say: Callable[[str], None], threads: int = 1) -> Counter[str]:
@@ -190,14 +157,18 @@ def _files(order: ExportOrder) -> Iterator[_File]:
         if order.folder is not None:
             base = f"{order.folder}/{row.dataset}/{row.stem}"
         if order.ending is not None:
-            (latents,) = row.latents_at(order.part)
-            yield _File(Path(base + order.ending), latents, layout.LATENTS)
-        for n, (ending, padded) in enumerate(order.texts):
-            yield _File(Path(base + ending), row.first_text, layout.hidden_state(n), "text", padded)
+            (cache,) = row.latents_at(order.part)
+            yield _File(Path(base + order.ending), "latent", "float32", cache, layout.LATENTS)
+        for number, (ending, padded) in enumerate(order.texts):
+            dtype = "float32" if padded else "bfloat16"  # T5 pads nothing
+            state = layout.hidden_state(number)
+            yield _File(Path(base + ending), "emb", dtype, row.first_text, state)
 
 
 def _export(order: ExportOrder, file: _File) -> str:
     """Write one file unless it is up to date; return its state."""
+    import torch
+
     try:
         header, own = cachefile.read_header(file.cache), cachefile.header_of(file.path)
         if own is not None and own.key == header.key:
@@ -205,20 +176,11 @@ def _export(order: ExportOrder, file: _File) -> str:
         if own is None and file.path.is_file() and not order.overwrite:
             return _LEFT
         with safe_open(file.cache, framework="pt") as cache:
-            tensor = cache.get_tensor(file.tensor)
+            tensor = cache.get_tensor(file.tensor).to(getattr(torch, file.dtype))
             recipe = cache.metadata()[cachefile.RECIPE]
     except (OSError, SafetensorError) as error:
-        raise CacheError(
-            f"cannot be read ({error})",
-            where=getattr(error, "filename", None) or file.cache,
-            hint="check that the file exists and is readable",
-        ) from None
+        hint = "check that the file exists and is readable"
+        raise CacheError(f"cannot be read ({error})", where=file.cache, hint=hint) from None
     stamp = cachefile.stamp(key=header.key, source=header.source, recipe=recipe)
-    try:
-        atomic.write(file.path, file.serialize(tensor, stamp))
-    except StorageError as error:
-        if order.folder is not None or os.access(file.path.parent, os.W_OK):
-            raise
-        hint = "make it writable, or set export.folder to another folder"
-        raise StorageError(error.what, where=file.path.parent, hint=hint) from None
+    atomic.write(file.path, cachefile.serialize({file.name: tensor}, stamp))
     return _WRITTEN

@@ -14,21 +14,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from latentmake import digest
 from latentmake.caches.inputs import Reading, caption_of, stored_size
 from latentmake.errors import CacheError, ConfigError
 from latentmake.files import npz
 from latentmake.files.cachefile import CAPTION, head_of
-from latentmake.files.safetensors import parse_head
+from latentmake.files.safetensors import Tensor, parse_head
 from latentmake.geometry.buckets import crop_ltrb
 from latentmake.layouts.layout import array_name, frames_and_sides
 from latentmake.models.files import latent_channels, text_width
-from latentmake.plan.orders import Order, Target, Work
+from latentmake.plan.orders import Order, Target
 
 if TYPE_CHECKING:
-    import torch
+    from numpy.typing import NDArray
 
 _OLD = ".npz"  # ending of latents of Stable Diffusion in former versions of sd-scripts
 _CLOSE = 1e-6
@@ -36,86 +36,79 @@ _KEPT = ("caption_separator", "caption_and_tags", "seed")  # which sd-scripts' c
 _CHUNK = 75
 _CONTROL = "latents_control"
 
-Tensors = dict[str, "torch.Tensor"]
+Tensors = Mapping[str, Tensor]
+Arrays = Mapping[str, "NDArray[Any]"]
 
 
 class OutdatedError(CacheError):
     """A file is of other content than its item's present one."""
 
 
-class TrainerCaches:
-    """Files in some folders of datasets."""
+def check_folders(run: str, named: Mapping[str, Sequence[str]]) -> None:
+    """Check the folders of a run's datasets, each as its `adopt_from` names them.
 
-    def __init__(self, run: str, named: Mapping[str, Sequence[str]]) -> None:
-        """Take the folders of a run's datasets, each as its `adopt_from` names them.
+    Raises:
+        ConfigError: no folder of caches is named, or one is missing.
+    """
+    if not any(named.values()):
+        what = "no dataset of the run says where its caches are"
+        hint = f"set datasets.{next(iter(named))}.adopt_from to their folder"
+        raise ConfigError(what, where=f"run {run}", hint=hint)
+    for dataset, folders in named.items():
+        for folder in folders:
+            if not Path(folder).is_dir():
+                there = Path(folder).exists()
+                what = f"{folder} {'is no folder' if there else 'does not exist'}"
+                where, hint = f"datasets.{dataset}.adopt_from", "name the folder of the caches"
+                raise ConfigError(what, where=where, hint=hint)
 
-        Raises:
-            ConfigError: no folder of caches is named, or one is missing.
-        """
-        self._folders = {dataset: folders for dataset, folders in named.items() if folders}
-        if not self._folders:
-            what = "no dataset of the run says where its caches are"
-            hint = f"set datasets.{next(iter(named))}.adopt_from to their folder"
-            raise ConfigError(what, where=f"run {run}", hint=hint)
-        for dataset, folders in self._folders.items():
-            for folder in folders:
-                if not Path(folder).is_dir():
-                    there = Path(folder).exists()
-                    what = f"{folder} {'is no folder' if there else 'does not exist'}"
-                    where, hint = f"datasets.{dataset}.adopt_from", "name the folder of the caches"
-                    raise ConfigError(what, where=where, hint=hint)
 
-    def takes(self, order: Order) -> bool:
-        """Whether a dataset names folders."""
-        return order.dataset in self._folders
+def candidates(folders: Iterable[str], order: Order, stem: str, target: Target) -> list[Path]:
+    """Return the files of some folders that may be an item's target, by their names."""
+    names = [*_names(order, stem, target)]
+    paths = (Path(folder, name) for folder in folders for name in names)
+    return [path for path in paths if path.is_file()]
 
-    def candidates(self, order: Order, work: Work, target: Target) -> Iterator[Path]:
-        """Yield the files of the folders that may be a target."""
-        for folder in self._folders[order.dataset]:
-            for name in _names(order, work.item.stem, target):
-                if (path := Path(folder, name)).is_file():
-                    yield path
 
-    def check(self, data: bytes, order: Order, reading: Reading, target: Target) -> bool:
-        """Check a file; return whether it tells what it was made of: a caption does.
+def check(data: bytes, order: Order, reading: Reading, target: Target) -> bool:
+    """Check what a file holds; return whether it tells what it was made of: a caption does.
 
-        Raises:
-            CacheError: it does not fit.
-            SourceError: the item's caption is faulty.
-        """
-        tensors, metadata = _loaded(data, archive=order.layout.npz)
-        if order.layout.npz and order.kind == "text":
-            solid = _check_text_arrays(tensors, order)
-        elif order.layout.npz:
-            solid = _check_latent_arrays(tensors, order, reading, target)
+    Raises:
+        CacheError: it does not fit.
+        SourceError: the item's caption is faulty.
+    """
+    kind = "npz" if order.layout.npz else "safetensors"
+    try:
+        arrays = npz.load(io.BytesIO(data)) if order.layout.npz else {}
+        head = None if order.layout.npz else parse_head(data)
+    except Exception as error:  # numpy raises many kinds
+        raise CacheError(f"is cut short or no {kind} file ({error})") from None
+    if head is None:
+        if order.kind == "text":
+            _check_text_arrays(arrays, order)
         else:
-            scripts = order.model_settings.spec.scripts
-            assert scripts is not None
-            if (architecture := metadata.get("architecture")) != scripts.header:
-                raise CacheError(f"is of the architecture {architecture}, not {scripts.header}")
-            if order.kind == "text":
-                solid = _check_text(tensors, metadata, order, reading)
-            else:
-                solid = _check_latents(tensors, order, reading, target)
-        for name, tensor in tensors.items():
-            if tensor.is_floating_point() and not tensor.float().isfinite().all():
-                raise CacheError(f"holds NaN or infinity ({name})")
-            # Others may be zeros by right, such as masks and FramePack's clean latents.
-            if name in solid and not tensor.float().any():
-                raise CacheError(f"holds nothing but zeros ({name})")
-        return order.kind == "text" and not order.layout.npz
+            _check_latent_arrays(arrays, order, reading, target)
+        return False
+    scripts = order.model_settings.spec.scripts
+    assert scripts is not None
+    if (architecture := head.metadata.get("architecture")) != scripts.header:
+        raise CacheError(f"is of the architecture {architecture}, not {scripts.header}")
+    if order.kind == "text":
+        _check_text(head.tensors, head.metadata, order, reading)
+        return True
+    _check_latents(head.tensors, order, reading, target)
+    return False
 
-    def made(self, data: bytes, order: Order, stamp: dict[str, str]) -> bytes:
-        """Return the file with our stamp, as metadata or an archive's comment; all else stays."""
-        if order.layout.npz:
-            return npz.stamped(data, stamp)
-        head = parse_head(data)
-        metadata = {**head.metadata, **stamp}
-        if "caption1" in metadata:
-            # musubi-tuner keeps our key when it writes another caption into the file.
-            metadata[CAPTION] = digest.of_bytes(str(metadata["caption1"]).encode())
-        body = memoryview(data)[len(head.data) :]
-        return b"".join((head_of(head.entries, metadata, body), body))
+
+def stamped(data: bytes, order: Order, stamp: dict[str, str]) -> bytes:
+    """Return a file with our stamp, as metadata or an archive's comment; all else stays."""
+    if order.layout.npz:
+        return npz.stamped(data, stamp)
+    head = parse_head(data)
+    body, metadata = memoryview(data)[len(head.data) :], {**head.metadata, **stamp}
+    if "caption1" in metadata:  # musubi-tuner keeps our key when it writes another caption
+        metadata[CAPTION] = digest.of_bytes(str(metadata["caption1"]).encode())
+    return b"".join((head_of(head.entries, metadata, body), body))
 
 
 def _names(order: Order, stem: str, target: Target) -> Iterator[str]:
@@ -130,31 +123,9 @@ def _names(order: Order, stem: str, target: Target) -> Iterator[str]:
     yield path.removeprefix(f"{folder}/") if layout.npz else path.rpartition("/")[2]
 
 
-def _loaded(data: bytes, *, archive: bool) -> tuple[Tensors, Mapping[str, str]]:
-    """Return tensors and metadata of a safetensors file, or the arrays of an npz archive.
-
-    Raises:
-        CacheError: it is none.
-    """
-    import torch
-    from safetensors.torch import load
-
-    try:
-        if not archive:
-            return load(data), parse_head(data).metadata
-        arrays = npz.load(io.BytesIO(data))
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}, {}
-    except Exception as error:  # numpy and torch raise many kinds
-        kind = "npz" if archive else "safetensors"
-        raise CacheError(f"is cut short or no {kind} file ({error})") from None
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    """Return a dtype as settings name it."""
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _demand(wanted: Iterable[str], found: Tensors, *, begins: bool = False, hint: str = "") -> None:
+def _demand(
+    wanted: Iterable[str], found: Mapping[str, object], *, begins: bool = False, hint: str = ""
+) -> None:
     """Refuse a file without one of some names, or of beginnings of names."""
     for each in sorted(wanted):
         if not any(name == each or (begins and name.startswith(each)) for name in found):
@@ -167,22 +138,20 @@ def _demand(wanted: Iterable[str], found: Tensors, *, begins: bool = False, hint
 
 def _check_text(
     found: Tensors, metadata: Mapping[str, str], order: Order, reading: Reading
-) -> set[str]:
+) -> None:
     scripts, item = order.model_settings.spec.scripts, reading.work.item
     assert scripts is not None
     _demand(scripts.tensors, found, begins=True)
-    solid = {name for name in found if name.startswith(scripts.tensors[0])}
-    for name in solid:
-        if not (found[name].shape and all(found[name].shape)):
-            raise CacheError(f"holds {name} of the shape {list(found[name].shape)}")
+    for name, tensor in found.items():
+        if name.startswith(scripts.tensors[0]) and not (tensor.shape and all(tensor.shape)):
+            raise CacheError(f"holds {name} of the shape {list(tensor.shape)}")
     text = order.layout.caption(caption_of(reading.data, item.source, order.dataset_settings))
     if (caption := metadata.get("caption1")) != text:
         what = f"is of the caption {str(caption)[:60]!r}, and {item.name} is another"
         raise OutdatedError(what)
-    return solid
 
 
-def _check_latents(found: Tensors, order: Order, reading: Reading, target: Target) -> set[str]:
+def _check_latents(found: Tensors, order: Order, reading: Reading, target: Target) -> None:
     model, item = order.model_settings, reading.work.item
     scripts = model.spec.scripts
     assert scripts is not None and target.size is not None
@@ -207,15 +176,12 @@ def _check_latents(found: Tensors, order: Order, reading: Reading, target: Targe
     if named[2] and wanted not in (None, named[2]):
         hint = f"set vae_dtype: {named[2]} of models.{order.model}"
         raise CacheError(f"holds latents in {named[2]}, not in {wanted}", hint=hint)
-    return {key for key in found if re.match(r"latents_\d", key)}
 
 
 # -- sd-scripts -----------------------------------------------------------------------------------
 
 
-def _check_latent_arrays(
-    found: Tensors, order: Order, reading: Reading, target: Target
-) -> set[str]:
+def _check_latent_arrays(found: Arrays, order: Order, reading: Reading, target: Target) -> None:
     model, settings = order.model_settings, order.dataset_settings
     strategies, architecture = model.spec.strategies, model.architecture
     assert strategies is not None and architecture is not None and target.size is not None
@@ -232,18 +198,17 @@ def _check_latent_arrays(
     if latents.shape[-2:] != (height, width) or channels not in (None, latents.shape[0]):
         wanted = [channels or "C", height, width]
         raise CacheError(f"holds latents of the shape {list(latents.shape)}, not {wanted}")
-    if _dtype(latents) != "float32":
-        raise CacheError(f"holds latents in {_dtype(latents)}, not in float32")
+    if latents.dtype.name != "float32":
+        raise CacheError(f"holds latents in {latents.dtype.name}, not in float32")
     if (pixels := found[keys["original_size"]].tolist()) != [*image]:
         raise CacheError(f"is of an image of {pixels} pixels")
     crop, own = found[keys["crop_ltrb"]].tolist(), crop_ltrb(size, image)
     close = partial(math.isclose, rel_tol=10 * _CLOSE, abs_tol=_CLOSE)
     if len(crop) != len(own) or not all(map(close, crop, own)):
         raise CacheError(f"is of another bucket than {size.width} x {size.height}")
-    return {keys["latents"]}
 
 
-def _check_text_arrays(found: Tensors, order: Order) -> set[str]:
+def _check_text_arrays(found: Arrays, order: Order) -> None:
     model, captions = order.model_settings, order.dataset_settings.captions
     if captions is not None:
         fields = [each for each in type(captions).model_fields if each not in _KEPT]
@@ -253,10 +218,9 @@ def _check_text_arrays(found: Tensors, order: Order) -> set[str]:
             raise CacheError(what, hint="leave that out, or let it be encoded")
     wanted = _text_names(order)
     _demand(wanted, found)
-    floats = {name for name in wanted if found[name].is_floating_point()}
     dtype = "float16" if model.caption_dtype == "float16" else "float32"
-    for name in sorted(floats):
-        if (stored := _dtype(found[name])) != dtype and model.spec.encodes:
+    for name in sorted(wanted) if model.spec.encodes else ():
+        if found[name].dtype.kind == "f" and (stored := found[name].dtype.name) != dtype:
             hint = f"set text_dtype: {stored} of models.{order.model}"
             raise CacheError(f"holds {name} in {stored}, not in {dtype}", hint=hint)
     for key in ("apply_t5_attn_mask", "apply_lg_attn_mask"):
@@ -270,7 +234,6 @@ def _check_text_arrays(found: Tensors, order: Order) -> set[str]:
             if shape[0] != tokens or width not in (None, shape[-1]):
                 what = f"holds hidden_state{number} of the shape {list(shape)}, not "
                 raise CacheError(f"{what}{[tokens, width or 'D']}")
-    return floats - {"txt_ids"}
 
 
 def _text_names(order: Order) -> set[str]:

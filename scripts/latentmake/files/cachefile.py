@@ -44,7 +44,7 @@ SOURCE = "latentmake.source"
 VIEW = "latentmake.view"
 FOREIGN = "was not made by latentmake"
 
-_SIDE = re.compile("mask|original_size|crop_ltrb|txt_ids")  # tensors that may be zero
+_SIDE = re.compile("mask|original_size|crop_ltrb|txt_ids|latents_clean")  # these may be zero
 _Bytes = bytes | memoryview
 _NAMES = {dtype.name: name for name, dtype in DTYPES.items()}
 _ORDER = [*_NAMES]

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from latentmake.errors import ConfigError
 from latentmake.files import atomic
-from latentmake.files.workspace import usable_cores
-from latentmake.plan import store
 from latentmake.plan.build import alone
-from latentmake.plan.orders import PROMPTS
-from latentmake.plan.run_plan import RunPlan
 from latentmake.words.project import ConfigFiles, Directory, opened
-
-if TYPE_CHECKING:
-    from latentmake.exchange.trainer_caches import TrainerCaches
 
 
 def import_(
@@ -69,43 +60,13 @@ def adopt(
     directory: Directory = None,
 ) -> None:
     """Take over caches that musubi-tuner or sd-scripts made of a run; nothing is encoded."""
-    from latentmake.exchange.trainer_caches import TrainerCaches
+    from latentmake.exchange import adoption
+    from latentmake.exchange.trainer_caches import check_folders
 
     with opened(configfile, directory, encoders=True) as project, alone():
         names, datasets = project.run_names(runs), project.config.datasets
         plans = project.plan(names).runs
         for name in names:
             named = {each: datasets[each].adopt_from for each in project.config.runs[name].datasets}
-            adopt_run(plans[name], TrainerCaches(name, named), say=typer.echo)
-
-
-def adopt_run(plan: RunPlan, caches: TrainerCaches, *, say: Callable[[str], None]) -> Counter[str]:
-    """Adopt the stale targets of a run; no build runs meanwhile.
-
-    Args:
-        plan: of the run.
-        caches: of the other program.
-        say: receives why files are not adopted, and the sum.
-
-    Returns:
-        Number of targets in each of `adoption.STATES`.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
-    """
-    from latentmake.exchange.adoption import FRESH, STATES, WITHOUT, adopt
-
-    orders = [
-        order
-        for order in plan.orders
-        if order.dataset != PROMPTS and not order.reuses and caches.takes(order)
-    ]
-    states = [state for part, state in plan.parts.items() if part.dataset != PROMPTS]
-    stale = sum(len(order.paths) for order in orders)
-    total = Counter({FRESH: sum(state.fresh for state in states)})
-    total[WITHOUT] = sum(len(state.stale) for state in states) - stale
-    store.keep(orders)
-    total += adopt(orders, caches, say=say, threads=usable_cores())
-    store.forget_made(orders)
-    say(f"{plan.name}: " + ", ".join(f"{total[state]} {state}" for state in STATES))
-    return total
+            check_folders(name, named)
+            adoption.adopt(plans[name], named, say=typer.echo)

@@ -60,8 +60,6 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"text": [{"hub": "somebody/something", "revision": "1" * 40}]},
         "no config.json on this disk",
     ),
-    "caption": ({"caption_extension": T5}, {}, "is taken for a caption of cats"),
-    "image": ({}, {"ai_training": {"latents": ".PNG"}}, "is taken for an image"),
     "nothing named": ({}, {"ai_training": None}, "models.tiny.ai_training: this key is missing"),
 }
 

@@ -13,15 +13,14 @@ import pytest
 import world
 from latentmake.config.root import parse
 from latentmake.errors import ConfigError
-from latentmake.exchange.adoption import STATES
-from latentmake.exchange.trainer_caches import TrainerCaches
+from latentmake.exchange.adoption import STATES, adopt
+from latentmake.exchange.trainer_caches import check_folders
 from latentmake.files.cachefile import read_header
 from latentmake.geometry.buckets import Size, crop_ltrb
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.plan.run_plan import RunPlan
-from latentmake.words.other_trainers import adopt_run
 from numpy.typing import NDArray
 from safetensors.numpy import load, load_file, save_file
 
@@ -99,9 +98,10 @@ class Run:
     def adopt(self) -> list[int]:
         """Adopt; return how many targets are in which state."""
         facts, plan = self.plan()
-        form = TrainerCaches("cats", {"cats": facts.config.datasets["cats"].adopt_from})
+        folders = {"cats": facts.config.datasets["cats"].adopt_from}
+        check_folders("cats", folders)
         self.said = []
-        counts = adopt_run(plan, form, say=self.said.append)
+        counts = adopt(plan, folders, say=self.said.append)
         return [counts[state] for state in STATES]
 
     def line(self, *words: str) -> str:
@@ -372,7 +372,7 @@ NPZ_FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: put_npz(
             path.name, latents_of("bee", (64, 64)) | {"latents": np.zeros((4, 8, 8), np.float32)}
         ),
-        "nothing but zeros",
+        "is all zeros (latents)",
     ),
     "objects": (
         lambda path: put_npz(path.name, {"latents": np.array([{}], dtype=object)}),
