@@ -24,7 +24,6 @@ from latentmake.exchange.clip_files import LIST, ClipFile, ClipsOrder
 from latentmake.files import atomic, npz
 from latentmake.files.cachefile import KEY
 from latentmake.files.readers import Readers
-from latentmake.files.workspace import shortages
 from latentmake.plan.receipts import Receipt
 from latentmake.progress import Progress
 
@@ -40,13 +39,11 @@ def cut(order: ClipsOrder, *, say: Callable[[str], None], threads: int = 1) -> C
         Number of files `written`, `kept` and `removed`, and of `faulty` sources.
 
     Raises:
-        StorageError: the disk has no room for what is missing, or cannot be written.
+        StorageError: the disk is full or cannot be written.
         SourceError: videos or captions are faulty, and their dataset does not skip them; all are
             named, all others are done, and `train.jsonl` is left as it was.
     """
     folder = Path(order.folder)
-    for error in shortages([order.need]):
-        raise error
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob(f".*{atomic.TEMPORARY_SUFFIX}"):  # of a cut that was killed
         path.unlink(missing_ok=True)
