@@ -17,7 +17,7 @@ ASKING = [
     ("check",),
     ("verify",),
     ("doctor",),
-    ("prune", "--json"),
+    ("prune",),
     ("captions", "tiny"),
     ("report", "tiny"),
 ]

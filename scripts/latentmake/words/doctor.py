@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import re
 import sys
@@ -18,7 +17,7 @@ from latentmake.config.machines import ExternalProgram
 from latentmake.errors import UserError
 from latentmake.files.workspace import free, human
 from latentmake.training.external.installation import proven_commit, said
-from latentmake.words.project import ConfigFiles, Directory, Json, opened
+from latentmake.words.project import ConfigFiles, Directory, opened
 
 _PACKAGES = ("snakemake", "torch", "diffusers", "transformers", "accelerate", "safetensors")
 _WIDE = 10_000  # characters of a line
@@ -26,9 +25,7 @@ _LINES = 12  # of a log
 _ERROR = re.compile(r"(^|\s)error\b|^Traceback|^\w*(Error|Exception)\b", re.IGNORECASE)
 
 
-def doctor(
-    as_json: Json = False, configfile: ConfigFiles = None, directory: Directory = None
-) -> None:
+def doctor(configfile: ConfigFiles = None, directory: Directory = None) -> None:
     """Print what a bug report needs: versions, GPU, trainers, disk room, the last error."""
     found: dict[str, object] = {"versions": _versions(), "gpu": _gpu()}
     try:
@@ -43,9 +40,7 @@ def doctor(
         str(Path(name).absolute()): f"{human(free(name))} free" for name in (".", "cache")
     }
     found["last error"] = _last_error()
-    text = json.dumps(found, indent=1) + "\n"
-    if not as_json:
-        text = yaml.safe_dump(found, sort_keys=False, allow_unicode=True, width=_WIDE)
+    text = yaml.safe_dump(found, sort_keys=False, allow_unicode=True, width=_WIDE)
     typer.echo(text, nl=False)
 
 

@@ -7,15 +7,13 @@ names. All of them can be made again.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from stat import S_ISDIR, S_ISREG
+from stat import S_ISREG
 from typing import Annotated
 
 import typer
@@ -27,38 +25,13 @@ from latentmake.files.workspace import OWNER, human, other_owner
 from latentmake.plan.build import alone
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import parts_of
-from latentmake.words.project import ConfigFiles, Directory, Json, opened, printable, table
+from latentmake.words.project import ConfigFiles, Directory, opened, printable, table
 
 _TEMPORARY = re.compile(rf"\.[0-9a-f]{{16,32}}(\.\d+)+{re.escape(atomic.TEMPORARY_SUFFIX)}")
-_SHOWN = 10
 
 Files = dict[str, os.stat_result]
-
-
-@dataclass
-class Pruning:
-    """Files of a dataset's caches that may be removed.
-
-    Attributes:
-        groups: what and why -> path -> stat.
-        left: path -> why it stays.
-    """
-
-    groups: dict[tuple[str, str], Files] = field(default_factory=dict)
-    left: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def files(self) -> Files:
-        """All files that may be removed."""
-        return {path: stat for files in self.groups.values() for path, stat in files.items()}
-
-    def values(self, dataset: str) -> dict[str, object]:
-        """Return it for JSON."""
-        groups = [
-            {"what": what, "why": why, "files": [*files]}
-            for (what, why), files in self.groups.items()
-        ]
-        return {"dataset": dataset, "groups": groups, "left": self.left, "bytes": freed(self.files)}
+Groups = dict[tuple[str, str], Files]
+"""Files that may be removed: what and why -> path -> stat."""
 
 
 def prune(
@@ -68,7 +41,6 @@ def prune(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Remove what is listed.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="List each file.")] = False,
-    as_json: Json = False,
     configfile: ConfigFiles = None,
     directory: Directory = None,
 ) -> None:
@@ -78,17 +50,20 @@ def prune(
         for name in datasets or ():
             refuse_unknown("dataset", name, known, "prune")
         with alone() if yes else contextlib.nullcontext():
-            found = [(name, find(project.facts, name)) for name in datasets or known]
-            if as_json:
-                typer.echo(json.dumps([each.values(name) for name, each in found], indent=1))
-            for name, each in () if as_json else found:
-                _show(name, each, verbose=verbose)
+            found = {name: find(project.facts, name) for name in datasets or known}
+            for name, groups in found.items():
+                _show(name, groups, verbose=verbose)
+            files = all_files(group for groups in found.values() for group in groups.values())
             if yes:
-                files = {path: stat for _, each in found for path, stat in each.files.items()}
                 remove(files)
-                typer.echo(f"removed {_amount(files)}", err=as_json)
-            elif not as_json and any(each.groups for _, each in found):
+                typer.echo(f"removed {_amount(files)}")
+            elif files:
                 typer.echo("nothing is removed yet; to remove these files, add --yes")
+
+
+def all_files(groups: Iterable[Files]) -> Files:
+    """Return the files of some groups."""
+    return {path: stat for files in groups for path, stat in files.items()}
 
 
 def remove(files: Files) -> None:
@@ -116,22 +91,17 @@ def remove(files: Files) -> None:
 # -- shown ----------------------------------------------------------------------------------------
 
 
-def _show(name: str, found: Pruning, *, verbose: bool) -> None:
+def _show(name: str, groups: Groups, *, verbose: bool) -> None:
     rows = [
-        [what, str(len(files)), human(freed(files)), why]
-        for (what, why), files in found.groups.items()
+        [what, str(len(files)), human(freed(files)), why] for (what, why), files in groups.items()
     ]
     if rows:
         headers = ["to be removed", "files", "bytes", "reason"]
         table(headers, rows, numbers=headers[1:3])
-    for path, stat in found.files.items() if verbose else ():
+    files = all_files(groups.values())
+    for path, stat in files.items() if verbose else ():
         typer.echo(printable(f"{human(stat.st_size):>10} {path}"))
-    shown = [*found.left.items()][: None if verbose else _SHOWN]
-    for path, why in shown:
-        typer.echo(printable(f"left: {path}: {why}"))
-    if more := len(found.left) - len(shown):
-        typer.echo(f"left: {more} more; --verbose lists them")
-    typer.echo(f"{name}: " + (f"{_amount(found.files)} to be removed" if rows else "nothing"))
+    typer.echo(f"{name}: " + (f"{_amount(files)} to be removed" if rows else "nothing"))
 
 
 def _amount(files: Files) -> str:
@@ -154,8 +124,10 @@ def prunable(facts: Facts) -> list[str]:
     return sorted(found | {*facts.config.datasets})
 
 
-def find(facts: Facts, dataset: str) -> Pruning:
+def find(facts: Facts, dataset: str) -> Groups:
     """Return the files of a dataset that the configuration does not name; removes nothing.
+
+    Links, and files that Latentmake did not write, are left out.
 
     Raises:
         ConfigError: another project uses the caches.
@@ -163,7 +135,7 @@ def find(facts: Facts, dataset: str) -> Pruning:
     if (project := other_owner(dataset)) is not None:
         what = f"the project {project} uses this folder too"
         raise ConfigError(what, where=f"cache/{dataset}", hint="give the command in its folder")
-    config, found, parts = facts.config, Pruning(), dict[str, set[str]]()
+    config, found, parts = facts.config, Groups(), dict[str, set[str]]()
     needed = (parts_of(config, run, generated=True) for run in config.runs.values())
     for part in chain.from_iterable(needed):
         if part.dataset == dataset:
@@ -171,15 +143,10 @@ def find(facts: Facts, dataset: str) -> Pruning:
             parts.setdefault(part.model, set()).add(folder.split("/", 3)[3])
     for path, stat in _files_below(Path("cache", dataset)):
         names = Path(path).parts[2:]
-        reason = _reason(facts, dataset, parts, names)
-        if reason is None:
-            continue
-        if not S_ISREG(stat.st_mode):
-            found.left[path] = "a link, or no regular file"
-        elif names == (OWNER,) or (names[1:] and (_is_temporary(path) or header_of(Path(path)))):
-            found.groups.setdefault(reason, {})[path] = stat
-        else:
-            found.left[path] = "not written by latentmake"
+        if reason := _reason(facts, dataset, parts, names):
+            named = names == (OWNER,) or (names[1:] and _is_temporary(path))
+            if named or (names[1:] and header_of(Path(path))):
+                found.setdefault(reason, {})[path] = stat
     return found
 
 
@@ -204,11 +171,11 @@ def _reason(
 
 
 def _files_below(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the path and stat of each file and link below a folder; links are not followed."""
-    for path in [folder] if folder.is_symlink() else sorted(folder.rglob("*")):
+    """Yield the path and stat of each file below a folder; links are not followed."""
+    for path in () if folder.is_symlink() else sorted(folder.rglob("*")):
         with contextlib.suppress(FileNotFoundError):
             stat = path.lstat()
-            if not S_ISDIR(stat.st_mode):
+            if S_ISREG(stat.st_mode):
                 yield str(path), stat
 
 

@@ -14,9 +14,9 @@ from latentmake.files.cachefile import serialize, stamp
 from latentmake.files.workspace import OWNER, claim
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.words.prune import Pruning, find, freed, prunable, remove
+from latentmake.words.prune import Files, Groups, all_files, find, freed, prunable, remove
 
-Find = Callable[..., Pruning]
+Find = Callable[..., Groups]
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Find:
         path.parent.mkdir(parents=True)
         path.write_bytes(serialize({"latents": torch.ones(1)}, meta))
 
-    def make(*resolutions: int, model: str = "tiny") -> Pruning:
+    def make(*resolutions: int, model: str = "tiny") -> Groups:
         values = {
             "datasets": {"cats": {"path": "data"}, "dogs": {"path": "data"}},
             "models": {model: {"vae": "vae", "text": "text"}},
@@ -46,14 +46,18 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Find:
     return make
 
 
+def files(groups: Groups) -> Files:
+    return all_files(groups.values())
+
+
 def test_a_resolution_that_no_run_needs_is_removed_behind_a_link_of_the_whole_folder(
     found: Find,
 ) -> None:
-    pruning = found(64)
-    (why,) = pruning.groups
+    groups = found(64)
+    (why,) = groups
     assert why == ("cache/cats/tiny/96", "no run needs 96 of it")
-    remove(pruning.files)
-    assert not Path("cache/cats/tiny/96").exists() and not found(64).groups
+    remove(files(groups))
+    assert not Path("cache/cats/tiny/96").exists() and not found(64)
     assert Path("cache/cats/tiny/64/a.latents.safetensors").exists()
 
 
@@ -62,21 +66,20 @@ def test_names_of_one_file_free_its_bytes_once_and_together(found: Find) -> None
     path.with_name("b.latents.safetensors").hardlink_to(path)
     path.with_name("c").hardlink_to(path)
     size = path.stat().st_size
-    assert freed(found(64).files) == size
+    assert freed(files(found(64))) == size
     Path("other").hardlink_to(path)
-    assert len(found(64).files) == 3 and freed(found(64).files) == 0
+    assert len(files(found(64))) == 3 and freed(files(found(64))) == 0
 
 
 def test_nothing_behind_a_link_is_listed(found: Find) -> None:
     Path("cache/cats/tiny/96").rename("elsewhere")
     Path("cache/cats/tiny/96").symlink_to(Path("elsewhere").resolve())
-    assert found(64).files == {}
-    assert found(64).left["cache/cats/tiny/96"] == "a link, or no regular file"
+    assert found(64) == {}
 
 
 def test_our_note_of_the_owner_stays_while_a_run_has_the_dataset(found: Find) -> None:
     claim(["cats"])
-    remove(found(64, model="other").files)
+    remove(files(found(64, model="other")))
     assert Path("cache/cats", OWNER).exists()
 
 
@@ -94,15 +97,15 @@ def test_another_projects_caches_are_refused(
 
 def test_a_file_that_cannot_be_removed_stops_the_removal_of_no_other(found: Find) -> None:
     locked, free = (Path(f"disk/cats/tiny/{place}") for place in ("64", "96"))
-    pruning = found(32)
+    groups = found(32)
     if subprocess.run(["mount", "--bind", locked, locked], capture_output=True).returncode:
         pytest.skip("mounting needs the rights of root")
     try:
         subprocess.run(["mount", "-o", "remount,ro,bind", locked], check=True)
         with pytest.raises(StorageError, match="cannot be removed"):
-            remove(pruning.files)
+            remove(files(groups))
     finally:
         subprocess.run(["umount", locked], check=True)
     assert list(locked.iterdir()) and not free.exists()
-    remove(found(32).files)
+    remove(files(found(32)))
     assert not locked.exists()
