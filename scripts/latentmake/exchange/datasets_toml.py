@@ -90,7 +90,6 @@ class _Keys(BaseModel, extra="allow", strict=True):
     metadata_file: str | None = None
     class_tokens: str | None = None
     conditioning_data_dir: str | None = None
-    cache_info: bool = False
 
     @property
     def sides(self) -> Sides | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +25,8 @@ PICTURES = 500
 _SIDE = 192  # pixels of a picture
 
 
-def page_data(facts: Facts, name: str, found: Cards, cards: Sequence[Card]) -> dict[str, Any]:
-    """Return what a page shows of some cards of a run, as JSON values; other sections are empty."""
+def page_data(facts: Facts, name: str, found: Cards) -> dict[str, Any]:
+    """Return what a page shows of cards of a run, as JSON values; other sections are empty."""
     run = facts.config.runs[name]
 
     def values(numbered: tuple[int, Card]) -> dict[str, Any]:
@@ -47,8 +46,8 @@ def page_data(facts: Facts, name: str, found: Cards, cards: Sequence[Card]) -> d
         }
 
     with Readers() as readers, ThreadPoolExecutor(usable_cores()) as pool:
-        made = pool.map(values, enumerate(cards))
-        bar = Progress(made, desc=f"images of {name}", unit="image", total=len(cards))
+        made = pool.map(values, enumerate(found.cards))
+        bar = Progress(made, desc=f"images of {name}", unit="image", total=len(found.cards))
         items = [*bar]
     return {
         "facts": [["Run", name], ["Model", run.model], ["Datasets", ", ".join(run.datasets)]],

@@ -1,11 +1,7 @@
 (() => {
-  function figure({ label, source, width, height, missing }, title) {
+  function figure({ label, source, width, height }, title) {
     const element = make("figure");
     element.append(make("figcaption", "", label));
-    if (!source) {
-      element.append(make("p", "missing", missing));
-      return element;
-    }
     const still = /^data:image|\.png$/.test(source);
     const video = make(still ? "img" : "video", width < 256 ? "pixels" : "");
     Object.assign(video, { muted: true, playsInline: true, preload: "auto", src: source });

@@ -25,6 +25,9 @@ from latentmake.files.media import probe_video
 if TYPE_CHECKING:
     from PIL import Image
 
+PLAYED = frozenset({".mp4", ".webm"})
+"""Endings of clips that browsers play."""
+
 FPS = 16.0
 """Frames a second of Wan's clips."""
 
@@ -130,12 +133,8 @@ class ClipSources:
 
     def __init__(self, page: Path, paths: list[Path]) -> None:
         self._folder = page.parent
-        self._paths = {*paths}
-        sizes = (each.stat().st_size for each in self._paths if each.is_file())
+        sizes = (each.stat().st_size for each in {*paths} if each.is_file())
         self.embeds = sum(sizes) <= EMBEDDED
-
-    def __contains__(self, path: Path) -> bool:
-        return path in self._paths
 
     def address(self, path: Path) -> str:
         """Return a data URI, or the path from the page to the clip.
@@ -179,8 +178,8 @@ class Pictures:
     """Pictures of a page, without duplicates.
 
     Args:
-        count: the expected number of images, which bounds the size of each.
-        sources: addresses of clips.
+        page: path of the page.
+        paths: all pictures and clips of it; many pictures are shown smaller.
 
     Attributes:
         embedded: address, width, height, whether to show it pixel by pixel.
@@ -188,10 +187,11 @@ class Pictures:
         faults: pictures that cannot be read, a line each.
     """
 
-    def __init__(self, count: int, sources: ClipSources) -> None:
-        self._sources = sources
+    def __init__(self, page: Path, paths: Sequence[Path]) -> None:
+        clips = [each for each in paths if each.suffix.lower() in PLAYED]
+        self._sources = ClipSources(page, clips)
+        self._width = _WIDTH if len(paths) - len(clips) <= _MANY else _NARROW
         self.clips: list[int] = []
-        self._width = _WIDTH if count <= _MANY else _NARROW
         self._numbers: dict[str, int] = {}
         self.embedded: list[Picture] = []
         self.faults: list[str] = []
@@ -201,7 +201,7 @@ class Pictures:
         try:
             data = path.read_bytes()
             if (name := digest.of_bytes(data)) not in self._numbers:
-                number, is_clip = len(self.embedded), path in self._sources
+                number, is_clip = len(self.embedded), path.suffix.lower() in PLAYED
                 self.embedded.append(self._clip(path) if is_clip else self._image(data, path))
                 self.clips += [number] * is_clip
                 self._numbers[name] = number

@@ -30,23 +30,20 @@ def plan_table(plan: Plan, estimates: Iterable[str] = ()) -> str:
 
     `estimates` are lines about what is to be made.
     """
-    parts: dict[tuple[str, str, str], dict[str, list[int]]] = {}  # a part of several runs once
-    for run in plan.runs.values():
-        for part, state in run.parts.items():
-            reasons = Counter(stale.reason for stale in state.stale)
-            counts = [state.fresh, *(reasons[reason] for reason in REASONS), len(state.orphans)]
-            parts.setdefault(row_of(part), {})[part.name] = counts
-    rows = {
-        name: [sum(column) for column in zip(*of.values(), strict=True)]
-        for name, of in parts.items()
-    }
+    parts = {part: state for run in plan.runs.values() for part, state in run.parts.items()}
+    rows: dict[tuple[str, str, str], Counter[str]] = {}
+    for part, state in parts.items():
+        row = rows.setdefault(row_of(part), Counter())
+        row.update(fresh=state.fresh, orphaned=len(state.orphans))
+        row.update(each.reason for each in state.stale)
+    heads = ["fresh", *REASONS, "orphaned"]
     faults = {name: found for run in plan.runs.values() for name, found in run.faults.items()}
     lines = [
         tabulate(
-            [[*name, *(count or "." for count in counts)] for name, counts in rows.items()],
-            headers=["dataset", "model", "kind", "fresh", *REASONS, "orphaned"],
+            [[*name, *(counts[head] or "." for head in heads)] for name, counts in rows.items()],
+            headers=["dataset", "model", "kind", *heads],
             disable_numparse=True,
-            colalign=["left"] * 3 + ["right"] * (len(REASONS) + 2),
+            colalign=["left"] * 3 + ["right"] * len(heads),
         )
     ]
     for found in faults.values():

@@ -31,7 +31,7 @@ def write_report(facts: Facts, plan: RunPlan, path: Path) -> None:
         UserError: a dataset cannot be read, or the disk is full or cannot be written.
     """
     found = read_cards(facts, plan.name, most=PICTURES)
-    data = page_data(facts, plan.name, found, found.cards)
+    data = page_data(facts, plan.name, found)
     status = status_of(facts, plan)
     files = sum(row.files for row in status.rows)
     size = human(sum(row.bytes for row in status.rows))

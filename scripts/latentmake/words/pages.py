@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -20,16 +19,13 @@ from latentmake.files import atomic
 from latentmake.plan.manifest import run_folder
 from latentmake.reports.captions import read_cards
 from latentmake.reports.cards import page_data
-from latentmake.reports.page import FPS, ClipSources, Pictures, as_text, write_page
+from latentmake.reports.page import FPS, Pictures, as_text, write_page
 from latentmake.reports.report import write_report
 from latentmake.training.loop.clips import FOLDER, INDEX, GenerationIndex
 from latentmake.training.loop.order import PictureIndex, read_index
 from latentmake.training.order import Record
 from latentmake.words.project import ConfigFiles, Directory, Json, Open, Run, opened, show_page
 
-_ON_PAGE = 20_000  # items: a browser needs seconds for as many
-PLAYED = frozenset({".mp4", ".webm"})
-"""Endings of clips that browsers play."""
 _ALL_STEPS = "*"
 _DIGEST = 12  # digits of a digest on a page
 _LONGEST = 200  # characters of runs' names in the name of a page
@@ -47,12 +43,9 @@ def captions(
     with opened(configfile, directory) as project:
         project.run_names([run])
         found = read_cards(project.facts, run)
-        lines, cards = [*found.lines()], found.cards
+        lines = [*found.lines()]
         atomic.write(path.with_suffix(".jsonl"), "".join(lines).encode())
-        if (left := len(cards) - _ON_PAGE) > 0:
-            found.notes.append(f"{left} more are in the JSONL file beside this page.")
-            cards = sorted(cards, key=lambda card: not any(text.is_cut for text in card.texts))
-        data = page_data(project.facts, run, found, cards[:_ON_PAGE])
+        data = page_data(project.facts, run, found)
         write_page(path, "cards", f"Captions of {run}", data)
     if as_json:
         typer.echo("".join(lines), nl=False)
@@ -100,24 +93,16 @@ def compare(
 
 
 class Row(NamedTuple):
-    """A row of a page.
-
-    Attributes:
-        occurrence: of the prompt, from 0.
-        seed: of a generated clip.
-    """
+    """A row of a page: a prompt, and the seed of a generated clip."""
 
     prompt: str
-    occurrence: int = 0
     seed: int | None = None
 
     @property
     def label(self) -> str:
         """Its text on the page."""
         text = as_text(self.prompt) or "(the empty prompt)"
-        if self.seed is not None:
-            return f"{text} (seed {self.seed})"
-        return f"{text} ({self.occurrence + 1})" if self.occurrence else text
+        return text if self.seed is None else f"{text} (seed {self.seed})"
 
 
 class Pictured(NamedTuple):
@@ -132,12 +117,9 @@ class Pictured(NamedTuple):
         folder = run_folder(self.name)
         if self.samples is not None:
             for step, names in zip(self.samples.steps, self.samples.files, strict=True):
-                seen: Counter[str] = Counter()
                 for prompt, name in zip(self.samples.prompts, names, strict=True):
-                    row = Row(prompt, seen[prompt])
-                    seen[prompt] += 1
                     if name is not None:
-                        yield row, str(step), folder / "samples" / name
+                        yield Row(prompt), str(step), folder / "samples" / name
         for clip in self.clips.clips if self.clips else ():
             if clip.adapter:
                 yield Row(clip.prompt, seed=clip.seed), _ALL_STEPS, folder / FOLDER / clip.file
@@ -205,9 +187,7 @@ def write_comparison(runs: Sequence[Pictured], path: Path, say: Callable[[str], 
 def gather(runs: Sequence[Pictured], path: Path, say: Callable[[str], object]) -> dict[str, Any]:
     """Return the values of the page at a path; `say` receives pictures that cannot be shown."""
     found = {run.name: [*run.files()] for run in runs}
-    files = [file for each in found.values() for _, _, file in each]
-    clips = [file for file in files if file.suffix.lower() in PLAYED]
-    pictures = Pictures(len(files) - len(clips), ClipSources(path, clips))
+    pictures = Pictures(path, [file for each in found.values() for _, _, file in each])
     rows = list(dict.fromkeys(row for each in found.values() for row, _, _ in each))
     sides = []
     for name, each in found.items():

@@ -70,22 +70,22 @@ def remove(files: Files) -> None:
     """Remove files, and the folders of `cache/` that are empty then.
 
     Raises:
-        StorageError: some cannot be removed; all others are.
+        StorageError: one cannot be removed.
     """
-    failed: list[tuple[str, str | None]] = []
     for path in files:
         try:
             Path(path).unlink(missing_ok=True)
         except OSError as error:
-            failed.append((path, error.strerror))
+            what, hint = (
+                f"cannot be removed ({error.strerror})",
+                "check the permissions of its folder",
+            )
+            raise StorageError(what, where=path, hint=hint) from None
     above = {str(each) for path in files for each in [*Path(path).parents][:-2]}
     for folder in sorted(above, key=len, reverse=True):
         if folder.startswith("cache/"):
             with contextlib.suppress(OSError):  # it is not empty, or a link
                 Path(folder).rmdir()
-    for path, fault in failed[:1]:
-        what = f"cannot be removed ({fault}), and {len(failed) - 1} more"
-        raise StorageError(what, where=path, hint="check the permissions of its folder")
 
 
 # -- shown ----------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def facts_of(dataset: Section | None = None, **model: Any) -> Facts:
 
 def section(facts: Facts, most: int | None = None) -> Section:
     cards = read_cards(facts, "tiny", most)
-    found: Section = json.loads(json.dumps(page_data(facts, "tiny", cards, cards.cards)))
+    found: Section = json.loads(json.dumps(page_data(facts, "tiny", cards)))
     return found
 
 

@@ -17,7 +17,7 @@ from compare_world import Colour, colour_of, make_run
 from latentmake import digest
 from latentmake.config.root import Config, parse
 from latentmake.errors import ConfigError, TrainingError
-from latentmake.reports.page import ClipSources, Pictures, page
+from latentmake.reports.page import Pictures, page
 from latentmake.words.pages import (
     Pictured,
     gather,
@@ -68,16 +68,6 @@ def test_runs_meet_by_the_text_of_their_prompts_and_by_steps() -> None:
     write_comparison([one, two], page_path(["one", "two"]), said.append)
     assert len(said) == 1
     assert re.fullmatch(r"reports/compare_one_vs_two.html: 12 pictures, \d+\.\d MB", said[0])
-
-
-def test_a_prompt_that_was_drawn_twice_has_two_rows() -> None:
-    one = make_run("one", ["a cat", "a cat", ""], [0], number=0)
-    two = make_run("two", ["", "a cat"], [0], number=1)
-    view = view_of(one, two)
-    assert view["rows"] == ["a cat", "a cat (2)", "(the empty prompt)"]
-    assert shown(view, 0, "a cat (2)") == {"0": colour_of(0, 1, 0)}
-    assert shown(view, 1, "a cat") == {"0": colour_of(1, 1, 0)}
-    assert shown(view, 1, "a cat (2)") == {}
 
 
 def test_a_damaged_picture_is_named_and_stops_no_other() -> None:
@@ -258,8 +248,8 @@ def test_small_pictures_are_kept_pixel_by_pixel() -> None:
 
 
 def embedded(image: Image.Image, count: int) -> tuple[str, int, int, bool]:
-    pictures = Pictures(count, ClipSources(Path("page.html"), []))
     path = Path(os.environ["PYTEST_TMP"], "picture.png")
+    pictures = Pictures(Path("page.html"), [path] * count)
     image.save(path)
     assert pictures.add(path) == pictures.add(path) == 0
     (found,) = pictures.embedded

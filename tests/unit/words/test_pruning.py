@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from latentmake.config.root import parse
-from latentmake.errors import ConfigError, StorageError
+from latentmake.errors import ConfigError
 from latentmake.files.cachefile import serialize, stamp
 from latentmake.files.workspace import OWNER, claim
 from latentmake.index.memo import Memo
@@ -93,19 +92,3 @@ def test_another_projects_caches_are_refused(
     monkeypatch.chdir(guest)
     with pytest.raises(ConfigError, match=f"^cache/cats: the project {tmp_path} uses this folder"):
         found(64)
-
-
-def test_a_file_that_cannot_be_removed_stops_the_removal_of_no_other(found: Find) -> None:
-    locked, free = (Path(f"disk/cats/tiny/{place}") for place in ("64", "96"))
-    groups = found(32)
-    if subprocess.run(["mount", "--bind", locked, locked], capture_output=True).returncode:
-        pytest.skip("mounting needs the rights of root")
-    try:
-        subprocess.run(["mount", "-o", "remount,ro,bind", locked], check=True)
-        with pytest.raises(StorageError, match="cannot be removed"):
-            remove(files(groups))
-    finally:
-        subprocess.run(["umount", locked], check=True)
-    assert list(locked.iterdir()) and not free.exists()
-    remove(files(found(32)))
-    assert not locked.exists()
