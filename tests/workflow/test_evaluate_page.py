@@ -97,6 +97,7 @@ def test_losses_are_told_in_words(browser: Browser, page: Path) -> None:
     assert browser.text("#summary") == (
         "On 2 held-out items the adapter lowers the loss by 20.0 %, from 0.5 to 0.4."
     )
+    assert len(browser.all(".chart circle")) == 6
     rows = [row.text for row in browser.all("#loss tbody tr")]
     assert rows[0] == "mean of all 0.5000 0.4000 -20.00 %"
     assert rows[1] == "950 0.2500 0.2000 -20.00 %"

@@ -8,8 +8,10 @@ says its caption; no other file says what it was made of.
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,7 @@ from latentmake.errors import CacheError, ConfigError
 from latentmake.files import npz
 from latentmake.files.cachefile import CAPTION, head_of
 from latentmake.files.safetensors import Tensor, parse_head
+from latentmake.geometry.buckets import crop_ltrb
 from latentmake.layouts.layout import array_name, frames_and_sides
 from latentmake.models.files import latent_channels, text_width
 from latentmake.plan.orders import Order, Target
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _OLD = ".npz"  # ending of latents of Stable Diffusion in former versions of sd-scripts
+_CLOSE = 1e-6
 _KEPT = ("caption_separator", "caption_and_tags", "seed")  # which sd-scripts' captions have too
 _CHUNK = 75
 _CONTROL = "latents_control"
@@ -198,6 +202,10 @@ def _check_latent_arrays(found: Arrays, order: Order, reading: Reading, target: 
         raise CacheError(f"holds latents in {latents.dtype.name}, not in float32")
     if (pixels := found[keys["original_size"]].tolist()) != [*image]:
         raise CacheError(f"is of an image of {pixels} pixels")
+    crop, own = found[keys["crop_ltrb"]].tolist(), crop_ltrb(size, image)
+    close = partial(math.isclose, rel_tol=10 * _CLOSE, abs_tol=_CLOSE)
+    if len(crop) != len(own) or not all(map(close, crop, own)):
+        raise CacheError(f"is of another bucket than {size.width} x {size.height}")
 
 
 def _check_text_arrays(found: Arrays, order: Order) -> None:

@@ -109,6 +109,10 @@ def write_evaluation(folder: Path, path: Path, say: Callable[[str], object]) -> 
 
 
 def _data(metrics: Metrics, folder: Path, sources: ClipSources) -> dict[str, Any]:
+    lines = [
+        {"kind": kind, "name": _LABELS[kind], "values": metrics.loss_by_timestep[kind]}
+        for kind in ("base", "adapter")
+    ]
     return {
         "fps": metrics.fps,
         "summary": _summary(metrics),
@@ -129,6 +133,7 @@ def _data(metrics: Metrics, folder: Path, sources: ClipSources) -> dict[str, Any
             for result in metrics.results
             if result.clips
         ],
+        "chart": {"timesteps": metrics.timesteps, "lines": lines},
         "tables": [*_tables(metrics)],
     }
 

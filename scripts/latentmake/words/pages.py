@@ -26,6 +26,7 @@ from latentmake.training.loop.order import PictureIndex, read_index
 from latentmake.training.order import Record
 from latentmake.words.project import ConfigFiles, Directory, Json, Open, Run, opened, show_page
 
+_ON_PAGE = 20_000  # items: a browser needs seconds for as many
 _ALL_STEPS = "*"
 _DIGEST = 12  # digits of a digest on a page
 _LONGEST = 200  # characters of runs' names in the name of a page
@@ -45,6 +46,10 @@ def captions(
         found = read_cards(project.facts, run)
         lines = [*found.lines()]
         atomic.write(path.with_suffix(".jsonl"), "".join(lines).encode())
+        if (left := len(found.cards) - _ON_PAGE) > 0:
+            found.notes.append(f"{left} more are in the JSONL file beside this page.")
+            found.cards.sort(key=lambda card: not any(text.is_cut for text in card.texts))
+            del found.cards[_ON_PAGE:]
         data = page_data(project.facts, run, found)
         write_page(path, "cards", f"Captions of {run}", data)
     if as_json:

@@ -363,6 +363,10 @@ NPZ_FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         "an image of [9, 9] pixels",
     ),
+    "another crop": (
+        lambda path: put_npz(path.name, latents_of("bee", (64, 64)) | {"crop_ltrb": np.ones(4)}),
+        "another bucket",
+    ),
     "no latents": (lambda path: put_npz(path.name, {"x": np.ones(2)}), "holds no crop_ltrb"),
     "zeros": (
         lambda path: put_npz(
