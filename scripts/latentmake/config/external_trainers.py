@@ -7,21 +7,18 @@ caches and training would not fit.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
 from latentmake.config.architectures import SDSCRIPTS, Script
 from latentmake.config.fields import (
     MACHINE,
-    PICTURES,
     Applies,
     BatchSize,
-    Closed,
     Number,
     Rank,
     Real,
-    ResolutionField,
     Shapes,
     Steps,
     shaped,
@@ -33,57 +30,36 @@ from latentmake.config.trainers import (
     Logging,
     Precision,
     Prompt,
+    Samples,
     Trainer,
     Workers,
 )
 
-_STATES = "`save_every_n_epochs` saves states, and a killed training is resumed by itself"
-_CACHES = "datasets and caches are named by latentmake"
-_DATASET = "it is a key of the dataset"
-_VARIED = "cached latents cannot be varied"
-_RESULT = "results lie in runs/{run}, named by the run"
-_BOTH = {
-    "--dataset_config": _CACHES,
-    "--config_file": "set its options here",
-    "--output_dir": _RESULT,
-    "--output_name": _RESULT,
-    "--logging_dir": "set `logging`",
-    "--network_module": "latentmake names the LoRA's module",
-    **dict.fromkeys(("--resume", "--save_state", "--save_state_on_train_end"), _STATES),
+_INSTEAD = {
+    "latentmake names datasets and caches": "dataset_config train_data_dir in_json dataset_class "
+    "dataset_repeats reg_data_dir skip_cache_check",
+    "latentmake names the results, in runs/{run}": "output_dir output_name save_model_as",
+    "latentmake names the LoRA's module": "network_module",
+    "cached latents cannot be varied": "color_aug random_crop face_crop_aug_range",
+    "it is a key of the dataset": "resolution enable_bucket min_bucket_reso max_bucket_reso "
+    "bucket_reso_steps bucket_no_upscale flip_aug alpha_mask resize_interpolation "
+    "skip_image_resolution",
+    "`save_every_n_epochs` saves states, and a killed training is resumed by itself": "resume "
+    "save_state save_state_on_train_end save_last_n_epochs_state initial_epoch initial_step "
+    "skip_until_initial_step",
+    "set its options here": "config_file",
+    "set `logging`": "logging_dir",
+    "set `max_train_epochs`": "max_train_steps",
+    "SageAttention has no backward pass": "sage_attn",
+    "set it in the model": "task model_version dit dit_high_noise v2 clip_skip max_token_length "
+    "pretrained_model_name_or_path t5xxl_max_token_length apply_lg_attn_mask apply_t5_attn_mask",
 }
-MUSUBI: Mapping[str, str] = {
-    **_BOTH,
-    "--max_train_steps": "set `max_train_epochs`",
-    "--sage_attn": "SageAttention has no backward pass",
-    "--task": "set the model's `task`",
-    "--model_version": "set the model's `architecture` and `task`",
-    "--dit": "set the model's `dit`",
-    "--dit_high_noise": "set the model's `dit_high_noise`",
-}
-"""Flag of musubi-tuner's training scripts that no key of its trainer is named for -> what to do
-instead."""
-
-SD_SCRIPTS: Mapping[str, str] = {
-    **_BOTH,
-    **dict.fromkeys(("--train_data_dir", "--in_json", "--dataset_class"), _CACHES),
-    **dict.fromkeys(("--dataset_repeats", "--reg_data_dir", "--skip_cache_check"), _CACHES),
-    **dict.fromkeys(("--color_aug", "--random_crop", "--face_crop_aug_range"), _VARIED),
-    **dict.fromkeys(("--resolution", "--enable_bucket", "--min_bucket_reso"), _DATASET),
-    **dict.fromkeys(("--max_bucket_reso", "--bucket_reso_steps", "--bucket_no_upscale"), _DATASET),
-    **dict.fromkeys(("--flip_aug", "--alpha_mask", "--resize_interpolation"), _DATASET),
-    "--skip_image_resolution": _DATASET,
-    "--save_model_as": "results are .safetensors files",
-    "--pretrained_model_name_or_path": "set the model's `checkpoint`",
-    "--save_last_n_epochs_state": _STATES,
-    **dict.fromkeys(("--initial_epoch", "--initial_step", "--skip_until_initial_step"), _STATES),
-    "--v2": "set the model's `architecture: sd2`",
-    "--clip_skip": "set the model's `clip_skip`",
-    "--max_token_length": "set the model's `max_token_length`",
-    "--t5xxl_max_token_length": "set the `max_length` of the model's T5",
-    "--apply_lg_attn_mask": "set the model's `apply_lg_attn_mask`",
-    "--apply_t5_attn_mask": "set the model's `apply_t5_attn_mask`",
-}
-"""Flag of sd-scripts' training scripts that no key of its trainer is named for -> likewise."""
+_DECIDED = {f"--{word}": instead for instead, words in _INSTEAD.items() for word in words.split()}
+"""Flag of a training script that no key of its trainer is named for -> what to do instead."""
+_SAMPLING = dict.fromkeys(
+    ("--sample_prompts", "--sample_at_first", "--sample_every_n_steps", "--sample_every_n_epochs"),
+    "set the keys of `samples`",
+)
 
 
 def flags_of(arguments: Sequence[str]) -> dict[str, str]:
@@ -94,16 +70,6 @@ def flags_of(arguments: Sequence[str]) -> dict[str, str]:
             flag, equals, value = argument.partition("=")
             found[flag] = value if equals else following
     return found
-
-
-def decided_flags(trainer: type[Trainer], further: Mapping[str, str]) -> dict[str, str]:
-    """Return flag -> what to do instead, for a trainer's keys and further flags."""
-    fields = trainer.model_fields
-    return {
-        **{f"--{key}": f"set `{key}`" for key in fields},
-        **{f"--{x}": f"set `attention: {x}`" for x in get_args(fields["attention"].annotation)},
-        **further,
-    }
 
 
 def refuse_flags(
@@ -126,6 +92,23 @@ def refuse_flags(
                 raise ValueError(f"`{key}`: leave out {flag}: {instead}")
 
 
+def _refuse_decided(trainer: Any) -> Any:
+    """Refuse a flag among the arguments of a trainer that another key decides."""
+    fields = type(trainer).model_fields
+    decided = {
+        **_DECIDED,
+        **{f"--{key}": f"set `{key}`" for key in fields},
+        **{f"--{x}": f"set `attention: {x}`" for x in get_args(fields["attention"].annotation)},
+        **(_SAMPLING if trainer.samples.prompts else {}),
+    }
+    # Finished runs have these among their arguments: earlier releases had no keys for them.
+    for key in ("gradient_checkpointing", "seed"):
+        if getattr(trainer, key) is None:
+            del decided[f"--{key}"]
+    refuse_flags("arguments", trainer.arguments, decided)
+    return trainer
+
+
 _SCALED = Applies("needs `fp8_base: true`", when=lambda trainer: trainer.fp8_base)
 _COMPILED = Applies("needs `torch_compile: true`", when=lambda trainer: trainer.torch_compile)
 _NOT_BOTH = Applies(
@@ -135,7 +118,7 @@ _NOT_BOTH = Applies(
 _STAGED = Applies("needs `deepspeed: true`", when=lambda trainer: trainer.deepspeed)
 
 
-class LaunchedSamples(Closed, shapes=PICTURES):
+class LaunchedSamples(Samples):
     """Sample pictures of a trainer that is another program, which draws them itself."""
 
     prompts: list[Prompt] = Field([])
@@ -146,13 +129,8 @@ class LaunchedSamples(Closed, shapes=PICTURES):
     """Negative prompt of all samples."""
     every: Number | None = Field(None, gt=0)
     """Steps between two rows of samples; by default they are drawn after each epoch."""
-    num_inference_steps: Number = Field(30, gt=0)
-    """Denoising steps of a sample."""
-    guidance_scale: Real | None = Field(None, ge=1)
+    guidance_scale: Real | None = Field(None, ge=1)  # type: ignore[assignment]
     """Classifier-free guidance; by default the trainer's own."""
-    resolution: ResolutionField | None = None
-    """Size of the samples, written like an entry of `resolutions`; by default the first resolution
-    of the run."""
     seed: Number = Field(0, ge=0)
     """Seed of the noise of each prompt."""
 
@@ -162,12 +140,6 @@ class MusubiSamples(LaunchedSamples):
 
     frames: Number = Field(1, ge=1)
     """Frames of a clip; `1` is a picture."""
-
-
-_SAMPLING = dict.fromkeys(
-    ("--sample_prompts", "--sample_at_first", "--sample_every_n_steps", "--sample_every_n_epochs"),
-    "set the keys of `samples`",
-)
 
 
 class MusubiTrainer(Trainer):
@@ -238,16 +210,7 @@ class MusubiTrainer(Trainer):
     samples: MusubiSamples = MusubiSamples()
     """[Samples](samples.md) drawn during the training; none without `prompts`."""
 
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        sampling = _SAMPLING if self.samples.prompts else {}
-        decided = decided_flags(type(self), {**MUSUBI, **sampling})
-        # Finished runs have these among their arguments: earlier releases had no keys for them.
-        for key in ("gradient_checkpointing", "seed"):
-            if getattr(self, key) is None:
-                del decided[f"--{key}"]
-        refuse_flags("arguments", self.arguments, decided)
-        return self
+    _fits = model_validator(mode="after")(_refuse_decided)
 
 
 if TYPE_CHECKING:
@@ -334,19 +297,15 @@ class SdScriptsTrainer(Trainer):
     samples: LaunchedSamples = LaunchedSamples()
     """[Sample pictures](samples.md) drawn during the training; none without `prompts`."""
 
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        sampling = _SAMPLING if self.samples.prompts else {}
-        decided = decided_flags(type(self), {**SD_SCRIPTS, **sampling})
-        refuse_flags("arguments", self.arguments, decided)
-        return self
+    _fits = model_validator(mode="after")(_refuse_decided)
 
 
-_MACHINE = "set it in `musubi_tuner`"
-_CACHING = "latentmake decides what is encoded, and where it lies"
-_DECIDED: Mapping[str, str] = {
-    **dict.fromkeys(("--dataset_config", "--skip_existing", "--keep_cache"), _CACHING),
-    **dict.fromkeys(("--batch_size", "--num_workers"), _MACHINE),
+_CACHING_INSTEAD: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("--dataset_config", "--skip_existing", "--keep_cache"),
+        "latentmake decides what is encoded, and where it lies",
+    ),
+    **dict.fromkeys(("--batch_size", "--num_workers"), "set it in `musubi_tuner`"),
     "--device": "set CUDA_VISIBLE_DEVICES: each job gets a GPU of those",
     "--debug_mode": "it shows pictures and makes no caches",
 }
@@ -360,4 +319,4 @@ def caching_flags(script: Script, version: Sequence[str], dtype: str) -> dict[st
     keys = {file.flag: file.key.partition(".")[0] for file in script.files}
     keys |= dict(script.switches) | dict.fromkeys(flags_of(version), "task")
     keys |= {script.dtype_flag: dtype} if script.dtype_flag else {}
-    return {**_DECIDED, **{flag: f"set the model's `{key}`" for flag, key in keys.items()}}
+    return {**_CACHING_INSTEAD, **{flag: f"set the model's `{key}`" for flag, key in keys.items()}}
