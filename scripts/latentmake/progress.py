@@ -5,17 +5,16 @@ A bar redrawn in a log file or in a scheduler's output is hundreds of lines that
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
 _SECONDS = 30.0  # between two lines
+_DELAY = 1.0  # before a bar is drawn
 _LINE = "{desc}: {n_fmt} of {total_fmt}, {rate_noinv_fmt}, {remaining} left{postfix}"
 _TERMINAL = "LATENTMAKE_TERMINAL"
 
@@ -52,8 +51,21 @@ def say(text: str) -> None:
     Progress.write(text, file=sys.stderr)
 
 
+class _Log:
+    """The error output, where each state of a bar is a line of its own."""
+
+    def write(self, text: str) -> None:
+        """Write what tqdm draws over the line before; moves of the cursor are dropped."""
+        if (line := text.strip()) and not line.startswith("\x1b"):
+            sys.stderr.write(f"{line}\n")
+
+    def flush(self) -> None:
+        """Flush the error output."""
+        sys.stderr.flush()
+
+
 class Progress(_Bar):
-    """tqdm's bar on a terminal; elsewhere a line every 30 s, none in the first 30.
+    """tqdm's bar on a terminal; elsewhere a line every 30 s. What ends before shows nothing.
 
     Several threads may update it.
 
@@ -65,12 +77,12 @@ class Progress(_Bar):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._updating = threading.Lock()
-        self._lines = not _on_terminal()
-        self._due = time.monotonic() + _SECONDS
-        if self._lines:
+        if _on_terminal():
+            options = {"delay": _DELAY} | options
+        else:
             options |= {
+                "file": _Log(),
                 "mininterval": _SECONDS,
-                "maxinterval": _SECONDS,
                 "miniters": 1,
                 "delay": _SECONDS,
                 "leave": False,
@@ -85,26 +97,7 @@ class Progress(_Bar):
             return super().update(n)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> Any:
-        """Draw the bar, or write a line where one is due; return True where something was drawn."""
-        now = time.monotonic()
-        if self._lines and now < self._due:
-            return False
-        if self.status is not None:
+        """Draw the bar or line."""
+        if self.status is not None and msg is None:
             self.set_postfix_str(self.status(), refresh=False)
-        if not self._lines:
-            return super().display(msg, pos)
-        self._due = now + _SECONDS
-        self.fp.write(f"{self}\n")
-        self.fp.flush()
-        return True
-
-    def clear(self, nolock: bool = False) -> None:
-        """Make room for another line; a line is never taken back."""
-        if not self._lines:
-            super().clear(nolock)
-
-    def close(self) -> None:
-        """End it, without a last line: the job says how it ended."""
-        if self._lines:
-            self._due = math.inf
-        super().close()
+        return super().display(msg, pos)

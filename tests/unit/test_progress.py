@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import tqdm
@@ -36,7 +35,6 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=clock))
     monkeypatch.setattr(tqdm.std, "time", clock)
     monkeypatch.setattr(Progress, "monitor_interval", 0)  # a thread that looks at the real one
     monkeypatch.delenv("LATENTMAKE_TERMINAL", raising=False)

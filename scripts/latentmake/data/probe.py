@@ -121,8 +121,6 @@ def prompt_of(item: Item) -> str:
     return read_caption(item.caption) if item.caption else ""
 
 
-_LOOKS_LONG = 1000  # images whose measuring is worth a progress bar
-_LONG_VIDEOS = 20  # the same of videos
 _SHORT = "has too few frames for any clip of target_frames"
 _TURNED = "has a rotation for display, which does not count; set `display_rotation: true`"
 
@@ -213,12 +211,10 @@ def probed(files: Sequence[File], memo: Memo, *, video: bool) -> Mapping[str, Me
         path: known[path][1] for path, stat in stats.items() if known.get(path, (None,))[0] == stat
     }
     new = [path for path in stats if path not in found]
-    what, least = ("videos", _LONG_VIDEOS) if video else ("images", _LOOKS_LONG)
-    probes = probe_videos(new) if video else map(_image, new)
-    quiet, pairs = len(new) < least, zip(new, probes, strict=True)
-    for path, media in Progress(
-        pairs, total=len(new), desc=f"sizes of {what}", unit=what[:-1], disable=quiet
-    ):
+    probes, unit = (probe_videos(new), "video") if video else (map(_image, new), "image")
+    pairs = zip(new, probes, strict=True)
+    bar = Progress(pairs, total=len(new), desc=f"sizes of {unit}s", unit=unit, disable=not new)
+    for path, media in bar:
         found[path] = media
         if not isinstance(media, SourceError):
             memo.learn_media(path, stats[path], media)

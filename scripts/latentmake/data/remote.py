@@ -25,7 +25,6 @@ SIDE_BY_SIDE = 16
 _MARKS = ("ETag", "etag", "blob_id")  # of a content, for S3, Google and Hugging Face
 _TIMES = ("LastModified", "mtime", "created")
 _OPTIONS = {"s3": {"max_concurrency": 1}}  # one request for a file: its bytes are of one version
-_LOOKS_LONG = 100  # files whose reading is worth a progress bar
 
 
 def stat_of(info: Mapping[str, Any]) -> SourceStat:
@@ -88,8 +87,8 @@ def digests(urls: Sequence[str]) -> Iterator[str | None]:
         return None
 
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        found, quiet = pool.map(digested, urls), len(urls) < _LOOKS_LONG
-        yield from Progress(found, total=len(urls), desc="reading", unit="file", disable=quiet)
+        found = pool.map(digested, urls)
+        yield from Progress(found, total=len(urls), desc="reading", unit="file")
 
 
 _INSTALL = "install it: pip install -r envs/requirements-remote.lock"

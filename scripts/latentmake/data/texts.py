@@ -198,7 +198,6 @@ _Read = Callable[[File | None], str]
 """Returns the text of a file; "" where there is none."""
 
 _NO_CHANGES = Captions()
-_LOOKS_LONG = 1000  # items whose texts are worth a progress bar
 _FOLDER = "{folder}"  # in a prefix: the name of the image's folder
 _EMPTY = "is an empty caption", "describe the image, or set empty_caption: allow"
 _EMPTY_FIRST_LINE = (
@@ -234,8 +233,7 @@ def with_texts(
     reads = settings.composed or first_line
     read = _reader(memo, items if reads else ())
     found: list[Item] = []
-    slow = reads and len(items) >= _LOOKS_LONG
-    for item in Progress(items, desc="captions", unit="item") if slow else items:
+    for item in Progress(items, desc="captions", unit="item") if reads else items:
         row, files = rows.get(item.stem), [x for x in item.files if x.role in (CAPTION, TAGS)]
         try:
             for _, path, stat in item.files:
