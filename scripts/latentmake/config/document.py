@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import yaml
 from pydantic import BaseModel
@@ -26,7 +26,6 @@ from pydantic_core import ErrorDetails
 
 from latentmake.config.fields import PATTERNS, held_by
 from latentmake.config.machines import PROGRAMS
-from latentmake.config.trainers import Kind
 from latentmake.errors import ConfigError, nearest, shortened
 
 _TOP = "write the sections datasets, models and runs; see config/README.md"
@@ -102,13 +101,7 @@ def _from_yaml(path: Path, text: str) -> object:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's, but for keys that are no words or repeated, templates, and values of wrong type."""
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        try:
-            return super().construct_object(node, deep)
-        except ValueError as error:  # of a date that there is not
-            raise _refused(node, f"{node.value}: {error}", "write it in quotes") from None
+    """PyYAML's, but for keys that are no words or repeated, and templates."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -180,7 +173,7 @@ def foreign_words() -> tuple[Mapping[str, list[str]], Mapping[str, str]]:
     return keys, answers
 
 
-def line_of(error: ErrorDetails, root: type[BaseModel], values: Mapping[str, object]) -> str:
+def line_of(error: ErrorDetails, root: type[BaseModel]) -> str:
     """Return the line for one of pydantic's errors about values of a configuration."""
     location, context, kind = error["loc"], error.get("ctx") or {}, error["type"]
     where = shown(location)[:1000].removesuffix(".[key]")
@@ -190,7 +183,7 @@ def line_of(error: ErrorDetails, root: type[BaseModel], values: Mapping[str, obj
     if kind in key:
         what, where, hint = "this key is missing", where + key[kind], "add it"
     elif kind == "extra_forbidden":
-        what, hint = "unknown key", _hint(root, location, values)
+        what, hint = "unknown key", _hint(root, location)
     elif kind == "union_tag_invalid":
         what = f"there is no trainer {shortened(json.dumps(context.get('tag')))}"
         where, hint = f"{where}.kind", f"known: {context.get('expected_tags')}".replace("'", "")
@@ -223,7 +216,7 @@ def _rule(error: ErrorDetails) -> tuple[str, str]:
     return what, "see config/README.md"
 
 
-def _hint(root: type[BaseModel], location: Location, values: Mapping[str, object]) -> str:
+def _hint(root: type[BaseModel], location: Location) -> str:
     """Return what to write instead of an unknown key."""
     key, known = shortened(str(location[-1])), sections(root)
     named = {pattern[0] for pattern, _ in known if pattern[1:2] == ("*",)}
@@ -234,7 +227,7 @@ def _hint(root: type[BaseModel], location: Location, values: Mapping[str, object
     here = next((each for each in known if each.pattern == pattern), None)
     if here is None:
         return "remove it"
-    kind, keys = here.kind or _kind(values), here.model.model_fields
+    keys = here.model.model_fields
     word, (words, answers) = key.lower().replace("-", "_"), foreign_words()
     meant = words.get(word, [])
     own = [each for each in meant if each in keys]
@@ -242,7 +235,7 @@ def _hint(root: type[BaseModel], location: Location, values: Mapping[str, object
         return answers[word]
     if own := own or difflib.get_close_matches(key.lower(), keys, n=1, cutoff=0.8):
         return f"did you mean `{own[0]}`?"
-    others = [each for each in known if each is not here and each.kind in (None, kind)]
+    others = [x for x in known if x is not here and (here.kind in (None, x.kind) or not x.kind)]
     others.sort(key=lambda each: each.pattern[: len(pattern)] != pattern)  # first those below it
     for trained, name in product((here.trained, not here.trained), dict.fromkeys((*meant, key))):
         likely = (each for each in others if each.trained is trained)
@@ -257,13 +250,3 @@ def _hint(root: type[BaseModel], location: Location, values: Mapping[str, object
         return f"{hint}; further options of {program} go into `arguments: [--{key}, ...]`"
     guess = None if kinds else nearest(key, keys)
     return f"did you mean `{guess}`?" if guess else hint
-
-
-def _kind(values: Mapping[str, object]) -> str:
-    """Return the kind of the first trainer of a configuration."""
-    runs = values.get("runs")
-    for run in runs.values() if isinstance(runs, Mapping) else ():
-        trainer = run.get("trainer") if isinstance(run, Mapping) else None
-        if isinstance(trainer, Mapping) and trainer.get("kind") in get_args(Kind):
-            return str(trainer["kind"])
-    return "sd"

@@ -451,7 +451,7 @@ def parse(values: Mapping[str, object]) -> Config:
         from latentmake.config.document import line_of
 
         mistakes = error.errors(include_url=False)
-        lines = [line_of(each, Config, values) for each in mistakes]
+        lines = [line_of(each, Config) for each in mistakes]
         if any(each["type"] == "extra_forbidden" for each in mistakes):
             # A misspelt key is missing under its right name: the first line says it all.
             lines = [
