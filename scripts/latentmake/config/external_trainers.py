@@ -6,12 +6,12 @@ caches and training would not fit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from latentmake.config.architectures import SDSCRIPTS, Script
+from latentmake.config.architectures import SDSCRIPTS
 from latentmake.config.fields import (
     MACHINE,
     Applies,
@@ -72,26 +72,6 @@ def flags_of(arguments: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def refuse_flags(
-    key: str, arguments: Sequence[str], decided: Mapping[str, str], *, beginnings: bool = False
-) -> None:
-    """Refuse flags that other keys of the configuration decide.
-
-    Args:
-        key: of the arguments.
-        arguments: as the user wrote them.
-        decided: flag -> what to do instead.
-        beginnings: whether the program takes the beginning of a flag for it, as argparse does.
-
-    Raises:
-        ValueError: the first such flag.
-    """
-    for flag in flags_of(arguments):
-        for known, instead in decided.items():
-            if flag == known or (beginnings and known.startswith(flag)):
-                raise ValueError(f"`{key}`: leave out {flag}: {instead}")
-
-
 def _refuse_decided(trainer: Any) -> Any:
     """Refuse a flag among the arguments of a trainer that another key decides."""
     fields = type(trainer).model_fields
@@ -105,7 +85,8 @@ def _refuse_decided(trainer: Any) -> Any:
     for key in ("gradient_checkpointing", "seed"):
         if getattr(trainer, key) is None:
             del decided[f"--{key}"]
-    refuse_flags("arguments", trainer.arguments, decided)
+    if flag := next((each for each in flags_of(trainer.arguments) if each in decided), None):
+        raise ValueError(f"`arguments`: leave out {flag}: {decided[flag]}")
     return trainer
 
 
@@ -298,25 +279,3 @@ class SdScriptsTrainer(Trainer):
     """[Sample pictures](samples.md) drawn during the training; none without `prompts`."""
 
     _fits = model_validator(mode="after")(_refuse_decided)
-
-
-_CACHING_INSTEAD: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("--dataset_config", "--skip_existing", "--keep_cache"),
-        "latentmake decides what is encoded, and where it lies",
-    ),
-    **dict.fromkeys(("--batch_size", "--num_workers"), "set it in `musubi_tuner`"),
-    "--device": "set CUDA_VISIBLE_DEVICES: each job gets a GPU of those",
-    "--debug_mode": "it shows pictures and makes no caches",
-}
-
-
-def caching_flags(script: Script, version: Sequence[str], dtype: str) -> dict[str, str]:
-    """Return flag -> what to do instead, for a caching script of musubi-tuner.
-
-    `version` has the arguments of the model's `task`, `dtype` is the key of the script's dtype.
-    """
-    keys = {file.flag: file.key.partition(".")[0] for file in script.files}
-    keys |= dict(script.switches) | dict.fromkeys(flags_of(version), "task")
-    keys |= {script.dtype_flag: dtype} if script.dtype_flag else {}
-    return {**_CACHING_INSTEAD, **{flag: f"set the model's `{key}`" for flag, key in keys.items()}}

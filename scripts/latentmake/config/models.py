@@ -24,7 +24,6 @@ from latentmake.config.architectures import (
     Version,
     options_in,
 )
-from latentmake.config.external_trainers import caching_flags, refuse_flags
 from latentmake.config.fields import (
     TEXT,
     Applies,
@@ -402,8 +401,6 @@ def _faults(model: Model) -> Iterator[str]:
             yield f"{model.task or title} needs `{key}`"
     if not spec.encodes:
         yield from _faults_of_program(model, title)
-    if model.latents_arguments or model.text_arguments:
-        yield from _faults_of_arguments(model)
     if model.text and (scripts is not None or not spec.encodes):
         texts = {key: file.required for key, file in model.files.items() if key[:4] == "text"}
         fewest = sum(texts.values()) if scripts is not None else len(texts)
@@ -437,22 +434,12 @@ def _faults_of_program(model: Model, title: str) -> Iterator[str]:
             if getattr(model.weights(key), name, None) is not None:
                 what = f"the program that encodes {title} takes a path only"
                 yield f"`{key}`: {what}: leave out `{name}`"
-
-
-def _faults_of_arguments(model: Model) -> Iterator[str]:
-    """Yield arguments that the program does not take, or that other keys decide."""
-    scripts, strategies = model.spec.scripts, model.spec.strategies
-    for kind, dtype in (("latents", "vae_dtype"), ("text", "text_dtype")):
-        key, arguments = f"{kind}_arguments", model.further_arguments(kind)
-        if scripts is not None:
-            version = model.version.caching(kind)
-            decided = caching_flags(scripts.caching(kind), version, dtype)
-            refuse_flags(key, arguments, decided, beginnings=True)
-        elif strategies is not None and (encoder := strategies.encoder(kind)):
+    for kind in ("latents", "text"):
+        if strategies is not None and (encoder := strategies.encoder(kind)):
             try:
-                options_in(arguments, encoder.options)
+                options_in(model.further_arguments(kind), encoder.options)
             except ValueError as error:
-                yield f"`{key}`: {error}"
+                yield f"`{kind}_arguments`: {error}"
 
 
 def _faults_of_texts(model: Model, encoders: Sequence[str]) -> Iterator[str]:

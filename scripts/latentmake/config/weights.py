@@ -117,16 +117,11 @@ class Location(Closed):
         if self.file is not None and self.hub is None:
             raise ValueError("has a `file` of no `hub`; set `path` to the file")
         if self.hub is not None and not _COMMIT.fullmatch(self.revision or ""):
-            branch = self.revision or "main"
-            given = f"`{self.revision}` is none" if self.revision else "there is none"
-            known = known_commit(self.hub, branch)
-            hint = f"huggingface.co/{self.hub}/commits/{branch} lists them"
-            if known is not None:
+            hint = f"huggingface.co/{self.hub}/commits/{self.revision or 'main'} lists them"
+            if known := known_commit(self.hub, self.revision or "main"):
                 hint = f"write `revision: {known}`, which is in the local hub cache"
-            raise ValueError(
-                f"a `hub` model needs a commit (40 hexadecimal digits) as `revision`, and {given}; "
-                f"{hint}"
-            )
+            what = "a `hub` model needs a commit (40 hexadecimal digits) as `revision`"
+            raise ValueError(f"{what}; {hint}")
         return self
 
     @property

@@ -60,7 +60,7 @@ text for a section: datasets.cats = "data/cats" -> "data/cats"
 hub without revision: models.tiny.vae = {"hub": "someone/vae"}
     -> `revision` | huggingface.co/someone/vae/commits/main
 hub with a branch: models.tiny.vae = {"hub": "someone/vae", "revision": "fp16"}
-    -> 40 hexadecimal digits | `fp16` is none | someone/vae/commits/fp16 lists
+    -> 40 hexadecimal digits | someone/vae/commits/fp16 lists
 neither path nor hub: models.tiny.vae = {"config": "c"} -> either `path` or `hub`
 both path and hub: models.tiny.vae = {"path": "p", "hub": "h", "revision": "r"}
     -> either `path` or `hub`

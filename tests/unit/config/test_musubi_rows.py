@@ -56,10 +56,6 @@ def test_suffixes_differ_and_have_no_underscore() -> None:
             "`vae` is not for this architecture, which has no VAE",
         ),
         ("qwen_image", {"unet": "u"}, "`unet` is only for `layout: plain`"),
-        ("qwen_image", {"latents_arguments": ["--vae", "v"]}, "set the model's `vae`"),
-        ("qwen_image", {"latents_arguments": ["--skip_ex"]}, "leave out --skip_ex"),
-        ("qwen_image_edit", {"text_arguments": ["--model_version=edit"]}, "set the model's `task`"),
-        ("z_image", {"text_arguments": ["--num_workers", "4"]}, "set it in `musubi_tuner`"),
     ],
 )
 def test_a_model_that_does_not_fit_its_row_is_refused(
