@@ -156,9 +156,14 @@ def _faults_of_musubi(
     reason = ", as Wan needs" if ours else ": musubi-tuner would round them"
     check_sides(run.resolutions, step, f"{run_key}.resolutions", f"{step}{reason}")
     buckets = "Wan's" if ours else "musubi-tuner's"
+    least = 2 * step  # pixels: below, the smallest bucket would have no width
+    small = [size for size in run.resolutions if size.width * size.height < least**2]
     for dataset, settings in datasets.items():
         where = f"datasets.{dataset}"
         yield from _not_remote(run_key, dataset, settings, program)
+        if settings.fit == "bucket" and small:
+            what = f"{small[0].name} is too small for {buckets} buckets"
+            yield f"{run_key}.resolutions", what, f"use {least} or more"
         keys = [key for key in settings.own_clips if key != "path"]  # a list is given to them
         if model.scripted and keys:
             what = "musubi-tuner's own scripts read videos cut to buckets, as stored"
