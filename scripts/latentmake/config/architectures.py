@@ -98,7 +98,6 @@ class Scripts(NamedTuple):
     sections: bool = False  # a clip has latents for each section of `fp_latent_window_size`
     layers: bool = False  # an item has several target images
     mark: str = "$^"  # pattern that only names of tensors of its DiT match
-    channels: Mapping[str, int] = {}  # by kind of latents
     fp8: tuple[tuple[str, ...], ...] = (("fp8_base",), ("fp8_base", "fp8_scaled"))  # together
     control_latents: bool = True  # each control has a tensor `latents_control`
     # The largest batch of each attention without `--split_attn`; None: any.
@@ -213,7 +212,6 @@ class Strategies(NamedTuple):
     batches_text: bool = False  # whether they take `--text_encoder_batch_size`
     pixels: int = 8  # side of a latent
     divisor: int = 0  # of bucket steps in its default script; 0: as the architecture needs
-    channels: int = 0  # of its own encoders' latents
     latents: Encoder | None = None  # None: one of ours
     text: Encoder | None = None  # None: one of ours, or none
     samples: bool = False  # whether its latents are a sample of the posterior

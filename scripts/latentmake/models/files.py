@@ -313,15 +313,6 @@ class Tokens(NamedTuple):
     padded: bool
 
 
-def latent_channels(weights: Weights) -> int | None:
-    """Return the channels of a VAE's latents; None where no configuration on this disk has them.
-
-    Raises:
-        ModelError: the configuration cannot be read.
-    """
-    return (network_config(weights) or {}).get("latent_channels")
-
-
 def text_width(weights: TextWeights) -> int | None:
     """Return the width of a text encoder's embeddings; None where no file here says.
 

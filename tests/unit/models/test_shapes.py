@@ -10,9 +10,8 @@ import pytest
 import torch
 import world
 from latentmake.caches.encoders.text import load_text_encoder
-from latentmake.caches.encoders.vae import encode_images, load_vae
-from latentmake.config.weights import TextWeights, Weights
-from latentmake.models.files import Tokens, latent_channels, text_tokens, text_width
+from latentmake.config.weights import TextWeights
+from latentmake.models.files import Tokens, text_tokens, text_width
 
 CPU = torch.device("cpu")
 
@@ -32,13 +31,6 @@ def micro(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "micro"
     world.make_model(folder)
     return folder
-
-
-def test_latents_are_as_told(micro: Path) -> None:
-    place = Weights(path=str(micro / "vae"))
-    vae = load_vae(place, CPU, torch.float32)
-    latents = encode_images(vae, torch.zeros((1, 16, 32, 3), dtype=torch.uint8))
-    assert latents.shape[1] == latent_channels(place)
 
 
 @pytest.mark.parametrize("max_length", [None, 20, 200])
@@ -67,7 +59,4 @@ def test_of_a_whole_clip_the_text_half_counts(tmp_path: Path) -> None:
 
 def test_nothing_is_told_of_what_lies_elsewhere(tmp_path: Path) -> None:
     hub = {"hub": "somebody/something", "revision": "1" * 40}
-    assert latent_channels(Weights(**hub)) is None
     assert text_width(TextWeights(**hub)) is None
-    (tmp_path / "vae.safetensors").touch()
-    assert latent_channels(Weights(path=str(tmp_path / "vae.safetensors"))) is None
