@@ -98,7 +98,7 @@ class Launched(Backend, Generic[Order]):
 
         Args:
             order: the run.
-            memory: keeps what is found out about the program; None asks anew.
+            memory: keeps what is found out about the program; None forgets it at the end.
             quick: as while planning: leave out the encoders and the program's commit.
         """
         models = self.models(order, quick=quick)

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
@@ -189,7 +189,7 @@ class Installation:
     Attributes:
         scripts: folder in which its scripts lie.
         note: warning about the choice of Python, or "".
-        memory: keeps what is found out about it; None asks anew.
+        memory: keeps what is found out about it.
     """
 
     program: Program
@@ -197,8 +197,7 @@ class Installation:
     scripts: Path
     python: Path
     note: str
-    memory: Memo | None
-    _sources: dict[tuple[str, ...], Sources] = field(default_factory=dict)
+    memory: Memo
 
     @classmethod
     def locate(
@@ -210,7 +209,7 @@ class Installation:
             program: which program.
             path: its folder.
             venv: its virtual environment; None looks for one in the folder.
-            memory: keeps what is found out about it; None asks anew.
+            memory: keeps what is found out about it; None forgets it at the end.
 
         Raises:
             TrainingError: the folder, its scripts, or the Python of its environment are missing.
@@ -219,7 +218,8 @@ class Installation:
         folder = Path(os.path.abspath(Path(path).expanduser()))  # noqa: PTH100
         for scripts in (folder / package, folder):
             if (scripts / script).is_file():
-                return cls(program, folder, scripts, *_find_python(folder, venv, section), memory)
+                found = _find_python(folder, venv, section)
+                return cls(program, folder, scripts, *found, memory or Memo(None))
         if not folder.is_dir():
             fault, hint = f"the folder of {name} does not exist", f"correct `{section}.path`"
         else:
@@ -244,14 +244,10 @@ class Installation:
         Those in the folders `without` are left out.
         """
         script = script or self.program.script
-        asked = (script, *without)
-        if asked not in self._sources:
-            roots = [self.scripts, self.folder / "src", self.folder]
-            find = _Reader(self.scripts / script, roots, without).facts
-            question = ["sources 10", script, [str(root) for root in roots], *without]
-            facts = self.memory.remembered(question, find) if self.memory else find()[0]
-            self._sources[asked] = Sources(*facts)
-        return self._sources[asked]
+        roots = [self.scripts, self.folder / "src", self.folder]
+        find = _Reader(self.scripts / script, roots, without).facts
+        question = ["sources 10", script, [str(root) for root in roots], *without]
+        return Sources(*self.memory.remembered(question, find))
 
     def missing_flags(self, arguments: Sequence[str], script: str | None = None) -> list[str]:
         """Return the flags that a script, by default the one that trains, does not know."""
@@ -315,8 +311,6 @@ class Installation:
                 ) from None
             return lacks, [self.python, self.scripts, *filter(None, places)]
 
-        if self.memory is None:
-            return find()[0]
         paths = environment.get("PYTHONPATH", "")
         question = ["packages", str(self.python), str(self.scripts), names, paths]
         found: list[str] = self.memory.remembered(question, find)

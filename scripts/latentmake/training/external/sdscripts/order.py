@@ -150,12 +150,8 @@ def program_digest(
     folders = [installation.folder / each for each in encoder.folders]
     files = sorted(file for folder in folders for file in folder.rglob("*") if file.is_file())
     sources = [installation.sources_of(module) for module in modules]
-    beside = [_digest(file, memory) for file in files]
+    beside = [installation.memory.digest_of_file(file) for file in files]
     return digest.of_value([*(each.digest for each in sources), *beside])
-
-
-def _digest(file: Path, memory: Memo | None) -> str:
-    return digest.of_file(file) if memory is None else memory.digest_of_file(file)
 
 
 def encoder_places(order: SdScriptsOrder) -> dict[str, str]:
