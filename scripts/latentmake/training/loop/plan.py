@@ -54,7 +54,17 @@ class LoopBackend(Backend):
 
     def plan(self, facts: Facts, plan: RunPlan, *, train: bool) -> None:
         """Write the order of a run, and decide whether it is to be trained."""
-        finish_plan(facts, plan, self.order(facts, plan.name), train=train)
+        order = self.order(facts, plan.name)
+        if plan.lock:
+            order = as_begun(order, wanted(order, plan.lock))
+        plan.trainer, plan.trainer_order = order, order.path
+        if not facts.asks:
+            order.write()
+        plan.reasons = reasons(order, plan)
+        if plan.reasons:
+            plan.note = _note(order, plan)
+            if train:
+                refuse_failed(check_settings(order.trainer, here=facts.runs_jobs))
 
     def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
         """Check what the trainer's settings need."""
@@ -162,20 +172,6 @@ class LoopBackend(Backend):
             files = [lora] if is_file else [f"{lora}/{each}" for each in training.results]
             values |= {"lora": lora, "adapters": files}
         return GenerationOrder(**values)
-
-
-def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: bool) -> None:
-    """Write the order of a run, and decide whether it is to be trained; see `Backend.plan`."""
-    if plan.lock:
-        order = as_begun(order, wanted(order, plan.lock))
-    plan.trainer, plan.trainer_order = order, order.path
-    if not facts.asks:
-        order.write()
-    plan.reasons = reasons(order, plan)
-    if plan.reasons:
-        plan.note = _note(order, plan)
-        if train:
-            refuse_failed(check_settings(order.trainer, here=facts.runs_jobs))
 
 
 def reasons(order: TrainingOrder, plan: RunPlan) -> list[Difference]:

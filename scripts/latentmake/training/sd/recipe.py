@@ -39,7 +39,6 @@ from latentmake.training.sd.unet import (
     UNET_FOLDER,
     XL,
     SdOrder,
-    damaged_schedule,
     describe,
     flows,
     read_schedule,
@@ -68,14 +67,11 @@ def load_noise_schedule(
         ModelError: it is missing or damaged, or the network predicts something else.
     """
     config = read_schedule(scheduler, prediction, unet)
-    try:
-        if flows(config) or prediction == "flow_matching":
-            known = {"num_train_timesteps": config.get("num_train_timesteps", 1000)}
-            return _Flow.from_config(config if flows(config) else known)
-        changes = {"clip_sample": False, "thresholding": False}  # latents have no bounds
-        schedule = _Diffusion.from_config(config, **changes)
-    except (ValueError, TypeError, AttributeError, NotImplementedError):
-        raise damaged_schedule(scheduler) from None
+    if flows(config) or prediction == "flow_matching":
+        known = {"num_train_timesteps": config.get("num_train_timesteps", 1000)}
+        return _Flow.from_config(config if flows(config) else known)
+    changes = {"clip_sample": False, "thresholding": False}  # latents have no bounds
+    schedule = _Diffusion.from_config(config, **changes)
     if prediction is not None:
         schedule.register_to_config(prediction_type=prediction)
     return schedule

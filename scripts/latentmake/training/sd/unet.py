@@ -172,7 +172,9 @@ def read_schedule(
         else:
             config = dict(json.loads(Path(file).read_bytes()))
     except (OSError, ValueError, TypeError, RecursionError):
-        raise damaged_schedule(file) from None
+        hint = "set the model's `scheduler` to the folder of a diffusers scheduler"
+        what = "this noise schedule is missing or damaged"
+        raise ModelError(what, where=file, hint=hint) from None
     predicted = prediction or config.get("prediction_type", "epsilon")
     if flows(config) and prediction in ("epsilon", "v_prediction"):
         fault = f"this noise schedule is one of flow matching, not one of `{prediction}`"
@@ -188,12 +190,6 @@ def read_schedule(
 def flows(schedule: Mapping[str, Any]) -> bool:
     """Whether the configuration of a noise schedule is one of flow matching."""
     return str(schedule.get("_class_name", "")).startswith("FlowMatch")
-
-
-def damaged_schedule(where: Path | str) -> ModelError:
-    """Return the error of a noise schedule that cannot be read."""
-    hint = "set the model's `scheduler` to the folder of a diffusers scheduler"
-    return ModelError("this noise schedule is missing or damaged", where=where, hint=hint)
 
 
 def training_digest(

@@ -345,9 +345,6 @@ def lora_names(*, high_noise: bool = False) -> LoraNames:
     return LoraNames(*(f"high_noise_{name}" for name in names)) if high_noise else names
 
 
-_BOUNDARY = {"t2v": 0.875, "i2v": 0.9}  # Wan 2.2's, wan/configs of its release
-
-
 class WanOrder(TrainingOrder):
     """Order of the trainer `wan`.
 
@@ -411,11 +408,10 @@ def boundary_of(trainer: WanTrainer, model: Model) -> float | None:
 
     It is None for a model with one network.
     """
-    if model.version.boundary is None:
-        return None
-    if trainer.timestep_boundary is not None:
-        return trainer.timestep_boundary / 1000
-    return _BOUNDARY["i2v" if model.image_to_video else "t2v"]
+    boundary = model.version.boundary
+    if boundary is not None and trainer.timestep_boundary is not None:
+        boundary = trainer.timestep_boundary
+    return None if boundary is None else boundary / 1000
 
 
 def made_of(model: Model, name: str, file_digest: FileDigest) -> str:

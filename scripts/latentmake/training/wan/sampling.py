@@ -21,13 +21,12 @@ from latentmake.caches.pixels.scaling import cover
 from latentmake.config.datasets import Dataset
 from latentmake.files.media import opened
 from latentmake.geometry.buckets import Size
+from latentmake.models.files import T5_LENGTH
 from latentmake.training.loop.caches import WAN, Batch, read_text
 from latentmake.training.loop.clips import GenerationOrder
 from latentmake.training.loop.order import ClipSettings
 from latentmake.training.loop.recipe import Painter
 
-TEXT_TOKENS = 512
-"""Tokens that Wan's network attends to; shorter texts are followed by zeros."""
 FIRST_FRAME = "latents_image"
 CLIP = "clip"
 """Names of image-to-video's tensors in a batch: mask and latents of the first frame [batch, 20,
@@ -40,9 +39,9 @@ _READING = Dataset(path=".")  # upright, transparency on white
 
 
 def padded(text: torch.Tensor) -> torch.Tensor:
-    """Return embeddings [batch, tokens, width] of `TEXT_TOKENS`."""
-    text = text[:, :TEXT_TOKENS]
-    return torch.nn.functional.pad(text, (0, 0, 0, TEXT_TOKENS - text.shape[1]))
+    """Return embeddings [batch, 512, width], to which Wan's network attends, with zeros behind."""
+    text = text[:, :T5_LENGTH]
+    return torch.nn.functional.pad(text, (0, 0, 0, T5_LENGTH - text.shape[1]))
 
 
 def noise_of(seed: int, frames: int, height: int, width: int) -> torch.Tensor:

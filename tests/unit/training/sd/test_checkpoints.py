@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 from latentmake import digest
-from latentmake.config.root import parse
 from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
 from latentmake.plan.run_plan import Plan, RunPlan
 from latentmake.reports.plan_report import report
 from latentmake.training.loop.order import read_index, sample_steps, wanted
-from latentmake.training.loop.plan import finish_plan
 from latentmake.training.loop.train import Training
 from latentmake.training.order import BASIS, RunFiles
+from latentmake.training.sd.plan import Sd
 from latentmake.training.sd.unet import SdOrder
 from trainer_world import make_order, make_training
 
@@ -100,21 +99,11 @@ def test_other_changes_train_from_the_start(
 
 def planned(order: SdOrder, lock: str = "d" * 64) -> RunPlan:
     """Return the plan of a run whose caches are there."""
-    values = {
-        "datasets": {"a": {"path": "a"}},
-        "models": {"m": {"vae": "v", "text": "t", "unet": "u"}},
-        "runs": {
-            "one": {
-                "datasets": "a",
-                "model": "m",
-                "resolutions": [64],
-                "trainer": {"kind": "sd"},
-            }
-        },
-    }
-    facts: Any = SimpleNamespace(config=parse(values), runs_jobs=True, asks=False)
+    facts: Any = SimpleNamespace(runs_jobs=True, asks=False)
     plan = RunPlan(order.run, {}, lock=lock)
-    finish_plan(facts, plan, order, train=False)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Sd, "order", lambda *_: order)
+        Sd().plan(facts, plan, train=False)
     return plan
 
 
