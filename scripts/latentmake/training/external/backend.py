@@ -115,7 +115,15 @@ class Launched(Backend, Generic[Order]):
             return
         yield from self.program_findings(order, program, models)
         saves = order.trainer.save_every_n_epochs is not None
-        yield flags(program, self.command(order, program, Resume(Path("state") if saves else None)))
+        resume = Resume(Path("state") if saves else None)
+        yield flags(program, self.command(order, program, resume))
+        if saves and not order.counts and not order.can_resume(resume):
+            note = (
+                "a killed training begins anew, unless its states say how far it came: its end or "
+                "its learning rate depends on the number of steps; set `max_train_epochs` and a "
+                "constant LR scheduler"
+            )
+            yield Finding("resume", "warning", note)
         yield from accelerate_config(order.trainer.accelerate_config)
 
     def job_findings(self, order: Order) -> Iterator[Finding]:

@@ -169,6 +169,11 @@ class ExternalOrder(RunOrder):
         return Places(absolute, toml, output, logs, prompts, here=True)
 
     @property
+    def counts(self) -> bool:
+        """Whether its states are known to say how far they came."""
+        return False
+
+    @property
     def packages(self) -> set[str]:
         """The packages that the settings need besides those that the script imports."""
         return {"bitsandbytes"} if self.trainer.optimizer_type.lower().endswith("8bit") else set()

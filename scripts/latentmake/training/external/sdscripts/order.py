@@ -70,6 +70,10 @@ class SdScriptsOrder(ExternalOrder):
             return None
         return _EPOCHS if trainer.max_train_epochs is None else trainer.max_train_epochs
 
+    @property
+    def counts(self) -> bool:
+        return self.script.endswith("_network")
+
     def can_resume(self, resume: Resume) -> bool:
         """Whether a training resumed from a state takes just the steps that are left.
 

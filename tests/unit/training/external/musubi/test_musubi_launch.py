@@ -297,8 +297,9 @@ def test_a_schedule_that_ends_is_not_resumed_by_a_trainer_that_counts_anew(
     script.write_text(script.read_text().replace('parser.add_argument("--task")', declared))
     cosine = ["--lr_scheduler", "cosine"]
     order = interrupted(root, tuner, monkeypatch, "killed 3", arguments=cosine)
-    launch(order)
+    log = launch(order)
     assert "--resume" not in called(tuner)["argv"]
+    assert "a killed training begins anew" in log
     assert epochs() == 4
 
 
@@ -365,6 +366,7 @@ def test_without_states_or_a_note_of_what_they_are_a_training_begins_anew(
     order = interrupted(root, tuner, monkeypatch, "killed 2")
     for path in Path(order.output).glob(lost):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    launch(order)
+    log = launch(order)
     assert "--resume" not in called(tuner)["argv"]
+    assert "a killed training begins anew" in log
     assert epochs() == 4
