@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from safetensors import safe_open
+from safetensors.torch import load
 
 from latentmake import digest
 from latentmake.data.item import BUCKET, IMAGE, Item
@@ -146,17 +146,18 @@ class ScriptsEncoding(Encoding):
         return self.order.layout.size(stored, size, self.order.dataset_settings)
 
     def content(self, path: Path, wanted: Wanted) -> Content:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            metadata = dict(file.metadata() or {})
+        data = path.read_bytes()  # a script's second pass may cut short what was mapped
+        tensors = load(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        metadata: dict[str, str] = header.get("__metadata__", {})
         patterns = self._patterns(wanted)
         for pattern in patterns:
             if not any(re.match(pattern, name) for name in tensors):
                 raise ValueError(f"holds no tensor {pattern}*, but {', '.join(tensors)}")
         scripts = self.order.model_settings.spec.scripts
         assert scripts is not None
-        if (header := metadata.get("architecture")) != scripts.header:
-            raise ValueError(f"is one of the architecture {header}, not {scripts.header}")
+        if (known := metadata.get("architecture")) != scripts.header:
+            raise ValueError(f"is one of the architecture {known}, not {scripts.header}")
         if wanted.caption is not None:
             if metadata.get("caption1") != wanted.caption:
                 raise ValueError("is of another caption")
