@@ -366,7 +366,6 @@ def test_without_states_or_a_note_of_what_they_are_a_training_begins_anew(
     order = interrupted(root, tuner, monkeypatch, "killed 2")
     for path in Path(order.output).glob(lost):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    log = launch(order)
+    launch(order)
     assert "--resume" not in called(tuner)["argv"]
-    assert "a killed training begins anew" in log
     assert epochs() == 4
