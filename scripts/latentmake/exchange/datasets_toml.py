@@ -377,22 +377,27 @@ def _name(path: str, taken: Collection[str]) -> str:
 def _fitting(
     found: Imported, blocks: Sequence[Block], spec: Architecture, task: str | None
 ) -> dict[str, Any]:
-    """Return the values of a configuration that loads, with a task or the first of the model.
+    """Return the values of the first configuration that loads, over the tasks of the model.
 
     Raises:
-        ConfigError: it does not load.
+        ConfigError: none does.
     """
-    values, tasks = _values(found, blocks, spec), [*spec.scripts.versions] if spec.scripts else []
-    if task is None and len(tasks) > 1:
-        task, names = tasks[0], ", ".join(tasks)
-        found.note(f"models: the task is {task}; else use --task, with one of {names}")
-    values["models"] = {spec.name: {"architecture": spec.name, **_weights(spec, task)}}
-    try:
-        parse(values)
-    except ConfigError as error:
-        what, hint = f"does not fit {spec.name}: {error}", "name another --architecture or --task"
-        raise ConfigError(what, where=found.path, hint=hint) from None
-    return values
+    values = _values(found, blocks, spec)
+    every = [name or None for name in spec.scripts.versions] if spec.scripts else [None]
+    faults: list[ConfigError] = []
+    for each in [task] if task else every:
+        values["models"] = {spec.name: {"architecture": spec.name, **_weights(spec, each)}}
+        try:
+            parse(values)
+        except ConfigError as error:
+            faults.append(error)
+            continue
+        if each != task:
+            names = ", ".join(filter(None, every))
+            found.note(f"models: the task is {each}; else use --task, with one of {names}")
+        return values
+    what, hint = f"does not fit {spec.name}: {faults[0]}", "name another --architecture or --task"
+    raise ConfigError(what, where=found.path, hint=hint)
 
 
 def _values(found: Imported, blocks: Sequence[Block], spec: Architecture) -> dict[str, Any]:
