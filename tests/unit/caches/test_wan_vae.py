@@ -215,6 +215,16 @@ def test_damaged_files_are_refused_in_one_line(places: dict[str, Path], tmp_path
     assert_damaged_are_refused(loaded, places, tmp_path / "damaged")
 
 
+@pytest.mark.parametrize("mean", [["0"] * 16, [0.0] * 8])
+def test_moments_that_are_no_sixteen_numbers_are_refused(
+    places: dict[str, Path], tmp_path: Path, mean: list[object]
+) -> None:
+    shutil.copytree(places["folder"], tmp_path / "vae")
+    config = tmp_path / "vae/config.json"
+    config.write_text(json.dumps({**json.loads(config.read_bytes()), "latents_mean": mean}))
+    assert "cannot be loaded as Wan's VAE" in refusal(lambda: loaded(tmp_path / "vae"))
+
+
 def test_the_vae_of_stable_diffusion_is_refused(tmp_path: Path) -> None:
     AutoencoderKL(block_out_channels=(8,), norm_num_groups=8).save_pretrained(tmp_path / "vae")
     assert "is AutoencoderKL, not AutoencoderKLWan" in refusal(lambda: loaded(tmp_path / "vae"))

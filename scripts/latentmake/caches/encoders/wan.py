@@ -28,7 +28,13 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from latentmake.caches.encoders.device import DTYPES, compute_dtype, download, stacked, upload
-from latentmake.caches.encoders.local_state import State, load_network, place, renamed
+from latentmake.caches.encoders.local_state import (
+    State,
+    load_network,
+    place,
+    refusing,
+    renamed,
+)
 from latentmake.caches.inputs import Encoded, Loaded, Named, Sample, results
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
@@ -229,6 +235,8 @@ def load_wan_vae(
     if channels != CHANNELS or network.config.is_residual:
         what = f"is the VAE of another model: its latents have {channels} channels, not {CHANNELS}"
         raise ModelError(what, where=weights.path or weights.hub or "", hint=_VAE_HINT)
+    with refusing(weights, "Wan's VAE", _VAE_HINT):
+        torch.tensor([network.config.latents_mean, network.config.latents_std]).view(2, CHANNELS)
     if decoder:
         network.encoder = network.quant_conv = None
     else:
