@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -44,6 +45,8 @@ def logged(log: str) -> Iterator[Callable[[str], None]]:
             told = known if isinstance(known, UserError) else None
             say(f"error: {told}" if told else traceback.format_exc())
             sys.exit(1)
+        finally:
+            gc.freeze()  # or the end of the process searches all that it imported, for a second
 
 
 def _interrupt(_number: int) -> None:
