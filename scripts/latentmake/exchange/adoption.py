@@ -174,10 +174,9 @@ class _Batch:
 
 def _write(place: Path, data: bytes) -> None:
     """Write a cache file, unless it holds NaN or nothing but zeros."""
-    with atomic.replacing(place) as temporary:
-        temporary.write_bytes(data)
-        if damage := cachefile.verify(temporary).damage:
-            raise CacheError(damage)
+    if damage := cachefile.check(data).damage:
+        raise CacheError(damage)
+    atomic.write(place, data)
 
 
 def _refused(error: CacheError | SourceError | OSError, where: str | Path) -> tuple[str, str]:

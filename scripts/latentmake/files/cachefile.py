@@ -277,17 +277,22 @@ class Checked(NamedTuple):
 
 
 def verify(path: str | os.PathLike[str], *, values: bool = True) -> Checked:
-    """Read a cache file and check it; several threads may do so at a time.
-
-    `values` tells whether NaN, infinity and tensors of zeros are looked for. An embedding may be
-    zeros, as that of an empty caption.
+    """Read a cache file and check it, see `check`; several threads may do so at a time.
 
     Raises:
         OSError: it is gone or cannot be read.
     """
+    return check(Path(path).read_bytes(), values=values)
+
+
+def check(data: bytes, *, values: bool = True) -> Checked:
+    """Check the bytes of a cache file.
+
+    `values` tells whether NaN, infinity and tensors of zeros are looked for. An embedding may be
+    zeros, as that of an empty caption.
+    """
     from latentmake.files import npz
 
-    data = Path(path).read_bytes()
     is_npz, origin, metadata = data.startswith(npz.MAGIC), None, dict[str, Any]()
     tensors: Iterable[_Bytes]
     try:

@@ -77,8 +77,13 @@ class Lock:
 
 def read_lock(run: str) -> Lock:
     """Read a run's lock; an empty one if it is missing or damaged."""
+    return lock_at(run_folder(run) / "dataset.lock")
+
+
+def lock_at(path: Path) -> Lock:
+    """Read the lock at a path; an empty one if it is missing or damaged."""
     try:
-        return Lock(**json.loads((run_folder(run) / "dataset.lock").read_bytes()))
+        return Lock(**json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError):
         return Lock()
 

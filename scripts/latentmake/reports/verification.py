@@ -107,17 +107,20 @@ def verify(facts: Facts, runs: Sequence[str], *, repair: bool = False) -> Verifi
 
 def _wanted(facts: Facts, run_name: str) -> Iterator[_Wanted]:
     """Yield the targets of a run, and who judges each."""
-    run = facts.config.runs[run_name]
+    run, parts = facts.config.runs[run_name], dict[str, list[Part]]()
     for part in parts_of(facts.config, run):
-        items = facts.wanted_items(part.dataset, run.model)
-        judge = facts.judge(part.dataset, run.model, [part.name], items, paths=[])
-        if part.dataset == PROMPTS:
-            inputs = prompt_items(prompts_of(facts.config, run))
-        else:
-            inputs = [each.inputs(part.name, judge.layout) for each in items]
-        judge.contents.fetch(file[1:] for item in inputs for file in item.read)
-        for item, targets in judge.targets(part.name, inputs):
-            yield from ((part, judge, item, target) for target in targets)
+        parts.setdefault(part.dataset, []).append(part)
+    for dataset, several in parts.items():
+        items = facts.wanted_items(dataset, run.model)
+        judge = facts.judge(dataset, run.model, [part.name for part in several], items, paths=[])
+        for part in several:
+            if dataset == PROMPTS:
+                inputs = prompt_items(prompts_of(facts.config, run))
+            else:
+                inputs = [each.inputs(part.name, judge.layout) for each in items]
+            judge.contents.fetch(file[1:] for item in inputs for file in item.read)
+            for item, targets in judge.targets(part.name, inputs):
+                yield from ((part, judge, item, target) for target in targets)
 
 
 # -- one file -------------------------------------------------------------------------------------

@@ -8,12 +8,10 @@ planner compare them.
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -24,7 +22,7 @@ from latentmake import digest
 from latentmake.errors import CacheError, TrainingError, storage_error
 from latentmake.files import atomic
 from latentmake.files.safetensors import read_head
-from latentmake.plan.manifest import Lock, read_lock, run_folder
+from latentmake.plan.manifest import Lock, lock_at, read_lock, run_folder
 from latentmake.plan.orders import run_order
 from latentmake.plan.state import Difference, short, text_of, value_differences
 
@@ -210,10 +208,8 @@ def read_order(path: Path, kind: type[_Order]) -> _Order:
 
 def lock_of(path: str) -> Lock:
     """Read the `dataset.lock` of a run's caches; raises TrainingError."""
-    with suppress(OSError, ValueError, TypeError):
-        lock = Lock(**json.loads(Path(path).read_bytes()))
-        if lock.digest:
-            return lock
+    if (lock := lock_at(Path(path))).digest:
+        return lock
     raise TrainingError(
         "the lock of the run's caches is missing or damaged",
         where=path,

@@ -28,13 +28,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from latentmake.caches.encoders.device import DTYPES, compute_dtype, download, stacked, upload
-from latentmake.caches.encoders.local_state import (
-    State,
-    load_network,
-    place,
-    refusing,
-    renamed,
-)
+from latentmake.caches.encoders.local_state import State, load_network, place, refusing, renamed
 from latentmake.caches.inputs import Encoded, Loaded, Named, Sample, results
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError

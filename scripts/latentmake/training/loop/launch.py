@@ -13,7 +13,7 @@ from latentmake import progress
 from latentmake.errors import TrainingError
 from latentmake.plan.manifest import rows_of
 from latentmake.training.loop.checkpoint import as_begun
-from latentmake.training.loop.clips import EvaluationOrder, GenerationOrder
+from latentmake.training.loop.clips import EvaluationOrder, GenerationOrder, clip_reasons
 from latentmake.training.loop.order import Order, Prompt, TrainingOrder, wanted
 from latentmake.training.order import RunFiles, caption_in, finish, read_order
 from latentmake.training.process import RUN, run_child, say
@@ -91,14 +91,15 @@ def follow(path: Path, word: str, *, log: Path, threads: int) -> Path:
     """Bring clips or the results of an evaluation up to date; return their folder."""
     order = order_of(path, word)
     folder = Path(order.output)
-    run_child(
-        [sys.executable, *RUN, str(path), word],
-        run=order.run,
-        folder=folder,
-        threads=threads,
-        log=log,
-        online=order.online,
-    )
+    if word == "evaluate" or clip_reasons(order):  # else the page alone is to be written
+        run_child(
+            [sys.executable, *RUN, str(path), word],
+            run=order.run,
+            folder=folder,
+            threads=threads,
+            log=log,
+            online=order.online,
+        )
     return folder
 
 

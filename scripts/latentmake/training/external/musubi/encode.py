@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from safetensors.torch import load
 
 from latentmake import digest
 from latentmake.data.item import BUCKET, IMAGE, Item
@@ -22,7 +21,7 @@ from latentmake.files import atomic
 from latentmake.files.cachefile import CAPTION
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import frames_and_sides
-from latentmake.training.external.encode import Content, Encoding, Wanted
+from latentmake.training.external.encode import Content, Encoding, Wanted, parsed
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.command import caching_arguments
 from latentmake.training.external.musubi.deploy import shapes
@@ -146,18 +145,16 @@ class ScriptsEncoding(Encoding):
         return self.order.layout.size(stored, size, self.order.dataset_settings)
 
     def content(self, path: Path, wanted: Wanted) -> Content:
-        data = path.read_bytes()  # a script's second pass may cut short what was mapped
-        tensors = load(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        metadata: dict[str, str] = header.get("__metadata__", {})
+        # Not mapped: a script's second pass may cut the file short.
+        tensors, metadata = parsed(path.read_bytes())
         patterns = self._patterns(wanted)
         for pattern in patterns:
             if not any(re.match(pattern, name) for name in tensors):
                 raise ValueError(f"holds no tensor {pattern}*, but {', '.join(tensors)}")
         scripts = self.order.model_settings.spec.scripts
         assert scripts is not None
-        if (known := metadata.get("architecture")) != scripts.header:
-            raise ValueError(f"is one of the architecture {known}, not {scripts.header}")
+        if (header := metadata.get("architecture")) != scripts.header:
+            raise ValueError(f"is one of the architecture {header}, not {scripts.header}")
         if wanted.caption is not None:
             if metadata.get("caption1") != wanted.caption:
                 raise ValueError("is of another caption")
