@@ -329,15 +329,22 @@ def test_a_clip_is_h264_that_browsers_play(tmp_path: Path) -> None:
         assert [float(frame.time) for frame in clip.decode(stream)] == [n / 16 for n in range(9)]
 
 
-def test_its_frames_are_nearly_those_given_and_the_same_give_the_same_bytes(tmp_path: Path) -> None:
+def test_its_frames_are_nearly_those_given(tmp_path: Path) -> None:
     given = frames(5, 33, 47)
-    for name in ("one.mp4", "two.mp4"):
-        write_mp4(tmp_path / name, given)
-    found = whole(tmp_path / "one.mp4")
+    write_mp4(tmp_path / "clip.mp4", given)
+    found = whole(tmp_path / "clip.mp4")
     assert len(found) == 5 and found[0].shape == (48, 34, 3)  # even, by repeating the last lines
     pairs = zip(found, given, strict=True)
     assert max(float(np.abs(a[:47, :33].astype(int) - b).mean()) for a, b in pairs) < 4
-    assert (tmp_path / "one.mp4").read_bytes() == (tmp_path / "two.mp4").read_bytes()
+
+
+def test_the_same_frames_give_the_same_bytes(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).normal(0, 12, (5, 48, 34, 3)).cumsum(axis=2) + 128
+    given, written = list(noise.clip(0, 255).astype(np.uint8)), set()
+    for _ in range(50):
+        write_mp4(tmp_path / "clip.mp4", given)
+        written.add((tmp_path / "clip.mp4").read_bytes())
+    assert len(written) == 1
 
 
 @pytest.fixture
