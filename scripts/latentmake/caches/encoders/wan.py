@@ -25,6 +25,7 @@ from diffusers import AutoencoderKLWan
 from diffusers.loaders.single_file_utils import convert_wan_vae_to_diffusers
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d
 from numpy.typing import NDArray
+from torch import nn
 from torch.nn import functional
 
 from latentmake.caches.encoders.device import DTYPES, compute_dtype, download, stacked, upload
@@ -64,7 +65,7 @@ class _FeaturesOnCpu(list[Any]):
         return value.to(self._device) if isinstance(value, torch.Tensor) else value
 
 
-class _CausalConvolution(WanCausalConv3d):  # type: ignore[misc]
+class _CausalConvolution(nn.Module):
     """Convolves a frame with none before it in two dimensions.
 
     Of a kernel in time such a frame, an image or the first of a clip, meets the last slice alone:
@@ -72,14 +73,19 @@ class _CausalConvolution(WanCausalConv3d):  # type: ignore[misc]
     bfloat16, and in float32 sums are formed in another order.
     """
 
+    def __init__(self, whole: WanCausalConv3d) -> None:
+        super().__init__()
+        self.whole = whole
+
     def forward(self, values: torch.Tensor, earlier: torch.Tensor | None = None) -> torch.Tensor:
         """Convolve [N, C, F, H, W]; `earlier` holds up to two frames before them, or is None."""
-        before = self.kernel_size[0] - 1
-        if earlier is not None or values.shape[2] != 1 or self._padding[4] != before:
-            convolved: torch.Tensor = super().forward(values, earlier)
+        whole = self.whole
+        padded = whole._padding[4] == whole.kernel_size[0] - 1
+        if earlier is not None or values.shape[2] != 1 or not padded:
+            convolved: torch.Tensor = whole(values, earlier)
             return convolved
-        weight, sides = self.weight[:, :, -1], (self._padding[2], self._padding[0])
-        frame = functional.conv2d(values[:, :, 0], weight, self.bias, self.stride[1:], sides)
+        weight, sides = whole.weight[:, :, -1], (whole._padding[2], whole._padding[0])
+        frame = functional.conv2d(values[:, :, 0], weight, whole.bias, whole.stride[1:], sides)
         return frame[:, :, None]
 
 
@@ -237,9 +243,10 @@ def load_wan_vae(
         network.decoder = network.post_quant_conv = None  # more than half of the memory
     rocm = device.type == "cuda" and torch.version.hip is not None
     place(network, device, torch.float32 if rocm else dtype)
-    for module in network.modules():
-        if type(module) is WanCausalConv3d:
-            module.__class__ = _CausalConvolution
+    for block in [*network.modules()]:
+        for name, each in block.named_children():
+            if isinstance(each, WanCausalConv3d):
+                setattr(block, name, _CausalConvolution(each))
     if tiled:
         network.enable_tiling()
         network.enable_slicing()
