@@ -1,8 +1,6 @@
 # Needs: the configuration, and what the user asked for.
 # Makes: SESSION, which holds the plan; every other file asks it for the inputs of its rules.
 
-# Jobs inherit it: threads that wait actively halve the speed of everything beside them.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # So that a GPU has the same number for CUDA as for nvidia-smi.
 os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 

@@ -56,6 +56,8 @@ def carry_out(
         ModelError: the model is missing or incomplete.
         StorageError: the disk is full or cannot be written.
     """
+    # Before torch is imported: threads that wait by spinning starve those that read.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     clock, has_encoded, faults = time.monotonic(), False, list[str]()
     readers = max(threads, readers)
     loads = load or partial(load_encoder, threads=threads, say=say)

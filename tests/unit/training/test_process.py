@@ -17,7 +17,7 @@ import psutil
 import pytest
 from latentmake.errors import TrainingError
 from latentmake.files import atomic
-from latentmake.training.process import last_error, run_lock, run_program
+from latentmake.training.process import last_error, run_child, run_lock, run_program
 
 SCRIPTS = Path(__file__).parents[3] / "scripts"
 # Starts a grandchild in a session of its own, as torch's launcher does, and ends never.
@@ -146,6 +146,22 @@ subprocess.CalledProcessError: Command '['python']' returned non-zero exit statu
 )
 def test_the_childs_own_error_is_found_among_the_launchers(line: str, expected: str) -> None:
     assert last_error(LAUNCHED.format(line=line), 1) == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="OpenMP of macOS has no such count")
+def test_threads_of_a_training_spin_before_they_sleep_unless_the_user_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS")
+    command = [sys.executable, "-c", f"import os; print(*map(os.environ.get, {names}))"]
+    for given in ({}, {names[0]: "PASSIVE"}):
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        log = tmp_path / "log"
+        run_child(command, run="cats", folder=tmp_path, threads=3, log=log, online=False)
+    assert log.read_text().split() == ["ACTIVE", "10000", "3", "PASSIVE", "10000", "3"]
 
 
 def test_a_kill_is_named() -> None:
