@@ -184,8 +184,9 @@ def _environment(threads: int) -> dict[str, str]:
     # To wake a thread takes longer than a layer of a small network: threads spin for 0.1 ms, then
     # sleep. OpenMP of macOS would spin for ever.
     spin = {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "10000"}
+    is_free = sys.platform == "linux" and "OMP_WAIT_POLICY" not in os.environ
     return {
-        **(spin if sys.platform == "linux" else {}),
+        **(spin if is_free else {}),
         **os.environ,
         "PYTHONPATH": os.pathsep.join([package, path] if path else [package]),
         "PYTHONUNBUFFERED": "1",

@@ -161,7 +161,7 @@ def test_threads_of_a_training_spin_before_they_sleep_unless_the_user_decides(
             monkeypatch.setenv(name, value)
         log = tmp_path / "log"
         run_child(command, run="cats", folder=tmp_path, threads=3, log=log, online=False)
-    assert log.read_text().split() == ["ACTIVE", "10000", "3", "PASSIVE", "10000", "3"]
+    assert log.read_text().split() == ["ACTIVE", "10000", "3", "PASSIVE", "None", "3"]
 
 
 def test_a_kill_is_named() -> None:
