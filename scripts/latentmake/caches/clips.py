@@ -69,7 +69,7 @@ def make_clips(
                 for each in readings:
                     if left := sum(len(place.keys) for place in places if place.reading is each):
                         progress.update(left)
-                        job.fail(each.work.item, each.content, str(error))
+                        job.fail(each.work.item, each.content, error)
 
     with Readers() as readers, ThreadPoolExecutor(threads) as pool:
         try:

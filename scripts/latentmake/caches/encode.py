@@ -92,6 +92,7 @@ def carry_out(
         if job.failed and not (may_skip and job.order.skips):
             number = f"{len(job.failed)} of {len(job.order.items)} items are faulty: "
             faults.append(number + " | ".join(job.failed.values()))
+            job.leave_faults()
         else:
             now, starting = time.monotonic(), None if has_encoded else 0.0
             if job.loaded is not None and not has_encoded:

@@ -19,17 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentmake import digest
-from latentmake.config.datasets import Dataset
 from latentmake.data import remote
 from latentmake.data.item import BUCKET, CAPTION, IMAGE, Item
-from latentmake.data.texts import decode_text
+from latentmake.data.texts import caption_of, decode_text, encoded
 from latentmake.digest import source_stat
 from latentmake.errors import SourceError, unreadable
 from latentmake.files import cachefile
 from latentmake.files.media import check_image, probe_image, upright_size
 from latentmake.files.workspace import is_remote
 from latentmake.geometry.buckets import Size
-from latentmake.plan.orders import Order, Target, Work, joined, placing_of, view_of
+from latentmake.plan.orders import Order, Target, Work, formerly, joined, placing_of, view_of
 
 _NO_SIZE = Size(0, 0)
 
@@ -80,14 +79,15 @@ class Reading:
     Attributes:
         work: the item and its targets.
         content: digest of its source; "" until it is read.
-        data: bytes of its image or caption; none of a video.
+        data: bytes of its image, or of its text as encoded; none of a video.
         others: path -> bytes of its controls and layers.
         size: of its image or video; of an image upright or as stored, as its layout takes it.
         keys: of its targets; once they are looked up, of those that are not fresh.
+        former: key of a text -> keys that it may have in files of releases before 0.3.
         missing: targets still to encode, with their keys.
         samples: inputs for these.
         kept: number of fresh targets.
-        fault: what is wrong with the source, in a line.
+        fault: what is wrong with the source.
         sources: path -> stat and digest of each file that was read.
         placing: key -> settings that placed it, as its header has them, where these are unusual.
     """
@@ -98,14 +98,15 @@ class Reading:
     others: dict[str, bytes] = field(default_factory=dict)
     size: Size = _NO_SIZE
     keys: dict[Target, str] = field(default_factory=dict)
+    former: dict[str, list[str]] = field(default_factory=dict)
     missing: dict[Target, str] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     kept: int = 0
-    fault: str | None = None
+    fault: SourceError | None = None
     sources: dict[str, list[Any]] = field(default_factory=dict)
     placing: dict[str, str] = field(default_factory=dict)
 
-    def fail(self, fault: str) -> None:
+    def fail(self, fault: SourceError) -> None:
         """Note that nothing can be made of it."""
         self.fault, self.keys, self.missing, self.samples = fault, {}, {}, []
 
@@ -143,9 +144,15 @@ def identify(order: Order, recipe: str, reading: Reading) -> None:
         SourceError: one is damaged, or cannot be fetched.
     """
     item, settings, contents = reading.work.item, order.dataset_settings, list[str]()
-    reading.data = (item.text or "").encode()
+    reading.data = encoded(decode_text((item.text or "").encode(), "")).encode()
     for role, path, _ in item.read:
         data, content = _read(path, reading.sources, keep=not order.cuts_clips)
+        if role == CAPTION:
+            reading.content = content  # of a file that cannot be decoded
+            text = decode_text(data, path)
+            data = caption_of(text, path, settings).encode()
+            content = digest.of_bytes(data)
+            reading.sources[path][-1:] = [content, text]
         contents.append(content)
         if role in (IMAGE, CAPTION):
             reading.data = data
@@ -161,6 +168,9 @@ def identify(order: Order, recipe: str, reading: Reading) -> None:
     for target in reading.work.targets:
         view = view_of(order.layout, settings, item, target, reading.size)
         reading.keys[target] = key = cachefile.target_key(reading.content, recipe, view)
+        if order.kind == "text" and target.at_hand:
+            before = formerly(item, reading.data.decode(), contents)
+            reading.former[key] = [cachefile.target_key(each, recipe, view) for each in before]
         if placing := placing_of(order.layout, settings, item, target, reading.size, view):
             reading.placing[key] = placing
 
@@ -222,22 +232,6 @@ def stored_size(item: Item, found: tuple[int, int] | None = None) -> Size:
     return size
 
 
-def caption_of(data: bytes, path: str | None, settings: Dataset) -> str:
-    """Decode a caption; `path` is its file, None where it lies in none.
-
-    Raises:
-        SourceError: it is not UTF-8, or empty where that is not allowed.
-    """
-    caption = decode_text(data, path or "").strip()
-    if not caption and path is not None and settings.empty_caption != "allow":
-        raise SourceError(
-            "is an empty caption",
-            where=path,
-            hint="describe the image, or set empty_caption: allow",
-        )
-    return caption
-
-
 def samples_of(order: Order, reading: Reading) -> list[Sample]:
     """Make the samples of an item's missing targets; videos make none.
 
@@ -261,7 +255,7 @@ def samples_of(order: Order, reading: Reading) -> list[Sample]:
         for path in item.controls:
             check_image(reading.others[path], path, limit)
         stored_size(item, probe_image(image.path)[:2])
-    text = order.layout.caption(caption_of(reading.data, item.source, order.dataset_settings))
+    text = reading.data.decode()
     keys = dict.fromkeys(reading.missing.values())
     return [Sample(key, reading.content, item, text, (0, 0)) for key in keys]
 

@@ -6,6 +6,7 @@ plan finds what this one finished. One bad source stops no other.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import threading
@@ -16,12 +17,12 @@ from typing import Any
 
 from latentmake import digest
 from latentmake.caches.inputs import Reading, identify, read_ahead, samples_of
-from latentmake.data.item import Item
+from latentmake.data.item import Item, fault_of
 from latentmake.errors import SourceError, unreadable
 from latentmake.files import atomic, cachefile
 from latentmake.plan import store
 from latentmake.plan.manifest import read_lock
-from latentmake.plan.orders import Order, Work
+from latentmake.plan.orders import Order, Work, settings_digest
 from latentmake.plan.receipts import Receipt
 from latentmake.progress import Progress
 
@@ -99,9 +100,9 @@ class Job:
             if reading.missing:
                 reading.samples = samples_of(self.order, reading)
         except SourceError as error:
-            reading.fail(str(error))
+            reading.fail(error)
         except OSError as error:
-            reading.fail(str(unreadable(error, work.item.name)))
+            reading.fail(unreadable(error, work.item.name))
         reading.data, reading.others = b"", {}
         return reading
 
@@ -114,15 +115,16 @@ class Job:
                 reading.kept += 1
                 self._finish(target.path, key, Path(target.path).stat())
                 continue
-            reading.keys[target] = key
-            places = [store.stored(key)] if self._has_store else []
-            places += [self.places[key]] if key in self.places else []
-            places += map(Path, target.at_hand)
-            place = next((each for each in places if store.holds(each, key)), None)
-            if place is None:
-                reading.missing[target] = key
+            for known in (key, *reading.former.get(key, ())):
+                places = [store.stored(known)] if self._has_store else []
+                places += [self.places[known]] if known in self.places else []
+                places += map(Path, target.at_hand)
+                if place := next((each for each in places if store.holds(each, known)), None):
+                    self.places[known] = place
+                    reading.keys[target] = known
+                    break
             else:
-                self.places[key] = place
+                reading.keys[target] = reading.missing[target] = key
 
     def claim(self, reading: Reading) -> None:
         """Leave what is missing of an item to those before that have the same content."""
@@ -219,20 +221,26 @@ class Job:
         fault = {"dataset": order.dataset, "model": order.model, "kind": order.kind}
         return fault | {"recipe": self._digest}
 
-    def fail(self, item: Item, content: str, line: str) -> None:
+    def fail(self, item: Item, content: str, error: SourceError) -> None:
         """Note a faulty item; the job goes on with the others."""
+        line = fault_of(item, error).line
         beside = {"controls": item.controls, "layers": item.layers}
         fault = self._same | {"stem": item.stem, "path": item.source or ""}
         fault |= {name: "\n".join(paths) for name, paths in beside.items() if paths}
         with self._lock:
             self.say(f"faulty: {line}")
             self.failed[item.stem] = line
-            self.faults.append({**fault, "digest": content, "line": line})
+            settings = settings_digest(self.order.dataset_settings)
+            self.faults.append({**fault, "digest": content, "line": line, "settings": settings})
 
     def refuse(self, item: Item, key: str, source: str, what: str, hint: str) -> None:
         """Refuse the content of an item's target, named by its key; see `refused`."""
         self.refused[key] = (source, what, hint)
-        self.fail(item, source, str(SourceError(what, where=item.name, hint=hint)))
+        self.fail(item, source, SourceError(what, hint=hint))
+
+    def leave_faults(self) -> None:
+        """Write the faults of a job that fails and so leaves no receipt."""
+        atomic.write(self.order.faults, json.dumps(self.faults).encode())
 
     def leave_receipt(self, seconds: float, starting: float | None, words: str) -> None:
         """Write its receipt."""

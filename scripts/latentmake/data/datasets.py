@@ -9,7 +9,7 @@ from latentmake import digest
 from latentmake.config.root import Config
 from latentmake.data import folders
 from latentmake.data.item import Entry, Fault, Item, Scan
-from latentmake.errors import DatasetError, SourceError
+from latentmake.errors import DatasetError
 from latentmake.index.memo import Memo
 from latentmake.layouts.layout import Layout, layout_of
 
@@ -116,11 +116,8 @@ class Datasets:
         found, more, notes = measured(layout, settings, scan, found, control, self.memo, section)
         return found, faults + more, notes
 
-    def add_faults(self, dataset: str, unreadable: Mapping[str, SourceError]) -> None:
-        """Count the items whose sources cannot be read as faulty from now on."""
-        self.unreadable.setdefault(dataset, {}).update(
-            (stem, Fault(error.where, stem, error.what, error.hint))
-            for stem, error in unreadable.items()
-        )
+    def add_faults(self, dataset: str, unreadable: Mapping[str, Fault]) -> None:
+        """Count the items whose sources cannot be used as faulty from now on."""
+        self.unreadable.setdefault(dataset, {}).update(unreadable)
         self._items = {asked: made for asked, made in self._items.items() if asked[0] != dataset}
         self.faults = {asked: made for asked, made in self.faults.items() if asked[0] != dataset}

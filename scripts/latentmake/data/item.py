@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import PlainSerializer
 
 from latentmake.digest import SourceStat
+from latentmake.errors import SourceError, UserError
 from latentmake.files.workspace import is_text
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media, Span
@@ -44,6 +45,7 @@ NO_FILE = SourceStat(-1, 0, 0, 0)
 
 _MOST_BYTES = 1_000_000  # of a text; a tokenizer takes hundreds of bytes for each
 _OF_LATENTS = (IMAGE, CONTROL, LAYER)
+_SOURCES = (IMAGE, BUCKET, CAPTION)
 _NO_STAT = SourceStat(0, 0, 0, 0)
 _LONGEST_STEM = 235  # bytes: 255 are a name's most, of which `.latents.safetensors` takes 20
 _SHOWN = 60  # characters of a text in messages
@@ -68,7 +70,7 @@ class Item(NamedTuple):
         span: the part of a video that its clips are cut from; None stands for all of it.
         row: the other columns of its row, where the dataset is a list.
         control_sizes: of its controls, where what is done to them depends on these.
-        place: list and line of its row.
+        place: list and line of its row; of inputs that are a text alone, `where` of the item.
         window: the part of a video in seconds, from which its span is computed when it is probed.
     """
 
@@ -108,8 +110,9 @@ class Item(NamedTuple):
 
     @property
     def where(self) -> str:
-        """Its file in messages, with the line of its list."""
-        return self.image if self.place is None else f"{self.place}: {self.image}"
+        """Its file in messages, with the line of its list; of inputs the file they are made of."""
+        file = next((path for role, path, _ in self.files if role in _SOURCES), "")
+        return ": ".join(filter(None, (self.place, file)))
 
     def inputs(self, part: str, layout: Layout) -> Item:
         """Return the item with the files and the text that its targets of a part are made of.
@@ -119,7 +122,8 @@ class Item(NamedTuple):
         if parsed(part).kind == "latents":
             files = tuple(each for each in self.files if each.role in _OF_LATENTS)
             sizes = self.control_sizes
-            return Item(self.stem, files, None, self.media, self.span, control_sizes=sizes)
+            made = Item(self.stem, files, None, self.media, self.span, control_sizes=sizes)
+            return made if self.place is None else made._replace(place=self.place)
         files, texts = (), self.texts
         if texts is None:
             files = tuple(each for each in self.files if each.role == CAPTION)
@@ -127,7 +131,7 @@ class Item(NamedTuple):
         else:
             texts = [texts[int(parsed(part).text.partition(".")[2] or 0)]]
         if not layout.controlled_text or not self.controls:
-            return Item(self.stem, files, texts)
+            return Item(self.stem, files, texts, place=None if files else self.where)
         controls = (each for each in self.files if each.role == CONTROL)
         files = (*files, *controls, self.files[0]._replace(role=BUCKET))
         return Item(self.stem, files, texts, self.media, control_sizes=self.control_sizes)
@@ -149,16 +153,17 @@ class Item(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of inputs: the source in messages: its file, or the beginning of the text."""
+        """Of inputs: the source in messages: its file, and the beginning of a text without one."""
         if self.source is not None:
-            return self.source
+            return self.where
         text = self.text or ""
         dots = "..." * (len(text) > _SHOWN)
-        return f"the text {text[:_SHOWN]!r}{dots}" if text else "the empty caption"
+        shown = f"the text {text[:_SHOWN]!r}{dots}" if text else "the empty caption"
+        return ": ".join(filter(None, (self.where, shown)))
 
 
 class Fault(NamedTuple):
-    """A fault of one item or file."""
+    """A fault of one item or file, which `path` names."""
 
     path: str
     stem: str
@@ -168,7 +173,13 @@ class Fault(NamedTuple):
     @property
     def line(self) -> str:
         """The fault as one line."""
-        return f"{self.path}: {self.what}; {self.hint}"
+        return str(SourceError(self.what, where=self.path, hint=self.hint))
+
+
+def fault_of(item: Item, error: UserError) -> Fault:
+    """Return the fault of an item: it names the item where the error names no other file."""
+    where = item.name if error.where in ("", item.source) else error.where
+    return Fault(where, item.stem, error.what, error.hint)
 
 
 class Scan(NamedTuple):

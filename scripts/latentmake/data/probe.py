@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.data.controls import controls_of, sizes_of
-from latentmake.data.item import LAYER, Fault, File, Item, Scan, Window
+from latentmake.data.item import LAYER, Fault, File, Item, Scan, Window, fault_of
 from latentmake.data.texts import read_caption
 from latentmake.errors import SourceError
 from latentmake.files.media import NPZ, probe_image
@@ -172,7 +172,7 @@ def measured(
             files = controls(item)
             sizes = sizes_of(files, settings, model, measure)
         except SourceError as error:
-            faults.append(Fault(item.where, item.stem, error.what, error.hint))
+            faults.append(fault_of(item, error))
             continue
         if files:
             rest = [each for each in item.files if each.role != LAYER]
@@ -197,7 +197,7 @@ def _even(items: Sequence[Item], faults: list[Fault]) -> Iterator[Item]:
         what += f", and others {usual}" * (usual > 0)
         name = item.stem.rpartition("/")[2]
         hint = f"name them {name}_1, {name}_2 and so on, without captions, or remove it"
-        faults.append(Fault(item.where, item.stem, what, hint))
+        faults.append(fault_of(item, SourceError(what, hint=hint)))
 
 
 # -- files ----------------------------------------------------------------------------------------

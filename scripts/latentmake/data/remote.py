@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
@@ -77,17 +77,22 @@ def read(url: str) -> tuple[bytes, SourceStat]:
         return files.cat_file(url), stat
 
 
-def digests(urls: Sequence[str]) -> Iterator[str | None]:
-    """Yield the digests of files in their order; None of one that is gone or may not be read."""
+def contents(
+    urls: Sequence[str], value: Callable[[bytes, str], str] = lambda data, _: digest.of_bytes(data)
+) -> Iterator[str | None]:
+    """Yield values of files in their order, by default digests of their bytes.
+
+    `value` gets the bytes and the URL; None stands for a file that is gone, or that it refuses.
+    """
     from latentmake.progress import Progress
 
-    def digested(url: str) -> str | None:
+    def made(url: str) -> str | None:
         with contextlib.suppress(SourceError):
-            return digest.of_bytes(read(url)[0])
+            return value(read(url)[0], url)
         return None
 
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        found = pool.map(digested, urls)
+        found = pool.map(made, urls)
         yield from Progress(found, total=len(urls), desc="reading", unit="file")
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePath
 from posixpath import splitext
 
+from latentmake import digest
 from latentmake.config.datasets import Captions, Dataset
 from latentmake.data import remote
 from latentmake.data.item import (
@@ -28,6 +29,7 @@ from latentmake.data.item import (
     Item,
     Row,
     Scan,
+    fault_of,
     missing_file,
     text_fault,
 )
@@ -70,6 +72,30 @@ def decode_text(data: bytes, path: str) -> str:
     if fault := text_fault(text):
         raise SourceError(fault, where=path, hint="write the caption there, as UTF-8")
     return newlines(text)
+
+
+def encoded(text: str) -> str:
+    """Return a text as it is encoded: without byte order mark and space around it.
+
+    Its digest is the content that a cache of it is made of, whatever file it comes from.
+    """
+    return newlines(text.removeprefix("\ufeff")).strip()
+
+
+def former_digests(text: str) -> list[str]:
+    """Return digests that releases before 0.3 may have of a text: of the bytes of its file."""
+    forms = [text, f"{text}\n", *(text.replace("\n", "\r\n") + end for end in ("\r\n", ""))]
+    forms += [text + end for end in (" ", " \n", "\n\n", "\r\n\r\n")]
+    marked = [mark + each for mark in ("", "\ufeff") for each in forms]
+    return [digest.of_bytes(each.encode()) for each in dict.fromkeys(marked)]
+
+
+def caption_of(text: str, path: str, settings: Dataset | None) -> str:
+    """Return the content of a caption file as it is encoded; SourceError: it may not be empty."""
+    caption = encoded(text)
+    if not caption and settings is not None and settings.empty_caption == "error":
+        raise SourceError(_EMPTY[0], where=path, hint=_EMPTY[1])
+    return caption
 
 
 def newlines(text: str) -> str:
@@ -208,10 +234,11 @@ _EMPTY_FIRST_LINE = (
 
 def read_caption(path: str) -> str:
     """Return the caption in a file on disk or at a URL; a SourceError says why there is none."""
-    return _read(path).strip()
+    return encoded(read_text(path))
 
 
-def _read(path: str) -> str:
+def read_text(path: str) -> str:
+    """Return the text in a file on disk or at a URL, see `decode_text`."""
     try:
         data = remote.read(path)[0] if is_remote(path) else Path(path).read_bytes()
     except OSError as error:
@@ -244,8 +271,8 @@ def with_texts(
                 raise SourceError("has no caption file", hint=_hint(settings, item))
             texts = _texts(settings, read, item, row, first_line=first_line)
         except SourceError as error:
-            place = error.where or (files[0].path if files else item.where)
-            faults.append(Fault(place, item.stem, error.what, error.hint))
+            error.where = error.where or (files[0].path if files else "")
+            faults.append(fault_of(item, error))
         else:
             found.append(item if texts is None else item._replace(texts=texts))
     return found, faults
@@ -285,7 +312,7 @@ def _reader(memo: Memo, items: Iterable[Item]) -> _Read:
         _, path, stat = file
         if (there := known.get(path)) is not None and there[0] == stat:
             return there[1]
-        text = _read(path)
+        text = read_text(path)
         memo.texts.learn(path, stat, text)
         return text
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentmake import digest
-from latentmake.caches.inputs import Reading, caption_of, stored_size
+from latentmake.caches.inputs import Reading, stored_size
 from latentmake.errors import CacheError, ConfigError
 from latentmake.files import npz
 from latentmake.files.cachefile import CAPTION, head_of
@@ -139,8 +139,7 @@ def _check_text(
     scripts, item = order.model_settings.spec.scripts, reading.work.item
     assert scripts is not None
     _demand(scripts.tensors, found, begins=True)
-    text = order.layout.caption(caption_of(reading.data, item.source, order.dataset_settings))
-    if (caption := metadata.get("caption1")) != text:
+    if (caption := metadata.get("caption1")) != reading.data.decode():
         what = f"is of the caption {str(caption)[:60]!r}, and {item.name} is another"
         raise OutdatedError(what)
 

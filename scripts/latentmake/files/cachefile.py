@@ -73,6 +73,7 @@ class Header(NamedTuple):
         checksum: of the tensors' bytes; "" in a file of an older release.
         picture: size of the encoded image, where the header of latents tells it.
         view: settings that placed the image, as canonical JSON; "" where all had their defaults.
+        caption: that was encoded, where the header of an embedding tells it.
     """
 
     key: str
@@ -82,6 +83,7 @@ class Header(NamedTuple):
     checksum: str = ""
     picture: Picture | None = None
     view: str = ""
+    caption: str | None = None
 
 
 def target_key(source: str, recipe: str, view: str) -> str:
@@ -245,7 +247,10 @@ def parse_header(metadata: Mapping[str, Any], head: bytes) -> Header:
     ):
         raise ValueError("was rewritten by another program")
     adopted, view = str(metadata.get(ADOPTED, "")), str(metadata.get(VIEW, ""))
-    return Header(key, source, content, adopted, str(metadata.get(CHECKSUM, "")), picture, view)
+    caption = metadata.get("caption", metadata.get("caption1"))
+    caption = caption if isinstance(caption, str) else None
+    seal = str(metadata.get(CHECKSUM, ""))
+    return Header(key, source, content, adopted, seal, picture, view, caption)
 
 
 # -- check of a whole file ------------------------------------------------------------------------

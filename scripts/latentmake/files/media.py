@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from latentmake.errors import SourceError, unreadable
-from latentmake.geometry.buckets import Size
+from latentmake.geometry.buckets import Size, refuse_large
 from latentmake.geometry.clips import Media, Timing
 
 if TYPE_CHECKING:
@@ -81,13 +81,8 @@ def opened_image(file: BinaryIO, path: str, max_pixels: int | None) -> Iterator[
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about metadata that no pixel depends on
             image = Image.open(file, formats=IMAGE_FORMATS)
-            if max_pixels is not None and image.width * image.height > max_pixels:
-                raise SourceError(
-                    f"has {image.width} x {image.height} pixels, more than {max_pixels} in all "
-                    "(a decompression bomb?)",
-                    where=path,
-                    hint="scale it down, or raise max_image_pixels of the dataset",
-                )
+            if max_pixels is not None:
+                refuse_large(Size(*image.size), max_pixels, path)
             yield image
     except SourceError:
         raise

@@ -77,6 +77,15 @@ def widths(resolution: Size, step: int, beyond: int) -> range:
     return range(max(side // 2 // step * step, step), side + beyond, step)
 
 
+def refuse_large(image: Size, most: int, path: str = "") -> None:
+    """Refuse an image of more than `most` pixels, by a SourceError in which `path` names it."""
+    if image.width * image.height > most:
+        size = f"has {image.width} x {image.height}"
+        what = f"{size} pixels, more than {most} in all (a decompression bomb?)"
+        hint = "scale it down, or raise max_image_pixels of the dataset"
+        raise SourceError(what, where=path, hint=hint)
+
+
 def cover(image: Size, target: Size, limit: int, path: str = "") -> Placement:
     """Return how an image covers its target size: scaled up or down to cover, centre kept.
 

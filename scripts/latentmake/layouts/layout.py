@@ -233,7 +233,10 @@ class Layout:
             return f"{width}x{height}+{left}+{top}:{target.width}x{target.height}"
         step, most = self.bucket_side, settings.control_resolution
         area, keeps = most.width * most.height if most else None, settings.no_resize_control
-        usual = _name(self.size(image, resolution, settings))
+        size = self.size(image, resolution, settings)
+        if not is_text:
+            cover(image, size, settings.max_image_pixels)  # which refuses a narrow one
+        usual = _name(size)
         sizes = [_name(control_size(each, area, step, keeps=keeps)) for each in controls] or [usual]
         if is_text:
             return f"controls:{'+'.join(sizes if len({*sizes}) > 1 else sizes[:1])}"
@@ -277,10 +280,6 @@ class Layout:
             return {"latents": latents, **row}
         first = {part: paths[0] for part, paths in latents.items()}
         return {"latents": first, **{key: found.get("") for key, found in row.items()}}
-
-    def caption(self, text: str) -> str:
-        """Return a caption as its trainer would read it."""
-        return text
 
 
 def _name(size: Size) -> str:
@@ -382,10 +381,6 @@ class Musubi(Layout):
         section = "-0000" * self.sections
         self.longest_ending = f"_00000-000{section}_00000x00000{self.latents_ending}"
         self.clip_name = re.compile(r"(.+)_\d{5,}-\d{3,}" + r"-\d{4,}" * self.sections)
-
-    def caption(self, text: str) -> str:
-        """Return a caption with newlines as Python's text mode reads them."""
-        return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def latents_key(kind: str, shape: Sequence[int], dtype: str) -> str:

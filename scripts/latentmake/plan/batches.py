@@ -211,6 +211,6 @@ def judge_one(facts: Facts, dataset: str, model: str, item: Item, target: Target
     found = {target.path: target_stat(Path(target.path).lstat())} if there else {}
     judge = facts.judge(dataset, model, [target.part], [item], [target.path])
     state = judge.judge({target.part: [item]}, {item.stem}, found)
-    for error in state.unreadable.values():
-        raise error
+    for fault in state.unreadable.values():
+        raise SourceError(fault.what, where=fault.path, hint=fault.hint)
     return state

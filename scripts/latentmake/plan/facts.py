@@ -15,8 +15,15 @@ from latentmake.index.memo import Memo
 from latentmake.layouts.layout import parsed
 from latentmake.models import files, recipe
 from latentmake.plan.manifest import read_lock
-from latentmake.plan.orders import PROMPTS, prompt_items, prompts_of, text_parts
-from latentmake.plan.state import UNKNOWN, Contents, Judge
+from latentmake.plan.orders import (
+    PROMPTS,
+    left_faults,
+    prompt_items,
+    prompts_of,
+    settings_digest,
+    text_parts,
+)
+from latentmake.plan.state import UNKNOWN, Judge
 
 
 class Facts(Datasets):
@@ -48,33 +55,47 @@ class Facts(Datasets):
         self.runs_jobs = runs_jobs
         self._program_digest = program_digest
         self._recipes: dict[tuple[str, str, str], dict[str, object]] = {}
-        self._skipped: dict[str, list[dict[str, str]]] = {}
+        self._faults_of_jobs: dict[str, list[dict[str, str]]] = {}
+        self._by_stem: dict[tuple[str, str], dict[str, Item]] = {}
 
     def skipped(self, dataset: str) -> list[dict[str, str]]:
         """Return the faulty items that jobs skipped and that are still as they were then."""
-        if self.config.datasets[dataset].on_error != "skip":
-            return []
-        if dataset not in self._skipped:
-            noted = {
-                json.dumps(fault, sort_keys=True): fault
-                for run in self.config.runs
-                for fault in read_lock(run).aside.get(dataset, [])
-            }
-            self._skipped[dataset] = [each for each in noted.values() if self._is_unchanged(each)]
-        return self._skipped[dataset]
+        return self.noted(dataset) if self.config.datasets[dataset].on_error == "skip" else []
 
-    def _is_unchanged(self, fault: Mapping[str, str]) -> bool:
+    def noted(self, dataset: str) -> list[dict[str, str]]:
+        """Return the faults that jobs found in items that are still as they were then."""
+        if dataset not in self._faults_of_jobs:
+            locks = (read_lock(run).aside.get(dataset, []) for run in self.config.runs)
+            found = (fault for faults in (*locks, left_faults(dataset)) for fault in faults)
+            noted = {json.dumps(fault, sort_keys=True): fault for fault in found}
+            self._faults_of_jobs[dataset] = [x for x in noted.values() if self._is_as_noted(x)]
+        return self._faults_of_jobs[dataset]
+
+    def _is_as_noted(self, fault: Mapping[str, str]) -> bool:
         dataset, model, kind = (fault.get(key, "") for key in ("dataset", "model", "kind"))
         if not fault.get("digest") or model not in self.config.models:
             return False
+        now = settings_digest(self.config.datasets[dataset])
+        if fault.get("settings", now) != now:  # which releases before 0.3 did not note
+            return False
         if digest.of_value(self.recipe(dataset, model, kind)) != fault["recipe"]:
             return False
-        parts = ["latents"] if kind == "latents" else text_parts(self.config.datasets[dataset])
-        items = [each for each in self.items(dataset, model)[0] if each.stem == fault["stem"]]
-        contents = self.contents(dataset, items)
-        layout = self.layout(model)
-        inputs = (each.inputs(part, layout) for part in parts for each in items)
-        return any(contents.of(each) == fault["digest"] for each in inputs)
+        return self.is_unchanged(fault, model)
+
+    def is_unchanged(self, fault: Mapping[str, str], model: str) -> bool:
+        """Return whether an item holds what it held when a job noted its fault."""
+        dataset = fault["dataset"]
+        is_text = fault.get("kind") == "text"
+        parts = text_parts(self.config.datasets[dataset]) if is_text else ["latents"]
+        if (dataset, model) not in self._by_stem:
+            items = self.items(dataset, model)[0]
+            self._by_stem[dataset, model] = {item.stem: item for item in items}
+        item = self._by_stem[dataset, model].get(fault["stem"])
+        if item is None:
+            return False
+        contents = self.judge(dataset, model, [], [item], []).contents
+        found = [contents.of(item.inputs(part, self.layout(model))) for part in parts]
+        return fault["digest"] in found or bool(contents.unreadable)
 
     def digest_of(self, path: str | Path) -> str | None:
         """Return the digest of a file; None where it cannot be read."""
@@ -94,12 +115,6 @@ class Facts(Datasets):
         without = {fault["stem"] for fault in self.skipped(dataset)}
         return [item for item in self.items(dataset, model)[0] if item.stem not in without]
 
-    def contents(self, dataset: str, items: Iterable[Item]) -> Contents:
-        """Return what tells digests of the inputs of some items."""
-        paths = {each.path for item in items for each in item.files}
-        settings = self.config.datasets.get(dataset)
-        return Contents(self.memo, settings, self.memo.sources.known(paths))
-
     def judge(
         self,
         dataset: str,
@@ -114,14 +129,14 @@ class Facts(Datasets):
         None stands for all of the dataset.
         """
         folder, cached = f"cache/{dataset}/{model}", self.memo.targets
-        return Judge(
+        return Judge.of(
+            items,
             self.memo,
-            (dataset, model),
             self.config.datasets.get(dataset),
-            self.layout(model),
-            {part: self.recipe_digest(dataset, model, parsed(part).kind) for part in parts},
-            self.contents(dataset, items),
-            cached.below(folder) if paths is None else cached.known(paths),
+            place=(dataset, model),
+            layout=self.layout(model),
+            recipes={part: self.recipe_digest(dataset, model, parsed(part).kind) for part in parts},
+            _cached=cached.below(folder) if paths is None else cached.known(paths),
         )
 
     # -- models -------------------------------------------------------------------------------

@@ -30,8 +30,11 @@ from latentmake.plan import store
 from latentmake.plan.orders import place_of
 from latentmake.plan.receipts import GONE, check_listed, read_receipt
 
-CAPTIONS = "captions"
+TEXTS = "texts"
 """Part of the texts of items, where a trainer encodes them itself."""
+
+CAPTIONS = "captions"
+"""The same in locks of releases before 0.3, with digests of caption files."""
 
 SALT = "latentmake validation 1"
 """Enters each source's rank, and the digest of a lock: another one would choose others."""
@@ -143,7 +146,7 @@ class Member(NamedTuple):
     dataset: str
     item: Item
     targets: dict[str, list[tuple[str, str | None]]]
-    text_digest: str | None = None  # of its text, where that is not cached
+    text: tuple[str, str] | None = None  # part and digest of its texts, where these are not cached
 
 
 @dataclass(frozen=True)
@@ -273,6 +276,7 @@ def write_manifest(
     trained: dict[str, list[tuple[str, str]]] = {}
     images: dict[str, list[str]] = {}
     rows: list[dict[str, Any]] = []
+    sources = {(each.dataset, each.item.stem): each.item.image for each in order.items}
     dropped: list[str] = []
     kept = [each for each in order.items if (each.dataset, each.item.stem) not in without]
     if layout.flat:
@@ -288,8 +292,9 @@ def write_manifest(
             ]
             for part, targets in member.targets.items()
         }
-        if member.text_digest is not None:
-            pairs[f"{dataset}/{CAPTIONS}"] = [(item.stem, member.text_digest)]
+        if member.text is not None:
+            part, content = member.text
+            pairs[part] = [(item.stem, content)]
         for side in (keys,) if item.image in held else (keys, trained):
             for part, found in pairs.items():
                 side.setdefault(part, []).extend(found)
@@ -301,7 +306,8 @@ def write_manifest(
     for name, faults in skipped.items():
         for fault in faults:
             say(f"skipped: {fault['line']}")
-            row = {"dataset": name, "stem": fault["stem"], "source": fault["path"]}
+            source = fault["path"] or sources.get((name, fault["stem"]), "")  # of a text: no file
+            row = {"dataset": name, "stem": fault["stem"], "source": source}
             rows.append(row | {"aside": fault["line"]})
     used = {key for pairs in keys.values() for _, key in pairs}
     _remove([*order.orphans, *dropped], used, say)

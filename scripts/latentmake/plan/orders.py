@@ -27,9 +27,10 @@ from latentmake.config.machines import ExternalProgram, MusubiTuner
 from latentmake.config.models import Model
 from latentmake.config.root import Config, Run
 from latentmake.data.item import BUCKET, Item
+from latentmake.data.texts import encoded, former_digests
 from latentmake.errors import SourceError
 from latentmake.files import atomic
-from latentmake.geometry.buckets import Size
+from latentmake.geometry.buckets import Size, refuse_large
 from latentmake.geometry.clips import AnyClip
 from latentmake.layouts.layout import Layout, layout_of, parsed
 
@@ -142,11 +143,14 @@ def view_of(
     """
     if target.size is None or settings is None:
         return ""
+    is_text = parsed(target.part).kind == "text"
+    if not (is_text or settings.video):
+        refuse_large(image, settings.max_image_pixels)
     return layout.view(
         image,
         target.size,
         settings,
-        is_text=parsed(target.part).kind == "text",
+        is_text=is_text,
         clip=target.clip,
         span=item.span,
         rotation=item.media.rotation if item.media else 0,
@@ -171,14 +175,36 @@ def placing_of(
 
 
 def joined(item: Item, contents: Sequence[str]) -> str:
-    """Return the digest of inputs, from those of the files that they read (`Item.read`)."""
+    """Return the digest of inputs, from those of the files that they read (`Item.read`).
+
+    Of a caption, and of a text without a file, the text counts as it is encoded.
+    """
     if item.source is None:
-        contents = [digest.of_bytes((item.text or "").encode()), *contents]
+        contents = [digest.of_bytes(encoded(item.text or "").encode()), *contents]
+    return _joined(item, contents)
+
+
+def formerly(item: Item, text: str, contents: Sequence[str]) -> list[str]:
+    """Return what `joined` may have been in releases before 0.3, which read more than the text.
+
+    `text` is the one that is encoded; other arguments are as of `joined`.
+    """
+    others = contents if item.source is None else contents[1:]
+    own = [digest.of_bytes(item.text.encode())] if item.text else []
+    return [_joined(item, [each, *others]) for each in (*own, *former_digests(text))]
+
+
+def _joined(item: Item, contents: Sequence[str]) -> str:
     if len(contents) == 1:
         return contents[0]
     last = 1 + len(item.controls)
     layers = ["layers", *contents[last:]] if contents[last:] else []
     return digest.of_lines([*contents[:last], *layers])
+
+
+def settings_digest(settings: Dataset) -> str:
+    """Return the digest of a dataset's settings, any of which may decide what is a fault."""
+    return digest.of_value(settings.model_dump())
 
 
 def place_of(item: Item, layout: Layout) -> str:
@@ -240,6 +266,7 @@ class Order:
     name: str = field(init=False, compare=False)  # digest of its content
     path: Path = field(init=False, compare=False)
     receipt: Path = field(init=False, compare=False)
+    faults: Path = field(init=False, compare=False)  # of a job that failed: see `Receipt.faults`
     paths: list[str] = field(init=False, compare=False)  # of all targets
     reuses: bool = field(init=False, compare=False)
     is_external: bool = field(init=False, compare=False)  # whether another program encodes
@@ -267,6 +294,7 @@ class Order:
         self.name = file.stem if file else digest.of_bytes(head)[:20]
         self.path = FOLDER / f"{self.name}.json"
         self.receipt = FOLDER / f"{self.name}.receipt.json"
+        self.faults = FOLDER / f"{self.name}.faults.json"
 
     @property
     def skips(self) -> bool:
@@ -317,6 +345,13 @@ class Order:
                 values[name] = section.model_validate(values[name])
         items = _ITEMS.validate_json(path.with_suffix(".items.json").read_bytes())
         return cls(**values | {"items": items, "file": path})
+
+
+def left_faults(dataset: str) -> Iterator[dict[str, str]]:
+    """Yield the faults in a dataset that failed jobs have left, see `Order.faults`."""
+    for path in sorted(FOLDER.glob("*.faults.json")):
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+            yield from [x for x in json.loads(path.read_bytes()) if x.get("dataset") == dataset]
 
 
 def run_order(run: str, kind: str, planned: int) -> Path:

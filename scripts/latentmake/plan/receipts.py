@@ -17,7 +17,7 @@ from latentmake.digest import SourceStat, TargetStat
 from latentmake.errors import CacheError
 from latentmake.files import atomic
 from latentmake.files.cachefile import Picture
-from latentmake.files.workspace import Need, human
+from latentmake.files.workspace import Need, human, is_remote
 from latentmake.index.memo import Memo
 from latentmake.plan.orders import FOLDER, Order
 from latentmake.progress import duration
@@ -137,7 +137,8 @@ class Receipt:
 
     Attributes:
         sources: path -> stat (size, mtime_ns, ctime_ns, inode) and digest of each file read; for an
-            image whose targets are not named by its size also width, height, upright.
+            image whose targets are not named by its size also width, height, upright; for a caption
+            the digest of its text as encoded, and the text of the file.
         faults: skipped items: stem, path and digest of the faulty file, and the fault in a line.
         counts: targets `encoded`, `spooled` (of the store), `linked` to an equal one, `kept`.
         starting: seconds from its start to the first encoded item; None where its process had
@@ -205,10 +206,14 @@ def learn_receipts(memo: Memo) -> None:
         try:
             receipt = read_receipt(path)
             for source, values in receipt.sources.items():
-                (*stat, content), size = values[:5], values[5:]
-                memo.sources.learn(source, SourceStat(*stat), content)
-                if size:
-                    memo.learn_picture(content, Picture(*size))
+                (*stat, content), more = values[:5], values[5:]
+                is_caption = len(more) == 1
+                if is_caption:
+                    memo.texts.learn(source, SourceStat(*stat), *more)
+                if not is_caption or is_remote(source):
+                    memo.sources.learn(source, SourceStat(*stat), content)
+                if more and not is_caption:
+                    memo.learn_picture(content, Picture(*more))
             for target, (*stat, key) in receipt.targets.items():
                 memo.targets.learn(target, TargetStat(*stat), key)
             if receipt.work:

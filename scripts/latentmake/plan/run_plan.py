@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from latentmake import digest
 from latentmake.config.root import Run
 from latentmake.data.item import Fault
+from latentmake.data.texts import encoded, former_digests
 from latentmake.errors import DatasetError
 from latentmake.files import atomic
 from latentmake.files.workspace import Need
@@ -21,6 +22,7 @@ from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import (
     CAPTIONS,
+    TEXTS,
     Lock,
     ManifestOrder,
     Member,
@@ -140,11 +142,8 @@ def plan_manifest(facts: Facts, plan: RunPlan, *, force: bool = False, dry: bool
         refuse_too_many(plan.name, validation, sources)
     skip = [name for name, settings in datasets.items() if settings.on_error == "skip"]
     repeats = {name: settings.num_repeats for name, settings in datasets.items()}
-    texts, skipped = (
-        {name: _text_digests(facts, run, name) for name in datasets},
-        _skipped(facts, plan),
-    )
-    lock = read_lock(plan.name)
+    lock, skipped = read_lock(plan.name), _skipped(facts, plan)
+    texts = dict(_text_digests(facts, run, name, lock) for name in datasets)
     aside, left_out = (
         {name: sorted({fault["stem"] for fault in each}) for name, each in faults.items() if each}
         for faults in (lock.aside, skipped)
@@ -196,10 +195,15 @@ def _data_differences(
         return [*found, Difference("there is no lock of the dataset yet")]
     # What is stale has been told, whatever its keys will be.
     keys = {part: lock.parts.get(part) if x.stale else x.keys for part, x in states.items()}
-    captions = ((name, keys_digest(each.items())) for name, each in texts.items() if each)
-    keys |= {f"{name}/{CAPTIONS}": keys_ for name, keys_ in captions}
+    keys |= {part: keys_digest(each.items()) for part, each in texts.items() if each}
+    parts = dict(lock.parts)
+    for name in repeats:
+        if f"{name}/{TEXTS}" in keys and parts.pop(f"{name}/{CAPTIONS}", ""):
+            del keys[f"{name}/{TEXTS}"]
+            what = "edited or saved again, and a lock of an earlier release cannot tell which"
+            found.append(Difference(f"captions of {name} were {what}"))
     for was, now, name in (
-        (lock.parts, keys, "caches of {}"),
+        (parts, keys, "caches of {}"),
         (lock.repeats, repeats, "num_repeats of {}"),
         ({"items": len(lock.held_out)}, {"items": validation}, "validation.{}"),
     ):
@@ -245,23 +249,30 @@ def _skipped(facts: Facts, plan: RunPlan) -> _Skipped:
     return {name: each for name, each in found.items() if each}
 
 
-def _text_digests(facts: Facts, run: Run, name: str) -> dict[str, str]:
-    """Return stem -> digest of an item's text, where the trainer encodes that itself.
+def _text_digests(facts: Facts, run: Run, name: str, lock: Lock) -> tuple[str, dict[str, str]]:
+    """Return a part of the lock, and stem -> digest of texts that the trainer encodes itself.
 
     sd-scripts does so with Stable Diffusion 1.x and 2.x: no cache tells that a caption changed.
+    A lock of a release before 0.3 has digests of caption files (`CAPTIONS`). They stay, where the
+    memo or the file as it is can tell that the texts are the same.
     """
-    if any(parsed(part).kind == "text" for part in part_names(facts.config, run, name)):
-        return {}
-    found: dict[str, str] = {}
-    for item in facts.wanted_items(name, run.model):
-        texts = item.texts
-        if texts is not None:
-            found[item.stem] = digest.of_value(texts)
-        elif item.caption is not None:
-            found[item.stem] = facts.digest_of(item.caption) or "missing"
-        else:
-            found[item.stem] = ""
-    return found
+    part = f"{name}/{TEXTS}"
+    if any(parsed(each).kind == "text" for each in part_names(facts.config, run, name)):
+        return part, {}
+    items = facts.wanted_items(name, run.model)
+    contents = facts.judge(name, run.model, [], items, []).contents
+    texts = {x.stem: x.texts or ([contents.text(x)] if x.caption else []) for x in items}
+    if (known := lock.parts.get(f"{name}/{CAPTIONS}")) is not None:
+        files = {x.stem: x.caption for x in items if x.texts is None and x.caption}
+        then = facts.memo.sources.known([*files.values()])  # stat and digest, perhaps of before
+        former = {stem: digest.of_value(each) if each else "" for stem, each in texts.items()}
+        for stem, path in files.items():
+            was = then.get(path, (None, ""))[1]
+            same = was in former_digests(texts[stem][0])
+            former[stem] = was if same else facts.digest_of(path) or "missing"
+        if keys_digest(former.items()) == known:
+            return f"{name}/{CAPTIONS}", former
+    return part, {x: digest.of_value([*map(encoded, each)]) for x, each in texts.items()}
 
 
 def members(
@@ -273,7 +284,7 @@ def members(
     """Yield the items of a run with the names of their caches.
 
     `known` has the keys of targets by part and name (`Layout.identity`), `texts` the digests of
-    texts that are not cached, by dataset and stem.
+    texts that are not cached, by part of the lock and stem.
     """
     layout = facts.layout(run.model)
     for name in run.datasets:
@@ -284,8 +295,10 @@ def members(
             for item, targets in targets_of(layout, settings, place, items):
                 named = ((each.path, layout.identity(item.stem, each.path)) for each in targets)
                 found[item.stem][place.name] = [(path, keys.get(each)) for path, each in named]
+        part, digests = next((x for x in texts.items() if x[0].startswith(f"{name}/")), ("", {}))
         for item in items:
-            yield Member(name, item, found[item.stem], texts.get(name, {}).get(item.stem))
+            text = (part, digests[item.stem]) if item.stem in digests else None
+            yield Member(name, item, found[item.stem], text)
 
 
 def write_items(facts: Facts, name: str) -> Path:
@@ -296,7 +309,7 @@ def write_items(facts: Facts, name: str) -> Path:
         lines = [fault.line for fault in facts.items(dataset, run.model)[1]]
         if config.datasets[dataset].on_error == "skip":
             for noted in read_lock(name).aside.get(dataset, []):  # by earlier builds here
-                if noted["digest"] and facts.digest_of(noted["path"]) == noted["digest"]:
+                if noted["digest"] and facts.is_unchanged(noted, run.model):
                     lines.append(noted["line"])
                     without.add((dataset, noted["stem"]))
             sys.stderr.writelines(f"skipped: {line}\n" for line in lines)

@@ -7,37 +7,30 @@ again. Everyone who asks about targets (the plan, `status`, `explain`, `verify`)
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice, product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 from latentmake import digest
 from latentmake.config.datasets import Dataset
-from latentmake.data.item import CAPTION, IMAGE, Item
-from latentmake.digest import SourceStat, TargetStat
-from latentmake.errors import CacheError, SourceError, unreadable
+from latentmake.data.item import CAPTION, IMAGE, Fault, Item
+from latentmake.digest import TargetStat
+from latentmake.errors import CacheError, SourceError
 from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.files.cachefile import Header, read_header, target_key
-from latentmake.files.workspace import is_remote, is_text
-from latentmake.geometry.buckets import Size
+from latentmake.files.workspace import is_text
 from latentmake.index.memo import Listing, Memo
 from latentmake.layouts.layout import Layout, parsed
-from latentmake.plan.orders import Part, Target, joined, targets_of, view_of
+from latentmake.plan.contents import Contents
+from latentmake.plan.orders import Part, Target, targets_of, view_of
 
 REASONS = ("reusable", "new", "edited", "changed recipe", "damaged")
 UNKNOWN = ""
 """Digest of the recipe of a model that lies on another machine."""
-
-_SMALL = 16_384  # bytes; files up to this size are read rather than presumed: captions
-_ALIKE = 2  # known files that an unknown one is presumed to equal
-_MOST_PRESUMED = 16  # digests that inputs of several unknown files are presumed to have
 
 
 class Stale(NamedTuple):
@@ -93,157 +86,20 @@ class State:
     """State of the requested parts; of other parts only orphans are known.
 
     Attributes:
-        unreadable: stem -> fault of an input that had to be read and cannot be. No part counts
-            these items: they are to be left out and the rest judged again.
+        unreadable: stem -> fault of an input that had to be read and cannot be used. No part
+            counts these items: they are to be left out and the rest judged again.
         judge: who judged; None where everything was remembered.
     """
 
     parts: dict[str, PartState]  # name -> state
     images: str = ""  # digest of the images' paths, which a manifest names
-    unreadable: dict[str, SourceError] = field(default_factory=dict)
+    unreadable: dict[str, Fault] = field(default_factory=dict)
     judge: Judge | None = field(default=None, compare=False)
 
     def stale(self, path: str) -> Stale | None:
         """Return a target by its path, where it is stale."""
         every = (each for part in self.parts.values() for each in part.stale)
         return next((each for each in every if each.path == path), None)
-
-
-@dataclass
-class Contents:
-    """Digests of the inputs of a dataset's targets.
-
-    A file is read at most once, and only if its stat is new. The size of an image is known by the
-    digest of its file: from the memo, or from the header of a target made of it.
-
-    Attributes:
-        unreadable: stem -> fault of an input that had to be read and cannot be.
-    """
-
-    _memo: Memo
-    settings: Dataset | None  # the dataset's section of the configuration; None for prompts
-    _known: dict[str, tuple[SourceStat, str]]
-    unreadable: dict[str, SourceError] = field(default_factory=dict)
-    _alike: dict[tuple[int, str, int], set[str]] = field(default_factory=dict)
-    _sizes: dict[str, Size] = field(default_factory=dict)
-
-    # -- digests ------------------------------------------------------------------------------
-
-    def of(self, item: Item) -> str | None:
-        """Return the digest of an item's inputs; None where they cannot be read."""
-        try:
-            return joined(item, [self._file(path, stat) for _, path, stat in item.read])
-        except SourceError as error:
-            self.unreadable[item.stem] = error
-            return None
-
-    def known(self, item: Item) -> str | None:
-        """Return the digest of inputs that are one file, if it is known without reading."""
-        if item.texts is not None or len(item.files) != 1:
-            return None
-        _, path, stat = item.files[0]
-        found = self._known.get(path)
-        return None if found is None or found[0] != stat else found[1]
-
-    def with_line_ends(self, item: Item, content: str, found: str) -> str:
-        """Return a text's digest, or the one found in a header if only line ends differ.
-
-        A byte order mark does not count either.
-        """
-        path = item.source
-        if path is None or content == found or is_remote(path):
-            return content
-        try:
-            text = Path(path).read_text("utf-8-sig").encode()  # with the line ends of text mode
-            others = [self._file(each.path, each.stat) for each in item.read[1:]]
-        except (OSError, UnicodeDecodeError, SourceError):
-            return content
-        forms = product((b"", BOM_UTF8), (text, text.replace(b"\n", b"\r\n")))
-        same = (joined(item, [digest.of_bytes(b"".join(x)), *others]) for x in forms)
-        return found if found in same else content
-
-    def fetch(self, files: Iterable[tuple[str, SourceStat]]) -> None:
-        """Read the files at URLs whose stats are new, many at a time."""
-        from latentmake.data import remote
-
-        stats = {path: stat for path, stat in files if is_remote(path)}
-        new = [path for path in stats if self._known.get(path, (None,))[0] != stats[path]]
-        for path, content in zip(new, remote.digests(new), strict=True):
-            if content is not None:  # `_file` says what is wrong
-                self._known[path] = (stats[path], content)
-                self._memo.sources.learn(path, stats[path], content)
-
-    def _file(self, path: str, stat: SourceStat) -> str:
-        known = self._known.get(path)
-        if known is not None and known[0] == stat:
-            return known[1]
-        try:
-            if is_remote(path):
-                from latentmake.data import remote
-
-                content = digest.of_bytes(remote.read(path)[0])
-            else:
-                content = digest.of_file(Path(path))
-        except OSError as error:
-            raise unreadable(error, path) from None
-        self._known[path] = (stat, content)
-        self._memo.sources.learn(path, stat, content)
-        return content
-
-    # -- sizes of images ----------------------------------------------------------------------
-
-    def prepare_sizes(self, contents: Iterable[str]) -> None:
-        """Look up the sizes of some images at once, by their digests."""
-        upright = self.settings is not None and self.settings.exif_rotation
-        self._sizes |= self._memo.pictures(contents, upright=upright)
-
-    def size(self, item: Item, content: str, header: Header | None = None) -> Size | None:
-        """Return the size of an item's image or video, if it is known; arguments as of `view`."""
-        if item.media is not None:
-            return Size(item.media.width, item.media.height)
-        found = self._sizes.get(content)
-        if found is None and header is not None and header.source == content:
-            picture = header.picture
-            upright = self.settings is not None and self.settings.exif_rotation
-            if picture is not None and picture.upright == upright:
-                found = self._sizes[content] = Size(picture.width, picture.height)
-        return found
-
-    # -- presumptions -------------------------------------------------------------------------
-
-    def prepare_presumed(self, items: Iterable[Item]) -> None:
-        """Look up at once what `presumed` needs of some inputs."""
-        wanted = list(items)
-        files = (each for item in wanted for each in item.read)
-        sizes = {x.stat.size for x in files if self._known.get(x.path, (None,))[0] != x.stat}
-        for _, stat, content in self._memo.sources.where("size", sizes):
-            for kind, number in (("inode", stat.inode), ("mtime", stat.mtime_ns), ("", 0)):
-                self._alike.setdefault((stat.size, kind, number), set()).add(content)
-        self.prepare_sizes({each for item in wanted for each in self.presumed(item)})
-
-    def presumed(self, item: Item) -> list[str]:
-        """Return the digests that inputs may have, for a search that their job verifies."""
-        found = [self._presumed(path, stat) for _, path, stat in item.read]
-        return [joined(item, [*each]) for each in islice(product(*found), _MOST_PRESUMED)]
-
-    def _presumed(self, path: str, stat: SourceStat) -> list[str]:
-        """Return the digests that a file may have.
-
-        A large file is not read unless the memo is new: it is presumed to equal known ones of its
-        size, or of its inode or mtime too if there are several (it was renamed or copied).
-        """
-        known = self._known.get(path)
-        if known is not None and known[0] == stat:
-            return [known[1]]
-        if (stat.size <= _SMALL or self._memo.is_new) and not is_remote(path):
-            with contextlib.suppress(SourceError):  # which the job names
-                return [self._file(path, stat)]
-            return []
-        for like in (("inode", stat.inode), ("mtime", stat.mtime_ns), ("", 0)):
-            contents = self._alike.get((stat.size, *like), ())
-            if 0 < len(contents) <= _ALIKE:
-                return sorted(contents)
-        return []
 
 
 @dataclass
@@ -257,6 +113,12 @@ class Judge:
     recipes: Mapping[str, str]  # part -> digest of its recipe, or `UNKNOWN`
     contents: Contents
     _cached: Mapping[str, tuple[TargetStat, str]]
+
+    @classmethod
+    def of(cls, items: Iterable[Item], memo: Memo, settings: Dataset | None, **others: Any) -> Self:
+        """Return the judge of the targets of some items."""
+        contents = Contents.of_items(items, memo, settings)
+        return cls(_memo=memo, settings=settings, contents=contents, **others)
 
     # -- one target ---------------------------------------------------------------------------
 
@@ -308,9 +170,13 @@ class Judge:
         """
         if known and self.needed(item, target, content) == known:
             return content, known, None
+        is_text = parsed(target.part).kind == "text"
+        for each in self.contents.formerly(item) if is_text and known else ():
+            if self.needed(item, target, each) == known:
+                return each, known, None
         header = self.header(target.path)
-        if parsed(target.part).kind == "text":
-            content = self.contents.with_line_ends(item, content, header.source)
+        if is_text and len(item.read) < 2 and header.caption == self.contents.text(item):
+            content = header.source
         return content, self.needed(item, target, content, header) or "", header
 
     def state(self, item: Item, target: Target, stat: TargetStat | None) -> Stale | str | None:
@@ -372,7 +238,7 @@ class Judge:
         identity = self.layout.identity
         if self.settings and self.settings.remote and self.recipes[part] != UNKNOWN:
             self.contents.fetch(  # many at a time
-                (file.path, file.stat)
+                file
                 for item, several in self.targets(part, items)
                 if any(each.path in found for each in several)
                 for file in item.files[:1]

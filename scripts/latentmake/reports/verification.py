@@ -118,7 +118,7 @@ def _wanted(facts: Facts, run_name: str) -> Iterator[_Wanted]:
                 inputs = prompt_items(prompts_of(facts.config, run))
             else:
                 inputs = [each.inputs(part.name, judge.layout) for each in items]
-            judge.contents.fetch(file[1:] for item in inputs for file in item.read)
+            judge.contents.fetch(file for item in inputs for file in item.read)
             for item, targets in judge.targets(part.name, inputs):
                 yield from ((part, judge, item, target) for target in targets)
 

@@ -11,7 +11,6 @@ from datetime import datetime
 from pathlib import Path
 
 from latentmake.data.item import Item
-from latentmake.data.texts import read_caption
 from latentmake.errors import CacheError, SourceError, nearest
 from latentmake.files.cachefile import Checked, Header, read_metadata, verify
 from latentmake.files.workspace import is_remote
@@ -19,7 +18,7 @@ from latentmake.layouts.layout import parsed
 from latentmake.plan.batches import judge_one, named_targets
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import PROMPTS, Part, Target, parts_of, prompts_of, targets_of
-from latentmake.plan.state import Difference, short
+from latentmake.plan.state import Difference, Judge, short
 from latentmake.plan.store import mark_reusable
 from latentmake.reports.explanation import differences, program_of, recipe_words
 
@@ -197,13 +196,12 @@ def _of_header(path: str) -> Explanation:
         return Explanation(path, "unreadable", f"cannot be read ({error.strerror})")
     if checked.header is None:
         return Explanation(path, "unreadable", checked.damage or "")
-    metadata = read_metadata(path)
     return Explanation(
         path,
         "unknown",
         header=checked.header,
         recipe={**checked.recipe},
-        caption=metadata.get("caption", metadata.get("caption1")),
+        caption=checked.header.caption,
         checked=checked,
     )
 
@@ -225,7 +223,9 @@ def _of_target(facts: Facts, part: Part, item: Item, target: Target) -> Explanat
     found.key = judge.needed(item, target, content, found.header)
     if stale is None:
         found.state, found.reason = "fresh", ""
-        found.key = found.header.key if found.header else found.key  # of other line ends, it may be
+        found.key = (
+            found.header.key if found.header else found.key
+        )  # of an earlier release, it may be
         return found
     damage = f": it {found.reason}" if stale.reason == "damaged" else ""
     found.state, found.reason = "stale", stale.reason + damage
@@ -233,7 +233,7 @@ def _of_target(facts: Facts, part: Part, item: Item, target: Target) -> Explanat
     found.at_hand = [path for each in made.parts[part.name].stale for path in each.target.at_hand]
     if found.header is not None:
         found.differences = [
-            *_source_differences(facts, part, item, found, content),
+            *_source_differences(judge, part, item, found, content),
             *differences(facts, part, stale),
         ] or [Difference("key", short(found.header.key), short(found.key or ""))]
     return found
@@ -251,7 +251,7 @@ def _runs(facts: Facts, part: Part, item: Item) -> list[str]:
 
 
 def _source_differences(
-    facts: Facts, part: Part, item: Item, found: Explanation, content: str
+    judge: Judge, part: Part, item: Item, found: Explanation, content: str
 ) -> list[Difference]:
     """Return what differs between the source in a header and that of today."""
     header = found.header
@@ -259,8 +259,7 @@ def _source_differences(
         return []
     place = f" ({item.source})" if item.source else ""
     if found.caption is not None and item.media is None:
-        text = item.text if item.source is None else read_caption(item.source)
-        new = facts.layout(part.model).caption(text or "")
+        new = judge.contents.text(item)
         if found.caption != new:
             return [Difference("caption", _quoted(found.caption), _quoted(new) + place)]
     name = "caption's digest" if parsed(part.name).kind == "text" else "source's digest"

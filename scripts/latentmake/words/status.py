@@ -19,7 +19,7 @@ from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import REASONS, PartState
 from latentmake.progress import duration
 from latentmake.reports.status import Status, StatusRow, status_of
-from latentmake.training.backend import Finding, checklist, failed, image_findings, of_faults
+from latentmake.training.backend import Finding, Verdict, checklist, failed, image_findings
 from latentmake.words.project import ConfigFiles, Directory, Json, Runs, opened, table
 
 
@@ -111,7 +111,7 @@ def check(
 
 def _findings(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
     """Yield the checklist of a run."""
-    run, datasets = facts.config.runs[plan.name], facts.config.datasets
+    run = facts.config.runs[plan.name]
     for part, state in sorted(plan.parts.items()):
         yield _of_part(part, state)
     for line in receipts.lines(facts.memo, plan.orders):
@@ -122,13 +122,7 @@ def _findings(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
         errors = [Finding("disk", "failed", str(error)) for error in shortages(needs)]
         note = f"{human(free('cache'))} free; {human(sum(need.size for need in needs))} are needed"
         yield from errors or [Finding("disk", "ok", note)]
-    faults = [
-        fault.line
-        for name, found in plan.faults.items()
-        if name not in run.datasets or datasets[name].on_error != "skip"
-        for fault in found
-    ]
-    yield of_faults("items", faults, "none is faulty, as far as is known")
+    yield from _of_items(facts, plan)
     current = plan.manifest_order is None
     if not current:
         note = "is not up to date: the next build writes it, and its files are checked then"
@@ -141,6 +135,22 @@ def _findings(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
         yield from image_findings(
             path for item in items for path in (item.image, *item.controls, *item.layers)
         )
+
+
+def _of_items(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
+    """Yield a finding for each faulty item: of this plan, or found by a job of an earlier build."""
+    found: list[Finding] = []
+    for name in facts.config.runs[plan.name].datasets:
+        stale = {
+            x.item.stem for part, y in plan.parts.items() if part.dataset == name for x in y.stale
+        }
+        skips = facts.config.datasets[name].on_error == "skip"
+        lines = [fault.line for fault in plan.faults.get(name, ())]
+        lines += [x["line"] for x in facts.noted(name) if skips or x["stem"] in stale]
+        verdict: Verdict = "warning" if skips else "failed"
+        what = "skipped: " if skips else ""
+        found += [Finding("items", verdict, f"{what}{line}") for line in dict.fromkeys(lines)]
+    yield from found or [Finding("items", "ok", "none is faulty, as far as is known")]
 
 
 def _of_part(part: Part, state: PartState) -> Finding:

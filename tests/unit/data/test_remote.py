@@ -67,7 +67,7 @@ def test_a_stat_is_the_same_from_a_listing_and_from_a_header() -> None:
 
 def test_digests_are_those_of_the_bytes_in_order(url: str) -> None:
     names = ["cat.png", "gone.png", "cat.txt"]
-    found = [*remote.digests([f"{url}/{name}" for name in names])]
+    found = [*remote.contents([f"{url}/{name}" for name in names])]
     assert found == [digest.of_bytes(b"cat.png"), None, digest.of_bytes(b"cat.txt")]
 
 

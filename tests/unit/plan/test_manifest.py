@@ -285,7 +285,7 @@ members = st.builds(
     targets=st.dictionaries(
         stems, st.lists(st.tuples(stems, st.one_of(st.none(), stems)), max_size=3)
     ),
-    text_digest=st.none() | stems,
+    text=st.none() | st.tuples(stems, stems),
 )
 
 

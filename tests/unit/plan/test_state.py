@@ -271,7 +271,7 @@ def test_a_source_that_cannot_be_read_is_named_only_where_it_matters(
     assert reasons(found) == {("a", "64"): "new"}
     there = Folder("cache/cats/tiny").listing()
     found = world.judge_with(Memo(None)).judge({"64": [gone]}, {"a"}, there)
-    assert str(found.unreadable["a"]).startswith("data/gone.png: cannot be read")
+    assert found.unreadable["a"].line.startswith("data/gone.png: cannot be read")
     assert reasons(found) == {}
     assert found.parts["64"].fresh == 0
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from latentmake.errors import ConfigError
+from latentmake.data.texts import decode_text, encoded
+from latentmake.errors import ConfigError, SourceError
 from latentmake.models.checks import ModelFile
 from latentmake.models.files import script_of
 from latentmake.plan.manifest import Row, rows_of
@@ -109,10 +110,10 @@ class MusubiPublication(Publication[MusubiOrder]):
     def edited(
         self, base: str, old: Path, new: Path | bytes | None
     ) -> Iterator[tuple[str, Sequence[Kind]]]:
-        del old, new
         endings = {each.caption_extension for each in self.order.datasets.values()}
         if ending := max(filter(base.endswith, endings), key=len, default=""):
-            yield base.removesuffix(ending), ["text"]
+            if _text(old) != _text(new):
+                yield base.removesuffix(ending), ["text"]
             return
         stem = str(PurePosixPath(base).with_suffix(""))
         made: list[Kind] = ["latents"]
@@ -145,6 +146,14 @@ def _of_list(dataset: str) -> ConfigError:
     what = "a published folder tells control images and layers by their names, not by a list"
     hint = "put them into folders, and name these in place of the list"
     return ConfigError(what, where=f"datasets.{dataset}.path", hint=hint)
+
+
+def _text(caption: Path | bytes | None) -> str | None:
+    """Return the text of a caption as musubi-tuner reads it; None where there is none."""
+    with contextlib.suppress(OSError, SourceError):
+        data = caption.read_bytes() if isinstance(caption, Path) else caption
+        return None if data is None else encoded(decode_text(data, ""))
+    return None
 
 
 def _caption(row: Row) -> Path | bytes:

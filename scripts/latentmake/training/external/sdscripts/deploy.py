@@ -15,6 +15,7 @@ from typing import Any
 import tomli_w
 
 from latentmake.config.fields import resolution_name
+from latentmake.data.texts import caption_of, read_text
 from latentmake.errors import CacheError, SourceError
 from latentmake.files.sync import Changes, sync
 from latentmake.layouts.layout import SIZED, SdScripts
@@ -75,16 +76,11 @@ def deployed(order: SdScriptsOrder, *, caches: bool = True) -> Files:
 
 def _texts(order: SdScriptsOrder, row: Row) -> list[str]:
     """Return an item's texts, each in one line: of several sd-scripts would take the first."""
-    from latentmake.caches.inputs import caption_of
-
     texts = row.texts
     if texts is None:
-        try:
-            data = Path(row.caption).read_bytes() if row.caption else b""
-        except OSError as error:
-            fault, hint = f"cannot be read ({error.strerror})", "run the same command again"
-            raise SourceError(fault, where=row.caption or "", hint=hint) from None
-        texts = [caption_of(data, row.caption, order.datasets[row.dataset])]
+        settings = order.datasets[row.dataset]
+        known = row.caption and caption_of(read_text(row.caption), row.caption, settings)
+        texts = [known or ""]
     return [" ".join(text.splitlines()) for text in texts]
 
 

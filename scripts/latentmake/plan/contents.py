@@ -1,0 +1,198 @@
+"""Contents of inputs: digests of images, and of captions by their texts as they are encoded.
+
+Content decides what is stale: a stat only tells whether a file must be read again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import islice, product
+from pathlib import Path
+from typing import Self
+
+from latentmake import digest
+from latentmake.config.datasets import Dataset
+from latentmake.data.item import CAPTION, Fault, File, Item, fault_of
+from latentmake.data.texts import caption_of, decode_text, encoded, read_text
+from latentmake.digest import SourceStat
+from latentmake.errors import SourceError, unreadable
+from latentmake.files.cachefile import Header
+from latentmake.files.workspace import is_remote
+from latentmake.geometry.buckets import Size
+from latentmake.index.memo import Memo
+from latentmake.plan.orders import formerly, joined
+
+_SMALL = 16_384  # bytes; files up to this size are read rather than presumed: captions
+_ALIKE = 2  # known files that an unknown one is presumed to equal
+_FORMER = 4  # digests of releases before that a text is presumed to have
+_MOST_PRESUMED = 16  # digests that inputs of several unknown files are presumed to have
+
+
+@dataclass
+class Contents:
+    """Digests of the inputs of a dataset's targets: of a caption, that of its text as encoded.
+
+    A file is read at most once, and only if its stat is new. The size of an image is known by the
+    digest of its file: from the memo, or from the header of a target made of it.
+
+    Attributes:
+        unreadable: stem -> fault of an input that had to be read and cannot be used.
+    """
+
+    _memo: Memo
+    settings: Dataset | None  # the dataset's section of the configuration; None for prompts
+    _known: dict[str, tuple[SourceStat, str]]
+    _texts: dict[str, tuple[SourceStat, str]] = field(default_factory=dict)  # of caption files
+    unreadable: dict[str, Fault] = field(default_factory=dict)
+    _alike: dict[tuple[int, str, int], set[str]] = field(default_factory=dict)
+    _sizes: dict[str, Size] = field(default_factory=dict)
+
+    @classmethod
+    def of_items(cls, items: Iterable[Item], memo: Memo, settings: Dataset | None) -> Self:
+        """Return the contents of the inputs of some items, with what the memo knows of them."""
+        captions, others = set[str](), set[str]()
+        for file in (each for item in items for each in item.files):
+            (captions if file.role == CAPTION else others).add(file.path)
+        return cls(memo, settings, memo.sources.known(others), memo.texts.known(captions))
+
+    # -- digests ------------------------------------------------------------------------------
+
+    def of(self, item: Item) -> str | None:
+        """Return the digest of an item's inputs; None where they cannot be read."""
+        try:
+            return joined(item, [*map(self._file, item.read)])
+        except SourceError as error:
+            self.unreadable[item.stem] = fault_of(item, error)
+            return None
+
+    def known(self, item: Item) -> str | None:
+        """Return the digest of inputs that are one file, if it is known without reading."""
+        if item.texts is not None or len(item.files) != 1:
+            return None
+        role, path, stat = item.files[0]
+        found = (self._texts if role == CAPTION else self._known).get(path)
+        if found is None or found[0] != stat:
+            return None
+        return digest.of_bytes(encoded(found[1]).encode()) if role == CAPTION else found[1]
+
+    def text(self, item: Item) -> str:
+        """Return the text of an item's inputs as it is encoded; SourceError: it has a fault."""
+        caption = item.file(CAPTION)
+        return encoded(item.text or "") if caption is None else self._caption(caption)
+
+    def formerly(self, item: Item) -> list[str]:
+        """Return digests that caches of releases before 0.3 may have of the same text."""
+        return formerly(item, self.text(item), [*map(self._file, item.read)])
+
+    def _caption(self, file: File) -> str:
+        _, path, stat = file
+        known = self._texts.get(path)
+        if known is None or known[0] != stat:
+            self._learn_text(path, stat, read_text(path))
+        return caption_of(self._texts[path][1], path, self.settings)
+
+    def _learn_text(self, path: str, stat: SourceStat, text: str) -> None:
+        self._texts[path] = (stat, text)
+        self._memo.texts.learn(path, stat, text)
+
+    def fetch(self, files: Iterable[File]) -> None:
+        """Read the files at URLs whose stats are new, many at a time."""
+        from latentmake.data import remote
+
+        asked = {file.path: file for file in files if is_remote(file.path)}
+        captions = {path for path, file in asked.items() if file.role == CAPTION}
+        for paths, known, learn, *value in (
+            (asked.keys() - captions, self._known, self._learn),
+            (captions, self._texts, self._learn_text, decode_text),
+        ):
+            new = [path for path in paths if known.get(path, (None,))[0] != asked[path].stat]
+            for path, found in zip(new, remote.contents(new, *value), strict=True):
+                if found is not None:  # `_file` says what is wrong
+                    learn(path, asked[path].stat, found)
+
+    def _learn(self, path: str, stat: SourceStat, content: str) -> None:
+        self._known[path] = (stat, content)
+        self._memo.sources.learn(path, stat, content)
+
+    def _file(self, file: File) -> str:
+        """Return the digest of a file's content, or of the text of a caption."""
+        role, path, stat = file
+        if role == CAPTION:
+            return digest.of_bytes(self._caption(file).encode())
+        known = self._known.get(path)
+        if known is not None and known[0] == stat:
+            return known[1]
+        try:
+            if is_remote(path):
+                from latentmake.data import remote
+
+                content = digest.of_bytes(remote.read(path)[0])
+            else:
+                content = digest.of_file(Path(path))
+        except OSError as error:
+            raise unreadable(error, path) from None
+        self._learn(path, stat, content)
+        return content
+
+    # -- sizes of images ----------------------------------------------------------------------
+
+    def prepare_sizes(self, contents: Iterable[str]) -> None:
+        """Look up the sizes of some images at once, by their digests."""
+        upright = self.settings is not None and self.settings.exif_rotation
+        self._sizes |= self._memo.pictures(contents, upright=upright)
+
+    def size(self, item: Item, content: str, header: Header | None = None) -> Size | None:
+        """Return the size of an item's image or video, if it is known; arguments as of `view`."""
+        if item.media is not None:
+            return Size(item.media.width, item.media.height)
+        found = self._sizes.get(content)
+        if found is None and header is not None and header.source == content:
+            picture = header.picture
+            upright = self.settings is not None and self.settings.exif_rotation
+            if picture is not None and picture.upright == upright:
+                found = self._sizes[content] = Size(picture.width, picture.height)
+        return found
+
+    # -- presumptions -------------------------------------------------------------------------
+
+    def prepare_presumed(self, items: Iterable[Item]) -> None:
+        """Look up at once what `presumed` needs of some inputs."""
+        wanted = list(items)
+        files = (each for item in wanted for each in item.read)
+        sizes = {x.stat.size for x in files if self._known.get(x.path, (None,))[0] != x.stat}
+        for _, stat, content in self._memo.sources.where("size", sizes):
+            for kind, number in (("inode", stat.inode), ("mtime", stat.mtime_ns), ("", 0)):
+                self._alike.setdefault((stat.size, kind, number), set()).add(content)
+        self.prepare_sizes({each for item in wanted for each in self.presumed(item)})
+
+    def presumed(self, item: Item) -> list[str]:
+        """Return the digests that inputs may have, for a search that their job verifies."""
+        found = [self._presumed(file) for file in item.read]
+        several = [[*each] for each in islice(product(*found), _MOST_PRESUMED)]
+        digests = [joined(item, each) for each in several]
+        if item.text is not None or item.file(CAPTION):
+            with contextlib.suppress(SourceError):
+                text = self.text(item)
+                digests += [x for each in several for x in formerly(item, text, each)[:_FORMER]]
+        return [*dict.fromkeys(digests)]
+
+    def _presumed(self, file: File) -> list[str]:
+        """Return the digests that a file may have.
+
+        A large file is not read unless the memo is new: it is presumed to equal known ones of its
+        size, or of its inode or mtime too if there are several (it was renamed or copied).
+        """
+        role, path, stat = file
+        known = (self._texts if role == CAPTION else self._known).get(path)
+        is_known = known is not None and known[0] == stat
+        if is_known or ((stat.size <= _SMALL or self._memo.is_new) and not is_remote(path)):
+            with contextlib.suppress(SourceError):  # which the job names
+                return [self._file(file)]
+            return []
+        for like in (("inode", stat.inode), ("mtime", stat.mtime_ns), ("", 0)):
+            contents = self._alike.get((stat.size, *like), ())
+            if 0 < len(contents) <= _ALIKE:
+                return sorted(contents)
+        return []
