@@ -6,14 +6,23 @@ to `cat.png`. Source: its `ImageDirectoryDatasource` (dataset/datasources.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from posixpath import splitext
 
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.config.root import control_counts
-from latentmake.data.folders import in_order, owner
-from latentmake.data.item import CONTROL, IMAGE_EXTENSIONS, NO_FILE, File, Item, Scan, missing_file
+from latentmake.data.folders import broken_links, in_order, owner
+from latentmake.data.item import (
+    CONTROL,
+    IMAGE_EXTENSIONS,
+    NO_FILE,
+    Fault,
+    File,
+    Item,
+    Scan,
+    missing_file,
+)
 from latentmake.data.lists import columns_of
 from latentmake.digest import SourceStat
 from latentmake.errors import SourceError
@@ -49,11 +58,11 @@ def controls_of(
         return lambda item: ()
     stats = {} if scan.items is None else {path: SourceStat(*stat) for path, *stat in scan.entries}
     prefix, there = f"{scan.root}/", dict[str, list[File]]()
-    images = (x for x, size, *_ in scan.entries if size >= 0 and _is(IMAGE_EXTENSIONS, x))
+    images = (path for path, *_ in scan.entries if _is(IMAGE_EXTENSIONS, path))
     layers = {_stem(path, prefix) for item in items for path in item.layers}
     stems = {_stem(path, prefix) for path in images} - layers
     for path, *stat in sorted(control.entries):
-        if stat[0] >= 0 and _is(VIDEO_EXTENSIONS if settings.video else IMAGE_EXTENSIONS, path):
+        if _is(_endings(settings), path):
             # The names of faulty items count too.
             name = _stem(path) if counts is None else owner(path, stems, "._")
             if name is not None:
@@ -78,9 +87,26 @@ def controls_of(
                 what = f"has {len(found)} control image{'s' * (len(found) != 1)} in {place}"
                 hint = "add or remove control images, or remove the item"
                 raise SourceError(f"{what}, and {model.title} takes {count}", hint=hint)
+        for _, path, stat in found:
+            if stat == NO_FILE:
+                what = f"has a control {path}, which {missing_file(path)}"
+                raise SourceError(what, hint="repair or remove it, or correct the row")
         return found
 
     return find
+
+
+def lost_controls(settings: Dataset, control: Scan) -> Iterator[Fault]:
+    """Yield the faults of a folder of controls that belong to no item: links in place of folders.
+
+    An item that takes any number of controls would be made without those behind the link.
+    """
+    others = (entry for entry in control.entries if not _is(_endings(settings), entry[0]))
+    return broken_links(control.root, others, flat=settings.flat)
+
+
+def _endings(settings: Dataset) -> Collection[str]:
+    return VIDEO_EXTENSIONS if settings.video else IMAGE_EXTENSIONS
 
 
 def _is(extensions: Iterable[str], path: str) -> bool:
@@ -95,9 +121,6 @@ def _listed(item: Item, root: str, stats: Mapping[str, SourceStat]) -> list[File
     """Return the controls that an item's row names."""
     try:
         paths = columns_of(item.row or {}, root, "control_path")
-        for path in paths:
-            if stats[path] == NO_FILE:
-                raise ValueError(f"has a control {path}, which {missing_file(path)}")
     except ValueError as error:
         raise SourceError(str(error), hint="correct the row") from None
     return [File(CONTROL, path, stats[path]) for path in paths]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from posixpath import splitext
 from stat import S_ISDIR, S_ISREG
@@ -28,6 +28,8 @@ from latentmake.data.item import (
     File,
     Item,
     Scan,
+    broken_link,
+    missing_file,
     unusable_name,
 )
 from latentmake.digest import SourceStat, source_stat
@@ -65,6 +67,9 @@ def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
             if isinstance(error, FileNotFoundError | NotADirectoryError):
                 what = f"the dataset folder {error.filename} does not exist, or is a file"
                 hint = "correct the path or create it"
+                if broken_link(error.filename):
+                    what = f"the dataset folder {error.filename} {missing_file(error.filename)}"
+                    hint = "mount its drive, or correct the link"
             raise DatasetError(what, where=where, hint=hint) from None
     listed: object = entries
     if key == "path" and dataset.metadata_file is not None:
@@ -93,7 +98,7 @@ def _entries(root: str, *, flat: bool) -> list[Entry]:
                 try:
                     stat = entry.stat()
                 except OSError as error:
-                    if error.errno not in (errno.ENOENT, errno.ELOOP):
+                    if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
                         raise
                     entries.append((path, *NO_FILE))
                     continue
@@ -123,13 +128,15 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
     # One ending may end in another: `.tags.txt` in `.txt`.
     pairs = ((dataset.caption_extension, CAPTION), (dataset.tags_extension, TAGS))
     endings = sorted(((x, role) for x, role in pairs if x), key=lambda x: -len(x[0]))
-    for below, *values in sorted(scanned.entries):
+    for entry in sorted(scanned.entries):
+        below, *values = entry
         path, stat = f"{root}/{below}", SourceStat(*values)
         stem, dot, extension = below.rpartition(".")
         extension = f"{dot}{extension.lower()}"
         is_image = dot and extension in extensions and not below.endswith(_PREVIEWS)
         ending, role = next((each for each in endings if below.endswith(each[0])), ("", ""))
         if not is_image and not ending:
+            faults.update(broken_links(root, [entry], flat=dataset.flat))
             if not dataset.video and extension in UNREAD_FORMATS:
                 unread[stem] = path, UNREAD_FORMATS[extension]
         elif fault := unusable_name(below):
@@ -168,6 +175,19 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
             path, other = unread.get(stem, (file.path, None))
             faults.add(Fault(path, stem, *(unread_format(other) if other else (what, hint))))
     return sorted(found), sorted(faults)
+
+
+def broken_links(root: str, entries: Iterable[Entry], *, flat: bool) -> Iterator[Fault]:
+    """Yield a fault for each link that leads nowhere; it may stand for a folder of items.
+
+    `flat` is whether sub-folders are ignored, so that none can be missing.
+    """
+    for below, size, *_ in () if flat else entries:
+        path = f"{root}/{below}"
+        if size == NO_FILE.size and Path(path).is_symlink():
+            shown = repr(below)[1:-1] if unusable_name(f"{below}.") else below
+            hint = "mount its drive, or correct or remove the link"
+            yield Fault(f"{root}/{shown}", f"{shown}/", missing_file(path), hint)
 
 
 # -- files whose names continue that of an item: controls and layers ------------------------------

@@ -203,12 +203,21 @@ class Scan(NamedTuple):
     rows: Mapping[str, Row] = {}
 
 
+def broken_link(path: str) -> str | None:
+    """Return the link that leads nowhere on the way to a path, which may be the path itself."""
+    way = (each for each in (Path(path), *Path(path).parents) if each.is_symlink())
+    return next((str(each) for each in way if not each.exists()), None)
+
+
 def missing_file(path: str) -> str:
     """Return why the stat of a path is `NO_FILE`."""
     try:
         mode = Path(path).stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
-        return "is a link that leads nowhere" if Path(path).is_symlink() else "does not exist"
+        link = broken_link(path)
+        if link == path:
+            return "is a link that leads nowhere"
+        return f"lies behind {link}, a link that leads nowhere" if link else "does not exist"
     except OSError as error:  # no permission, a name too long, links in a circle
         return f"cannot be read ({error.strerror})"
     return "is a folder" if S_ISDIR(mode) else "is a pipe, a socket or a device and no file"

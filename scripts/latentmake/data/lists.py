@@ -47,6 +47,8 @@ from latentmake.data.item import (
     Row,
     Scan,
     Window,
+    broken_link,
+    missing_file,
     text_fault,
     unusable_name,
 )
@@ -97,6 +99,8 @@ def read_rows(
         what, hint = str(error), _REWRITE
     except OSError as error:
         what, hint = f"cannot be read ({error.strerror})", "correct the path or its permissions"
+        if broken_link(file):
+            what, hint = missing_file(file), "mount its drive, or correct the link"
     raise DatasetError(f"{file} {what}", where=where, hint=hint)
 
 
@@ -357,7 +361,7 @@ class _List:
             (CAPTION, dataset.caption_extension, row.caption),
             (TAGS, dataset.tags_extension, row.tags),
         ):
-            if ending and text is None and self.stat(f"{beside}{ending}") != NO_FILE:
+            if ending and text is None and self._is_there(f"{beside}{ending}"):
                 names.append((role, f"{beside}{ending}"))
         with contextlib.suppress(ValueError):
             for control in columns_of(row.others, self.root, "control_path"):
@@ -366,6 +370,10 @@ class _List:
             further = {key: x for key, x in row.others.items() if key.startswith("image_path_")}
             names += [(LAYER, each) for each in columns_of(further, self.root, "image_path")]
         return tuple(File(role, each, self.stat(each)) for role, each in names)
+
+    def _is_there(self, path: str) -> bool:
+        """Whether a path is a file, or a link that should lead to one."""
+        return self.stat(path) != NO_FILE or Path(path).is_symlink()
 
     def _path(self, name: str) -> str:
         """Return the path that a row names: absolute, below the list's folder, or from here."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
-from latentmake.data.controls import controls_of, sizes_of
+from latentmake.data.controls import controls_of, lost_controls, sizes_of
 from latentmake.data.item import LAYER, Fault, File, Item, Scan, Window, fault_of
 from latentmake.data.texts import read_caption
 from latentmake.errors import SourceError
@@ -143,7 +143,8 @@ def measured(
     Returns:
         The items, faults of others, and notes for the user about those that are left out.
     """
-    found, faults, owners = list[Item](), list[Fault](), dict[str, Item]()
+    found, owners = list[Item](), dict[str, Item]()
+    faults = [*lost_controls(settings, control)]
     notes: dict[str, dict[str, None]] = {}  # what is noted of which items
     known = probed([item.files[0] for item in items], memo, video=settings.video)
     controls = controls_of(layout, settings, scan, control, items, model)

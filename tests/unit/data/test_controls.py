@@ -95,6 +95,30 @@ def test_missing_odd_or_too_many_controls_are_said_in_one_line(
     assert "\n" not in fault.line
 
 
+@pytest.mark.parametrize(
+    ("link", "expected"),
+    [
+        ("control/cat_1.png", "has a control control/cat_1.png, which is a link that leads now"),
+        ("control/drive", "control/drive: is a link that leads nowhere; mount its drive"),
+        ("data/cat_1.png", "data/cat_1.png: is a link that leads nowhere; repair"),
+    ],
+)
+def test_a_link_that_leads_nowhere_takes_no_control_from_an_item_and_gives_none(
+    link: str, expected: str
+) -> None:
+    put("cat", "dog")
+    for name in ("cat_0", "dog_0"):
+        draw(f"control/{name}.png")
+    if link.startswith("data"):
+        draw("control/cat_1_0.png")
+    Path(link).symlink_to("/not/mounted")
+    items, faults = listed("qwen_image_edit", control_directory="control")
+    assert items["dog"].controls == ("control/dog_0.png",)
+    assert "cat" not in items or items["cat"].controls == ("control/cat_0.png",)
+    (fault,) = faults
+    assert expected in fault.line
+
+
 def test_a_model_of_one_frame_takes_a_control_for_each_index() -> None:
     put("cat")
     for number in range(2):

@@ -139,6 +139,36 @@ def test_a_link_that_leads_nowhere_is_a_fault_of_its_own_item(tmp_path: Path) ->
     ]
 
 
+@pytest.mark.parametrize("name", ["drive", "v1.5", "sub/drive", "notes.md"])
+def test_a_link_that_may_be_a_folder_of_items_is_a_fault_with_its_name(
+    tmp_path: Path, name: str
+) -> None:
+    put(tmp_path, "good.png", "good.txt", "drive.png", "drive.txt", "sub/x.png", "sub/x.txt")
+    (tmp_path / name).symlink_to("/not/mounted")
+    (only,) = find(tmp_path)[1]
+    assert only.line == (
+        f"{tmp_path}/{name}: is a link that leads nowhere; "
+        "mount its drive, or correct or remove the link"
+    )
+    found, faults = find(tmp_path, flat=True)
+    assert [item.stem for item in found] == ["drive", "good"] and not faults
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("drive", r"/drive is a link that leads nowhere; mount its drive, or correct the link"),
+        ("drive/cats", r"/drive/cats lies behind [^ ]+/drive, a link that leads nowhere; mount"),
+    ],
+)
+def test_a_dataset_behind_a_link_that_leads_nowhere_is_refused_with_the_link(
+    tmp_path: Path, path: str, words: str
+) -> None:
+    (tmp_path / "drive").symlink_to("/not/mounted")
+    with pytest.raises(DatasetError, match=words):
+        find(tmp_path / path)
+
+
 @pytest.mark.parametrize("name", ["b.png", "c.txt"])
 def test_a_pipe_is_a_fault_for_reading_it_would_never_end(tmp_path: Path, name: str) -> None:
     put(tmp_path, "good.png", "good.txt", "b.txt", "b.png", "c.txt", "c.png")

@@ -111,6 +111,26 @@ def test_a_caption_may_lie_beside_the_video(tmp_path: Path) -> None:
     ]
 
 
+def test_a_link_that_leads_nowhere_is_named_wherever_a_list_meets_it(tmp_path: Path) -> None:
+    put(tmp_path, "a.mp4", "b.mp4", "b.txt")
+    for name in ("a.txt", "c.mp4", "drive", "gone.jsonl"):
+        (tmp_path / name).symlink_to("/not/mounted")
+    names = ("a.mp4", "b.mp4", "c.mp4", "drive/d.mp4")
+    path = write(tmp_path / "list.jsonl", *({"video": name} for name in names))
+    found, faults = find(path, class_tokens="sks")
+    assert [item.stem for item in found] == ["b"]
+    nowhere = "a link that leads nowhere"
+    for fault, name, what in zip(
+        faults,
+        ("a.txt", "c.mp4", "drive/d.mp4"),
+        (f"is {nowhere}", f"is {nowhere}", f"lies behind {tmp_path}/drive, {nowhere}"),
+        strict=True,
+    ):
+        assert f"{tmp_path}/{name}: {what}; repair or remove it" in fault.line
+    with pytest.raises(DatasetError, match=f"gone.jsonl is {nowhere}; mount its drive"):
+        find(tmp_path / "gone.jsonl")
+
+
 def test_one_video_may_have_several_spans_with_names_and_captions_of_their_own(
     tmp_path: Path,
 ) -> None:
