@@ -37,6 +37,7 @@ SESSION = Session(
     main=workflow.is_main_process and not (ASKED.lint or ASKED.unlock),
     force=bool(ASKED.forceall or ASKED.force or ASKED.forcerun),
     dry=bool(ASKED.dryrun),
+    configfiles=ASKED.configfile or [],
     home=Path(workflow.basedir),
     deployed=bool(workflow.deployment_settings.deployment_method),
     allowed=ASKED.allowed_rules or [],

@@ -6,6 +6,7 @@ The process that the user started plans. Processes that Snakemake starts read th
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -40,6 +41,7 @@ class Session:
         main: whether this process plans.
         force: whether the user forces jobs that have nothing to do.
         dry: whether this is a dry run, which starts no process that would need the plan.
+        configfiles: files of the configuration, where the user names them.
         home: folder of the Snakefile.
         deployed: whether Snakemake makes environments for jobs.
         allowed: in a process that Snakemake starts, the rules that it may run.
@@ -54,6 +56,7 @@ class Session:
         main: bool,
         force: bool = False,
         dry: bool = False,
+        configfiles: Sequence[str | Path] = (),
         home: Path = Path(),
         deployed: bool = False,
         allowed: Collection[str] = (),
@@ -81,6 +84,8 @@ class Session:
                 self.config, runs_jobs=not deployed, encoders=self._request.encodes
             )
             self.config, self.memo = self._facts.config, self._facts.memo
+            for file in configfiles:
+                self._facts.options += ("-c", os.path.relpath(file))
             finally_.callback(self._facts.memo.save)
             orders = self._plan_runs(force=force, dry=dry, side_by_side=side_by_side)
             made = self._request.orders(self.plan)

@@ -32,6 +32,7 @@ class Facts(Datasets):
     Attributes:
         asks: whether the command only asks, so that its plans write no orders.
         runs_jobs: whether jobs run in this environment, not in one that Snakemake makes.
+        options: options of a command that name this configuration, for messages.
 
     Args:
         program_digest: returns the digest of the program that encodes a model's `latents` or
@@ -53,6 +54,7 @@ class Facts(Datasets):
         self._encoders = encoders
         self.asks = asks
         self.runs_jobs = runs_jobs
+        self.options: tuple[str, ...] = ()
         self._program_digest = program_digest
         self._recipes: dict[tuple[str, str, str], dict[str, object]] = {}
         self._faults_of_jobs: dict[str, list[dict[str, str]]] = {}

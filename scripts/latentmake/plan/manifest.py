@@ -16,6 +16,7 @@ import heapq
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -163,6 +164,7 @@ class ManifestOrder:
     planned: int  # time of the plan, in nanoseconds: no two orders are the same file to Snakemake
     layout: str = "plain"
     validation: int = 0  # number of sources to hold out of training
+    vanished: list[str] = field(default_factory=list)  # of the orphans: to be kept apart
 
     def write(self, path: Path) -> None:
         """Write it."""
@@ -277,11 +279,8 @@ def write_manifest(
     images: dict[str, list[str]] = {}
     rows: list[dict[str, Any]] = []
     sources = {(each.dataset, each.item.stem): each.item.image for each in order.items}
-    dropped: list[str] = []
     kept = [each for each in order.items if (each.dataset, each.item.stem) not in without]
-    if layout.flat:
-        lost = [each for each in order.items if (each.dataset, each.item.stem) in without]
-        dropped = [path for each in lost for found in each.targets.values() for path, _ in found]
+    dropped = _dropped(order, without) if layout.flat else {}
     held = _held_out(order, kept, read)
     for member in kept:
         dataset, item = member.dataset, member.item
@@ -310,7 +309,13 @@ def write_manifest(
             row = {"dataset": name, "stem": fault["stem"], "source": source}
             rows.append(row | {"aside": fault["line"]})
     used = {key for pairs in keys.values() for _, key in pairs}
-    _remove([*order.orphans, *dropped], used, say)
+    vanished = {*order.vanished}
+    for name, paths in dropped.items():
+        there = sum(len(found) for part, found in keys.items() if part.startswith(f"{name}/"))
+        if store.is_bulk(len(paths), there + len(paths)):
+            vanished.update(paths)
+    _remove([*order.orphans, *chain(*dropped.values())], used, vanished, say)
+    _remove([*store.returned(order.repeats)], used, (), lambda _: None)
     listed = lines_of(rows)
     if held:
         away = sum(each.item.image in held for each in kept)
@@ -334,6 +339,16 @@ def write_manifest(
     text = json.dumps(values, indent=1, sort_keys=True, ensure_ascii=False)
     atomic.write(folder / "dataset.lock", f"{text}\n".encode())
     return lock
+
+
+def _dropped(order: ManifestOrder, without: Collection[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return dataset -> the cache files of its items that a run goes `without`."""
+    found: dict[str, list[str]] = {}
+    for dataset, item, targets, _ in order.items:
+        if (dataset, item.stem) in without:
+            paths = (path for several in targets.values() for path, _ in several)
+            found.setdefault(dataset, []).extend(path for path in paths if Path(path).exists())
+    return found
 
 
 def _held_out(
@@ -389,13 +404,19 @@ def _header_of(path: str) -> cachefile.Header:
         raise CacheError(what, where=path, hint="remove it") from None
 
 
-def _remove(orphans: Iterable[str], used: Collection[str], say: Callable[[str], None]) -> None:
+def _remove(
+    orphans: Iterable[str],
+    used: Collection[str],
+    vanished: Collection[str],
+    say: Callable[[str], None],
+) -> None:
     """Remove cache files that are ours by their header or temporary name.
 
-    They go to the store, except those whose keys other files of the run have.
+    They go to the store, or are kept apart if they `vanished` in bulk, except those whose keys
+    other files of the run have.
     An OSError says that one cannot be removed: a trainer that reads the folder would train on it.
     """
-    removed = 0
+    removed, kept = 0, 0
     for name in orphans:
         path = Path(name)
         try:
@@ -408,11 +429,17 @@ def _remove(orphans: Iterable[str], used: Collection[str], say: Callable[[str], 
             continue
         if key is None or key in used:
             path.unlink(missing_ok=True)
+            removed += 1
+        elif name in vanished:
+            store.keep_apart(path)
+            kept += 1
         else:
             store.put(path, key)
-        removed += 1
+            removed += 1
         with contextlib.suppress(OSError):  # a folder that is not empty
             for parent in path.parents[:-4]:  # cache/{dataset}/{model} stay
                 parent.rmdir()
     if removed:
         say(f"removed {removed} cache files whose items are gone")
+    if kept:
+        say(f"moved {kept} cache files whose items are gone to the folder {store.KEPT}")

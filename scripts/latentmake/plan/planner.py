@@ -14,6 +14,7 @@ from latentmake.errors import ConfigError
 from latentmake.files import atomic
 from latentmake.files.workspace import other_owner
 from latentmake.models.checks import check_run
+from latentmake.plan import store
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import PROMPTS, Part, parts_of, prompts_of
 from latentmake.plan.receipts import learn_receipts
@@ -76,11 +77,12 @@ def make_plan(
         for name, run in runs.items()
     }
     jobs = []
+    datasets = {dataset for dataset, _ in states} - {PROMPTS}
+    apart = {dataset: store.kept_apart(facts.memo, dataset) for dataset in datasets}
     if stale:
         from latentmake.plan.batches import batches, jobs_of
-        from latentmake.plan.store import mark_reusable
 
-        mark_reusable(facts.memo, states.values())
+        store.mark_reusable(facts.memo, states.values())
         wanted = []
         for place in stale:
             for each in batches(facts, *place, needed[place], states[place], side_by_side or 1):
@@ -91,7 +93,15 @@ def make_plan(
                     plans[name].orders.append(order)
                 wanted.append(each)
         jobs = jobs_of(wanted, side_by_side)
+    lost = {
+        name: store.vanished(facts.memo, name, states, facts.scan(name), kept)
+        for name, kept in apart.items()
+    }
     for plan in plans.values():
+        for name in plan.images:
+            plan.vanished |= lost[name]
+            if lost[name]:
+                plan.warnings.append(store.warning(name, len(lost[name]), facts.options))
         plan_manifest(facts, plan, force=force, dry=dry)
     return Plan(plans, jobs, [order for job in jobs for order in job.orders])
 

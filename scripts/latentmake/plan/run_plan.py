@@ -75,6 +75,8 @@ class RunPlan:
     needs: list[Need] = field(default_factory=list)
     outdated: list[Difference] = field(default_factory=lambda: [_ANEW])
     reasons: list[Difference] = field(default_factory=list)
+    vanished: set[str] = field(default_factory=set)  # cache files that are kept apart, or will be
+    warnings: list[str] = field(default_factory=list)  # a line for each dataset with such files
     note: str = ""  # a line on a training that goes on from a checkpoint, or only writes files anew
 
     @property
@@ -167,6 +169,7 @@ def plan_manifest(facts: Facts, plan: RunPlan, *, force: bool = False, dry: bool
         items=[] if dry else [*members(facts, run, keys, texts)],
         faults=skipped,
         orphans=sorted(path for state in plan.parts.values() for path in state.orphans),
+        vanished=sorted(plan.vanished),
         planned=time.time_ns(),
         layout=facts.layout(run.model).name,
         validation=validation,

@@ -64,7 +64,8 @@ class PartState:
 
     fresh: int = 0  # number of fresh targets
     stale: list[Stale] = field(default_factory=list)
-    orphans: list[str] = field(default_factory=list)  # cache files whose items are gone
+    orphans: list[str] = field(default_factory=list)  # cache files that no item needs
+    gone: list[str] = field(default_factory=list)  # those of them that have no item at all
     lines: Callable[[], Mapping[str, str]] = field(default=dict, compare=False)
     remembered: str | None = field(default=None, compare=False)
 
@@ -226,7 +227,11 @@ class Judge:
         kept = {self.layout.base(stem) for stem in owned}
         with_inputs = {self.layout.base(x.stem) for items in inputs.values() for x in items}
         for part, path in self._orphans(found, expected, inputs, kept, kept - with_inputs):
-            parts.setdefault(part, PartState()).orphans.append(path)
+            state = parts.setdefault(part, PartState())
+            state.orphans.append(path)
+            bases = self.layout.owners(path.removeprefix(f"cache/{'/'.join(self.place)}/{part}/"))
+            if bases and kept.isdisjoint(bases):
+                state.gone.append(path)
         self._memo.targets.forget(path for path in self._cached if path not in found)
         return State(parts, unreadable=self.contents.unreadable, judge=self)
 

@@ -2,15 +2,23 @@
 
 If an edit or a setting is undone, or an item returns, a build links the files from here instead of
 encoding them again. Anything in the folder, and all of it, can be deleted at any time.
+
+Caches of items that vanish in bulk are kept apart. A drive that is not mounted, a listing that
+comes back short and a list that lost rows look like items that somebody deleted. So the caches of a
+few items go to the store, and those of many wait in `cache/{dataset}/.kept`. No limit empties that
+folder and no trainer reads it. When the items return, the next build links their caches from
+there; else `latentmake prune` removes them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from latentmake.data.item import Scan
 from latentmake.errors import CacheError
 from latentmake.files import atomic, cachefile
 from latentmake.index.memo import Folder, Memo
@@ -19,6 +27,10 @@ from latentmake.plan.state import PartState, State
 
 STORE = Path(".latentmake/store")
 _MOST_AT_HAND = 3  # files that are tried for one target
+KEPT = ".kept"
+"""Name of the folder of the files that are kept apart, in that of their dataset."""
+_FEW = 10  # cache files that a build removes, however few there are
+_SHARE = 10  # it removes one of so many
 
 
 def stored(key: str) -> Path:
@@ -124,6 +136,101 @@ def _files() -> Iterator[tuple[str, os.stat_result, int]]:
                 stat = entry.stat(follow_symlinks=False)
                 alone = stat.st_nlink == 1 and not entry.name.endswith(atomic.TEMPORARY_SUFFIX)
                 yield entry.path, stat, stat.st_size if alone else 0
+
+
+# -- cache files whose items vanish in bulk -------------------------------------------------------
+
+
+def is_bulk(number: int, total: int) -> bool:
+    """Whether so many of a dataset's cache files are too many to be removed by a build."""
+    return number > _FEW and number * _SHARE > total
+
+
+def vanished(
+    memo: Memo,
+    dataset: str,
+    states: Mapping[tuple[str, str], State],
+    scan: Scan,
+    apart: Mapping[str, str],
+) -> set[str]:
+    """Return the cache files of a dataset that a build has to keep apart, or goes on to.
+
+    Files whose content another target has or needs do not count: their items were renamed, moved
+    or are back. Those that are apart already count, so that no series of builds removes what one
+    build may not.
+
+    Args:
+        memo: knows the keys of all cache files.
+        dataset: its name.
+        states: of all datasets and models of the plan.
+        scan: the listing of the dataset.
+        apart: the files of the dataset that are kept apart, each with its key.
+    """
+    places = [place for place in states if place[0] == dataset]
+    gone = {path for x in places for part in states[x].parts.values() for path in part.gone}
+    if not gone and not apart:
+        return set()
+    parts = [part for state in states.values() for part in state.parts.values()]
+    linked = {path for part in parts for stale in part.stale for path in stale.target.at_hand}
+    keys = {path: key for path, (_, key) in memo.targets.known(gone | linked).items()}
+    needed = {keys.get(path) or Path(path).name for path in linked}  # names in the store are keys
+    waiting = {path for path, key in apart.items() if key not in needed}
+    has_broken_links = scan.items is None and any(size < 0 for _, size, *_ in scan.entries)
+    if not has_broken_links and not is_bulk(len(gone) + len(waiting), 0):
+        return waiting
+    needed.update(key for part in parts for key in part.known().values())
+    lost = {path for path in gone if keys.get(path) not in needed}
+    there = sum(len(Folder("/".join(("cache", *place))).listing()) for place in places)
+    if has_broken_links or is_bulk(len(lost) + len(waiting), there + len(waiting)):
+        return lost | waiting
+    return waiting
+
+
+def warning(dataset: str, number: int, options: Sequence[str]) -> str:
+    """Return a line on the files of a dataset that are kept apart, or will be.
+
+    `options` are those of a command that name the configuration.
+    """
+    files = "cache file has" if number == 1 else "cache files have"
+    command = shlex.join(["latentmake", "prune", dataset, *options])
+    return (
+        f"{dataset}: {number} {files} no item any more; they are kept in cache/{dataset}/{KEPT} "
+        f"until their items return, and `{command}` removes them"
+    )
+
+
+def keep_apart(path: Path) -> None:
+    """Move a cache file out of the folders that builds and trainers read."""
+    cache, dataset, *names = path.parts
+    atomic.link(path, Path(cache, dataset, KEPT, *names))
+    path.unlink()
+
+
+def kept_apart(memo: Memo, dataset: str) -> dict[str, str]:
+    """Return the path and key of each file that is kept apart; the memo learns new ones."""
+    folder = f"cache/{dataset}/{KEPT}"
+    if not os.path.isdir(folder):  # noqa: PTH112 -- in each plan
+        return {}
+    known, found = memo.targets.below(folder), dict[str, str]()
+    for path, stat in Folder(folder).listing().items():
+        fact = known.get(path)
+        if fact is None or fact[0] != stat:
+            try:
+                fact = stat, cachefile.read_header(path).key
+            except (CacheError, OSError):
+                continue  # half written: `prune` removes it
+            memo.targets.learn(path, *fact)
+        found[path] = fact[1]
+    return found
+
+
+def returned(datasets: Iterable[str]) -> Iterator[str]:
+    """Yield the files that are kept apart though a build has made their caches again."""
+    for dataset in datasets:
+        folder = Path("cache", dataset, KEPT)
+        for path in folder.rglob("*"):
+            if path.is_file() and (folder.parent / path.relative_to(folder)).exists():
+                yield str(path)
 
 
 # -- files at hand --------------------------------------------------------------------------------

@@ -49,6 +49,8 @@ def plan_table(plan: Plan, estimates: Iterable[str] = ()) -> str:
     for found in faults.values():
         by_place = sorted(found, key=lambda fault: _in_numbers(fault.path))
         lines += [f"faulty: {fault.line}" for fault in by_place]
+    warnings = (line for run in plan.runs.values() for line in run.warnings)
+    lines += [f"warning: {line}" for line in dict.fromkeys(warnings)]
     made = Counter[str]()
     for order in plan.orders:
         made[order.kind] += sum(len(item.targets) for item in order.items)

@@ -113,6 +113,7 @@ def _sizes(facts: Facts, parts: Sequence[Part], listing: Folder) -> list[tuple[i
 
 
 def _lines(facts: Facts, plan: RunPlan) -> Iterator[str]:
+    yield from plan.warnings
     yield from recipe_changes(facts, [plan])
     yield from receipts.lines(facts.memo, plan.orders)
     for work in dict.fromkeys(f"{parsed(part.name).kind} {part.model}" for part in plan.parts):

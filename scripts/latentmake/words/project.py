@@ -111,6 +111,8 @@ def opened(
     check_folder(HOME, dry=True)
     needed = config.publish.caches if encoders is None else encoders
     facts = backends.facts_of(config, encoders=needed, asks=True)
+    for file in configfile or ():
+        facts.options += ("-c", str(file))
     try:
         yield Project(facts.config, facts)
     finally:

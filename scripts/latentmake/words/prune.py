@@ -1,16 +1,17 @@
-"""`latentmake prune`: files that no configuration names any more.
+"""`latentmake prune`: cache files that the configuration does not need.
 
-Only files that Latentmake wrote are listed: cache files by their headers, unfinished ones by their
-names. All of them can be made again.
+A project may have a configuration for each dataset, so the datasets of others are listed with
+`--all` only. Only files that Latentmake wrote are listed: cache files by their headers, unfinished
+ones by their names. All of them can be made again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from stat import S_ISREG
@@ -24,10 +25,9 @@ from latentmake.files.cachefile import header_of
 from latentmake.files.workspace import OWNER, human, other_owner
 from latentmake.plan.build import alone
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import parts_of
+from latentmake.plan.orders import PROMPTS, parts_of
+from latentmake.plan.store import KEPT
 from latentmake.words.project import ConfigFiles, Directory, opened, printable, table
-
-_TEMPORARY = re.compile(rf"\.[0-9a-f]{{16,32}}(\.\d+)+{re.escape(atomic.TEMPORARY_SUFFIX)}")
 
 Files = dict[str, os.stat_result]
 Groups = dict[tuple[str, str], Files]
@@ -37,28 +37,49 @@ Groups = dict[tuple[str, str], Files]
 def prune(
     datasets: Annotated[
         list[str] | None,
-        typer.Argument(metavar="DATASET", help="Folders of cache/.", show_default="all"),
+        typer.Argument(
+            metavar="DATASET",
+            help="Folders of cache/.",
+            show_default="the datasets of the configuration",
+        ),
     ] = None,
+    everything: Annotated[
+        bool,
+        typer.Option("--all", help="Also list folders that the configuration does not name."),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Remove what is listed.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="List each file.")] = False,
     configfile: ConfigFiles = None,
     directory: Directory = None,
 ) -> None:
-    """List caches that the configuration does not name any more, or remove them with --yes."""
+    """List caches that the configuration does not need any more, or remove them with --yes."""
     with opened(configfile, directory, encoders=True) as project:
         known = prunable(project.facts)
         for name in datasets or ():
             refuse_unknown("dataset", name, known, "prune")
+        names = datasets or sorted(project.config.datasets)
+        others = [name for name in known if name not in names and other_owner(name) is None]
         with alone() if yes else contextlib.nullcontext():
-            found = {name: find(project.facts, name) for name in datasets or known}
+            found = {name: find(project.facts, name) for name in names}
             for name, groups in found.items():
                 _show(name, groups, verbose=verbose)
+            if everything:
+                found |= {name: find(project.facts, name) for name in others}
+                typer.echo("\nNot named by this configuration; another one may need them:\n")
+                _show("others", merged(found[name] for name in others), verbose=verbose)
+            elif unnamed := [name for name in others if name != PROMPTS and not datasets]:
+                typer.echo(f"not named by this configuration: {', '.join(unnamed)}; see --all")
             files = all_files(group for groups in found.values() for group in groups.values())
             if yes:
                 remove(files)
                 typer.echo(f"removed {_amount(files)}")
             elif files:
                 typer.echo("nothing is removed yet; to remove these files, add --yes")
+
+
+def merged(several: Iterable[Groups]) -> Groups:
+    """Return the groups of several datasets as one table."""
+    return {why: files for groups in several for why, files in groups.items()}
 
 
 def all_files(groups: Iterable[Files]) -> Files:
@@ -141,10 +162,25 @@ def find(facts: Facts, dataset: str) -> Groups:
         if part.dataset == dataset:
             folder = facts.layout(part.model).folder(*part)
             parts.setdefault(part.model, set()).add(folder.split("/", 3)[3])
+
+    @cache
+    def bases(model: str) -> set[str]:
+        layout = facts.layout(model)
+        return {layout.base(item.stem) for item in facts.items(dataset, model)[0]}
+
+    def is_awaited(names: Sequence[str]) -> bool:
+        """Whether a file that is kept apart has its item back, so that a build will link it."""
+        _, model, place, *name = *names, "", ""
+        if place not in parts.get(model, ()) or Path("cache", dataset, *names[1:]).exists():
+            return False
+        return not bases(model).isdisjoint(facts.layout(model).owners("/".join(name).rstrip("/")))
+
     for path, stat in _files_below(Path("cache", dataset)):
         names = Path(path).parts[2:]
+        if names[0] == KEPT and is_awaited(names):
+            continue
         if reason := _reason(facts, dataset, parts, names):
-            named = names == (OWNER,) or (names[1:] and _is_temporary(path))
+            named = names == (OWNER,) or _is_temporary(path)
             if named or (names[1:] and header_of(Path(path))):
                 found.setdefault(reason, {})[path] = stat
     return found
@@ -160,12 +196,16 @@ def _reason(
     root, model, *others = f"cache/{dataset}", *names, ""
     if model == OWNER:
         return None if parts else (root, "no run has the dataset")
+    if _is_temporary(names[-1]):
+        return root, "unfinished files of jobs that were killed"
+    if model == KEPT:
+        return f"{root}/{KEPT}", "their items are gone"
     if model not in parts:
         return f"{root}/{model}", f"no run of {dataset} has the model {model}"
     if others[0] not in parts[model]:
         return f"{root}/{model}/{others[0]}", f"no run needs {others[0]} of it"
     layout = facts.layout(model)
-    if layout.owners("/".join(others[1:-1])) or _is_temporary(names[-1]):
+    if layout.owners("/".join(others[1:-1])):
         return None  # builds remove what has no item
     return f"{root}/{model}/{others[0]}", f"not of the layout {layout.name}"
 
@@ -180,4 +220,4 @@ def _files_below(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _is_temporary(path: str) -> bool:
-    return _TEMPORARY.fullmatch(path.rpartition("/")[2]) is not None
+    return path.endswith(atomic.TEMPORARY_SUFFIX)

@@ -114,6 +114,7 @@ def _findings(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
     run = facts.config.runs[plan.name]
     for part, state in sorted(plan.parts.items()):
         yield _of_part(part, state)
+    yield from (Finding("caches", "warning", line) for line in plan.warnings)
     for line in receipts.lines(facts.memo, plan.orders):
         yield Finding("to encode", "ok", line)
     if plan.forecast:
